@@ -18,11 +18,14 @@ from planner.costs import JobClass, MeasuredError, error_of
 
 if TYPE_CHECKING:
     from benchmarks.published import Prediction
+    from benchmarks.runs import Run
 
 COMPOSED = "vTrain single node"
 """Source whose times were composed from kernel traces in cells, not measured as wholes."""
 NOISE = 0.06
-"""Part by which two runs of one configuration differ; closer times have no order."""
+"""Logarithm of the ratio up to which two times have no order, of sources that ran no configuration twice."""
+SURE = 1.96
+"""Deviations within which 95 % of differences lie."""
 FITTED = frozenset(
     (
         "r0142", "r0144", "r0146", "r0189", "r0002", "r0003",  # megatron-2021: rates, launch, stretch
@@ -32,6 +35,7 @@ FITTED = frozenset(
         "r0287", "r0291", "r0300", "r0303", "r0318", "r0320",
         "r0810", "r0816", "r0823", "r0829", "r0843", "r0851", "r0855", "r0866", "r0871",  # bigscience-2022: stretch
         "r0876", "r0882", "r0884", "r0888", "r0892", "r0898", "r0918", "r0927",
+        "r0887", "r0972",  # Jean Zay: network among many nodes (with r0892), all-reduce of two V100
     )
 )  # fmt: skip
 """Rows of real runs that had a part in a figure that is fitted."""
@@ -92,7 +96,7 @@ def cell_rows(predictions: Sequence[Prediction]) -> list[list[str]]:
 
 
 def ranking_rows(predictions: Sequence[Prediction]) -> list[list[str]]:
-    """By source: jobs that ran in several ways, how much slower the way predicted fastest was, Kendall's tau of the
+    """By source: jobs that ran in several ways, how much slower the way predicted fastest was, and Kendall's tau of the
     pairs of ways whose measured times differ by more than noise."""
     rows = []
     for source in dict.fromkeys(p.run.source for p in predictions):
@@ -106,15 +110,32 @@ def ranking_rows(predictions: Sequence[Prediction]) -> list[list[str]]:
         if not tried:
             continue
         losses = [min(own, key=lambda p: p.seconds).run.seconds / min(p.run.seconds for p in own) - 1 for own in tried]
-        signs = [s for own in tried for a, b in itertools.combinations(own, 2) if (s := _order(a, b)) is not None]
+        noise = noise_of([p.run for own in jobs.values() for p in own])
+        pairs = [pair for own in tried for pair in itertools.combinations(own, 2)]
+        signs = [sign for a, b in pairs if (sign := _order(a, b, noise)) is not None]
         tau = f"{np.mean(signs):.2f}" if signs else "-"
-        rows.append([source, str(len(tried)), f"{np.mean(losses):.1%}", f"{max(losses):.0%}", str(len(signs)), tau])
+        loss = f"{np.mean(losses):.1%}", f"{max(losses):.0%}"
+        rows.append([source, str(len(tried)), *loss, f"{noise:.1%}", str(len(signs)), tau])
     return rows
 
 
-def _order(a: Prediction, b: Prediction) -> float | None:
+def noise_of(runs: Iterable[Run]) -> float:
+    """Logarithm of the ratio within which 95 % of two runs of one configuration lie, from configurations that ran more
+    than once: their pooled variance; `NOISE` where there are none."""
+    times: dict[tuple[object, ...], list[float]] = {}
+    for r in runs:
+        way = (r.shape, r.heads, r.devices, r.machine, r.precision, r.zero)
+        times.setdefault(way, []).append(math.log(r.seconds))
+    repeated = [own for own in times.values() if len(own) > 1]
+    if not repeated:
+        return NOISE
+    squares = sum(float(np.var(own)) * len(own) for own in repeated)
+    return SURE * math.sqrt(2 * squares / sum(len(own) - 1 for own in repeated))
+
+
+def _order(a: Prediction, b: Prediction, noise: float) -> float | None:
     """1 where two ways are predicted in the order that was measured, -1 in the other; None where the measured times are
     as good as equal, or the two are one way that ran twice."""
-    if abs(math.log(a.run.seconds / b.run.seconds)) <= NOISE or a.seconds == b.seconds:
+    if abs(math.log(a.run.seconds / b.run.seconds)) <= noise or a.seconds == b.seconds:
         return None
     return float(np.sign(a.seconds - b.seconds) * np.sign(a.run.seconds - b.run.seconds))

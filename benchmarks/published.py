@@ -19,7 +19,7 @@ import numpy as np
 
 import models
 import planner
-from benchmarks.classes import COMPOSED, NOISE, cell_rows, class_rows, errors_yaml, measured_errors, ranking_rows
+from benchmarks.classes import COMPOSED, cell_rows, class_rows, errors_yaml, measured_errors, ranking_rows
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
 from models.gpt import GPTSize
 
@@ -52,14 +52,12 @@ class Prediction:
         seconds: simulated iteration.
         closed_form_s: the judge's closed form.
         baseline_s: hardware FLOPs at half of the peak.
-        memory_bytes: of the fullest device, measured as the run's figure was (an allocator does not see the reserve).
     """
 
     run: Run
     seconds: float
     closed_form_s: float
     baseline_s: float
-    memory_bytes: float
 
     @property
     def ratio(self) -> float:
@@ -90,13 +88,11 @@ def predict(run: Run) -> Prediction:
         recompute=run.recompute,
     )
     found = planner.predict(_graph(run), cluster, job, degrees, fewest_weights=True)
-    unseen = [worker.memory.reserve if run.memory_by == "allocator" else 0.0 for worker in found.workers]
     return Prediction(
         run=run,
         seconds=found.iteration_s,
         closed_form_s=found.plan.predictions.iteration_s,
         baseline_s=_hardware_flops(run) / run.devices / (BASELINE_SHARE * _peak(run, cluster)),
-        memory_bytes=max(worker.memory.total - own for worker, own in zip(found.workers, unseen, strict=True)),
     )
 
 
@@ -154,7 +150,7 @@ def _summary(title: str, chosen: Sequence[Prediction]) -> list[str]:
 
 
 def tables(exact: Sequence[Prediction], runs: Sequence[Run], *, every_row: bool) -> str:
-    """The tables in Markdown: by source, class, cell and job, memory, what could not be priced; on request each row."""
+    """The tables in Markdown: by source, class, cell and job, what could not be priced; on request each row."""
     head = ["runs", "rows", "error", "median", "worst", "tau", "50% of peak: error", "median", "tau"]
     by_source = _grouped(exact, _group)
     real = [p for p in exact if p.run.source != COMPOSED]
@@ -165,10 +161,9 @@ def tables(exact: Sequence[Prediction], runs: Sequence[Run], *, every_row: bool)
         _table(["class", "runs", "error", "not fitted", "error", "interval"], class_rows(exact)),
         "Composed runs by cell:",
         _table(["ranks", "hidden", "micro-batch", "rows", "error", "predicted / composed"], cell_rows(exact)),
-        f"Ranking inside a job, pairs whose measured times differ by more than {NOISE:.0%}:",
-        _table(["source", "jobs", "mean loss of our choice", "worst", "pairs", "tau"], ranking_rows(exact)),
+        "Ranking inside a job, pairs whose measured times differ by more than their noise:",
+        _table(["source", "jobs", "mean loss of our choice", "worst", "noise", "pairs", "tau"], ranking_rows(exact)),
     ]
-    parts += ["Memory of the fullest device:", _memory_table(exact)]
     parts += ["Not priced:", _table(["reason", "rows"], _obstacles(runs))]
     if every_row:
         parts += ["Every row:", _table(*_rows(exact))]
@@ -188,16 +183,6 @@ def _grouped(
     for p in predictions:
         groups.setdefault(name(p), []).append(p)
     return list(groups.items())
-
-
-def _memory_table(predictions: Sequence[Prediction]) -> str:
-    rows = [
-        [p.run.key, p.run.source, p.run.shape, p.run.memory_by, f"{p.run.memory_bytes / 1e9:.0f} GB",
-         f"{p.memory_bytes / 1e9:.1f} GB", f"{p.memory_bytes / p.run.memory_bytes:.2f}"]
-        for p in predictions
-        if p.run.memory_bytes
-    ]  # fmt: skip
-    return _table(["row", "source", "run", "measured by", "measured", "predicted", "ratio"], rows)
 
 
 def _obstacles(runs: Sequence[Run]) -> list[list[str]]:

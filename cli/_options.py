@@ -25,9 +25,25 @@ dims_option: Decorator = click.option(
 hardware_option: Decorator = click.option(
     "--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file."
 )
+
+
+class Nodes(click.ParamType):  # type: ignore[type-arg]
+    """`4`, or `4x64`: a number of nodes, and how many devices of each are used."""
+
+    name = "N[xDEVICES]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401
+        """A number, or the text that `planner.load_cluster` reads."""
+        text = str(value).lower()
+        if not re.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)?", text):
+            self.fail(f"{value!r} is not a number of nodes of at least 1, nor one such as 4x64", param, ctx)
+        return text if "x" in text else int(text)
+
+
 nodes_option: Decorator = click.option(
-    "--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the profile's own."
-)
+    "--nodes", type=Nodes(),
+    help="Number of nodes, instead of the profile's own; 4x64 uses 64 devices of each of 4, of racks of 72 say.",
+)  # fmt: skip
 stack_option: Decorator = click.option(
     "--stack", default="", metavar="NAME",
     help="Software that trains: a name (`shardplan hardware list --stacks`) or a YAML file. [default: megatron-2025, "
@@ -41,7 +57,10 @@ batch_option: Decorator = click.option(
     "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
 )
 optimizer_option: Decorator = click.option(
-    "--optimizer", default="adam", show_default=True, help="adam, adamw, lamb, momentum, sgd, adafactor."
+    "--optimizer",
+    default="adam",
+    show_default=True,
+    help="adam, adamw, lamb, momentum, sgd, adafactor; adam:moments=bf16 halves its moments.",
 )
 attention_option: Decorator = click.option(
     "--attention",
@@ -58,6 +77,13 @@ headroom_option: Decorator = click.option(
     callback=lambda _, __, value: parse_headroom(value),
     help="Part of each device's memory that plans leave free, for what an allocator holds beyond the tensors.",
 )  # fmt: skip
+
+
+def for_option(text: str) -> Decorator:
+    """`--for`, with what it means for the command."""
+    return click.option("--for", "backends", multiple=True, metavar="NAME", help=text)
+
+
 SAMPLES_A_DEVICE = 8
 """Global batch where none is given, a device."""
 
@@ -87,7 +113,7 @@ def load_against(
     dims: Sequence[str],
     costs: str | None,
     hardware: str | None,
-    nodes: int | None,
+    nodes: int | str | None,
     stack: str,
 ) -> tuple[Any, Any]:
     """The graph and the cluster that a plan is held against, None for what is not named; by default under its own.

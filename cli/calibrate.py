@@ -28,7 +28,7 @@ from ._report import show
 def command(
     model: str,
     hardware: str,
-    nodes: int | None,
+    nodes: int | str | None,
     stack: str,
     devices: int | None,
     runs: str,

@@ -47,7 +47,7 @@ from ._report import show, written
 def command(
     model: str,
     hardware: str,
-    nodes: int | None,
+    nodes: int | str | None,
     stack: str,
     devices: int | None,
     global_batch: int | None,

@@ -19,7 +19,7 @@ def command(
     dims: tuple[str, ...],
     costs: str | None,
     hardware: str | None,
-    nodes: int | None,
+    nodes: int | str | None,
     stack: str,
     form: str,
 ) -> None:

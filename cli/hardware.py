@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ._options import format_option, refuse_others
+from ._options import Nodes, format_option, refuse_others
 from ._progress import say_progress
 from ._report import show, show_rows
 
@@ -49,10 +49,10 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
 
 @command.command("show", short_help="Show levels, figures and sources.")
 @click.argument("name")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; the profile's own when absent.")
+@click.option("--nodes", type=Nodes(), help="Number of nodes, or 4x64; the profile's own when absent.")
 @click.option("--resolved", is_flag=True, help="Devices written out and defaults filled in (YAML unless --format).")
 @click.option("--format", "form", type=click.Choice(["table", "yaml", "json"]), help="json is always resolved.")
-def show_profile(name: str, nodes: int | None, resolved: bool, form: str | None) -> None:
+def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str | None) -> None:
     """Show a bundled cluster or device, or the profile in a file: its levels, figures and sources.
 
     \b

@@ -38,18 +38,24 @@ from ._report import say_where, show
     "--schedule-file", type=click.Path(exists=True, dir_okay=False), help="The best stages for these orders of work."
 )
 @click.option("--system", help="What this system's own planner would choose: gpipe, pipedream, chimera, ..")
+@_options.for_option(
+    "Plan for this training framework: megatron, torchtitan, deepspeed, .. (docs/backends.md), or any; repeatable: one "
+    "of them is to take the plan as it is. [default: megatron, torchtitan and deepspeed]"
+)
 @click.option(
     "--precision",
-    help="Number formats: bf16, fp16, fp32, tf32, bf16-fp32grad, bf16-deepspeed, bf16-pure. [default: the first of "
-    "bf16, fp16 and fp32 that all devices compute in]",
+    help="Number formats: bf16, fp16, fp32, tf32, fp8, fp8-cs, fp8-blockwise, mxfp8, nvfp4, bf16-fp32grad, "
+    "bf16-deepspeed, bf16-pure; with options as mxfp8:grads=fp32,last=4. [default: the first of bf16, fp16 and fp32 "
+    "that all devices compute in]",
 )
 @_options.optimizer_option
 @click.option(
     "--recompute",
-    type=click.Choice(["auto", "never", "always"]),
     default="auto",
     show_default=True,
-    help="Recompute activations in backward, per stage.",
+    help="What stages run forward again in backward: `never`, `always` (all layers), `layers` (all or nothing, as "
+    "suits each stage), `auto` (also some modules), or the modules themselves: layernorm,act,moe_act,mla_up_proj,"
+    "core_attn,mlp,shared_experts,moe, or patterns such as `Gelu:*` and `*.mlp.*`.",
 )
 @click.option(
     "--zero",
@@ -60,6 +66,18 @@ from ._report import say_where, show
 )
 @click.option(
     "--tp", "tensor_parallel", type=_options.Numbers(), help="Allow only these numbers of ranks sharing every operator."
+)
+@click.option(
+    "--cp",
+    "context_parallel",
+    type=_options.Numbers(),
+    help="Allow only these numbers of ranks sharing the sequence. [default: any for samples of 32,768 steps and more]",
+)
+@click.option(
+    "--ep",
+    "expert_parallel",
+    type=_options.Numbers(),
+    help="Allow only these numbers of ranks that samples and experts are dealt to. [default: any for mixtures]",
 )
 @click.option("--pp", "pipeline_stages", type=_options.Numbers(), help="Allow only these numbers of pipeline stages.")
 @click.option(
@@ -126,6 +144,7 @@ def command(
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8 --tp 8 --pp 2,4 --uniform --keep "layer0 on stage 0"
       shardplan plan model.onnx -H cluster.yaml -b 256 --dim seq=2048 --schedule 1f1b --format json
       shardplan plan gpt2 --hardware dgx-a100 --schedule chimera:pairs=2
+      shardplan plan llama3-70b --hardware dgx-h100 --nodes 8 --for megatron
       shardplan plan gpt2 --hardware dgx-a100 --system pipedream-2bw -o 2bw.plan.json
       shardplan plan gnmt_training.json --non-contiguous --time-limit 60s
       shardplan plan vgg16.graph.txt --machines 4x2 --bandwidth 10GB/s,1.25GB/s
@@ -191,7 +210,10 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     }
     given |= {name: options[name] for name in ("optimizer", "recompute", "overlap", "headroom")}
     given["precision"] = options["precision"] or ""
-    lists = ("schedules", "zero", "tensor_parallel", "pipeline_stages", "data_parallel", "meshes", "keep", "forbid")
+    lists = (
+        "schedules", "zero", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline_stages",
+        "data_parallel", "meshes", "keep", "forbid", "backends",
+    )  # fmt: skip
     given |= {name: tuple(options[name]) for name in lists if options[name]}
     return planner.Job(
         global_batch=options["global_batch"] or _options.SAMPLES_A_DEVICE * (devices or device_count), **given

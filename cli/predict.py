@@ -33,19 +33,41 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="A configuration or plan file instead of degrees; - is standard input.")
 @click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
+@click.option(
+    "--cp", "context", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks sharing a sequence."
+)
+@click.option(
+    "--ep", "expert", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Expert parallel ranks, which are among the data parallel ones.",
+)  # fmt: skip
 @click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline workers.")
 @click.option("--dp", "data", type=click.IntRange(min=1), help="Data parallel copies. [default: as the devices allow]")
 @click.option(
-    "--interleave", "chunks", type=click.IntRange(min=1), default=1, show_default=True, help="Chunks a worker holds."
-)
+    "--interleave", "--vp", "chunks", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Chunks a worker holds.",
+)  # fmt: skip
 @click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples at a time.")
 @click.option("--schedule", help="Order of work. [default: 1f1b; interleaved where a worker holds several chunks]")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(
-    "--recompute", type=click.Choice(["never", "always"]), default="never", show_default=True,
-    help="Stages repeat their forward.",
+    "--recompute", default="never", show_default=True,
+    help="What stages run forward again in backward: `never`, `always` (all layers), or modules as in `plan`: "
+    "layernorm,moe_act.",
 )  # fmt: skip
 @click.option("--starts", help="First block of each stage but the first, as 12,24,36. [default: equal layers]")
+@click.option(
+    "--pipeline-layout", "layout",
+    help="Items of each stage as Megatron writes them, 'Et*3|(t*4|)*6t*3L': E embedding, t layer, m further token "
+    "predicted, L loss; stage i is chunk i // PP of worker i % PP.",
+)  # fmt: skip
+@click.option(
+    "--first-stage-layers", "first_layers", type=click.IntRange(min=1),
+    help="Layers of the first worker, all chunks together. [default: as many as others]",
+)  # fmt: skip
+@click.option(
+    "--last-stage-layers", "last_layers", type=click.IntRange(min=1),
+    help="The same of the last worker.",
+)  # fmt: skip
 @click.option(
     "--precision",
     help="Number formats, as in `plan`. [default: that of the plan file, or the best that the devices have]",
@@ -63,7 +85,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 def command(
     model: str,
     hardware: str,
-    nodes: int | None,
+    nodes: int | str | None,
     stack: str,
     dims: tuple[str, ...],
     costs: str | None,
@@ -82,6 +104,7 @@ def command(
     Examples:
       shardplan predict llama3-70b -H dgx-h100 --nodes 8 -b 256 --tp 8 --pp 8
       shardplan predict llama3-70b -H dgx-h100 --nodes 8 -b 256 --tp 8 --pp 4 --interleave 5 --zero 1
+      shardplan predict llama3.1-405b -H dgx-h100 --nodes 64 -b 512 --tp 8 --pp 8 --pipeline-layout "Et|(tt|)*62tL"
       shardplan predict gpt2 -H dgx-a100 -b 64 --pp 4 --schedule zb-h1 --recompute always --format json
       shardplan predict gpt2 -H dgx-h100 --config gpt2.plan.json --best
     """
@@ -160,14 +183,32 @@ def _lack_words(lack: dict[str, Any]) -> str:
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
     import planner
 
-    names = ("tensor", "pipeline", "chunks", "micro_batch", "zero")
+    names = ("tensor", "context", "expert", "pipeline", "chunks", "micro_batch", "zero")
     return planner.Degrees(
         **{name: options[name] for name in names},
         data=options["data"] or 0,
         schedule=options["schedule"] or "",
         recompute=options["recompute"] == "always",
+        repeats=_modules(options["recompute"]),
         starts=_starts(options["starts"]),
+        layout=options["layout"] or "",
+        first_layers=options["first_layers"] or 0,
+        last_layers=options["last_layers"] or 0,
     )
+
+
+def _modules(choice: str) -> tuple[str, ...]:
+    """The modules that a choice of recomputation names.
+
+    Raises:
+        click.BadParameter: it leaves the choice open, or names none.
+    """
+    import planner
+
+    modules: tuple[str, ...] = planner.recomputed_modules(choice)
+    if not modules and choice not in ("never", "always"):
+        raise click.BadParameter(f"{choice!r} is no single choice: never, always or modules", param_hint="--recompute")
+    return modules
 
 
 def _starts(text: str | None) -> tuple[int, ...]:

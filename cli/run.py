@@ -13,7 +13,7 @@ from ._report import show
 if TYPE_CHECKING:
     import planner
 
-DIFFERENT = 9
+DIFFERENT = 10
 """Exit code where gradients differ from the whole model's, or a rank failed."""
 
 
@@ -78,7 +78,7 @@ def command(
 
     Stages are the operators of the ONNX file; every rank follows its order in the plan as it stands. Weights are the
     file's; where it has none (bundled models), they are random by name and --seed. What the runtime does not execute is
-    refused by name before a process starts. Exits with 9 where gradients differ or a rank fails.
+    refused by name before a process starts. Exits with 10 where gradients differ or a rank fails.
 
     \b
     Examples:

@@ -8,6 +8,7 @@ Hugging Face checkpoints of LLaMA.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -132,6 +133,7 @@ class DecoderSize:
         predictors: layers of each module that predicts a further token, beginning with the second (DeepSeek-V3); each
             joins the hidden state with the embedding of the token that was predicted before it. Embedding and head are
             the main model's.
+        one_predictor: all predictors have the weights of the first (Nemotron 3 Super).
     """
 
     hidden: int
@@ -144,6 +146,7 @@ class DecoderSize:
     embedding_scale: float = 1.0
     softcap: float = 0.0
     predictors: tuple[tuple[Layer, ...], ...] = ()
+    one_predictor: bool = False
 
 
 def construct(size: DecoderSize, g: GraphBuilder, batch: int, seq: int) -> None:
@@ -166,7 +169,8 @@ def construct(size: DecoderSize, g: GraphBuilder, batch: int, seq: int) -> None:
     g.output(logits)
     for index, predictor in enumerate(size.predictors):
         moved = g.input(f"input_ids_{index + 1}", (batch, seq), ElementType.INT64)
-        with g.scope(f"mtp.layers.{index}"):
+        same = g.weights_of("mtp.layers.0") if index and size.one_predictor else contextlib.nullcontext()
+        with g.scope(f"mtp.layers.{index}"), same:
             x, normed = _predicted(size, g, x, ops.gather(g, words, moved), predictor, shared)
         g.output(_logits(size, g, normed, head)[0])
 

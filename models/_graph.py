@@ -75,6 +75,8 @@ class GraphBuilder:
         self._graph.name = name
         self._scopes: list[str] = [""]
         self._used: dict[str, int] = {}
+        self._parameters: dict[str, Value] = {}
+        self._weights_of: tuple[str, str] = ("", "")
         self._constants: dict[tuple[ElementType, tuple[int, ...], bytes], Value] = {}
         self._random: np.random.Generator | None = None
         if seed is not None:
@@ -95,6 +97,15 @@ class GraphBuilder:
             yield
         finally:
             self._scopes.pop()
+
+    @contextmanager
+    def weights_of(self, module: str) -> Iterator[None]:
+        """Read the weights of another module, made before and built alike, in place of new ones in the current one."""
+        outer, self._weights_of = self._weights_of, (self.module, module)
+        try:
+            yield
+        finally:
+            self._weights_of = outer
 
     def require_opset(self, version: int) -> None:
         """Raise the version of the default operator set to the first that has an operator, where it is older."""
@@ -126,7 +137,10 @@ class GraphBuilder:
             shape: its shape.
             fill: with a seed, values lie around this one (scales around 1), not around 0.
         """
-        value = Value(self._claim(f"{self.module}.{name}" if self.module else name), tuple(shape))
+        path, (own, other) = f"{self.module}.{name}" if self.module else name, self._weights_of
+        if own and path.startswith(f"{own}."):
+            return self._parameters[other + path[len(own) :]]
+        value = self._parameters[path] = Value(self._claim(path), tuple(shape))
         tensor = self._graph.initializer.add(name=value.name, dims=value.shape, data_type=int(value.dtype))
         if self._random is not None:
             tensor.raw_data = self._random_bytes(self._random, value.shape, fill)

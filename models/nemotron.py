@@ -71,7 +71,12 @@ def _size(c: Config) -> DecoderSize:
             "give one letter for each layer",
         )
     predictors = (c["mtp_hybrid_override_pattern"],) * c["num_nextn_predict_layers"]
-    return decoder_of(c, _layers(pattern, blocks), predictors=tuple(_layers(part, blocks) for part in predictors))
+    return decoder_of(
+        c,
+        _layers(pattern, blocks),
+        predictors=tuple(_layers(part, blocks) for part in predictors),
+        one_predictor=c["mtp_use_repeated_layer"],
+    )
 
 
 _FOURTH: Mapping[str, Key] = {
@@ -108,6 +113,7 @@ _KEYS: Mapping[str, Key] = {
     "routed_scaling_factor": Key(float, 1.0),
     "num_nextn_predict_layers": Key(int, 0),
     "mtp_hybrid_override_pattern": Key(str, "*E"),
+    "mtp_use_repeated_layer": Key(bool, False),
 }
 
 MODEL_TYPES = {

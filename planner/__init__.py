@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from planner.space import Configuration as Configuration
     from planner.space import StageChoice as StageChoice
     from planner.space.named import Degrees as Degrees
+    from planner.space.repeats import recomputed_modules as recomputed_modules
 
     # measured runs to figures of one's own
     from planner import calibration as calibration

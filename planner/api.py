@@ -21,14 +21,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
-from planner.errors import InfeasibleError, JobError, ModelError, PlanError, UsageError
+from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, UsageError
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
-from planner.plans import Plan, Provenance, assemble, gap_to, lay_out, with_simulation
+from planner.plans import FreeChoice, Plan, Provenance, assemble, gap_to, lay_out, seal, summary, with_simulation
 from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, own_schedule, read_orders
 from planner.sharding import unmatched
@@ -36,16 +36,25 @@ from planner.solvers import Answer, search
 from planner.solvers.conflict import conflict, limited
 from planner.solvers.shapes import schedules_with
 from planner.space import Configuration
-from planner.space.asked import LIMITS, WIDTHS, in_words, without
+from planner.space.asked import LIMITS, WIDTHS, allows_single_devices, in_words, without
 from planner.space.cuts import pinned_blocks
-from planner.space.jobs import mesh_problem, meshes_for, settled
+from planner.space.jobs import mesh_problem, meshes_for, settled, tensor_ranks
 from planner.space.pricer import Pricer as Pricer
+from planner.space.repeats import recomputed_modules
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
-from planner.space.types import Candidate, Certificate, Job
+from planner.space.types import Candidate, Certificate, Job, Structure
+from planner.systems.backends import ANY, Backend, backends_of, contradiction, within_limits
+from planner.systems.needs import lacks, running
 
 Progress = Callable[[int, int, float, float], None]
 OPTIMAL_GAP = 1e-9
 """Gap below which a plan counts as proven optimal."""
+
+ABOUT_AS_FAST = 0.005
+"""Of plans for frameworks that are slower than the fastest by no more than this fraction the simplest is taken."""
+
+MOST_DEVICES_FREE = 64
+"""On more devices the free choice is not searched beside a plan for frameworks."""
 
 _BUNDLED_DIMS = ("batch", "seq")
 
@@ -119,33 +128,127 @@ def plan(
     """
     own = _own_orders(orders)
     job = settled(job if own is None else dataclasses.replace(job, schedules=(own.name,)), cluster)
-    cluster = with_headroom(cluster, job.headroom)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
-    graph, sizes = allowed_sizes(graph, job)
-    pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
-    _check_limits(pricer, job)
-    answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), job, progress, own)
-    chosen, simulated_s, others = _decide(answer)
-    sized = pricer.graph_at(chosen.decision.micro_batch)
-    profiles = pricer.profiles(chosen.decision.micro_batch)
-    assembled = assemble(
-        sized,
-        pricer.chain,
-        cluster,
-        job,
-        chosen.decision,
-        chosen.evaluation,
-        _certificate(answer, simulated_s),
-        origins=profiles[0].origin,
-        provenance=provenance or default_provenance(graph.name, cluster.name),
-        alternatives=others,
-        shardings=pricer.stage_shardings(chosen.decision),
-        scheduled=None if own is None else lay_out(chosen.decision, schedule=own),
-    )
-    if own is not None:
-        assembled = dataclasses.replace(assembled, schedule=dataclasses.replace(assembled.schedule, given="orders"))
-    return with_simulation(assembled, simulated_s)
+    backends, reason = _backends(graph, job, own)
+    task = _Task(graph, cluster, job, own, progress, strict_ops, provenance)
+    if not backends:
+        found = task.planned()
+        return seal(dataclasses.replace(found, free_choice=FreeChoice(reason=reason))) if reason else found
+    return _for_backends(task, backends)
+
+
+def _backends(graph: Graph, job: Job, own: Schedule | None) -> tuple[tuple[Backend, ...], str]:
+    """The frameworks of which one is to take the plan; none, and why, where none of the usual ones does what is asked.
+
+    Raises:
+        JobError: none that the user names does.
+    """
+    backends = backends_of(job)
+    problem = contradiction(job, backends, graph)
+    if own is not None and backends:
+        problem = Problem("no framework takes orders of one's own", hint=f"leave out --for, or say --for {ANY}")
+    if problem is None:
+        return backends, ""
+    if job.backends:
+        raise JobError(problem.message, hint=problem.hint)
+    return (), problem.message
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What is to be planned, and with what; fields as the arguments of `plan`."""
+
+    graph: Graph
+    cluster: Cluster
+    job: Job
+    own: Schedule | None
+    progress: Progress | None
+    strict_ops: bool
+    provenance: Provenance | None
+    pricers: list[Pricer] = dataclasses.field(default_factory=list)
+
+    def priced(self, job: Job) -> tuple[Pricer, tuple[int, ...]]:
+        """The prices for a job that differs in its limits alone, and the micro-batch sizes to search."""
+        graph, sizes = allowed_sizes(self.graph, job)
+        known = self.pricers[0] if self.pricers else None
+        cluster = known.cluster if known else with_headroom(self.cluster, job.headroom)
+        graph = known.graph if known else graph
+        self.pricers.append(Pricer(graph, cluster, job, strict_ops=self.strict_ops, like=known))
+        return self.pricers[-1], sizes
+
+    def planned(self, backends: Sequence[Backend] = ()) -> Plan:
+        """The fastest plan within the limits of some frameworks; of such plans the simplest that is about as fast."""
+        job = within_limits(self.job, backends)
+        pricer, sizes = self.priced(job)
+        _check_limits(pricer, job)
+        asked = None if backends and not self.job.backends else job
+        answer = _searched(pricer, dataclasses.replace(job, micro_batches=sizes), asked, self.progress, self.own)
+        chosen, simulated_s, others = _decide(answer, simplest=bool(backends))
+        written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
+        assembled = assemble(
+            pricer.graph_at(chosen.decision.micro_batch),
+            pricer.chain,
+            pricer.cluster,
+            written,
+            chosen.decision,
+            chosen.evaluation,
+            _certificate(answer, simulated_s),
+            origins=pricer.profiles(chosen.decision.micro_batch)[0].origin,
+            provenance=self.provenance or default_provenance(pricer.graph.name, pricer.cluster.name),
+            alternatives=others,
+            shardings=pricer.stage_shardings(chosen.decision),
+            scheduled=None if self.own is None else lay_out(chosen.decision, schedule=self.own),
+        )
+        if self.own is not None:
+            schedule = dataclasses.replace(assembled.schedule, given="orders")
+            assembled = dataclasses.replace(assembled, schedule=schedule)
+        return with_simulation(assembled, simulated_s)
+
+
+def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
+    """The plan for some frameworks, which one of them at least takes, and the free choice beside it.
+
+    Where nothing fits within the limits of the usual ones, the plan is the free choice.
+
+    Raises:
+        InfeasibleError: nothing fits, or nothing within the limits of those that the user names.
+    """
+    try:
+        found = task.planned(backends)
+    except InfeasibleError as error:
+        if task.job.backends:
+            raise
+        reason = f"within the limits of {' and '.join(b.title for b in backends)}: {error.problem.message}"
+        return seal(dataclasses.replace(task.planned(), free_choice=FreeChoice(reason=reason)))
+    names = running(found, backends, task.graph)
+    if not names:  # of what some have and what others have, no one has all
+        fitting = [each for backend in backends for each in _alone(task, backend)]
+        if not fitting:
+            raise InfeasibleError("no plan fits that a framework takes as it is", hint=f"--for {ANY}")
+        found = min(fitting, key=lambda plan: plan.predictions.reached_s)
+        names = running(found, backends, task.graph)
+    return seal(dataclasses.replace(found, runs_on=names, free_choice=_free_choice(task, backends)))
+
+
+def _alone(task: _Task, backend: Backend) -> list[Plan]:
+    """The plan for one framework; none where it has none."""
+    try:
+        found = task.planned((backend,))
+    except (InfeasibleError, JobError):
+        return []
+    return [found] if running(found, (backend,), task.graph) else []
+
+
+def _free_choice(task: _Task, backends: Sequence[Backend]) -> FreeChoice:
+    """The fastest plan that no framework needs to take, where searching it takes little."""
+    devices = min(task.job.devices or task.cluster.device_count, task.cluster.device_count)
+    if devices > MOST_DEVICES_FREE:
+        return FreeChoice(reason=f"not searched on more than {MOST_DEVICES_FREE} devices")
+    free = task.planned()
+    needs = min((lacks(free, backend, task.graph) for backend in backends), key=len)
+    predictions = free.predictions
+    return FreeChoice(summary(free.configuration), predictions.reached_s, predictions.bound_s, needs)
 
 
 def _own_orders(orders: str | Path | Schedule | None) -> Schedule | None:
@@ -167,30 +270,31 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     """Refuse limits that name nothing.
 
     Raises:
-        JobError: a block that is to be kept on a stage, or a split that is forbidden, is not in the model; or a mesh
-            that is asked for does not fit the cluster, or none has the ranks that are asked for.
+        JobError: a block that is to be kept on a stage, a split that is forbidden or a module to recompute is not in
+            the model; or a mesh that is asked for does not fit the cluster, or none has the ranks that are asked for.
     """
     pinned_blocks(job, tuple(block.name for block in pricer.chain.blocks))
+    pricer.repeated_operators(recomputed_modules(job.recompute))
     for problem in unmatched(pricer.graph, job.forbid)[:1]:
         raise JobError(problem.message, where=problem.where, hint=problem.hint)
-    offered = {1, *(math.prod(mesh) for mesh in pricer.meshes)}
+    offered = {1, *(tensor_ranks(mesh) for mesh in pricer.meshes)}
     free = meshes_for(pricer.graph, pricer.cluster, dataclasses.replace(job, tensor_parallel=(), meshes=()))
-    reached = ", ".join(map(str, sorted({1, *(math.prod(mesh) for mesh in free)})))
+    reached = ", ".join(map(str, sorted({1, *(tensor_ranks(mesh) for mesh in free)})))
     for mesh in job.meshes:
         if reason := mesh_problem(pricer.cluster, job, mesh):
             raise JobError(reason, hint=f"with these devices use {reached} ranks")
     for ranks in sorted(set(job.tensor_parallel) - offered):
         reason = mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
         raise JobError(reason, hint=f"with these devices use {reached}, or give a mesh of another shape")
-    if any(math.prod(mesh) > 1 for mesh in job.meshes) and not pricer.meshes:
+    if not pricer.meshes and not allows_single_devices(job):
         raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
 
 
-def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None, own: Schedule | None) -> Answer:
+def _searched(pricer: Pricer, job: Job, asked: Job | None, progress: Progress | None, own: Schedule | None) -> Answer:
     """The search's answer.
 
     Raises:
-        InfeasibleError: nothing fits; if the user's own limits exclude everything, which.
+        InfeasibleError: nothing fits; if the user's own limits exclude everything, which, as far as they are given.
     """
     try:
         return search(
@@ -204,9 +308,7 @@ def _searched(pricer: Pricer, job: Job, asked: Job, progress: Progress | None, o
             own=own,
         )
     except InfeasibleError as error:
-        if not limited(job):
-            raise
-        if own is not None:
+        if not limited(job) or own is not None or asked is None:
             raise
         raise _excluded(pricer, asked) from error
 
@@ -279,10 +381,14 @@ def _stopped(graph: Graph, job: Job, error: ModelError) -> ModelError:
     )
 
 
-def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
+def _decide(answer: Answer, *, simplest: bool) -> tuple[Candidate, float, tuple[Candidate, ...]]:
     """The fastest candidate that can be played, its time, and all other candidates.
 
     A runner-up that is also a trivial plan is shown once, by the trivial plan's name.
+
+    Args:
+        answer: the search's.
+        simplest: take the simplest of those that are about as fast.
 
     Raises:
         JobError: all have more micro-batches than can be played.
@@ -297,10 +403,23 @@ def _decide(answer: Answer) -> tuple[Candidate, float, tuple[Candidate, ...]]:
             f"{MOST_MICRO_BATCHES:,}",
             hint="use a smaller global batch, or one with more divisors",
         )
-    chosen = min(playable, key=lambda c: c.simulated_s or math.inf)
+    chosen = min(playable, key=_played_s)
+    if simplest:
+        near = [c for c in playable if _played_s(c) <= _played_s(chosen) * (1 + ABOUT_AS_FAST)]
+        chosen = min(near, key=lambda c: (_complexity(c.decision), _played_s(c)))
     others = (*(c for c in (answer.best, *answer.runners_up) if c.decision not in trivial), *answer.trivial)
     shown = _shown(chosen, [c for c in others if c.decision != chosen.decision], trivial)
     return chosen, chosen.simulated_s or math.inf, shown
+
+
+def _played_s(candidate: Candidate) -> float:
+    return candidate.simulated_s or math.inf
+
+
+def _complexity(decision: Configuration) -> tuple[int, ...]:
+    """What is simpler is smaller: stages, ranks that share operators, recomputation, ZeRO stage, copies, chunks."""
+    ranks, again = (max(values) for values in zip(*((s.ranks, s.recompute) for s in decision.stages), strict=True))
+    return len(decision.stages), ranks, int(again), decision.zero, decision.copies
 
 
 def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configuration]) -> tuple[Candidate, ...]:

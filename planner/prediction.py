@@ -28,7 +28,7 @@ from planner.plans import Plan, Provenance, assemble, priced_configuration, with
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
 from planner.space.evaluate_many import Evaluations, evaluate_many
-from planner.space.jobs import mesh_problem, settled
+from planner.space.jobs import check_dealt, mesh_problem, settled
 from planner.space.layouts import Layouts
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
@@ -311,21 +311,24 @@ def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Conf
         stages = tuple(dataclasses.replace(stage, sharding=0) for stage in asked.configuration.stages)
         asked = dataclasses.replace(asked.configuration, stages=stages)
     if isinstance(asked, Degrees):
-        for costs in _shardings(pricer, job, asked.micro_batch, asked.tensor):
+        size = asked.micro_batch * max(1, asked.expert)
+        for costs in _shardings(pricer, job, size, asked.tensor, asked.context, asked.expert):
             yield configuration_of(asked, pricer.chain, costs, pricer.cluster, job), {costs.sharding: costs}
         return
     _check_devices(asked, pricer.cluster, job)
-    widths = {stage.ranks for stage in asked.stages}
+    widths = {(stage.ranks, stage.context, stage.expert) for stage in asked.stages}
     if len(widths) != 1:
-        raise JobError(
-            f"stages of {', '.join(map(str, sorted(widths))) or 'no'} ranks", hint="give all stages as many ranks"
-        )
+        said = ", ".join(map(str, sorted({each[0] for each in widths}))) or "no"
+        raise JobError(f"stages of {said} ranks", hint="give all stages as many ranks, CP and EP alike")
     if any(stage.sharding for stage in asked.stages):
         raise JobError(
             "a stage names a sharding, and a configuration by itself has none",
             hint="give the plan file that has it, or leave it out for the fastest way to share operators",
         )
-    for costs in _shardings(pricer, job, asked.micro_batch, widths.pop()):
+    ranks, context, expert = widths.pop()
+    if ranks % (context * expert):
+        raise JobError(f"CP {context} x EP {expert} does not divide {ranks} ranks", hint="give ranks as TP x CP x EP")
+    for costs in _shardings(pricer, job, asked.micro_batch, ranks // (context * expert), context, expert):
         stages = tuple(dataclasses.replace(stage, sharding=costs.sharding) for stage in asked.stages)
         yield dataclasses.replace(asked, stages=stages), {costs.sharding: costs}
 
@@ -350,16 +353,19 @@ def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:
         raise JobError(message, hint=f"give each rank one of the devices 0 to {available - 1}, copy by copy")
 
 
-def _shardings(pricer: Pricer, job: Job, micro_batch: int, ranks: int) -> list[BlockCosts]:
-    if micro_batch < 1 or ranks < 1:
+def _shardings(
+    pricer: Pricer, job: Job, micro_batch: int, tensor: int, context: int = 1, expert: int = 1
+) -> list[BlockCosts]:
+    ranks = tensor * context * expert
+    if micro_batch < 1 or min(tensor, context, expert) < 1:
         raise JobError(f"micro-batches of {micro_batch} on {ranks} ranks", hint="give numbers of at least 1")
+    check_dealt(pricer.graph, dataclasses.replace(job, context_parallel=(context,), expert_parallel=(expert,)))
+    degrees = "tensor parallel degree" if ranks == tensor else "TP, CP or EP"
     if reason := mesh_problem(pricer.cluster, job, (ranks,)):
-        raise JobError(reason, hint="use another tensor parallel degree")
-    found = pricer.shardings_of(micro_batch, ranks)
+        raise JobError(reason, hint=f"use another {degrees}")
+    found = pricer.shardings_of(micro_batch, tensor, context, expert)
     if not found:
-        raise JobError(
-            f"no block of the model can be shared by {ranks} ranks", hint="use another tensor parallel degree"
-        )
+        raise JobError(f"no block of the model can be shared by {ranks} ranks", hint=f"use another {degrees}")
     return found
 
 

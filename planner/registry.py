@@ -98,7 +98,7 @@ class Registry(Generic[T]):
         """
         key, _, options = name.partition(":")
         found = self.get(key)
-        return _with_options(found, options, f"{self._what} {key!r}") if options else found
+        return with_options(found, options, f"{self._what} {key!r}") if options else found
 
     def find(self, name: str) -> T | None:
         """The entry of that name, None when there is none."""
@@ -122,7 +122,17 @@ def name_with_options(entry: object, key: str) -> str:
     return f"{key}:{','.join(chosen)}" if chosen else key
 
 
-def _with_options(entry: T, text: str, owner: str) -> T:
+def with_options(entry: T, text: str, owner: str) -> T:
+    """A dataclass with some of its fields replaced, as `pairs=2,over=double` says.
+
+    Args:
+        entry: the dataclass, whose values say of which type each field is.
+        text: the options.
+        owner: what errors call it.
+
+    Raises:
+        UsageError: an option is not known, or its value cannot be read.
+    """
     known = {f.name: getattr(entry, f.name) for f in _options(entry)}
     chosen: dict[str, object] = {}
     for item in text.split(","):

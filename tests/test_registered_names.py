@@ -31,9 +31,7 @@ OF_THEIR_OWN = {
     "formulas/traffic.py": ("all-reduce",),
     "plans/readings.py": ("ring",),
     "importers/onnx_graph/ties.py": ("auto",),
-    "space/formulate.py": ("auto",),
-    "space/limits.py": ("auto",),
-    "solvers/shapes.py": ("auto",),
+    "space/repeats.py": ("auto",),
 }
 """Comparisons left: with names of published formulas, of algorithms and choices of a job that are called like an entry,
 and what the search of stages prefers."""

@@ -24,6 +24,7 @@ from planner.play.memory import peak_in_flight
 from planner.simulate import Timeline, closed_form_s, simulate
 from planner.simulate.timeline import times_of
 from planner.space.limits import forbidden_choices
+from planner.space.repeats import recomputed_modules
 from planner.space.types import Configuration, StageChoice
 from planner.space.workers import lay_workers
 from planner.units import format_bytes, format_seconds, plural
@@ -105,7 +106,8 @@ def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
         if own > total * (1 + TOLERANCE):
             message = f"stage {stage.index}: {part} is {format_seconds(own)}, {whole} {format_seconds(total)}"
             yield Finding(Fault.PREDICTIONS, message, AGAIN, stage.index)
-    if stage.recompute != (terms.recompute_s > 0) and stage.kept_blocks != tuple(range(*stage.blocks)):
+    again = stage.recompute or (bool(stage.repeats) and terms.recompute_s > 0)
+    if again != (terms.recompute_s > 0) and stage.kept_blocks != tuple(range(*stage.blocks)):
         said = "recomputes" if stage.recompute else "does not recompute"
         message = f"stage {stage.index} {said}, but its backward repeats {format_seconds(terms.recompute_s)} of forward"
         yield Finding(Fault.PREDICTIONS, message, AGAIN, stage.index)
@@ -178,8 +180,9 @@ def _problems(plan: Plan, other: Alternative) -> Iterator[str]:
 def _decision(other: Alternative, blocks: int) -> Configuration:
     ranks: Sequence[int] = other.ranks or (1,) * len(other.starts)
     ends = (*other.starts[1:], blocks)
+    repeats = [recomputed_modules(said) for said in other.repeats] or [()] * len(other.starts)
     stages = tuple(
-        StageChoice(start, stop, replicas, index in other.recompute, ranks[index])
+        StageChoice(start, stop, replicas, index in other.recompute, ranks[index], repeats=repeats[index])
         for index, (start, stop, replicas) in enumerate(zip(other.starts, ends, other.replicas, strict=True))
     )
     return Configuration(stages, other.copies, other.micro_batch, other.micro_batches, other.schedule, other.zero)
@@ -223,15 +226,17 @@ def _held(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> Ite
         return
     chosen, memory, shards = precision(plan.options.precision), terms.memory, len(stage.replicas)
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
-    elements, state = stage.held_parameters, optimizer_state_bytes(plan.options.optimizer, chosen)
+    elements, left = stage.held_parameters, stage.shard_parameters
+    state = optimizer_state_bytes(plan.options.optimizer, chosen)
+    copies = chosen.copy_bytes * elements * (stage.zero < 3 or shards == 1)
     more = buffers * elements * chosen.weight_bytes
     sums = [
-        ("weights_bytes", memory.weights_bytes, chosen.weight_bytes * versions, 3, 0),
+        ("weights_bytes", memory.weights_bytes, chosen.weight_bytes * versions, 3, copies * versions),
         ("gradients_bytes", memory.gradients_bytes, chosen.gradient_bytes, 2, chosen.spare_bytes * elements),
         ("optimizer_bytes", memory.optimizer_bytes, state, 1, more),
     ]
     for what, said, each, zero, beside in sums:
-        right = math.ceil(elements * each / (shards if stage.zero >= zero else 1) + beside)
+        right = math.ceil((left / shards if stage.zero >= zero else elements) * each + beside)
         if not math.isclose(said, right, rel_tol=1e-9, abs_tol=1.0):
             message = (
                 f"stage {stage.index} holds {format_bytes(right)} of {what.removesuffix('_bytes')}, the plan says "

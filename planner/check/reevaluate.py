@@ -26,6 +26,8 @@ from planner.space.pricer import Pricer
 from planner.space.timing import certificate_alone
 from planner.space.types import Certificate, Violation
 from planner.systems import decide_again
+from planner.systems.backends import ANY, BACKENDS
+from planner.systems.needs import running
 from planner.units import format_seconds
 
 
@@ -101,7 +103,14 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
     )
     again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
     again = with_simulation(again, played_s)
-    return Reevaluation(seal(dataclasses.replace(again, alternatives=plan.alternatives)), evaluation.violations)
+    takers = tuple(BACKENDS.get(name) for name in plan.options.backends)
+    again = dataclasses.replace(
+        again,
+        alternatives=plan.alternatives,
+        runs_on=running(again, takers, graph) if plan.runs_on else (),
+        free_choice=plan.free_choice,
+    )
+    return Reevaluation(seal(again), evaluation.violations)
 
 
 class _TooLongError(Exception):
@@ -148,7 +157,8 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
 
     try:
         own = schedule_of(plan) if plan.schedule.given == "orders" else None
-        again = api.plan(graph, cluster, plan.options, orders=own, progress=stop, provenance=plan.provenance)
+        options = dataclasses.replace(plan.options, backends=plan.options.backends or (ANY,))
+        again = api.plan(graph, cluster, options, orders=own, progress=stop, provenance=plan.provenance)
     except _TooLongError:
         return Claims(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
     found = differences(plan, again)

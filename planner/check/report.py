@@ -17,6 +17,8 @@ from planner.plans.documents import KeyPath
 from planner.plans.files import Difference, differences
 from planner.plans.findings import AGAIN, limited
 from planner.plans.readings import has_closed_form
+from planner.systems.backends import BACKENDS
+from planner.systems.needs import lacks
 from planner.units import format_bytes, format_seconds
 
 BREAKING = frozenset((
@@ -49,7 +51,12 @@ class CheckReport:
 
 
 def check_plan(
-    plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None, *, search_s: float = 0.0
+    plan: Plan,
+    graph: Graph | None = None,
+    cluster: Cluster | None = None,
+    *,
+    search_s: float = 0.0,
+    backends: Sequence[str] = (),
 ) -> CheckReport:
     """Everything that is wrong with a plan.
 
@@ -61,8 +68,10 @@ def check_plan(
         graph: the model, at any batch.
         cluster: the hardware.
         search_s: seconds that a search may take for what the plan claims about all others; none by default.
+        backends: training frameworks, by name, that are to take the plan as it is.
 
     Raises:
+        UsageError: no framework has one of the names.
         ShardplanError: the model cannot be set to the plan's micro-batch size.
 
     O(operators + actions), and what planning takes without its search.
@@ -84,7 +93,22 @@ def check_plan(
         sound = not own and faults <= {Fault.DIGEST}
         priced, unchecked = _anew(plan, graph, cluster, search_s, sound=sound)
         own += priced
+    own += lacking(plan, backends, graph)
     return CheckReport(tuple(limited([*found, *own])), unchecked)
+
+
+def lacking(plan: Plan, backends: Sequence[str], graph: Graph | None = None) -> list[Finding]:
+    """What a plan needs that some frameworks lack, a finding each.
+
+    Raises:
+        UsageError: no framework has one of the names.
+    """
+    takers = [BACKENDS.get(name) for name in backends]
+    return [
+        Finding(Fault.BACKEND, f"{backend.title} lacks {need}", f"`shardplan plan --for {backend.key}` does without")
+        for backend in takers
+        for need in lacks(plan, backend, graph)
+    ]
 
 
 def is_renewed(plan: Plan, cluster: Cluster) -> bool:

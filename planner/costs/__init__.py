@@ -5,7 +5,7 @@ from planner.costs.imported import imported_profile, is_priced
 from planner.costs.measured import measure
 from planner.costs.own import costs_document, with_costs
 from planner.costs.precision import (
-    OPTIMIZER_STATE_BYTES,
+    OPTIMIZER_MOMENTS,
     PRECISIONS,
     Precision,
     optimizer_state_bytes,
@@ -17,7 +17,7 @@ from planner.costs.report import CostReport, cost_report
 from planner.costs.types import Profile
 
 __all__ = [
-    "OPTIMIZER_STATE_BYTES",
+    "OPTIMIZER_MOMENTS",
     "PRECISIONS",
     "CostReport",
     "JobClass",

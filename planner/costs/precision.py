@@ -1,14 +1,62 @@
-"""Number formats of training and what they cost in memory per parameter."""
+"""Number formats of training: what linear layers multiply in, and what a parameter takes in memory and on links.
+
+A precision is a table entry with a name; options after a colon change how its parameters are stored and exchanged:
+`mxfp8:grads=fp32,last=4`, `bf16:grads=fp32,reduce=bf16`. An optimizer is named alike: `adam:moments=bf16`.
+
+The narrow precisions are the recipes of Transformer Engine as Megatron Core runs them. Activations between operators,
+attention, routers, embeddings and the head stay in bf16 (`planner.costs.narrow` says which products do not). Each
+operand of a product is cast to the narrow format, once by rows and once by columns: the scales of a block run along the
+dimension that is summed over, and the gradients sum over the other one (NVIDIA, Transformer Engine, `Linear` and its
+recipes `DelayedScaling`, `Float8CurrentScaling`, `Float8BlockScaling`, `MXFP8BlockScaling`, `NVFP4BlockScaling`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from planner.errors import JobError, UsageError
 from planner.graph import DType
 from planner.hardware.types import Device
-from planner.registry import did_you_mean
+from planner.registry import did_you_mean, with_options
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowFormat:
+    """A format of less than 16 bits in which linear layers multiply.
+
+    Attributes:
+        name: as a device states its peak.
+        element_bytes: one copy of an element, its part of the block's scales included.
+        readings: times that the 16-bit values are read to be cast: twice where the largest must be known before.
+        gathered_bytes: bytes a parameter in which ranks gather weights that are stored in the format.
+        multiple: of which all dimensions of a product must be a multiple.
+    """
+
+    name: str
+    element_bytes: float
+    readings: int
+    gathered_bytes: float
+    multiple: int = 16
+
+    @property
+    def pair_bytes(self) -> float:
+        """Bytes of an element's two copies, by rows and by columns."""
+        return 2 * self.element_bytes
+
+
+FP8 = NarrowFormat("fp8", 1.0, 1, 1.0)
+"""8 bits with one scale a tensor, known from the steps before (delayed scaling)."""
+FP8_CURRENT = NarrowFormat("fp8", 1.0, 2, 1.0)
+"""8 bits with one scale a tensor, that of its own largest value (current scaling)."""
+FP8_BLOCKS = NarrowFormat("fp8", 1 + 4 / 128, 1, 1.0, 128)
+"""8 bits with an fp32 scale for every 128 elements (DeepSeek-V3, section 3.3)."""
+MXFP8 = NarrowFormat("mxfp8", 1 + 1 / 32, 1, 2.0, 32)
+"""8 bits with an 8-bit scale for every 32 elements (OCP Microscaling). Ranks gather 16 bits and cast on arrival."""
+NVFP4 = NarrowFormat("nvfp4", 1 / 2 + 1 / 16, 2, 2.0, 32)
+"""4 bits with an 8-bit scale for every 16 elements, and one a tensor from its largest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,32 +64,109 @@ class Precision:
     """How weights, gradients and activations are stored and computed.
 
     Attributes:
-        name: what the user writes.
+        name: what the user writes, options included.
         format: the number format that matrix units compute in, by which a device states its peaks.
         compute: type of activations and of matrix units' inputs.
-        weight_bytes: bytes a parameter takes in the working copy.
-        gradient_bytes: bytes a parameter's gradient takes.
+        weight_bytes: bytes a parameter takes in the working copy, and when ranks gather it.
+        gradient_bytes: bytes a parameter's gradient takes when it travels.
         master_bytes: bytes of the fp32 master copy, kept with the optimizer state; 0 without one.
-        spare_bytes: bytes of a gradient in the compute type that stays when it has been added to that of
-            `gradient_bytes`: zeroed, not freed.
+        spare_bytes: bytes of a gradient that stay beside those that travel: one in the compute type, zeroed, not freed,
+            or the rest of a wider sum.
+        copy_bytes: bytes of a parameter's narrow copies, beside `weight_bytes`. Of weights that are gathered in every
+            pass they are made of what was gathered.
+        narrow: what linear layers multiply in; None for the compute type.
+        first, last: numbered layers at either end that multiply in the compute type.
     """
 
     name: str
     format: str
     compute: DType
-    weight_bytes: int
-    gradient_bytes: int
+    weight_bytes: float
+    gradient_bytes: float
     master_bytes: int
-    spare_bytes: int = 0
+    spare_bytes: float = 0
+    copy_bytes: float = 0
+    narrow: NarrowFormat | None = None
+    first: int = 0
+    last: int = 0
 
     @property
-    def held_gradient_bytes(self) -> int:
+    def held_gradient_bytes(self) -> float:
         """Bytes of a parameter's gradients in memory; `gradient_bytes` are those that travel."""
         return self.gradient_bytes + self.spare_bytes
 
-    def lacking(self, device: Device) -> bool:
-        """Whether a device does not compute in the format."""
-        return self.format not in device.matrix_flop_per_s
+    @property
+    def held_weight_bytes(self) -> float:
+        """Bytes of a parameter's working copies in memory; `weight_bytes` are those that travel."""
+        return self.weight_bytes + self.copy_bytes
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats that matrix units must compute in."""
+        return (self.format, self.narrow.name) if self.narrow else (self.format,)
+
+    def lacks(self, device: Device) -> tuple[str, ...]:
+        """The formats that a device does not compute in."""
+        return tuple(name for name in self.formats if name not in device.matrix_flop_per_s)
+
+
+class Stored(StrEnum):
+    """A format in which a parameter's figures are stored or sent; OWN is the precision's usual one."""
+
+    OWN = "own"
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+    def bytes_or(self, usual: float) -> float:
+        """Bytes of one figure, `usual` for the precision's own."""
+        return {Stored.OWN: usual, Stored.BF16: 2, Stored.FP32: 4}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class FormatOptions:
+    """What may stand behind the colon of a precision's name.
+
+    Attributes:
+        grads: sum of the gradients over micro-batches (Megatron's main gradients).
+        reduce: gradients while ranks exchange them; own is that of `grads`.
+        weights: working copy of the weights beside the narrow ones; own keeps none where the recipe does without.
+        first, last: numbered layers at either end that multiply in bf16.
+    """
+
+    grads: Stored = Stored.OWN
+    reduce: Stored = Stored.OWN
+    weights: Stored = Stored.OWN
+    first: int = 0
+    last: int = 0
+
+    def applied(self, base: Precision, name: str) -> Precision:
+        """A precision of that name with these options.
+
+        Raises:
+            UsageError: an option that says nothing about the precision.
+        """
+        held = self.grads.bytes_or(base.gradient_bytes)
+        sent = self.reduce.bytes_or(held)
+        spare = max(0.0, held - sent) + base.spare_bytes
+        chosen = dataclasses.replace(base, name=name, gradient_bytes=sent, spare_bytes=spare)
+        others = [f.name for f in dataclasses.fields(self)[2:] if getattr(self, f.name) != f.default]
+        if others and (base.narrow is None or min(self.first, self.last) < 0 or self.weights is Stored.FP32):
+            hint = "first=N and last=N with N of 0 or more, and weights=bf16, go with fp8, mxfp8 and nvfp4"
+            raise UsageError(f"precision {name!r} cannot have {', '.join(others)} so", hint=hint)
+        if self.weights is Stored.BF16 and base.narrow is not None:
+            chosen = dataclasses.replace(chosen, weight_bytes=2, copy_bytes=base.narrow.pair_bytes)
+        return dataclasses.replace(chosen, first=self.first, last=self.last)
+
+
+def _stored_narrow(name: str, narrow: NarrowFormat) -> Precision:
+    """A recipe whose weights are stored in the narrow format alone (Megatron's `--fp8-param-gather`)."""
+    sent = narrow.gathered_bytes
+    return Precision(name, "bf16", DType.BFLOAT16, sent, 2, 4, copy_bytes=narrow.pair_bytes - sent, narrow=narrow)
+
+
+def _stored_wide(name: str, narrow: NarrowFormat) -> Precision:
+    """A recipe whose narrow weights stand beside those in bf16."""
+    return Precision(name, "bf16", DType.BFLOAT16, 2, 2, 4, copy_bytes=narrow.pair_bytes, narrow=narrow)
 
 
 PRECISIONS = {
@@ -54,53 +179,75 @@ PRECISIONS = {
         Precision("bf16-fp32grad", "bf16", DType.BFLOAT16, 2, 4, 4),
         Precision("bf16-deepspeed", "bf16", DType.BFLOAT16, 2, 4, 4, spare_bytes=2),  # its BF16_Optimizer
         Precision("bf16-pure", "bf16", DType.BFLOAT16, 2, 2, 0),
+        _stored_narrow("fp8", FP8),
+        _stored_narrow("fp8-cs", FP8_CURRENT),
+        _stored_wide("fp8-blockwise", FP8_BLOCKS),
+        _stored_narrow("mxfp8", MXFP8),
+        _stored_wide("nvfp4", NVFP4),
     )
 }
 
 BEST_FIRST = ("bf16", "fp16", "fp32")
 """Precisions to choose from where none is asked for: fp16 needs its loss scaled, and fp32 takes twice the memory."""
 
-OPTIMIZER_STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 0, "momentum": 4, "adafactor": 0, "lamb": 8}
-"""fp32 bytes of optimizer state a parameter, without the master copy (Adam: two moments)."""
+OPTIMIZER_MOMENTS = {"adam": 2, "adamw": 2, "sgd": 0, "momentum": 1, "adafactor": 0, "lamb": 2}
+"""Running means that an optimizer keeps of each parameter's gradient, without the master copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerOptions:
+    """What may stand behind the colon of an optimizer's name.
+
+    Attributes:
+        moments: its running means; own is fp32.
+    """
+
+    moments: Stored = Stored.OWN
 
 
 def precision(name: str) -> Precision:
-    """The precision of that name.
+    """The precision of that name, which may have options: `mxfp8:grads=fp32`.
 
     Raises:
-        UsageError: no precision has that name.
+        UsageError: no precision has that name, or it does not have such options.
     """
-    if name not in PRECISIONS:
-        raise UsageError(f"unknown precision {name!r}", hint=did_you_mean(name, PRECISIONS))
-    return PRECISIONS[name]
+    key, _, text = name.partition(":")
+    if key not in PRECISIONS:
+        raise UsageError(f"unknown precision {key!r}", hint=did_you_mean(key, PRECISIONS))
+    if not text:
+        return PRECISIONS[key]
+    return with_options(FormatOptions(), text, f"precision {key!r}").applied(PRECISIONS[key], name)
 
 
 def best_precision(devices: Sequence[Device]) -> str:
     """The first of `BEST_FIRST` whose format every one of the devices computes in; the first where none is."""
-    able = (name for name in BEST_FIRST if not any(map(PRECISIONS[name].lacking, devices)))
+    able = (name for name in BEST_FIRST if not any(map(PRECISIONS[name].lacks, devices)))
     return next(able, BEST_FIRST[0])
 
 
 def precision_remark(name: str, devices: Sequence[Device]) -> str:
     """Why a precision was chosen where none was asked for: which devices lack a better one; empty for the best."""
     better = BEST_FIRST[: BEST_FIRST.index(name)] if name in BEST_FIRST else ()
-    lacking = {p: [d.name for d in devices if PRECISIONS[p].lacking(d)] for p in better}
+    lacking = {p: [d.name for d in devices if PRECISIONS[p].lacks(d)] for p in better}
     return "; ".join(f"no {p} on {', '.join(names)}" for p, names in lacking.items() if names)
 
 
 def supported_precision(name: str, device: Device) -> Precision:
-    """The precision of that name (the best one where it is empty), if the device computes in its format.
+    """The precision of that name (the best one where it is empty), if the device computes in its formats.
 
     Raises:
         UsageError: no precision has that name.
-        JobError: the device states no rate for its format.
+        JobError: the device states no rate for one of its formats.
     """
     chosen = precision(name or best_precision([device]))
-    if chosen.lacking(device):
+    lacking = chosen.lacks(device)
+    if lacking:
         known = ", ".join(sorted(device.matrix_flop_per_s)) or "none"
-        able = " or ".join(p.name for p in PRECISIONS.values() if not p.lacking(device))
+        others = [p for p in PRECISIONS.values() if not p.lacks(device)]
+        alike = [p for p in others if (p.narrow is None) == (chosen.narrow is None)]
+        able = " or ".join(p.name for p in alike or others)
         raise JobError(
-            f"{device.name} does not compute in {chosen.format}, but in {known}",
+            f"{device.name} does not compute in {' and '.join(lacking)}, but in {known}",
             hint=f"use --precision {able}" if able else "add the format's peak to the hardware profile",
         )
     return chosen
@@ -109,9 +256,15 @@ def supported_precision(name: str, device: Device) -> Precision:
 def optimizer_state_bytes(optimizer: str, chosen: Precision) -> int:
     """Bytes of optimizer state a parameter, master copy included.
 
+    Args:
+        optimizer: its name, which may have options: `adam:moments=bf16`.
+        chosen: the precision, whose master copy stands with the state.
+
     Raises:
-        UsageError: no optimizer has that name.
+        UsageError: no optimizer has that name, or it does not have such options.
     """
-    if optimizer not in OPTIMIZER_STATE_BYTES:
-        raise UsageError(f"unknown optimizer {optimizer!r}", hint=did_you_mean(optimizer, OPTIMIZER_STATE_BYTES))
-    return OPTIMIZER_STATE_BYTES[optimizer] + chosen.master_bytes
+    key, _, text = optimizer.partition(":")
+    if key not in OPTIMIZER_MOMENTS:
+        raise UsageError(f"unknown optimizer {key!r}", hint=did_you_mean(key, OPTIMIZER_MOMENTS))
+    options = with_options(OptimizerOptions(), text, f"optimizer {key!r}") if text else OptimizerOptions()
+    return OPTIMIZER_MOMENTS[key] * int(options.moments.bytes_or(4)) + chosen.master_bytes

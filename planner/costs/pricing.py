@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from planner.costs.imported import imported_profile, is_priced
+from planner.costs.narrow import narrow_products
 from planner.costs.own import by_own_costs
 from planner.costs.precision import Precision, supported_precision
 from planner.costs.rates import unaligned_products
 from planner.costs.roofline import price
 from planner.costs.types import Profile
-from planner.costs.work import node_work, tensor_bytes, training_types
+from planner.costs.work import node_work, tensor_bytes
 from planner.errors import ModelError, Problem
 from planner.graph import Graph
 from planner.hardware.types import Device
@@ -22,7 +23,6 @@ from planner.operators.batching import rebatch
 from planner.operators.saved import (
     SavedOptions,
     element_bytes,
-    float_type,
     saved_for_backward,
     saved_notes,
     storages_in_training,
@@ -83,21 +83,21 @@ def profile(
         assume_dropout=assume_dropout,
         loss=loss,
     )
-    own = float_type(sized)
     sizes = element_bytes(sized, chosen.compute.bits / 8)
-    types = training_types(own, chosen)
+    narrow = narrow_products(sized, specs, chosen)
     storages = storages_in_training(sized, specs, options)
     work = node_work(
         sized,
         specs,
         sizes,
-        types,
+        chosen,
+        narrow=narrow,
         fused=fused_attention,
         storages=storages,
         device=device,
         loss_bytes=options.loss_bytes if loss else 0.0,
     )
-    times = price(sized, work, device, chosen)
+    times = price(sized, work, device)
     outputs, workspace = tensor_bytes(sized, sizes, work.scores)
     priced = Profile(
         device=device.name,
@@ -113,8 +113,16 @@ def profile(
         output_bytes=outputs,
         workspace_bytes=workspace,
         origin=tuple(s.origin for s in specs),
-        saved=saved_for_backward(sized, specs, width=sizes, options=options, storages=storages),
-        notes=(*times.notes, *saved_notes(sized, options)),
+        saved=saved_for_backward(
+            sized,
+            specs,
+            width=sizes,
+            options=options,
+            storages=storages,
+            narrow=narrow.kept_bytes if narrow else None,
+        ),
+        formats=work.formats,
+        notes=(*times.notes, *((narrow.note(chosen),) if narrow else ()), *saved_notes(sized, options)),
         by_share=times.at,
     )
     return by_own_costs(sized, priced)

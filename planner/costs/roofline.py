@@ -30,26 +30,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.precision import Precision
 from planner.costs.work import Work
 from planner.errors import HardwareError
-from planner.graph import DType, Graph, Note, NoteLevel, TensorKind
+from planner.graph import Graph, Note, NoteLevel, TensorKind
 from planner.graph.blocks import layer_of
-from planner.hardware.types import Device
+from planner.hardware.types import NARROW_FORMATS, Device
 from planner.operators.specs import needs_gradient
 
-_PEAK_NAMES = {
-    DType.FLOAT64: "fp64",
-    DType.FLOAT32: "fp32",
-    DType.FLOAT16: "fp16",
-    DType.BFLOAT16: "bf16",
-    DType.FLOAT8: "fp8",
-    DType.FLOAT4: "fp4",
-    DType.INT8: "int8",
-    DType.UINT8: "int8",
-}
 _STAND_INS = {"bf16": ("fp16",), "fp16": ("bf16",), "tf32": ("fp32",), "fp32": ("tf32",), "fp64": ("fp32",)}
-_NARROW = frozenset({"fp8", "fp4", "int8"})
 
 
 @dataclass(frozen=True)
@@ -71,13 +59,13 @@ class Times:
     at: Callable[[float], tuple[np.ndarray, np.ndarray]]
 
 
-def price(graph: Graph, work: Work, device: Device, precision: Precision) -> Times:
+def price(graph: Graph, work: Work, device: Device) -> Times:
     """Seconds of each node's work.
 
     Raises:
-        HardwareError: the device states no peak for the precision's type, nor for one that can stand in for it.
+        HardwareError: the device states no peak for a node's format, nor for one that can stand in for it.
     """
-    peaks, notes = _peaks(work, device, precision)
+    peaks, notes = _peaks(work, device)
     roofline = _Roofline(work, device, peaks, _layers(graph))
     forward, backward = roofline.whole
     rates = roofline.rates_at(1.0)
@@ -176,7 +164,7 @@ def _memory_s(byte_count: np.ndarray, device: Device) -> np.ndarray:
 
 def _fastest(device: Device) -> float:
     """Peak of the type that the device's curve of fractions is for."""
-    wide = [peak for kind, peak in device.matrix_flop_per_s.items() if kind not in _NARROW]
+    wide = [peak for kind, peak in device.matrix_flop_per_s.items() if kind not in NARROW_FORMATS]
     return max(wide or device.matrix_flop_per_s.values())
 
 
@@ -210,15 +198,14 @@ def _only_weights(graph: Graph) -> np.ndarray:
     )
 
 
-def _peaks(work: Work, device: Device, precision: Precision) -> tuple[np.ndarray, tuple[Note, ...]]:
-    """Matrix peak by node; a type that the device lacks is replaced by its stand-in, with a note."""
-    peaks = np.ones(len(work.types))
+def _peaks(work: Work, device: Device) -> tuple[np.ndarray, tuple[Note, ...]]:
+    """Matrix peak by node; a format that the device lacks is replaced by its stand-in, with a note."""
+    peaks = np.ones(len(work.formats))
     notes: dict[str, Note] = {}
-    for dtype in dict.fromkeys(work.types):
-        chosen = np.array([t is dtype for t in work.types])
+    for wanted in dict.fromkeys(work.formats):
+        chosen = np.array([name == wanted for name in work.formats])
         if not ((work.matrix > 0) & chosen).any():
             continue
-        wanted = "tf32" if dtype is DType.FLOAT32 and precision.name == "tf32" else _PEAK_NAMES.get(dtype, dtype.value)
         name = next((n for n in (wanted, *_STAND_INS.get(wanted, ())) if n in device.matrix_flop_per_s), "")
         if not name:
             known = ", ".join(sorted(device.matrix_flop_per_s)) or "none"
@@ -229,5 +216,5 @@ def _peaks(work: Work, device: Device, precision: Precision) -> tuple[np.ndarray
         if name != wanted:
             message = f"{device.name} has no {wanted} matrix units: priced at its {name} peak"
             notes[wanted] = Note(NoteLevel.WARNING, "peak-stand-in", message)
-        peaks[chosen] = device.matrix_flop_per_s[name]
+        peaks[chosen] = device.matrix_flop_per_s[name] * device.format_rates.get(name, 1.0)
     return peaks, tuple(notes.values())

@@ -33,6 +33,7 @@ class Profile:
         workspace_bytes: transient bytes while the node's backward runs (gradients of its inputs and outputs).
         origin: how each node was priced.
         saved: per node, the storages it keeps for backward (fused-attention and dropout options applied).
+        formats: the format that each node's matrix units multiply in; empty where times are not worked out here.
         notes: what the prices assume (a missing data type's stand-in, folded batch normalisation, no dropout nodes).
         by_share: seconds of all nodes, forward and backward, when each does that part of its work; None where times
             are known for whole nodes alone. Read it through `at`.
@@ -52,6 +53,7 @@ class Profile:
     workspace_bytes: np.ndarray
     origin: tuple[Origin, ...]
     saved: tuple[tuple[SavedBytes, ...], ...]
+    formats: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     by_share: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = field(default=None, repr=False, compare=False)
     _parts: dict[float, tuple[np.ndarray, np.ndarray]] = field(

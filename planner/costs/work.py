@@ -17,12 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.costs.narrow import NarrowProducts, product_formats
 from planner.costs.precision import Precision
 from planner.costs.rates import kernel_rates
 from planner.costs.winograd import FastConvolutions, fast_convolutions
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
 from planner.operators.expert_products import ExpertProduct, find_expert_products
+from planner.operators.saved import float_type
 from planner.operators.site import rule_of
 from planner.operators.specs import call_classes, needs_gradient
 from planner.operators.storage import Storages
@@ -51,7 +53,7 @@ class Work:
         back_kernels: backward kernels, likewise.
         beside: forward traffic of memory-bound kernels that run beside the node's own (the loss).
         back_beside: their backward traffic.
-        types: the type that the matrix units multiply, by node.
+        formats: the format that the matrix units multiply in, by node, as devices name it.
         matrix_share: what the node's kernel reaches of a plain matrix product's rate.
         fast: the convolutions that fewer multiplications can do.
         scores: elements of attention scores that the node has in memory.
@@ -68,23 +70,19 @@ class Work:
     back_kernels: np.ndarray
     beside: np.ndarray
     back_beside: np.ndarray
-    types: tuple[DType, ...]
+    formats: tuple[str, ...]
     matrix_share: np.ndarray
     fast: FastConvolutions
     scores: np.ndarray
-
-
-def training_types(own: DType, precision: Precision) -> Mapping[DType, DType]:
-    """The type in which a tensor of each file type is computed: the model's own type follows the precision."""
-    return {dtype: precision.compute if dtype is own else dtype for dtype in DType}
 
 
 def node_work(
     graph: Graph,
     specs: Sequence[OpSpec],
     sizes: Mapping[DType, float],
-    types: Mapping[DType, DType],
+    precision: Precision,
     *,
+    narrow: NarrowProducts | None,
     fused: bool,
     storages: Storages,
     device: Device,
@@ -96,18 +94,21 @@ def node_work(
         graph: the graph.
         specs: one description a node.
         sizes: bytes an element takes in training, by file type.
-        types: type it is computed in, by file type.
+        precision: what the model's own floating-point type is computed in.
+        narrow: the products in its narrow format; None where it has none.
         fused: attention runs as one kernel.
         storages: which tensors share memory.
         device: whose software's launches, attention kernel and loss are counted.
         loss_bytes: bytes an element takes in the loss that follows a graph that ends at logits; 0 for no loss.
     """
     classes = call_classes(graph)
-    own = [_float_type_of(graph, i) for i in classes.first]
+    firsts = [_float_type_of(graph, i) for i in classes.first]
     launch_share = min(1.0, device.stack.library_launch_s / (device.launch_s or math.inf))
-    rows = np.array([_row(specs[i], sizes[dtype], launch_share) for i, dtype in zip(classes.first, own, strict=True)])
+    rows = np.array(
+        [_row(specs[i], sizes[dtype], launch_share) for i, dtype in zip(classes.first, firsts, strict=True)]
+    )
     rows = rows.reshape(-1, len(_COLUMNS))[classes.index]
-    dtypes = [own[k] for k in classes.index.tolist()]
+    dtypes = [firsts[k] for k in classes.index.tolist()]
     _fuse_bias(graph, specs, rows)
     _free_views(graph, specs, rows, sizes, storages)
     scores = np.array([spec.scores_in_memory(fused) for spec in specs])
@@ -120,11 +121,14 @@ def node_work(
         beside[1] += device.stack.accumulation_bytes * np.array(elements, dtype=float)
     if loss_bytes:
         _add_loss(graph, specs, rows, beside, sizes, loss_bytes, device.stack.loss_passes)
+    if narrow:
+        narrow.change(graph, rows, beside, sizes, launch_share)
+    own = float_type(graph)
     return Work(
         **dict(zip(_COLUMNS, rows.T, strict=True)),
         beside=beside[0],
         back_beside=beside[1],
-        types=tuple(types[d] for d in dtypes),
+        formats=product_formats([precision.compute if d is own else d for d in dtypes], precision, narrow),
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
         fast=fast_convolutions(graph, sizes),
         scores=scores,

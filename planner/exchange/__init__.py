@@ -16,6 +16,7 @@ from planner.exchange.collectives import step_traffic
 from planner.exchange.fabric import Fabric, Port, Servers, fabric_of
 from planner.exchange.graph_step import step_of
 from planner.exchange.readings import (
+    Kept,
     groups_of,
     kept_bytes,
     parts_of,
@@ -69,6 +70,7 @@ __all__ = [
     "Fabric",
     "Facts",
     "Group",
+    "Kept",
     "LevelTraffic",
     "MemoryFactors",
     "Phase",

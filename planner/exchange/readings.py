@@ -16,7 +16,7 @@ from planner.errors import UsageError
 from planner.exchange.recipe import ElementBytes, ExchangeStep, Group, Phase, Recipe
 from planner.hardware import Cluster, Terms, collective_s, collective_terms, moved_bytes
 
-Count = TypeVar("Count", int, np.ndarray)
+Count = TypeVar("Count", float, np.ndarray)
 
 
 def recipes() -> dict[int, Recipe]:
@@ -161,6 +161,7 @@ def kept_bytes(
     elements: float = 1.0,
     largest: float = 1.0,
     spare_bytes: float = 0.0,
+    copy_bytes: float = 0.0,
 ) -> Kept:
     """Bytes of a model's state that a rank keeps.
 
@@ -172,14 +173,17 @@ def kept_bytes(
         elements: of the model part.
         largest: of its largest unit.
         spare_bytes: bytes of gradients, an element, that are kept whole beside those of `sizes`.
+        copy_bytes: bytes of copies of the weights, an element: of all that a rank has between the passes, or of the
+            units that are gathered.
     """
     weights, gradients = parts(recipe.weights), parts(recipe.gradients)
+    held = sizes.weight_bytes + copy_bytes
     whole = largest * sizes.gradient_bytes * (np.asarray(gradients) > 1)
     if recipe.gathered_units:
-        whole = whole + recipe.gathered_units * largest * sizes.weight_bytes * (np.asarray(weights) > 1)
-    stays = 0 if recipe.gathered_units else elements * sizes.weight_bytes * (np.asarray(weights) > 1)
+        whole = whole + recipe.gathered_units * largest * held * (np.asarray(weights) > 1)
+    stays = 0 if recipe.gathered_units else elements * held * (np.asarray(weights) > 1)
     return Kept(
-        weights=elements * sizes.weight_bytes / weights,
+        weights=elements * (sizes.weight_bytes / weights + copy_bytes * (np.asarray(weights) == 1)),
         gradients=elements * (sizes.gradient_bytes / gradients + spare_bytes),
         optimizer=elements * state_bytes / parts(recipe.optimizer),
         gathered=stays,

@@ -113,6 +113,11 @@ class Recipe:
         """Over whom weights, gradients and optimizer state are sharded."""
         return self.weights, self.gradients, self.optimizer
 
+    @property
+    def among_inner(self) -> tuple[ExchangeStep, ...]:
+        """The steps that ranks of one replica run that hold the same, before those across machines or replicas."""
+        return tuple(step for step in self.steps if step.group is not Group.ACROSS)
+
     def during(self, *phases: Phase) -> tuple[ExchangeStep, ...]:
         """The steps of some phases, in order."""
         return tuple(step for step in self.steps if step.phase in phases)

@@ -113,7 +113,8 @@ def strided_terms(
 def send_terms(cluster: Cluster, source: np.ndarray | int, target: np.ndarray | int, concurrent: int = 1) -> Terms:
     """Cost of handing a payload from one rank to another, for arrays of ranks that broadcast; to itself it is free.
 
-    Beside the transfer, the hosts hand over (`Device.handover_s`, the slowest device type's).
+    Where nodes have links of their own, those of the slowest count. Beside the transfer, the hosts hand over
+    (`Device.handover_s`, the slowest device type's).
 
     Args:
         cluster: the machine.
@@ -126,12 +127,19 @@ def send_terms(cluster: Cluster, source: np.ndarray | int, target: np.ndarray | 
     # The number of group sizes that tell the two ranks apart is one more than the level that joins them.
     depth = (first[..., None] // sizes != second[..., None] // sizes).sum(axis=-1)
     handover_s = max(device.handover_s for device in cluster.devices)
-    straight = [direct(cluster.levels, top, concurrent) for top in range(len(cluster.levels))]
+    latency, slope = _sends(cluster.levels, handover_s, concurrent)
+    return Terms(latency[depth], slope[depth])
+
+
+@lru_cache(maxsize=1 << 10)
+def _sends(levels: tuple[Level, ...], handover_s: float, concurrent: int) -> tuple[np.ndarray, np.ndarray]:
+    """Latency and slope, [1 + levels, algorithms]: to itself, and to a rank that each level joins."""
+    straight = [direct(levels, top, concurrent) for top in range(len(levels))]
     table = [_FREE] + [(latency_s + handover_s, s_per_byte) for latency_s, s_per_byte in straight]
     latency, slope = np.full((2, len(table), len(ALGORITHMS)), math.inf)
     slope[:] = 0.0
     latency[:, 0], slope[:, 0] = np.asarray(table).T
-    return Terms(latency[depth], slope[depth])
+    return latency, slope
 
 
 def _columns(
@@ -151,7 +159,7 @@ def _table(cluster: Cluster, kind: Collective, shapes: Sequence[Span], index: np
     latency = np.full((len(shapes), len(ALGORITHMS)), math.inf)
     slope = np.zeros_like(latency)
     for row, span in enumerate(shapes):
-        for name, (alpha, beta) in _alternatives(cluster.levels, kind, span, concurrent).items():
+        for name, (alpha, beta) in _alternatives(cluster.links(span.types), kind, span, concurrent).items():
             column = ALGORITHMS.index(name)
             latency[row, column], slope[row, column] = alpha, beta
     return Terms(latency[index], slope[index])

@@ -21,23 +21,30 @@ DEFAULT_STACK = "megatron-2025"
 """Today's practice."""
 
 
-def load_cluster(name_or_path: str | Path, *, nodes: int | None = None, stack: str | Path | Stack = "") -> Cluster:
+def load_cluster(
+    name_or_path: str | Path,
+    *,
+    nodes: int | str | None = None,
+    devices: int | None = None,
+    stack: str | Path | Stack = "",
+) -> Cluster:
     """A bundled cluster by name, or one from a YAML file; a device stands for a cluster of one.
 
     Args:
         name_or_path: `dgx-a100`, or the path of a profile.
-        nodes: how many nodes; the profile's own number when absent.
+        nodes: how many nodes, the profile's own number when absent; `4x64` for 64 devices of each of 4.
+        devices: in place of nodes, how many devices: of as few nodes as can give equally many of them.
         stack: the software that trains: a `Stack`, or as in `load_stack`.
 
     Raises:
-        HardwareError: no such profile, findings in its file (`problems` has all of them), or a number of nodes that
-            the profile cannot have.
+        HardwareError: no such profile, findings in its file (`problems` has all of them), or a number of nodes or
+            devices that the profile cannot have.
 
     >>> load_cluster("dgx-a100", nodes=2).device_count
     16
+    >>> load_cluster("gb200-nvl72", devices=256).node_size
+    64
     """
-    if nodes is not None and nodes < 1:
-        raise HardwareError(f"{nodes} nodes make no cluster", hint="take 1 or more")
     spec = read_profile(name_or_path)
     from planner.hardware import resolve
     from planner.hardware.schema import DeviceFile, StackFile
@@ -46,11 +53,11 @@ def load_cluster(name_or_path: str | Path, *, nodes: int | None = None, stack: s
     if isinstance(spec, StackFile):
         raise HardwareError(f"{spec.stack!r} is a stack, not a cluster", hint=f"give it as --stack {spec.stack}")
     if isinstance(spec, DeviceFile):
-        if nodes not in (None, 1):
+        if nodes not in (None, 1) or devices not in (None, 1):
             hint = "take a cluster profile, or write one with `shardplan hardware init`"
             raise HardwareError(f"{spec.device!r} is a single device, not a cluster", hint=hint)
         return resolve.single_device(spec.device, resolve.build_device(spec.device, spec, spec.sources, software))
-    return resolve.build_cluster(spec, device_types(spec), nodes or spec.nodes, software)
+    return resolve.build_cluster(spec, device_types(spec), resolve.nodes_of(spec, nodes, devices), software)
 
 
 def load_stack(name_or_path: str | Path = "") -> Stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,16 @@ from planner.hardware.schema import (
     Cited,
     ClusterFile,
     DeviceBody,
+    DeviceCount,
     FlopCurve,
     LevelEntry,
+    LinkFigures,
     PeerLink,
     Port,
     ReserveFigure,
     StackFile,
 )
-from planner.hardware.types import Cluster, CollectiveFit, Curve, Device, Level, Stack
+from planner.hardware.types import NARROW_FORMATS, Cluster, CollectiveFit, Curve, Device, Level, Stack, slowest_levels
 from planner.hardware.validate import arrange, too_many
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
@@ -39,7 +42,7 @@ def with_defaults(body: DeviceBody) -> DeviceBody:
     The default curves are those of an A100, moved along the sizes by the ratio of the peaks, because small operations
     are slow by the time they take rather than by the work they do.
     """
-    fastest = max(figure.value for kind, figure in body.matrix.items() if kind not in ("fp8", "fp4", "int8"))
+    fastest = max(figure.value for kind, figure in body.matrix.items() if kind not in NARROW_FORMATS)
     reduced = fastest / _A100_BF16
     moved = body.memory_bandwidth.value / _A100_MEMORY
     default: dict[str, Any] = {
@@ -83,6 +86,7 @@ def build_device(
         "neighbour_buffers": full.neighbour_buffers,
         "memory_bandwidth": full.memory_bandwidth,
         **{f"matrix.{kind}": figure for kind, figure in full.matrix.items()},
+        **{f"format_rates.{kind}": figure for kind, figure in full.format_rates.items()},
         "vector": full.vector,
         "matrix_efficiency": full.matrix_efficiency,
         "memory_efficiency": full.memory_efficiency,
@@ -101,6 +105,7 @@ def build_device(
         neighbour_bytes=round(full.neighbour_buffers.value) if full.neighbour_buffers else 0,
         matrix_flop_per_s={str(kind): figure.value for kind, figure in full.matrix.items()},
         matrix_efficiency=_curve(full.matrix_efficiency.points, stack.matrix_rate),
+        format_rates={str(kind): figure.value for kind, figure in full.format_rates.items()},
         vector_flop_per_s=full.vector.value,
         memory_byte_per_s=full.memory_bandwidth.value,
         memory_efficiency=_curve(full.memory_efficiency.points, stack.memory_rate),
@@ -145,15 +150,102 @@ def cite(item: Cited, own_sources: Mapping[str, str]) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def build_cluster(
-    spec: ClusterFile, types: Mapping[str, tuple[DeviceBody, Mapping[str, str]]], nodes: int, stack: Stack
-) -> Cluster:
-    """The cluster with that many nodes; `types` has each device type of the profile with the sources of its file.
+def node_size_of(spec: ClusterFile) -> int:
+    """Devices of a node."""
+    return math.prod(entry.size or 1 for entry in spec.node)
+
+
+def nodes_of(spec: ClusterFile, nodes: int | str | None, devices: int | None = None) -> tuple[int, int]:
+    """How many nodes, and how many devices of each; arguments as of `load_cluster`.
 
     Raises:
-        HardwareError: the number of nodes does not go with the sizes of the profile.
+        HardwareError: neither a number of nodes nor `4x64`, or devices that no nodes can give equally.
     """
-    node_size = math.prod(entry.size or 1 for entry in spec.node)
+    full = node_size_of(spec)
+    if devices is not None:
+        able = ((n, devices // n) for n in range(max(1, -(-devices // full)), devices + 1) if devices % n == 0)
+        found = next((each for each in able if nodes is None and _sizes_within(spec, each[1])), None)
+        if found is None:
+            hint = "give a number of nodes or of devices, 1 or more"
+            raise HardwareError(f"no {devices} devices of {spec.cluster}", hint=hint)
+        return found
+    texts = str(spec.nodes if nodes is None else nodes).split("x")
+    numbers = [int(text) if text.isdigit() else 0 for text in texts]
+    if len(numbers) not in (1, 2) or min(numbers) < 1:
+        raise HardwareError(
+            f"{nodes} nodes make no cluster", hint="take 1 or more, or 4x64 for 64 devices of each of 4"
+        )
+    return numbers[0], (*numbers, full)[1]
+
+
+def _sizes_within(spec: ClusterFile, used: int) -> list[int] | None:
+    """What each level of a node joins if only so many devices are used, the innermost filled first; None where they
+    do not fill a level."""
+    sizes, left = [], used
+    for entry in spec.node:
+        sizes.append(min(entry.size or 1, left))
+        if left % sizes[-1]:
+            return None
+        left //= sizes[-1]
+    return sizes if left == 1 else None
+
+
+def part_of_nodes(spec: ClusterFile, used: int) -> ClusterFile:
+    """The profile of a cluster of whose nodes only the first devices are used. Ports that are the idle ones' own idle.
+
+    Raises:
+        HardwareError: a node has fewer devices, or they do not fill its levels.
+    """
+    full = node_size_of(spec)
+    if used == full:
+        return spec
+    sizes = _sizes_within(spec, used)
+    if sizes is None:
+        hint = f"take a number up to {full} that fills the levels {' x '.join(str(e.size or 1) for e in spec.node)}"
+        raise HardwareError(f"no {used} devices of a node", where=spec.cluster, hint=hint)
+    node = [entry.model_copy(update={"size": size}) for entry, size in zip(spec.node, sizes, strict=True)]
+    network = [_fewer_ports(entry, used, full) for entry in spec.network[:1]] + spec.network[1:]
+    pattern = [part.type for part in spec.devices for _ in range(part.count)]
+    listed = [pattern[i % len(pattern)] for i in range(math.lcm(full, len(pattern)))]
+    kept = [name for i, name in enumerate(listed) if i % full < used]
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(kept)]
+    devices = [DeviceCount(type=name, count=1 if len(runs) == 1 else count) for name, count in runs]
+    return spec.model_copy(update={"node": node, "network": network, "devices": devices})
+
+
+def _fewer_ports(entry: LevelEntry, used: int, full: int) -> LevelEntry:
+    """A tier between nodes of which only so many devices of all are used: ports that are a device's own go with it."""
+
+    def of(figures: LevelEntry | LinkFigures) -> dict[str, Any]:
+        port = figures.port
+        if port is None or port.count < full:
+            return {}
+        return {"port": port.model_copy(update={"count": port.count * used // full})}
+
+    unlike = {device: own.model_copy(update=of(own)) for device, own in entry.nodes_of.items()}
+    return entry.model_copy(update={**of(entry), "nodes_of": unlike})
+
+
+def build_cluster(
+    spec: ClusterFile,
+    types: Mapping[str, tuple[DeviceBody, Mapping[str, str]]],
+    wanted: tuple[int, int],
+    stack: Stack,
+) -> Cluster:
+    """The cluster with so many nodes.
+
+    Args:
+        spec: its profile.
+        types: each device type of the profile with the sources of its file.
+        wanted: nodes, and devices of each that are used.
+        stack: the software that trains.
+
+    Raises:
+        HardwareError: the number of nodes, or of their devices, does not go with the sizes of the profile.
+    """
+    nodes, node_size = wanted
+    full = node_size_of(spec)
+    spec = part_of_nodes(spec, node_size)
     wrong = arrange([entry.size or 1 for entry in spec.network[:-1]], bool(spec.network), nodes)
     if spec.max_nodes is not None and nodes > spec.max_nodes:
         wrong.append((("nodes",), f"{nodes} nodes are more than there can be", f"at most {spec.max_nodes}"))
@@ -166,24 +258,30 @@ def build_cluster(
     names = list(dict.fromkeys(ranks))
     devices = tuple(build_device(name, *types[name], stack, price) for name in names)
     device_types = np.asarray([names.index(name) for name in ranks], dtype=np.int64)
-    levels, sources = _levels(spec, nodes, stack)
-    name = spec.cluster if nodes == spec.nodes else f"{spec.cluster} ({nodes} node{'s' if nodes > 1 else ''})"
+    unlike = tuple(_levels(spec, nodes, stack, name) for name in names) if _links_differ(spec) else ()
+    levels = slowest_levels(unlike) if unlike else _levels(spec, nodes, stack)
+    count = f"{nodes} node{'s' if nodes > 1 else ''}{f' of {node_size}' if node_size < full else ''}"
+    name = spec.cluster if (nodes, node_size) == (spec.nodes, full) else f"{spec.cluster} ({count})"
     return Cluster(
         name=name,
-        fingerprint=_fingerprint(devices, device_types, levels),
+        fingerprint=_fingerprint(devices, device_types, levels, unlike),
         devices=devices,
         device_types=device_types,
         levels=levels,
         node_size=node_size,
         about=spec.about,
-        sources=sources,
+        sources=_sources(spec),
+        unlike=unlike,
     )
 
 
-def _levels(spec: ClusterFile, nodes: int, stack: Stack) -> tuple[tuple[Level, ...], dict[str, str]]:
-    """Levels that join more than one child, innermost first, and the sources of their figures."""
+def _links_differ(spec: ClusterFile) -> bool:
+    return any(entry.nodes_of for entry in (*spec.node, *spec.network))
+
+
+def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tuple[Level, ...]:
+    """Levels that join more than one child, innermost first, as nodes of a device type have them."""
     levels: list[Level] = []
-    sources: dict[str, str] = {}
     child, left = 1, nodes
     for i, entry in enumerate((*spec.node, *spec.network)):
         size = entry.size or left
@@ -191,23 +289,21 @@ def _levels(spec: ClusterFile, nodes: int, stack: Stack) -> tuple[tuple[Level, .
             size = min(size, left)
             left //= size
         if size > 1:
-            levels.append(_level(entry, size, child, stack, across=i >= len(spec.node)))
-            sources.update({f"{entry.level}.{key}": text for key, text in _level_sources(entry, spec.sources).items()})
+            levels.append(_level(entry.of(device), size, child, stack, across=i >= len(spec.node)))
         child *= size
-    if spec.node_price:
-        sources["node_price"] = cite(spec.node_price, spec.sources)
-    return tuple(levels), sources
+    return tuple(levels)
 
 
-def _level_sources(entry: LevelEntry, own: Mapping[str, str]) -> dict[str, str]:
-    cited: dict[str, Cited | None] = {
-        "port": entry.port,
-        "peer": entry.peer,
-        "latency": entry.latency,
-        "efficiency": entry.efficiency,
-        "measured": entry.measured,
-    }
-    return {key: cite(item, own) for key, item in cited.items() if item is not None}
+def _sources(spec: ClusterFile) -> dict[str, str]:
+    """Where each figure of the levels comes from, and the price of a node."""
+    found: dict[str, Cited | None] = {"node_price": spec.node_price}
+    for entry in (*spec.node, *spec.network):
+        figures: list[tuple[str, LevelEntry | LinkFigures]] = [(entry.level, entry)]
+        figures += [(f"{entry.level} of {device}", own) for device, own in entry.nodes_of.items()]
+        for name, own in figures:
+            found |= {f"{name}.{key}": getattr(own, key) for key in LinkFigures.model_fields}
+        found[f"{entry.level}.measured"] = entry.measured
+    return {key: cite(item, spec.sources) for key, item in found.items() if item is not None}
 
 
 def _level(entry: LevelEntry, size: int, child: int, stack: Stack, *, across: bool) -> Level:
@@ -236,18 +332,28 @@ def single_device(name: str, device: Device) -> Cluster:
     return Cluster(name, _fingerprint((device,), types, ()), (device,), types, (), 1, device.about)
 
 
-def _fingerprint(devices: Sequence[Device], device_types: np.ndarray, levels: Sequence[Level]) -> str:
+def _fingerprint(
+    devices: Sequence[Device],
+    device_types: np.ndarray,
+    levels: Sequence[Level],
+    unlike: Sequence[Sequence[Level]] = (),
+) -> str:
     """sha256 of everything that a plan depends on: figures, sizes and device names, not names of levels or sources."""
     changes = np.flatnonzero(np.diff(device_types, prepend=-1))
     runs = [
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
-    words, absent = ("sources", "about"), (("torus", 0), ("gather_ports", 0), *(("name", each.name) for each in levels))
-    stack = {k: v for k, v in asdict(devices[0].stack).items() if k not in ("name", "compared", *words)}
     content = {
-        "devices": [{k: v for k, v in asdict(device).items() if k not in ("stack", *words)} for device in devices],
+        "devices": [_figures(each, "stack", "sources", "about", format_rates={}) for each in devices],
         "ranks": runs,
-        "levels": [{k: v for k, v in asdict(level).items() if (k, v) not in absent} for level in levels],
-        "stack": stack,
+        "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
+        "stack": _figures(devices[0].stack, "name", "compared", "sources", "about"),
     }
+    if unlike:
+        content["unlike"] = [[_figures(each, "name") for each in own] for own in unlike]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _figures(entry: Device | Level | Stack, *words: str, **absent: object) -> dict[str, Any]:
+    """Fields by name, without words and without what has the value that says nothing."""
+    return {k: v for k, v in asdict(entry).items() if k not in words and (k not in absent or v != absent[k])}

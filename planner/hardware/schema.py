@@ -68,7 +68,7 @@ Part = Annotated[float, _read(Dimension.FRACTION, 0, 1.0), _text(Dimension.FRACT
 Factor = Annotated[float, _read(Dimension.FRACTION, 1, 10.0), _text(Dimension.FRACTION)]
 Price = Annotated[float, _read(Dimension.PRICE, 0, _BIG), _text(Dimension.PRICE)]
 Count = Annotated[int, Field(strict=True, ge=1)]
-MatrixType = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int16"]
+MatrixType = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4", "mxfp4", "nvfp4", "int8", "int16"]
 Direction = Literal["per-direction", "bidirectional"]
 
 
@@ -266,6 +266,9 @@ class DeviceBody(Strict):
     )
     vector: ComputeFigure = Field(description="peak of element-wise fp32 arithmetic, such as `19.5 TFLOP/s`")
     matrix_efficiency: FlopCurve | None = Field(None, description="achievable fraction of `matrix` by operation size")
+    format_rates: dict[MatrixType, FractionFigure] = Field(
+        default_factory=dict, description="part of `matrix_efficiency` that products of a number format reach"
+    )
     memory_efficiency: ByteCurve | None = Field(None, description="achievable fraction of `memory_bandwidth` by size")
     launch: TimeFigure | None = Field(
         None, description="host time of one forward operation, whatever the software; the stack's when absent"
@@ -333,6 +336,15 @@ class Measured(Cited):
         ]
 
 
+class LinkFigures(Strict):
+    """Figures of one tier's links in nodes of another device type; what is absent is as for all."""
+
+    port: Port | None = Field(None, description="the links of one child into this tier")
+    peer: PeerLink | None = Field(None, description="the wire between two single devices")
+    latency: TimeFigure | None = Field(None, description="start-up time of one message")
+    efficiency: FractionFigure | None = Field(None, description="achievable fraction of the bandwidths")
+
+
 class LevelEntry(Strict):
     """One tier of links, joining `size` children of the tier below."""
 
@@ -349,6 +361,15 @@ class LevelEntry(Strict):
     latency: TimeFigure = Field(description="start-up time of one message, such as `5 us`")
     efficiency: FractionFigure = Field(description="achievable fraction of the bandwidths, such as `80%`")
     measured: Measured | None = Field(None, description="measured collectives among devices of this level")
+    nodes_of: dict[str, LinkFigures] = Field(
+        default_factory=dict, description="figures that differ in nodes of a device type, by its name"
+    )
+
+    def of(self, device: str) -> LevelEntry:
+        """The tier as nodes of a device type have it."""
+        own = self.nodes_of.get(device)
+        figures = {} if own is None else {k: v for k in type(own).model_fields if (v := getattr(own, k)) is not None}
+        return self.model_copy(update=figures | ({"measured": None} if figures else {}))
 
     @field_validator("device_ports")
     @classmethod

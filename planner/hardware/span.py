@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -33,10 +33,17 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A group of `ranks` devices and its shape on each level from the innermost to the lowest that holds all of it."""
+    """A group of `ranks` devices and its shape on each level from the innermost to the lowest that holds all of it.
+
+    Attributes:
+        ranks: how many.
+        tiers: by level.
+        types: the types of its devices, where nodes of unlike types have links of their own; else empty.
+    """
 
     ranks: int
     tiers: tuple[Tier, ...]
+    types: tuple[int, ...] = ()
 
     @property
     def even(self) -> bool:
@@ -55,7 +62,8 @@ def span_of(cluster: Cluster, ranks: Sequence[int] | np.ndarray) -> Span:
     Raises:
         ValueError: no rank, a rank twice, or one outside the cluster.
     """
-    return _span(child_sizes(cluster), np.ascontiguousarray(ranks, dtype=np.int64).tobytes())
+    span = _span(child_sizes(cluster), np.ascontiguousarray(ranks, dtype=np.int64).tobytes())
+    return replace(span, types=tuple(np.unique(cluster.device_types[ranks]).tolist())) if cluster.unlike else span
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -95,8 +103,11 @@ def contiguous_shapes(cluster: Cluster, start: np.ndarray, count: np.ndarray) ->
         fewest, most = _partial(start, count, below)
         width = _partial(first, last - first + 1, above // below)[1]
         columns += [width, fewest, most]
+    for kind in range(len(cluster.unlike)):
+        upto = np.concatenate([[0], np.cumsum(cluster.device_types == kind)])
+        columns.append(upto[start + count] > upto[start])
     table, index = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    return [_span_of_row(row) for row in table.tolist()], index.reshape(-1)
+    return [_span_of_row(row, len(cluster.unlike)) for row in table.tolist()], index.reshape(-1)
 
 
 def _partial(start: np.ndarray, count: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -109,11 +120,13 @@ def _partial(start: np.ndarray, count: np.ndarray, block: int) -> tuple[np.ndarr
     return fewest, most
 
 
-def _span_of_row(row: list[int]) -> Span:
-    tiers = [Tier(*row[i : i + 3]) for i in range(1, len(row), 3)]
+def _span_of_row(row: list[int], kinds: int) -> Span:
+    """A span of its ranks, the figures of its tiers, and whether each of so many device types is in it."""
+    end = len(row) - kinds
+    tiers = [Tier(*row[i : i + 3]) for i in range(1, end, 3)]
     while len(tiers) > 1 and tiers[-1].fewest == row[0]:
         tiers.pop()
-    return Span(row[0], tuple(tiers))
+    return Span(row[0], tuple(tiers), tuple(kind for kind in range(kinds) if row[end + kind]))
 
 
 def strided_shapes(
@@ -121,13 +134,15 @@ def strided_shapes(
 ) -> tuple[list[Span], np.ndarray]:
     """Shapes of the groups `start, start + stride, ...` of `count` ranks, each distinct shape once.
 
-    Moving a group by whole nodes of the outermost level keeps its shape, so only the distinct
+    Moving a group by whole nodes of the outermost level keeps its shape where nodes are alike, so only the distinct
     (start within such a node, count, stride) are looked at.
 
     Returns:
         The distinct shapes and, for each group, the index of its own, int64 [n].
     """
     period = child_sizes(cluster)[-2] if cluster.levels else 1
+    if cluster.unlike:
+        period = cluster.device_count
     keys, index = np.unique(np.stack([start % period, count, stride], axis=1), axis=0, return_inverse=True)
     shapes: dict[Span, int] = {}
     which = np.empty(len(keys), dtype=np.int64)

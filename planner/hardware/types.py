@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -12,6 +13,10 @@ import numpy as np
 
 MOST_DEVICES = 1 << 20
 """Devices that a cluster has at the most."""
+
+
+NARROW_FORMATS = frozenset({"fp8", "mxfp8", "fp4", "mxfp4", "nvfp4", "int8"})
+"""Number formats of matrix units by which no curve of efficiency is stated."""
 
 
 class Collective(StrEnum):
@@ -114,7 +119,8 @@ class Device:
         name: as in the profile, `a100-sxm-80gb`.
         memory_bytes: all of the device's memory that a program can see.
         reserve_bytes: what the runtime keeps for itself: its context and the kernels that are loaded; not plannable.
-        matrix_flop_per_s: nominal dense peak of the matrix units by data type (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`).
+        matrix_flop_per_s: nominal dense peak of the matrix units by data type (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`,
+            `mxfp8`, `nvfp4`).
         matrix_efficiency: achievable fraction of that peak by FLOPs of one operation.
         vector_flop_per_s: nominal peak of element-wise arithmetic (fp32 units).
         memory_byte_per_s: nominal bandwidth of device memory.
@@ -128,6 +134,7 @@ class Device:
         neighbour_bytes: buffers that the collective library keeps for each neighbour of a rank in one of its groups
             (`planner.hardware.reserve`).
         headroom: part of the memory that plans leave free.
+        format_rates: part of `matrix_efficiency` that products of a number format reach, where that is not all.
     """
 
     name: str
@@ -146,6 +153,7 @@ class Device:
     stack: Stack = NO_STACK
     neighbour_bytes: int = 0
     headroom: float = 0.0
+    format_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def capacity_bytes(self) -> int:
@@ -212,10 +220,11 @@ class Cluster:
         fingerprint: sha256 (hex) of the resolved profile, the identity that plans are bound to.
         devices: the distinct device types.
         device_types: int64 [device_count], index into `devices` for each rank.
-        levels: innermost first; empty for a single device.
+        levels: innermost first; empty for a single device. Where nodes differ, each figure of the slowest.
         node_size: devices in one node, 0 when the profile has none.
         about: one line on what this machine is.
         sources: where each figure of the levels comes from, by `level.figure`.
+        unlike: the levels as nodes of each device type have them, by index in `devices`; empty where all are alike.
     """
 
     name: str
@@ -226,6 +235,7 @@ class Cluster:
     node_size: int = 0
     about: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
+    unlike: tuple[tuple[Level, ...], ...] = ()
 
     @property
     def device_count(self) -> int:
@@ -241,6 +251,37 @@ class Cluster:
         """The device of a rank."""
         return self.devices[int(self.device_types[rank])]
 
+    def links(self, types: Iterable[int]) -> tuple[Level, ...]:
+        """The levels as devices of some types see them together: each figure of the slowest among them."""
+        return slowest_levels([self.unlike[t] for t in types]) if self.unlike else self.levels
+
     def group_sizes(self) -> tuple[int, ...]:
         """Devices in one group of each level: `(8, 64)` for 8 nodes of 8 devices."""
         return tuple(math.prod(level.size for level in self.levels[: i + 1]) for i in range(len(self.levels)))
+
+
+def slowest_levels(unlike: Sequence[tuple[Level, ...]]) -> tuple[Level, ...]:
+    """Levels of several types of nodes as a group that spans all of them sees them: each figure of the slowest."""
+    return _slowest(tuple(dict.fromkeys(unlike)))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _slowest(unlike: tuple[tuple[Level, ...], ...]) -> tuple[Level, ...]:
+    if len(unlike) == 1:
+        return unlike[0]
+    found = []
+    for same in zip(*unlike, strict=True):
+        peers = [level.peer_byte_per_s for level in same if level.peer_byte_per_s is not None]
+        found.append(
+            replace(
+                same[0],
+                byte_per_s=min(level.byte_per_s for level in same),
+                device_byte_per_s=min(level.device_byte_per_s for level in same),
+                latency_s=max(level.latency_s for level in same),
+                efficiency=min(level.efficiency for level in same),
+                peer_byte_per_s=min(peers) if peers else None,
+                gather_ports=min(level.gather_ports for level in same),
+                fits=same[0].fits if len({level.fits for level in same}) == 1 else (),
+            )
+        )
+    return tuple(found)

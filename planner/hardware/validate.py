@@ -59,7 +59,9 @@ def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[Profile
         "sources": {**citations(), **_mapping(data, "sources")},
         "devices": {*device_names(), *own},
     }
-    problems = _size_problems(document, data) + _same_levels(document, data) if model is ClusterFile else []
+    problems: list[Problem] = []
+    if model is ClusterFile:
+        problems = _size_problems(document, data) + _same_levels(document, data) + _others(document, data)
     try:
         return model.model_validate(data, context=context), problems
     except ValidationError as error:
@@ -185,6 +187,20 @@ def _same_levels(document: Document, data: dict[str, Any]) -> list[Problem]:
             if name in seen:
                 problems.append(document.problem((place, i, "level"), f"two levels are called {name!r}", "rename one"))
             seen.add(name)
+    return problems
+
+
+def _others(document: Document, data: dict[str, Any]) -> list[Problem]:
+    """Links of nodes whose devices the cluster does not have."""
+    listed = data.get("devices")
+    types = [listed] if isinstance(listed, str) else [entry.get("type") for entry in _list(data, "devices")]
+    problems = []
+    for place in ("node", "network"):
+        for i, entry in enumerate(_list(data, place)):
+            for name in _mapping(entry, "nodes_of"):
+                if name not in types:
+                    message, hint = f"no node has devices of type {name!r}", did_you_mean(name, map(str, types))
+                    problems.append(document.problem((place, i, "nodes_of", name), message, hint, at_key=True))
     return problems
 
 

@@ -37,7 +37,7 @@ _HEADER = """\
 """
 
 
-def resolved_profile(name_or_path: str | Path, nodes: int | None = None) -> dict[str, Any]:
+def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -> dict[str, Any]:
     """A profile that stands alone: devices written out, defaults filled in, sources cited in full.
 
     Read back, it is the same machine with the same fingerprint.
@@ -45,7 +45,7 @@ def resolved_profile(name_or_path: str | Path, nodes: int | None = None) -> dict
     Raises:
         HardwareError: as `load_cluster`.
     """
-    from planner.hardware.resolve import with_defaults
+    from planner.hardware.resolve import nodes_of, part_of_nodes, with_defaults
     from planner.hardware.schema import DeviceFile, StackFile
 
     spec = read_profile(name_or_path)
@@ -59,8 +59,10 @@ def resolved_profile(name_or_path: str | Path, nodes: int | None = None) -> dict
         content = {"device": spec.device, **_plain(with_defaults(spec))}
         return _with_sources(content, spec.sources)
     types = device_types(spec)
+    count, used = nodes_of(spec, nodes)
+    spec = part_of_nodes(spec, used)
     content = _plain(spec)
-    content["nodes"] = nodes or spec.nodes
+    content["nodes"] = count
     if len(spec.devices) == 1 and spec.devices[0].count == 1:
         content["devices"] = spec.devices[0].type
     content["device_types"] = {name: _plain(with_defaults(body)) for name, (body, _) in types.items()}

@@ -72,6 +72,7 @@ def saved_for_backward(
     width: float | Mapping[DType, float] = 4.0,
     options: SavedOptions | None = None,
     storages: Storages | None = None,
+    narrow: Mapping[int, float] | None = None,
 ) -> tuple[tuple[SavedBytes, ...], ...]:
     """Storages that each node keeps between its forward and its backward pass.
 
@@ -81,6 +82,8 @@ def saved_for_backward(
         width: bytes an element of the model's floating-point type takes in training, or bytes by type.
         options: how the run computes; `SavedOptions()` without.
         storages: `storages_in_training` of the same, where it is known.
+        narrow: by node, bytes an element of the casts of its operands that it keeps in their place. A storage that some
+            nodes keep as it is and others cast is there in both forms, under one name.
 
     Returns:
         For each node the storages it keeps; summing over a set of nodes, each name counts once. O(nodes).
@@ -88,7 +91,7 @@ def saved_for_backward(
     sizes = width if isinstance(width, Mapping) else element_bytes(graph, width)
     chosen = options or SavedOptions()
     known = storages or storages_in_training(graph, specs, chosen)
-    return _Collector(graph, specs, sizes, chosen, known).collect()
+    return _Collector(graph, specs, sizes, chosen, known, narrow or {}).collect()
 
 
 def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOptions) -> Storages:
@@ -172,10 +175,12 @@ class _Collector:
         sizes: Mapping[DType, float],
         options: SavedOptions,
         storages: Storages,
+        narrow: Mapping[int, float],
     ) -> None:
+        self.narrow, self.forms = narrow, defaultdict[str, set[float]](set)
         self.graph, self.specs, self.sizes, self.options, self.storages = graph, specs, sizes, options, storages
         self.has_dropout = _draws(graph)
-        self.kept: defaultdict[int, dict[str, int]] = defaultdict(dict)
+        self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
 
     def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
         for i, spec in enumerate(self.specs):
@@ -185,25 +190,29 @@ class _Collector:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
-        nothing: dict[str, int] = {}
+        nothing: dict[str, float] = {}
         found = (self.kept.get(i, nothing) for i in range(len(self.graph.nodes)))
-        return tuple(tuple(SavedBytes(name, size) for name, size in items.items()) for items in found)
+        own = {1.0}
+        return tuple(
+            tuple(SavedBytes(name, round(size * sum(self.forms.get(name, own)))) for name, size in items.items())
+            for items in found
+        )
 
     # -- what a node keeps
 
-    def _keep(self, node: int, name: str) -> None:
-        """Keep the storage a tensor lies in, unless it is resident anyway."""
+    def _keep(self, node: int, name: str, form: float | None = None) -> None:
+        """Keep the storage a tensor lies in, unless it is resident anyway: its elements, in bytes each or as it is."""
         root = self.storages.root(name)
         tensor = self.graph.tensors[root]
         at = self.graph.producer.get(root)
         if at is None:
             return
-        size = tensor.elements * self.sizes[tensor.dtype] * self.graph.nodes[at].repeat
-        self.kept[node][root] = round(size)
+        self.forms[root].add(self.sizes[tensor.dtype] if form is None else form)
+        self.kept[node][root] = tensor.elements * self.graph.nodes[at].repeat
 
     def _keep_own(self, node: int, what: str, byte_count: float) -> None:
         """Keep something that a node makes for itself."""
-        self.kept[node][f"{self.graph.nodes[node].key}#{what}"] = round(byte_count * self.graph.nodes[node].repeat)
+        self.kept[node][f"{self.graph.nodes[node].key}#{what}"] = byte_count * self.graph.nodes[node].repeat
 
     def _keep_node(self, i: int, spec: OpSpec) -> None:
         node = self.graph.nodes[i]
@@ -220,7 +229,7 @@ class _Collector:
             else:
                 names = node.inputs if item.source == "input" else node.outputs
                 if item.position < len(names) and names[item.position]:
-                    self._keep(i, names[item.position])
+                    self._keep(i, names[item.position], self.narrow.get(i) if item.source == "input" else None)
         if scores:
             self._keep_probabilities(i, scores)
 

@@ -18,7 +18,7 @@ from planner.plans.configuration_file import (
 from planner.plans.diff import Area, Change, diff
 from planner.plans.explain import Explanation, explain
 from planner.plans.explain_shardings import SplitReason, group_views, split_reasons
-from planner.plans.figures import StageCollective, gap_to
+from planner.plans.figures import FreeChoice, StageCollective, gap_to
 from planner.plans.files import dumps, json_schema, loads, read, seal, to_document, write
 from planner.plans.findings import Fault, Finding
 from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
@@ -29,6 +29,7 @@ from planner.plans.records import Boundary, Duplicated, Loss, PlanNote, Provenan
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
+from planner.plans.words import summary
 
 diff_plans, explain_plan, plan_schema = diff, explain, json_schema
 dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
@@ -46,6 +47,7 @@ __all__ = [
     "Explanation",
     "Fault",
     "Finding",
+    "FreeChoice",
     "GroupCollective",
     "Holding",
     "Loss",
@@ -96,6 +98,7 @@ __all__ = [
     "rebuild",
     "seal",
     "split_reasons",
+    "summary",
     "to_document",
     "validate",
     "with_exchange",

@@ -44,6 +44,7 @@ from planner.plans.sections import (
 )
 from planner.plans.shard_sections import (
     rank_parameters,
+    rank_replicas,
     rank_share,
     sharded_boundaries,
     sharding_sections,
@@ -247,6 +248,8 @@ def _named_stages(
                 parameters=sum(owners.values()),
                 sharding=name,
                 rank_parameters=rank_parameters(entry, choice.start, choice.stop) if entry else 0,
+                rank_replicas=rank_replicas(entry, choice.start, choice.stop) if entry else (),
+                repeats=choice.repeats,
             )
         )
     return tuple(found)

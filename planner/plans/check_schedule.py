@@ -261,7 +261,7 @@ def _met(work: Work, group: Mapping[int, int]) -> Work:
         lanes.append([])
         for action in lane:
             if action.kind in _EXCHANGES:
-                action = replace(action, stage=group[action.stage])
+                action = action._replace(stage=group[action.stage])
                 if (worker, action) in met:
                     continue
                 met.add((worker, action))

@@ -195,6 +195,7 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Finding]:
     entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
     figures = {b: found[0].figures for b, found in entries.items() if found}
     again = sum(f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks)
+    again = terms.recompute_s if stage.repeats else again  # of some modules of each block, which are not in the file
     forward_s = sum(f.forward_s for f in figures.values())
     backward_s = sum(f.backward_s for f in figures.values()) + again
     sums = {

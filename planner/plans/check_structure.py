@@ -189,7 +189,7 @@ def _memory(plan: Plan) -> Iterator[Finding]:
             hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
             yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
         said, kept = prediction.memory.activations_bytes, prediction.in_flight * prediction.unit_bytes
-        if said < kept or (said > kept + prediction.in_flight + 1 and not stage.recompute):
+        if said < kept or (said > kept + prediction.in_flight + 1 and not (stage.recompute or stage.repeats)):
             held = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
             message = f"stage {stage.index} keeps {held}, but says {said} in all"
             yield Finding(Fault.MEMORY, message, AGAIN, stage.index)
@@ -261,6 +261,7 @@ def _configured_stages(plan: Plan) -> Iterator[_Pair]:
         yield f"{own}.start", choice.start, f"{other}.blocks[0]", stage.blocks[0]
         yield f"{own}.stop", choice.stop, f"{other}.blocks[1]", stage.blocks[1]
         yield f"{own}.recompute", choice.recompute, f"{other}.recompute", stage.recompute
+        yield f"{own}.repeats", ", ".join(choice.repeats), f"{other}.repeats", ", ".join(stage.repeats)
         yield "configuration.zero", plan.configuration.zero, f"{other}.zero", stage.zero
         yield f"{own}.ranks", choice.ranks, f"{other}.replicas: ranks of a group", stage.group_ranks
         named = names[choice.sharding] if 0 <= choice.sharding < len(names) else choice.sharding

@@ -328,6 +328,11 @@ def _natural(name: str) -> list[tuple[str, int]]:
     return [("", int(p)) if p.isdigit() else (p, -1) for p in re.split(r"([0-9]+)", name)]
 
 
+def _required(plan: Plan) -> Iterator[tuple[Key, Value]]:
+    yield from (((str(flag),), True) for flag in plan.requires)
+    yield from ((("runs on", name), True) for name in plan.runs_on)
+
+
 _FACTS: Mapping[Area, Callable[[Plan], Iterator[tuple[Key, Value]]]] = {
     Area.MODEL: _model,
     Area.HARDWARE: _hardware,
@@ -338,7 +343,7 @@ _FACTS: Mapping[Area, Callable[[Plan], Iterator[tuple[Key, Value]]]] = {
     Area.BOUNDARIES: _boundaries,
     Area.PARAMETERS: _parameters,
     Area.SCHEDULE: _schedule,
-    Area.REQUIRES: lambda plan: (((str(flag),), True) for flag in plan.requires),
+    Area.REQUIRES: _required,
     Area.PREDICTIONS: _predictions,
     Area.ALTERNATIVES: _alternatives,
     Area.COVERAGE: _coverage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.costs import alignment_advice
+from planner.costs import alignment_advice, precision
 from planner.costs.errors import MeasuredError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
@@ -14,7 +14,7 @@ from planner.plans.figures import Alternative, gap_to
 from planner.plans.records import Loss, Stage
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
-from planner.plans.words import short_list
+from planner.plans.words import recompute_words, short_list
 from planner.schedules import WeightPolicy
 from planner.units import format_seconds, plural
 
@@ -221,10 +221,7 @@ def plan_shape(plan: Plan) -> str:
     if plan.copies > 1:
         text += f", {plural(plan.copies, 'copy')}"
     text += f", {plan.schedule.name}, micro-batch {plan.micro_batches.size} x {plan.micro_batches.count}"
-    recomputed = [stage.index for stage in plan.stages if stage.recompute]
-    if recomputed:
-        everywhere = len(recomputed) == len(plan.stages)
-        text += ", recompute" if everywhere else f", recompute in {plural(len(recomputed), 'stage')}"
+    text += "".join(f", {words}" for words in recompute_words(plan.stages))
     if any(stage.zero for stage in plan.stages):
         text += f", ZeRO-{max(stage.zero for stage in plan.stages)}"
     return text
@@ -304,6 +301,12 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
         found.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
     elif other.recompute != recomputed and len(other.starts) == len(starts):
         found.append("recompute in other stages")
+    ours_again, theirs_again = (
+        " and ".join(sorted(filter(None, set(each)))) or "no module alone"
+        for each in ([",".join(stage.repeats) for stage in plan.stages], other.repeats)
+    )
+    if ours_again != theirs_again:
+        found.append(f"recompute {theirs_again} instead of {ours_again}")
     widths = {stage.group_ranks for stage in plan.stages}
     others = set(other.ranks) or {1}
     if widths != others:
@@ -318,6 +321,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
     loss = "the graph computes the loss" if plan.model.loss is Loss.IN_GRAPH else "a loss is put on the model's outputs"
     return (
         f"{options.precision} training with {options.optimizer}; {loss}",
+        *_formats(options.precision),
         "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix",
         _dropout(plan),
         *_software(plan),
@@ -326,6 +330,14 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         *_semantics(plan),
         f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
     )
+
+
+def _formats(name: str) -> tuple[str, ...]:
+    """In which products a narrow format is assumed."""
+    narrow = precision(name).narrow
+    if narrow is None:
+        return ()
+    return (f"products with weights multiply in {narrow.name}; attention, routers and the head in bf16",)
 
 
 def _software(plan: Plan) -> tuple[str, ...]:
@@ -365,10 +377,13 @@ def _semantics(plan: Plan) -> Iterator[str]:
 def _recomputation(plan: Plan) -> tuple[str, ...]:
     """What a recomputed stage does not compute again."""
     kept = [plan.block_table[block].name for stage in plan.stages for block in stage.kept_blocks]
+    modules = tuple(dict.fromkeys(name for stage in plan.stages for name in stage.repeats))
+    said = (f"{', '.join(modules)} run forward again before their backward; what they read is kept",) if modules else ()
     if not any(stage.recompute for stage in plan.stages):
-        return ()
+        return said
     less = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
-    return (f"a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward{less}",)
+    layers = f"a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward{less}"
+    return (layers, *said)
 
 
 def _dropout(plan: Plan) -> str:

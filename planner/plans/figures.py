@@ -161,6 +161,7 @@ class Alternative:
         recompute: numbers of the stages that recompute.
         ranks: ranks of a replica of each stage; left out where all are one.
         simulated_iteration_s: played out event by event; left out where it was not.
+        repeats: modules that each stage repeats, `layernorm,act`, empty for none; left out where no stage repeats any.
     """
 
     label: str
@@ -178,6 +179,26 @@ class Alternative:
     recompute: tuple[int, ...]
     ranks: tuple[int, ...] = ()
     simulated_iteration_s: float | None = None
+    repeats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FreeChoice:
+    """The fastest plan where no training framework needs to take it, beside one that is made for frameworks.
+
+    Attributes:
+        summary: its shape in a line; empty where it was not searched.
+        iteration_s: played out event by event; null where it was not searched.
+        bound_s: no plan of any kind is faster; null where it was not searched.
+        needs: what it has that none of the frameworks takes; empty where one takes it, too.
+        reason: why it was not searched, or why the plan is this one though it is for frameworks.
+    """
+
+    summary: str = ""
+    iteration_s: float | None = None
+    bound_s: float | None = None
+    needs: tuple[str, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from planner.plans.figures import Predictions
 from planner.plans.rank_schedule import placed_groups
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.play import Transfers
+from planner.sharding import AxisRole
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.types import Job
 from planner.units import format_bytes, format_seconds
@@ -214,6 +215,13 @@ def _raised(document: dict[str, Any], name: str) -> dict[str, Any]:
     return {**document, "version": SCHEMA_VERSION, "configuration": _NOTHING}
 
 
+def _dealt(plan: Plan, stage: int) -> tuple[int, int]:
+    """Ranks of a stage's groups that share the sequence, and to which samples and experts are dealt."""
+    sharding = plan.sharding_of(stage)
+    axes = {axis.name: axis.size for axis in sharding.axes} if sharding else {}
+    return axes.get(AxisRole.CONTEXT, 1), axes.get(AxisRole.EXPERT, 1)
+
+
 def configuration_of(plan: Plan) -> Configuration:
     """The configuration that the parts of a plan say: its stages, groups of ranks, micro-batches and orders.
 
@@ -230,6 +238,8 @@ def configuration_of(plan: Plan) -> Configuration:
             stage.recompute,
             stage.group_ranks,
             numbers.get(stage.sharding, 0),
+            *_dealt(plan, stage.index),
+            repeats=stage.repeats,
         )
         for stage in plan.stages
     )

@@ -78,6 +78,7 @@ class Fault(StrEnum):
     BOUND = "bound"
     UNPRICED = "unpriced"
     DIFFERS = "differs"
+    BACKEND = "backend"
     REPRICED = "repriced"
 
 

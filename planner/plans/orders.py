@@ -15,7 +15,6 @@ a stage share a line.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
@@ -419,4 +418,4 @@ def _number(action: Action) -> int:
 
 
 def _renumbered(action: Action, micro_batch: int) -> Action:
-    return dataclasses.replace(action, micro_batch=micro_batch)
+    return action._replace(micro_batch=micro_batch)

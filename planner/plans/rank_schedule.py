@@ -199,7 +199,7 @@ def _exchanged(written: _Written) -> _Written:
 
 def _with_sync(action: Action) -> Iterator[Action]:
     if action.kind is ActionKind.UPDATE:
-        yield replace(action, kind=ActionKind.SYNC)
+        yield action._replace(kind=ActionKind.SYNC)
     yield action
 
 
@@ -265,7 +265,7 @@ def _orders(written: _Written, copies: int, members: Sequence[Sequence[tuple[int
                 peers = {guest: group[min(place, len(group) - 1)] for guest, group in hosts}
                 key = tuple(peer - rank for peer in peers.values())
                 if key not in known:
-                    placed = [replace(a, peer=peers[a.peer]) if a.peer >= 0 else a for a in lane] if guests else lane
+                    placed = [a._replace(peer=peers[a.peer]) if a.peer >= 0 else a for a in lane] if guests else lane
                     known[key] = encode_line(placed, rank=rank, steady=steady)
                 by_lane.setdefault(number, {})[rank] = known[key].dealt(copies, copy)
     return tuple(line for number, lines in sorted(by_lane.items()) for line in group_lines(lines, number))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -86,7 +85,7 @@ def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -
 def _of_worker(action: Action, copies: int, peer: int) -> Action:
     counted = action.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
     number = action.micro_batch if counted else action.micro_batch // copies
-    return dataclasses.replace(action, micro_batch=number, peer=peer)
+    return action._replace(micro_batch=number, peer=peer)
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -192,7 +191,7 @@ def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
         Requirement.TIED_PARAMETERS: any(s.reduction == "sum" for s in plan.shared_parameters),
         Requirement.SEPARATE_COPIES: any(s.reduction == "none" for s in plan.shared_parameters),
         Requirement.MID_MODULE_CUT: divided,
-        Requirement.RECOMPUTE: any(stage.recompute for stage in plan.stages),
+        Requirement.RECOMPUTE: any(stage.recompute or stage.repeats for stage in plan.stages),
         Requirement.ZERO1: 1 in sharded,
         Requirement.ZERO2: 2 in sharded,
         Requirement.ZERO3: 3 in sharded,

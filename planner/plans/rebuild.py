@@ -34,6 +34,7 @@ from planner.sharding import (
     mesh_on,
     parse_layout,
     priced_once,
+    roles_of,
     strategies,
 )
 from planner.sharding.problem import Choice, Facts
@@ -171,7 +172,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
     """
     chosen = precision(plan.options.precision)
     state = StateBytes(
-        chosen.weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(plan.options.optimizer, chosen)
+        chosen.held_weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(plan.options.optimizer, chosen)
     )
 
     chain = build_chain(graph) if plan.shardings else None
@@ -184,7 +185,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
             item_bytes=chosen.compute.bits / 8,
             state=state,
             micro_batches=plan.micro_batches.count,
-            options=Options(padded=sharding.padded),
+            options=Options(padded=sharding.padded, roles=roles_of(mesh.axes)),
             forbidden=plan.options.forbid,
         )
         if cluster is not None and found is None:
@@ -238,7 +239,7 @@ def _price_shardings(plan: Plan, graph: Graph, pricer: Pricer) -> list[BlockCost
                     entry, names = known
                     decisions[block] = {_named(name, names): choice for name, choice in own[id(entry)].items()}
         boundary: Boundaries = tuple(map(Boundary, sharding.boundaries))
-        mesh = tuple(axis.size for axis in sharding.axes)
+        mesh = rebuilt.mesh.axes
         found.append(pricer.decided(plan.micro_batches.size, mesh, boundary, decisions))
     return found
 

@@ -138,6 +138,19 @@ class MicroBatches:
 
 
 @dataclass(frozen=True, slots=True)
+class RankReplicas:
+    """Weights of which several ranks of a group hold the same, since samples or steps are dealt to them.
+
+    Attributes:
+        ranks: that hold the same.
+        parameters: trained weight elements that each of them holds so, a tied copy counted once.
+    """
+
+    ranks: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One stage of the pipeline.
 
@@ -157,6 +170,10 @@ class Stage:
         sharding: name of the way in which the ranks of a group share the work; left out for groups of one rank.
         rank_parameters: trained weight elements that one rank of a group holds, a tied copy counted once, and as where
             a rank holds most of it; left out with `sharding`.
+        rank_replicas: those of them that ranks of a group hold alike beside a context or expert axis: their gradients
+            are summed over these ranks first, and what ZeRO shards is sharded over them too.
+        repeats: names of the modules whose forward is run again in the backward pass (`layernorm`, `moe_act`, or
+            patterns of operators), where the stage is not recomputed as a whole; left out where none is.
     """
 
     index: int
@@ -171,6 +188,8 @@ class Stage:
     parameters: int
     sharding: str = ""
     rank_parameters: int = 0
+    rank_replicas: tuple[RankReplicas, ...] = ()
+    repeats: tuple[str, ...] = ()
 
     @property
     def group_ranks(self) -> int:
@@ -181,6 +200,11 @@ class Stage:
     def held_parameters(self) -> int:
         """Trained weight elements that one rank holds."""
         return self.rank_parameters if self.sharding else self.parameters
+
+    @property
+    def shard_parameters(self) -> float:
+        """What is left of these to a rank where those that hold the same share them out."""
+        return self.held_parameters - sum(own.parameters * (1 - 1 / own.ranks) for own in self.rank_replicas)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -197,16 +197,29 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...
 def stage_collectives(stage: Stage, chosen: Precision, node_size: int | None = None) -> tuple[StageCollective, ...]:
     """What a stage's replicas exchange, by the recipe of its ZeRO stage; groups of one rank exchange nothing.
 
-    `node_size` is the number of devices of a machine, for recipes with steps inside machines and across them.
+    Ranks of one replica that hold the same go first. `node_size` is the number of devices of a machine, for recipes
+    with steps inside machines and across them.
     """
+    recipe = recipe_of(stage.zero)
+    found = [
+        StageCollective(
+            step.collective.value,
+            step.content.value,
+            math.ceil(own.parameters * step.payload(chosen)),
+            own.ranks,
+            len(stage.ranks) // own.ranks,
+            _EACH[step.phase],
+        )
+        for own in stage.rank_replicas
+        for step in recipe.among_inner
+    ]
     if len(stage.replicas) < 2 or not stage.parameters:
-        return ()
+        return tuple(found)
     firsts = np.sort(np.asarray([group[0] for group in stage.replicas], dtype=np.int64))
-    found = []
-    for step in recipe_of(stage.zero).steps:
+    for step in recipe.steps:
         groups = groups_of(firsts // (node_size or 1), firsts, step.group)
         count, ranks = groups.shape
-        payload = stage.held_parameters * step.payload(chosen) / step.shares(groups)
+        payload = stage.shard_parameters * step.payload(chosen) / step.shares(groups)
         if ranks > 1:
             beside, each = count * stage.group_ranks, _EACH[step.phase]
             found.append(
@@ -257,6 +270,7 @@ def alternative_section(candidate: Candidate) -> Alternative:
         recompute=tuple(i for i, stage in enumerate(decision.stages) if stage.recompute),
         ranks=tuple(s.ranks for s in decision.stages) if any(s.ranks > 1 for s in decision.stages) else (),
         simulated_iteration_s=None if candidate.simulated_s is None else significant(candidate.simulated_s),
+        repeats=tuple(",".join(s.repeats) for s in decision.stages) if any(s.repeats for s in decision.stages) else (),
     )
 
 
@@ -353,7 +367,9 @@ class Staging:
                 names=tuple(sorted(names[owner], key=lambda name: self.graph.parameter_index[name])),
                 stages=tuple(sorted(found)),
                 reduction="sum" if summed else "none",
-                bytes=self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes,
+                bytes=round(
+                    self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes
+                ),
             )
             for owner, found in sorted(stages.items(), key=lambda entry: self.graph.parameter_index[entry[0]])
             if len(found) > 1

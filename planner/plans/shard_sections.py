@@ -14,7 +14,7 @@ from planner.graph import Graph, Node, TensorKind
 from planner.operators import Access, DimKind, LoopNest, graph_specs
 from planner.plans.blocks import Block, longest_run, template
 from planner.plans.figures import Predictions
-from planner.plans.records import Boundary, SharedParameter
+from planner.plans.records import Boundary, RankReplicas, SharedParameter
 from planner.plans.shardings import (
     BlockFigures,
     BlockSeries,
@@ -267,12 +267,27 @@ def rank_parameters(entry: StageSharding, start: int, stop: int) -> int:
 
     A parameter that several blocks of the chain read counts as where a rank holds most of it.
     """
+    return round(sum(_held(entry, start, stop).values()))
+
+
+def rank_replicas(entry: StageSharding, start: int, stop: int) -> tuple[RankReplicas, ...]:
+    """The same of those that ranks of a group hold alike, by how many do so."""
+    found: dict[tuple[int, ...], float] = {}
+    for name, elements in _held(entry, start, stop).items():
+        axes = entry.costs.whole_on.get(name, ())
+        found[axes] = found.get(axes, 0.0) + elements
+    mesh = entry.inner.mesh
+    return tuple(RankReplicas(mesh.ranks_along(axes), round(n)) for axes, n in sorted(found.items()) if axes and n)
+
+
+def _held(entry: StageSharding, start: int, stop: int) -> dict[str, float]:
+    """By parameter of some blocks, the elements that a rank holds where it holds most."""
     most: dict[str, float] = {}
     for each in entry.costs.parameters:
         for name, elements in each:
             most[name] = max(most.get(name, 0.0), elements)
-    own = {name for each in entry.costs.parameters[start:stop] for name, _ in each}
-    return round(sum(most[name] for name in own))
+    own = dict.fromkeys(name for each in entry.costs.parameters[start:stop] for name, _ in each)
+    return {name: most[name] for name in own}
 
 
 def by_position(layouts: Sequence[tuple[int, str]]) -> tuple[str, ...]:

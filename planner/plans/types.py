@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from planner.errors import PlanError
 from planner.plans.blocks import Block, BlockParameter, BlockRun, expand
-from planner.plans.figures import Alternative, Coverage, Predictions
+from planner.plans.figures import Alternative, Coverage, FreeChoice, Predictions
 from planner.plans.orders import RankOrder
 from planner.plans.records import (
     Boundary,
@@ -76,6 +76,9 @@ class Plan:
             none.
         system: the published system whose rules chose the plan; left out where it was the own search.
         exchange: how gradients travel, tensor by tensor; left out where a stage's replicas reduce them all alike.
+        runs_on: training frameworks, of those that the plan is for, that take it as it is; left out where it is for
+            none.
+        free_choice: what no framework needs to take, beside it; left out where the plan is for none.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
@@ -107,6 +110,8 @@ class Plan:
     shardings: tuple[Sharding, ...] = ()
     system: SystemSection | None = None
     exchange: ExchangeSection | None = None
+    runs_on: tuple[str, ...] = ()
+    free_choice: FreeChoice | None = None
 
     def compared_s(self, other: Alternative) -> tuple[float, float | None]:
         """Iteration times of this plan and of an alternative: simulated where both were, else by closed form."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
 from planner.space.limits import EXCLUDED
 from planner.space.types import Configuration
@@ -75,13 +77,36 @@ def summary(decision: Configuration) -> str:
         parts.append(plural(decision.copies, "copy"))
     parts.append(f"micro-batch {decision.micro_batch} x {decision.micro_batches}")
     parts.append(decision.schedule)
-    recomputed = sum(s.recompute for s in decision.stages)
-    if recomputed:
-        all_of = recomputed == len(decision.stages)
-        parts.append("recompute" if all_of else f"recompute in {plural(recomputed, 'stage')}")
+    parts += recompute_words(decision.stages)
     if decision.zero:
         parts.append(f"ZeRO-{decision.zero}")
     return ", ".join(parts)
+
+
+class Recomputed(Protocol):
+    """A stage that may run forward work again."""
+
+    @property
+    def recompute(self) -> bool:
+        """All layers."""
+
+    @property
+    def repeats(self) -> tuple[str, ...]:
+        """Modules by name."""
+
+
+def recompute_words(stages: Sequence[Recomputed]) -> list[str]:
+    """What stages recompute: `recompute in 2 stages`, `recompute layernorm+act`; nothing where none does."""
+    said = Counter(filter(None, map(recompute_word, stages)))
+    everywhere = len(stages)
+    return [
+        word if count == everywhere else f"{word} in {plural(count, 'stage')}" for word, count in sorted(said.items())
+    ]
+
+
+def recompute_word(stage: Recomputed) -> str:
+    """What one stage recomputes: `recompute`, `recompute layernorm+act`, or nothing."""
+    return "recompute" if stage.recompute else f"recompute {'+'.join(stage.repeats)}" if stage.repeats else ""
 
 
 def short_list(values: Sequence[int]) -> str:
@@ -115,9 +140,10 @@ def words_of(configuration: Configuration) -> str:
         text += ", placed stage by stage" if configuration.adjacent else ""
     own = configuration.micro_batches // (replicas[0] if count == 1 else 1)
     text += f", micro-batch {configuration.micro_batch} x {own}"
-    again = sum(s.recompute for s in stages)
-    way = "recompute whole stages" if configuration.whole_stages else "recompute"
-    text += f", {way}" if again == count else f", recompute {again} stages" if again else ""
+    if configuration.whole_stages and all(s.recompute for s in stages):
+        text += ", recompute whole stages"
+    else:
+        text += "".join(f", {words}" for words in recompute_words(stages))
     return text + (f", ZeRO-{configuration.zero}" if configuration.zero else "")
 
 

@@ -26,10 +26,13 @@ def cluster_report(cluster: Cluster) -> Report:
         Section(lines=(f"{plural(cluster.device_count, 'device')}, fingerprint {cluster.fingerprint[:16]}",)),
         Section(drawing=_tree(cluster)),
     ]
-    for level in cluster.levels:
-        figures = _level_figures(level)
-        sources = {key: cluster.sources.get(f"{level.name}.{key}", "") for key, _ in figures}
-        sections.append(_figures(level.name, figures, sources, numbers))
+    for device, levels in zip(cluster.devices, cluster.unlike or (cluster.levels,), strict=False):
+        for level in levels:
+            title = f"{level.name} of {device.name}" if cluster.unlike else level.name
+            figures = _level_figures(level)
+            own = {key: cluster.sources.get(f"{level.name}.{key}", "") for key, _ in figures}
+            sources = {key: cluster.sources.get(f"{title}.{key}", text) for key, text in own.items()}
+            sections.append(_figures(title, figures, sources, numbers))
     sections += [_figures(d.name, _device_figures(d), d.sources, numbers) for d in cluster.devices]
     sections.append(Section(lines=tuple(f"[{number}] {text}" for text, number in numbers.items())))
     return Report(f"{cluster.name}  {cluster.about}", tuple(sections))

@@ -10,7 +10,7 @@ from planner.plans import Plan, has_closed_form
 from planner.plans.figures import StagePrediction
 from planner.plans.records import PlanNote, Stage
 from planner.plans.shardings import Sharding
-from planner.plans.words import why_not
+from planner.plans.words import recompute_word, why_not
 from planner.report.tables import Cell, Form, Report, Section, Table, short_count, table
 from planner.simulate import rank_ranges
 from planner.units import format_bytes, format_seconds, plural
@@ -23,6 +23,8 @@ LIES = {
 }
 OPTIMAL = 1e-9
 """Gap below which a plan is called the best."""
+SAME = 1e-6
+"""Gain of a free choice below which it counts as none."""
 MOST_STAGES = 24
 MOST_ALTERNATIVES = 8
 MOST_NOTES = 5
@@ -43,13 +45,40 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
         f"{plan.options.optimizer}{f', stack {hardware.stack}' if hardware.stack else ''}"
     )
     doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
-    own = (_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan), *_headroom(plan))
+    own = (_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan), *_runs_on(plan), *_headroom(plan))
     sections = [Section(lines=(*doubts, *own))]
     sections += _stages(plan)
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
     sections.append(Section(lines=tuple(_remarks(plan))))
     return Report(title, tuple(sections))
+
+
+def _runs_on(plan: Plan) -> Iterator[str]:
+    """Which frameworks take the plan as it is, and what that costs against the free choice."""
+    free, own_s = plan.free_choice, plan.predictions.reached_s
+    if plan.runs_on:
+        yield f"runs as it is on {_listed(plan.runs_on)}"
+    elif free is not None:
+        yield f"runs on no usual framework as it is: {free.reason}"
+    if free is not None and free.iteration_s is not None:
+        gain = own_s / free.iteration_s - 1
+        bound = "" if free.bound_s is None else f" (bound {format_seconds(free.bound_s)})"
+        least = f"{format_seconds(free.iteration_s)}{bound}"
+        worth = f"{least}, {gain:.2%} faster: {_short(free.needs)}" if gain > SAME else f"no faster{bound}"
+        yield f"free choice (`--for any`): {worth}"
+    elif free is not None and plan.runs_on:
+        yield f"free choice (`--for any`): {free.reason}"
+
+
+def _short(needs: tuple[str, ...]) -> str:
+    """What a plan needs, without the tensors and numbers that show it."""
+    return ", ".join(need.partition(" (")[0] for need in needs) or "taken as it is, too"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else "".join(names)
 
 
 def _headroom(plan: Plan) -> Iterator[str]:
@@ -137,7 +166,7 @@ def _stages(plan: Plan) -> list[Section]:
 
 
 def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ...]:
-    options = [*(["recompute"] if stage.recompute else []), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
+    options = [*filter(None, [recompute_word(stage)]), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
     pace = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
     ranks = rank_ranges(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas)
     width, inside_s = ((stage.group_ranks,), (_inside_s(plan, stage),)) if plan.shardings else ((), ())

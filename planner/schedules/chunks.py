@@ -50,20 +50,23 @@ class Chunked(Placed, Protocol):
 class Interleaved(Chunked):
     """Interleaved 1F1B: each worker runs several chunks of the model, so that the pipeline fills in smaller steps.
 
-    Chunk c of worker r is stage c p + r. Micro-batches go through in groups of p. Bubble (p-1)/(v m + p - 1) over total
-    time for v chunks a worker; activations cross workers v times as often.
+    Chunk c of worker r is stage c p + r. Micro-batches go through in groups of g >= p; the last group may be smaller,
+    but not below p. Bubble (p-1)/(v m + p - 1) over total time for v chunks a worker; activations cross workers v times
+    as often. (Groups: Megatron Core, `microbatch_group_size_per_vp_stage`.)
 
     Attributes:
         chunks: stages on each worker.
+        group: micro-batches that go through a chunk in a row; 0 for one for each worker.
     """
 
     chunks: int = 2
+    group: int = 0
 
     key = "interleaved"
     facts = Facts(
-        decides="1F1B over v chunks a worker; chunks",
+        decides="1F1B over v chunks a worker; chunks, group",
         source="Narayanan et al., SC 2021",
-        kept="min(m*chunks, 2*(p-i-1)+(chunks-1)*p+1)",
+        kept="min(m*chunks, 2*(p-i-1)+(chunks-1)*min(max(group, p), m)+1)",
     )
 
     @property
@@ -80,16 +83,24 @@ class Interleaved(Chunked):
         return stage % workers
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """Stages that do not make equal chunks, or micro-batches that do not make groups of p."""
-        workers = pipeline.stages // max(self.chunks, 1)
-        if not (reason := Chunked.refuses(self, pipeline)) and pipeline.micro_batches % workers:
-            return f"{pipeline.micro_batches} micro-batches do not make groups of {workers}, one for each worker"
-        return reason
+        """Stages that do not make equal chunks, or micro-batches that do not make groups of p and more."""
+        if reason := Chunked.refuses(self, pipeline):
+            return reason
+        workers = pipeline.stages // self.chunks
+        if self.group and self.group < workers:
+            return f"groups of {self.group} micro-batches are smaller than the {workers} workers"
+        if 0 < pipeline.micro_batches % self._group(workers) < workers:
+            fewest = f"of {workers} and more" if self.group else f"of {workers}"
+            return f"{pipeline.micro_batches} micro-batches do not make groups {fewest}, one for each worker"
+        return ""
 
     def few(self, pipeline: Pipeline) -> Pipeline:
         """Four groups: a worker has filled up after two, and keeps the same from group to group."""
-        workers = pipeline.stages // self.chunks
-        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, 4 * workers))
+        most = 4 * self._group(pipeline.stages // self.chunks)
+        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, most))
+
+    def _group(self, workers: int) -> int:
+        return self.group or workers
 
     def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Warm-up, alternation and drain of all chunks of a worker."""
@@ -97,15 +108,16 @@ class Interleaved(Chunked):
         return (self._worker(workers, r, pipeline.micro_batches) for r in range(workers))
 
     def _worker(self, workers: int, r: int, micro_batches: int) -> Iterator[Action]:
-        def step(kind: ActionKind, k: int) -> Action:
-            group, within = divmod(k, workers * self.chunks)
-            chunk, m = divmod(within, workers)
-            chunk = chunk if kind is ActionKind.FORWARD else self.chunks - 1 - chunk
-            return Action(kind, chunk * workers + r, group * workers + m)
+        size = min(self._group(workers), micro_batches)
 
-        units = range(micro_batches * self.chunks)
-        forwards, backwards = ([step(kind, k) for k in units] for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
-        return in_turn(forwards, backwards, 2 * (workers - r - 1) + (self.chunks - 1) * workers + 1)
+        def steps(kind: ActionKind, stages: range) -> list[Action]:
+            firsts = range(0, micro_batches, size)
+            groups = (range(first, min(first + size, micro_batches)) for first in firsts)
+            return [Action(kind, stage, m) for group in groups for stage in stages for m in group]
+
+        stages = range(r, self.chunks * workers, workers)
+        forwards, backwards = steps(ActionKind.FORWARD, stages), steps(ActionKind.BACKWARD, stages[::-1])
+        return in_turn(forwards, backwards, 2 * (workers - r - 1) + (self.chunks - 1) * size + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
 from planner.schedules.bidirectional import BothWays
@@ -86,7 +86,7 @@ class DualWorker:
         return self._waiting[-1]
 
     def _weight_grad(self) -> Action:
-        return replace(self._waiting.pop(0), kind=ActionKind.WEIGHT_GRAD)
+        return self._waiting.pop(0)._replace(kind=ActionKind.WEIGHT_GRAD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,7 @@ def replicate(orders: Sequence[Sequence[Action]], count: int) -> tuple[tuple[Act
     lane_of = {lane: lane for lane in range(len(orders))}
     return tuple(
         tuple(
-            replace(
-                a,
+            a._replace(
                 micro_batch=a.micro_batch * count + replica if _numbered(a) else a.micro_batch,
                 peer=lane_of[a.peer] * count + replica if a.peer >= 0 else -1,
             )
@@ -62,7 +61,7 @@ def follow_on(
         return tuple(tuple(order) for order in orders)
     return tuple(
         tuple(
-            replace(a, micro_batch=a.micro_batch + i * micro_batches if _numbered(a) else i)
+            a._replace(micro_batch=a.micro_batch + i * micro_batches if _numbered(a) else i)
             for i in range(iterations)
             for a in order
         )

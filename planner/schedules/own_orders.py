@@ -236,7 +236,7 @@ def _preceded(action: Action, synced: set[int]) -> Iterator[Action]:
 
 
 def _unnumbered(action: Action) -> Action:
-    return dataclasses.replace(action, micro_batch=-1) if action.kind in COUNTED else action
+    return action._replace(micro_batch=-1) if action.kind in COUNTED else action
 
 
 def check_numbers(work: Work) -> None:
@@ -259,7 +259,7 @@ def check_numbers(work: Work) -> None:
         for index, action in enumerate(work.lanes[lane]):
             if action.kind is ActionKind.EVICT and (action.peer >= workers or action.peer == worker):
                 whom = "the worker itself" if action.peer == worker else f"worker {action.peer} of {workers}"
-                message = f"{dataclasses.replace(action, peer=-1)} evicts to {whom}"
+                message = f"{action._replace(peer=-1)} evicts to {whom}"
                 hint = "name another worker, or none for the host"
                 raise OrderError(message, lane=lane, index=index, where=f"worker {worker}", hint=hint)
 

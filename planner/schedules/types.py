@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from planner.errors import PlanError
 
@@ -82,8 +83,7 @@ class ActivationUnit(StrEnum):
     SUB_SEQUENCE = "sub-sequence"
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """One step of a worker: `F2.5` is the forward of stage 2 for micro-batch 5.
 
     Attributes:

@@ -17,6 +17,7 @@ from planner.sharding.inner import (
 )
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Verdict, evaluate
+from planner.sharding.layer_strategies import attention_heads
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -30,7 +31,7 @@ from planner.sharding.layout import (
     shard_elements,
     shard_shape,
 )
-from planner.sharding.mesh import Mesh, factorisations, ideal_mesh, mesh_on
+from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, factorisations, ideal_mesh, mesh_on, roles_of
 from planner.sharding.mixtures import Mixture, expert_plans
 from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.reshard import Step, reshard, reshard_table
@@ -41,6 +42,8 @@ from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_byt
 __all__ = [
     "PARTIAL",
     "REPLICATED",
+    "Axis",
+    "AxisRole",
     "Boundaries",
     "Boundary",
     "CollectiveUse",
@@ -70,6 +73,8 @@ __all__ = [
     "TensorLayout",
     "Verdict",
     "WeightChoice",
+    "attention_heads",
+    "axes_text",
     "canonical_layout",
     "describe",
     "embedding_tables",
@@ -93,6 +98,7 @@ __all__ = [
     "refusal",
     "reshard",
     "reshard_table",
+    "roles_of",
     "shard_elements",
     "shard_shape",
     "sharded_costs",

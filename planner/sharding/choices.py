@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from planner.graph import TensorKind
 from planner.operators import Access, Dim, DimKind, JointCut, LoopNest, OpCall, OpSpec, rule_of
 from planner.sharding.layout import PARTIAL, REPLICATED, Part
+from planner.sharding.mesh import AxisRole
 
 MOST_BLOCKS = 8
 """Interleaved cuts of more blocks than this are not considered."""
@@ -44,6 +46,9 @@ class Options:
         replicate: an axis may do the same work on every rank.
         interleaved: interleaved cuts (a fused projection's thirds).
         blocks: numbers of blocks in which plain cuts may be interleaved too, since a neighbour wants it so.
+        roles: what each mesh axis may do; empty where all of them may do anything.
+        as_layers: tensor axes cut operators as the tensor parallel layers of frameworks do
+            (`planner.sharding.layer_strategies`).
     """
 
     padded: bool = False
@@ -52,6 +57,17 @@ class Options:
     replicate: bool = True
     interleaved: bool = True
     blocks: tuple[int, ...] = ()
+    roles: tuple[AxisRole, ...] = ()
+    as_layers: bool = False
+
+    @property
+    def dealing(self) -> tuple[int, ...]:
+        """The axes on which weights are whole but those of experts."""
+        return tuple(axis for axis, role in enumerate(self.roles) if role.deals)
+
+    def role(self, axis: int) -> AxisRole:
+        """What an axis may do."""
+        return self.roles[axis] if self.roles else AxisRole.TENSOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +120,44 @@ def evenly_or_alone(local: Local, name: str, ranks: int) -> bool:
     return _alone(local, name) or all(size % ranks == 0 for size in sizes)
 
 
-def choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Options) -> list[Choice]:
-    """Everything an axis of that many ranks can do with what earlier axes left, doing nothing first."""
+def choices(
+    call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Options, role: AxisRole = AxisRole.TENSOR
+) -> list[Choice]:
+    """Everything an axis of that many ranks and that role can do with what earlier axes left, doing nothing first."""
+    found = _free_choices(call, spec, local, ranks, options)
+    return [c for c in found if _keeps_weights(call, local.nests, c, role)] if role.deals else found
+
+
+def _keeps_weights(call: OpCall, nests: Sequence[LoopNest], choice: Choice, role: AxisRole) -> bool:
+    """Whether a choice leaves the weights of products whole but those of experts, which an expert axis cuts."""
+    if not any(nest.matrix_flops for nest in nests):
+        return True
+    experts = expert_dims(call, nests) if role is AxisRole.EXPERT else {}
+    cut = {p: part.dim for p, part in choice.reads.items() if part.cuts and _is_weight(call, p)}
+    joint = rule_of(call.op).joint is JointCut.EXPERTS and choice.means is not Means.EXPERTS
+    return not cut if joint else all(experts.get(p) == dim for p, dim in cut.items())
+
+
+def _is_weight(call: OpCall, position: int) -> bool:
+    tensor = call.inputs[position]
+    return tensor is not None and tensor.kind is TensorKind.PARAMETER
+
+
+def expert_dims(call: OpCall, nests: Sequence[LoopNest]) -> dict[int, int]:
+    """By position of a weight, its dimension that counts experts: one that the result and all other operands of a
+    product have too, or the experts `e` of a mixture in one operator."""
+    joint, found = rule_of(call.op).joint is JointCut.EXPERTS, dict[int, int]()
+    for nest in nests:
+        sides = [*nest.reads, *nest.writes]
+        for access in (a for a in nest.reads if _is_weight(call, a.position) and (joint or nest.matrix_flops)):
+            for dim, names in enumerate(access.dims):
+                shared = len(names) == 1 and all(any(names[0] in at for at in other.dims) for other in sides)
+                if names == ("e",) if joint else shared:
+                    found[access.position] = dim
+    return found
+
+
+def _free_choices(call: OpCall, spec: OpSpec, local: Local, ranks: int, options: Options) -> list[Choice]:
     found = []
     if options.replicate or ranks == 1:
         found.append(Choice(Means.REPEAT, "", {}, {}, Local(local.nests, local.share, (*local.means, Means.REPEAT))))

@@ -9,6 +9,7 @@ the weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -18,10 +19,12 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Graph, Node, Tensor, TensorKind
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.choices import MOST_BLOCKS
+from planner.sharding.choices import MOST_BLOCKS, expert_dims
 from planner.sharding.elimination import Factor
 from planner.sharding.forbidden import allowed
+from planner.sharding.layer_strategies import layer_strategies
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
+from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
     Choice,
     Facts,
@@ -31,7 +34,7 @@ from planner.sharding.problem import (
     weight_gathers,
 )
 from planner.sharding.reshard import ReshardTable, reshard_table
-from planner.sharding.resting import tensor_choices, weight_choices
+from planner.sharding.resting import summed_along, tensor_choices, weight_choices
 from planner.sharding.strategies import Strategy, exchange_s, strategies
 
 MOST_TAGS = 2
@@ -129,6 +132,7 @@ class _Builder:
         self.kept = facts.kept(setting.members)
         self.members = frozenset(setting.members)
         self.tags = block_tags(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
+        self.experts = self._experts() if AxisRole.EXPERT in setting.options.roles else {}
         self.names: list[str] = []
         self.choices: list[tuple[Choice, ...]] = []
         self.seconds: list[np.ndarray] = []
@@ -136,6 +140,22 @@ class _Builder:
         self.links: list[Factor] = []
         self.index: dict[str, int] = {}
         self._made: dict[Hashable, Any] = {}
+
+    def _experts(self) -> dict[str, int]:
+        """By weight that is stored once an expert, the dimension that counts experts."""
+        calls = [(i, OpCall.of(self.graph, self.graph.nodes[i])) for i in self.setting.members]
+        found = {
+            self.graph.nodes[i].inputs[p]: dim
+            for i, call in calls
+            for p, dim in expert_dims(call, named_nests(call, self.specs[i])).items()
+        }
+        counts = {self.graph.tensors[name].shape[dim] for name, dim in found.items()}
+        for i, call in calls:  # biases: the first dimension is as long as that of an expert's matrices
+            for name, tensor in zip(self.graph.nodes[i].inputs, call.inputs, strict=True):
+                beside = tensor is not None and tensor.kind is TensorKind.PARAMETER and not self.specs[i].matrix_flops
+                if beside and tensor is not None and len(tensor.shape) > 1 and tensor.shape[0] in counts:
+                    found.setdefault(name, 0)
+        return found
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, made once for equal keys: layers of a model repeat."""
@@ -169,7 +189,8 @@ class _Builder:
         if name not in self.index:
             look, carries = self.look(tensor), name in self.carrying
             if tensor.kind is TensorKind.PARAMETER:
-                made = self.once(("weight", look, carries), lambda: self._weight(tensor, carries))
+                expert = self.experts.get(name, -1)
+                made = self.once(("weight", look, carries, expert), lambda: self._weight(tensor, carries))
             else:
                 kept, ends = self.kept.get(name, 0), self.ends(tensor)
                 made = self.once(
@@ -204,18 +225,31 @@ class _Builder:
     def _weight(self, tensor: Tensor, trained: bool) -> Made:
         padded, states = self.setting.options.padded, self.setting.sharded_states
         state, sizes, table = self.setting.state, self.mesh.sizes, self.table(tensor)
-        tags = self.tags_of(tensor.name)
-        found = weight_choices(tensor.shape, sizes, tags, trained=trained, sharded_states=states, padded=padded)
-
+        tags, options = self.tags_of(tensor.name), self.setting.options
+        found = weight_choices(
+            tensor.shape, sizes, tags, trained=trained, sharded_states=states, padded=padded, roles=options.roles,
+            expert_dim=self.experts.get(tensor.name, -1),
+        )  # fmt: skip
+        if not found:
+            hint = "use as many ranks of experts as divide them"
+            raise InfeasibleError(f"{tensor.name} cannot be dealt to {sizes} ranks", where=tensor.name, hint=hint)
         rests = [(table.index[c.weight], table.index[c.gradient], table.index[c.optimizer]) for c in found]
         weights, gradients, optimizers = np.asarray(rests).T
+        summed = [table.index[summed_along(c.gradient, options.dealing)] for c in found]
         each = state.weight if tensor.dtype.is_float else tensor.dtype.bits / 8
         held = table.elements[weights] * each
         update = np.zeros(len(found))
         if trained:
             held = held + (table.elements[gradients] * state.gradient + table.elements[optimizers] * state.optimizer)
-            update = table.seconds[gradients, optimizers] + table.seconds[optimizers, weights]
+            update = table.seconds[summed, optimizers] + table.seconds[optimizers, weights]
         return found, update / self.setting.micro_batches, held
+
+    @functools.cached_property
+    def weight_elements(self) -> int:
+        """Weights that the nodes read."""
+        names = {name for i in self.members for name in self.graph.nodes[i].inputs if name}
+        weights = (self.graph.tensors[name] for name in names)
+        return sum(t.elements for t in weights if t.kind is TensorKind.PARAMETER)
 
     def expressible(self, node: Node, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """Strategies whose interleaved cuts its tensors consider too."""
@@ -234,7 +268,7 @@ class _Builder:
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
         alike = (call.signature(), id(self.specs[i]), tags, self.forbids[i])
         found, shares = self.once(("strategies", alike), lambda: self._strategies(i, call))
-        work = tuple(sum(self.setting.node_s(i, share)) for share in shares)
+        work = tuple(self.setting.node_s(i, share) for share in shares)
         key = ("operator", alike, work, trains, extra, node.repeat)
         made = self.once(key, lambda: self._operator(i, found, dict(zip(shares, work, strict=True)), trains, extra))
         own = self.add(f"op:{node.key}", *made)
@@ -258,6 +292,7 @@ class _Builder:
             options = replace(options, interleaved=True, blocks=blocks)
         found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
         found = allowed(found, call, self.forbids[i])
+        found = layer_strategies(found, call, self.specs[i], options, self.mesh.sizes, self.weight_elements)
         if not found:
             why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
@@ -265,15 +300,19 @@ class _Builder:
         return found, tuple(dict.fromkeys(s.share for s in found))
 
     def _operator(
-        self, i: int, found: tuple[Strategy, ...], work: Mapping[float, float], trains: bool, extra: float
+        self, i: int, found: tuple[Strategy, ...], work: Mapping[float, tuple[float, float]], trains: bool, extra: float
     ) -> Made:
         repeat = self.graph.nodes[i].repeat
-        seconds = np.asarray([
-            work[s.share]
-            + repeat * exchange_s(self.mesh, s, backward=False)
-            + (repeat * exchange_s(self.mesh, s, backward=True) if trains else 0.0)
-            for s in found
-        ])  # fmt: skip
+
+        def spent_s(strategy: Strategy) -> float:
+            own_s = work[strategy.share]
+            total = sum(own_s)
+            for backward in (False, True)[: 1 + trains if strategy.exchanges else 0]:
+                beside_s = self.setting.beside_s(own_s[backward], repeat)
+                total += repeat * exchange_s(self.mesh, strategy, backward=backward, beside_s=beside_s)
+            return total
+
+        seconds = np.asarray([spent_s(s) for s in found])
         return found, seconds, np.asarray([s.share * extra for s in found])
 
     def _parts(self, own: int, p: int, tensor: Tensor, *, written: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -329,6 +368,9 @@ class _Builder:
             seconds, values, gradients = self.table(tensor).seconds, np.asarray(parts[0]), np.asarray(parts[1])
             rests = self._rests(other, tensor, gradient=False)
             cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
+            gathering = self.setting.options.as_layers and tensor.kind is TensorKind.PARAMETER
+            if gathering:  # which no tensor parallel layer does
+                cost = np.where(cost > 0.0, np.inf, cost)
             if carries:
                 rests = self._rests(other, tensor, gradient=True)
                 back = seconds[np.ix_(rests, gradients)].T if written else seconds[np.ix_(gradients, rests)]

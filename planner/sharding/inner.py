@@ -247,7 +247,10 @@ def inner_costs(
     setting = inner_setting(chain, graph, prices, mesh, chosen)
     facts = Facts.of(setting)
     crossing = {name: graph.tensors[name] for name in chain.handed_on}
-    boundaries = variants(crossing.values(), chosen.boundaries, mesh.sizes, padded=chosen.options.padded)
+    treatment = chosen.options
+    boundaries = variants(
+        crossing.values(), chosen.boundaries, mesh.sizes, padded=treatment.padded, roles=treatment.roles
+    )
     found, solved = [], 0
     settings = {again: priced_once(setting, again) for again in chain.repeats}
     all_marks = {again: PriceMarks(each) for again, each in settings.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from planner.errors import InfeasibleError
 from planner.graph import Chain, Graph
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, evaluate
-from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
+from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, Facts, Setting, ShardingProblem
 from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.strategies import Strategy
@@ -214,6 +214,28 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
         checkpoints=checkpoints,
         weights=weights,
     )
+
+
+def rerun_s(block: BlockProblem, point: InnerPoint, members: Sequence[int]) -> float:
+    """Seconds that some operators of a sharded block take when they run forward again, with the exchanges inside them,
+    the changes of layout of what they read and make, and the sums of results that others read in parts."""
+    setting, graph, run = replace(block.setting, nodes=tuple(members)), block.setting.graph, set(members)
+    again = evaluate(setting, point.decision, facts=block.facts, checked=block.checked)
+    made = (name for i in members for name in graph.nodes[i].outputs)
+    left = {name for name in made if not run.intersection(graph.consumers.get(name, ()))}
+    in_parts = {name for name in left if _in_parts(point.decision.get(name))}
+    summed_s = sum(c.seconds for c in point.communication if c.phase == "forward" and c.tensor in in_parts)
+    return again.forward_s + summed_s
+
+
+def _in_parts(rest: Choice | None) -> bool:
+    return isinstance(rest, TensorChoice) and PARTIAL in rest.value
+
+
+def operand_bytes(block: BlockProblem, point: InnerPoint, node: int, position: int) -> float:
+    """Bytes on a rank of a tensor that an operator of a sharded block reads."""
+    name = block.setting.graph.nodes[node].inputs[position]
+    return _bytes_at(block.setting, name, block.lies(name, point.boundary, point.decision))
 
 
 def _bytes_at(setting: Setting, name: str, layout: TensorLayout) -> float:

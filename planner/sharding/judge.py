@@ -16,7 +16,7 @@ from planner.sharding.forbidden import allowed
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.problem import Choice, Facts, Setting, weight_gathers
 from planner.sharding.reshard import Step, reshard
-from planner.sharding.resting import TensorChoice, WeightChoice
+from planner.sharding.resting import TensorChoice, WeightChoice, summed_along
 from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
 
 
@@ -153,7 +153,8 @@ class _Judge:
         self.verdict.forward_s += forward
         self.verdict.backward_s += backward_work
         for backward in (False, True)[: 1 + trains]:
-            inside = exchange_s(setting.mesh, chosen, backward=backward) * node.repeat
+            beside_s = setting.beside_s(backward_work if backward else forward, node.repeat)
+            inside = exchange_s(setting.mesh, chosen, backward=backward, beside_s=beside_s) * node.repeat
             self.verdict.exchange_s += inside
             self.verdict.add_seconds("backward" if backward else "forward", inside)
             self.verdict.sent_bytes += exchange_bytes(setting.mesh, chosen, backward=backward) * node.repeat
@@ -235,7 +236,8 @@ class _Judge:
             held += state.gradient * shard_elements(tensor.shape, choice.gradient, sizes)
             held += state.optimizer * shard_elements(tensor.shape, choice.optimizer, sizes)
             share = 1.0 / self.setting.micro_batches
-            self.move(tensor, "step", choice.gradient, choice.optimizer, share)
+            gradient = summed_along(choice.gradient, self.setting.options.dealing)
+            self.move(tensor, "step", gradient, choice.optimizer, share)
             self.move(tensor, "step", choice.optimizer, choice.weight, share)
         self.verdict.weight_bytes += held
 

@@ -8,13 +8,31 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware import ALGORITHMS, Cluster, Collective, Terms, collective_terms, moved_bytes, send_terms
+
+
+class AxisRole(StrEnum):
+    """What a mesh axis may do, by its name where that is one of these; any other name stands for a tensor axis."""
+
+    TENSOR = "tensor"
+    """Every operator is run in the way that is fastest."""
+    CONTEXT = "context"
+    """The sequence is dealt out: activations are cut along it between blocks, weights are whole on every rank.
+    Attention passes keys and values round, gathers them, or swaps the sequence for heads, whichever is fastest."""
+    EXPERT = "expert"
+    """Samples are dealt out, weights are whole on every rank but those of experts, which are dealt out too."""
+
+    @property
+    def deals(self) -> bool:
+        """Whether ranks along the axis work on different samples or steps with the same weights."""
+        return self is not AxisRole.TENSOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +41,22 @@ class Axis:
 
     name: str
     size: int
+
+    @property
+    def role(self) -> AxisRole:
+        """What the axis may do."""
+        return AxisRole(self.name) if self.name in set(AxisRole) else AxisRole.TENSOR
+
+
+def axes_text(axes: Iterable[Axis]) -> str:
+    """Sizes of a mesh's axes, outermost first, `2 x 8`; of those that deal out steps or samples with their names."""
+    return " x ".join(f"{axis.name} {axis.size}" if axis.role.deals else str(axis.size) for axis in axes)
+
+
+def roles_of(axes: Iterable[Axis]) -> tuple[AxisRole, ...]:
+    """What each axis of a mesh may do; empty where all of them may do anything."""
+    found = tuple(axis.role for axis in axes)
+    return found if any(role.deals for role in found) else ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,9 @@ optimizer state rest: whole, cut like the operator cuts it (tensor parallelism),
 only gradient and state cut (ZeRO-2), only the state (ZeRO-1). What all this costs is read off the tables of layout
 changes alone; nothing below knows these names.
 
-Time is the sum of work, exchanges inside operators and changes of layout: nothing is assumed to overlap. An operand
-that backward needs rests in its tensor's layout and is brought to the operator's again in the backward pass.
+Time is the sum of work, exchanges inside operators and changes of layout: nothing is assumed to overlap but the sends
+of a ring of attention on a context axis. An operand that backward needs rests in its tensor's layout and is brought to
+the operator's again in the backward pass.
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ class Setting:
         whole = self.forward_s, self.backward_s
         forward_s, backward_s = (0.0 if a is None else share * float(a[i]) for a in whole)
         return forward_s, backward_s
+
+    def beside_s(self, work_s: float, repeat: int) -> float:
+        """Of an operator's work in a pass, what a run of it can hide a ring's sends behind: on a mesh whose axes deal
+        out steps kernels work piece by piece; other searches let nothing overlap."""
+        return work_s / max(1, repeat) if self.options.roles else 0.0
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from planner.sharding.layout import (
     refusal,
     shard_elements,
 )
+from planner.sharding.mesh import AxisRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ def tensor_choices(
     return tuple(found)
 
 
+def summed_along(layout: TensorLayout, axes: Sequence[int]) -> TensorLayout:
+    """A layout when the ranks along some axes have added up their partial sums."""
+    return tuple(REPLICATED if a in axes and part == PARTIAL else part for a, part in enumerate(layout))
+
+
 @functools.lru_cache(maxsize=4096)
 def weight_choices(
     shape: tuple[int, ...],
@@ -115,15 +121,25 @@ def weight_choices(
     trained: bool,
     sharded_states: bool,
     padded: bool,
+    roles: tuple[AxisRole, ...] = (),
+    expert_dim: int = -1,
 ) -> tuple[WeightChoice, ...]:
-    """For each axis: whole, its gradient reduced at once or once a step; state cut; gradient too; all cut."""
+    """For each axis: whole, its gradient reduced at once or once a step; state cut; gradient too; all cut.
+
+    An axis that deals out samples or steps leaves a weight whole, and its gradient in partial sums. An expert axis cuts
+    the dimension that counts experts, where there is one (not -1).
+    """
     cuts = [Part(d) for d in range(len(shape))] + list(tags)
     plain, cut_axes = cuts[: len(shape)], [n for n in sizes if n > 1]
     first = next((c for c in plain for n in cut_axes if not refusal(shape, (c,), (n,), padded=padded)), None)
     per_axis: list[list[tuple[Part, Part, Part]]] = []
-    for n in sizes:
+    for axis, n in enumerate(sizes):
         options = [(REPLICATED, REPLICATED, REPLICATED)]
-        if n > 1:
+        if roles and roles[axis].deals:
+            expert = Part(expert_dim)
+            cut = roles[axis] is AxisRole.EXPERT and expert_dim >= 0
+            options = [(expert,) * 3 if cut else (REPLICATED, PARTIAL if trained else REPLICATED, REPLICATED)]
+        elif n > 1:
             options += [(c, c, c) for c in cuts]
             if trained:
                 options.append((REPLICATED, PARTIAL, REPLICATED))
@@ -217,18 +233,28 @@ def canonical_layout(
     return tuple(parts)
 
 
+_DEALT = {AxisRole.CONTEXT: Boundary.SEQUENCE, AxisRole.EXPERT: Boundary.BATCH}
+"""What lies between blocks on axes that deal out steps or samples."""
+
+
 def variants(
-    tensors: Iterable[Tensor], allowed: Sequence[Boundary], sizes: Sequence[int], *, padded: bool = False
+    tensors: Iterable[Tensor],
+    allowed: Sequence[Boundary],
+    sizes: Sequence[int],
+    *,
+    padded: bool = False,
+    roles: Sequence[AxisRole] = (),
 ) -> tuple[Boundaries, ...]:
     """All ways to treat the boundaries that differ for at least one of the tensors, the first of equal ones.
 
-    Free ones stand alone: nothing but them is allowed.
+    Axes that deal out steps or samples have one treatment. Free ones stand alone: nothing but them is allowed.
     """
     if tuple(allowed) == (Boundary.FREE,):
         return ((Boundary.FREE,) * len(sizes),)
+    by_axis = [(_DEALT[role],) if role.deals else allowed for role in roles or (AxisRole.TENSOR,) * len(sizes)]
     one_of = {tensor.shape: tensor for tensor in tensors}
     found: dict[tuple[TensorLayout, ...], Boundaries] = {}
-    for each in itertools.product(allowed, repeat=len(sizes)):
+    for each in itertools.product(*by_axis):
         layouts = tuple(canonical_layout(t, each, sizes, padded=padded) for t in one_of.values())
         found.setdefault(layouts, each)
     return tuple(found.values())

@@ -19,7 +19,7 @@ from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph, per_graph
 from planner.sharding.inner import InnerCosts
 from planner.sharding.inner_points import InnerPoint, point
-from planner.sharding.layout import TensorLayout, shard_elements
+from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, rest_of
 from planner.sharding.resting import Boundaries, Boundary, canonical_layout
 
@@ -47,6 +47,7 @@ class ShardedCosts:
         sent_bytes: [n] bytes sent inside the fat device, forward and backward.
         parameter_elements: [n] trainable elements; a parameter counts in every block that uses it.
         parameters: by block, names of those parameters (ties resolved) and the elements held of each.
+        whole_on: by parameter, the mesh axes that deal out samples or steps and on which every rank holds the same.
         saved: by block, storages kept for backward and their bytes. A storage that several blocks of a stage keep is
             there once.
         saved_bytes: [n] their sum.
@@ -68,6 +69,7 @@ class ShardedCosts:
     sent_bytes: np.ndarray
     parameter_elements: np.ndarray
     parameters: tuple[tuple[tuple[str, float], ...], ...]
+    whole_on: Mapping[str, tuple[int, ...]]
     saved: tuple[tuple[tuple[str, float], ...], ...]
     saved_bytes: np.ndarray
     checkpoints: tuple[tuple[tuple[str, float], ...], ...]
@@ -203,6 +205,18 @@ class _Chain:
         gradients = self._crossing_bytes(layouts, gradients=True)
         return [self._arrays(boundaries, layouts, crossing, gradients, picked) for picked in choices]
 
+    def _whole_on(self, picked: Sequence[InnerPoint]) -> dict[str, tuple[int, ...]]:
+        """By parameter, the axes that deal out samples or steps and leave it whole in all blocks that read it."""
+        dealing, found = self._costs.options.options.dealing, dict[str, tuple[int, ...]]()
+        trained = _trained(self._graph) if dealing else {}
+        for b, own in enumerate(picked if dealing else ()):
+            for weight, _ in own.weights:
+                layout = rest_of(own.decision[weight]).value
+                for name, _ in trained.get(self._names[b].get(weight, weight), ()):
+                    known = found.get(name, dealing)
+                    found[name] = tuple(axis for axis in known if layout[axis] == REPLICATED)
+        return found
+
     def _arrays(
         self,
         boundaries: Boundaries,
@@ -223,6 +237,7 @@ class _Chain:
             sent_bytes=np.array([p.sent_bytes for p in picked]),
             parameter_elements=np.array([sum(size for _, size in each) for each in parameters]),
             parameters=parameters,
+            whole_on=self._whole_on(picked),
             saved=saved,
             saved_bytes=np.array([p.saved_bytes for p in picked]),
             checkpoints=inputs,

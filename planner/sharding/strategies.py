@@ -248,11 +248,12 @@ def strategies(
 @functools.lru_cache(maxsize=8192)
 def _strategies(request: _Request) -> tuple[Strategy, ...]:
     partial: list[tuple[Local, tuple[Choice, ...]]] = [(Local(named_nests(request.call, request.spec)), ())]
-    for ranks in request.sizes:
+    for axis, ranks in enumerate(request.sizes):
+        role = request.options.role(axis)
         partial = [
             (choice.left, (*done, choice))
             for local, done in partial
-            for choice in choices(request.call, request.spec, local, ranks, request.options)
+            for choice in choices(request.call, request.spec, local, ranks, request.options, role)
         ]
     found: dict[tuple[object, ...], Strategy] = {}
     for _, chosen in partial:
@@ -265,13 +266,23 @@ def _strategies(request: _Request) -> tuple[Strategy, ...]:
     return tuple(found.values())
 
 
-def exchange_s(mesh: Mesh, strategy: Strategy, *, backward: bool) -> float:
-    """Seconds of the exchanges inside an operator in one pass."""
-    return sum(
-        e.times * float(mesh.seconds(e.collective, (e.axis,), e.payload_bytes))
-        for e in strategy.exchanges
-        if e.backward is backward
-    )
+def exchange_s(mesh: Mesh, strategy: Strategy, *, backward: bool, beside_s: float = 0.0) -> float:
+    """Seconds of the exchanges inside an operator in one pass that its work does not hide.
+
+    Args:
+        mesh: the mesh.
+        strategy: how the operator is run.
+        backward: which pass.
+        beside_s: the operator's work in that pass. A ring of n ranks works on a piece while the next comes in, so each
+            of its n - 1 sends hides behind an n-th of the work (Liu et al. 2023). All else waits.
+    """
+    total = 0.0
+    for e in strategy.exchanges:
+        if e.backward is backward:
+            each_s = float(mesh.seconds(e.collective, (e.axis,), e.payload_bytes))
+            hidden_s = beside_s / (e.times + 1) if e.reason is Reason.RING else 0.0
+            total += e.times * max(0.0, each_s - hidden_s)
+    return total
 
 
 def exchange_bytes(mesh: Mesh, strategy: Strategy, *, backward: bool) -> float:

@@ -160,7 +160,7 @@ def _unsharded(decision: Configuration) -> Configuration:
 
 def _kept(decision: Configuration) -> Configuration:
     return dataclasses.replace(
-        decision, stages=tuple(dataclasses.replace(stage, recompute=False) for stage in decision.stages)
+        decision, stages=tuple(dataclasses.replace(stage, recompute=False, repeats=()) for stage in decision.stages)
     )
 
 

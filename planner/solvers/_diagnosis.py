@@ -97,8 +97,8 @@ def _circumstances(decision: Configuration, terms: StageTerms, index: int, over:
         yield f"shared by {stage.ranks} ranks"
     if terms.memory.activations > _NEGLIGIBLE * terms.memory.total:
         yield f"{terms.in_flight} in flight"
-    if stage.recompute:
-        yield "recomputed"
+    if stage.recompute or stage.repeats:
+        yield " ".join([*stage.repeats, "recomputed"])
     if decision.zero and replicas > 1:
         yield f"ZeRO-{decision.zero} over {replicas}"
     if over > 1:
@@ -157,13 +157,8 @@ def _one_more_stage(problem: StageProblem, before: np.ndarray, after: np.ndarray
             place = problem.place[o, at]
             kept = problem.in_flight[o, np.minimum(width - at - r, most)][:, None]
             kind = problem.place_kind[place]
-            needed = np.full((len(at), n - i), np.inf)
-            if problem.recompute != "always":
-                needed = np.minimum(needed, kept * problem.saved_bytes[kind, i, i:])
-            if problem.recompute != "never":
-                again = kept * problem.checkpoint_bytes[kind, i, i:] + problem.working_bytes[kind, i, i:]
-                needed = np.minimum(needed, again)
-            needed = needed + problem.resident_bytes[place, i, i:]
+            by_way = kept * problem.saved_bytes[:, kind, i, i:] + problem.working_bytes[:, kind, i, i:]
+            needed = by_way.min(axis=0) + problem.resident_bytes[place, i, i:]
             share = needed / problem.capacity_bytes[kind][:, None]
             share = np.maximum(share, before[i, at][:, None])
             target = after[i + 1 :, r : width + 1]

@@ -329,7 +329,7 @@ class LabelSearch:
             stop, r = int(columns["position"][parent]), int(problem.replicas[option])
             at = int(self._contexts.at[columns["context"][parent]]) - r
             kept = int(problem.in_flight[option, columns["passing"][parent]])
-            again = self._tables.recomputes(int(problem.place[option, at]), start, stop - 1, kept)
-            stages.append(problem.stage(start, stop, option, again))
+            way = self._tables.way(int(problem.place[option, at]), start, stop - 1, kept)
+            stages.append(problem.stage(start, stop, option, way))
             start, option, parent = stop, int(columns["option"][parent]), int(columns["parent"][parent])
         return tuple(stages)

@@ -150,9 +150,9 @@ class Objective(Protocol):
     def bound_s(self, suffix: Suffix, before: Prefix) -> np.ndarray:
         """No decision that ends with the suffix is faster."""
 
-    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """No decision with a stage is faster, wherever it lies, without and with recomputation; by last block j and
-        then by first. It grows with every block that a stage goes on for.
+    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> list[np.ndarray]:
+        """No decision with a stage is faster, wherever it lies, for each way to recompute; by last block j and then by
+        first. It grows with every block that a stage goes on for.
 
         Args:
             turns: [R, 1, 1] micro-batches of a replica.
@@ -217,12 +217,12 @@ class ClosedForm:
         reach_s = np.maximum(suffix.work_s + before.delay_s, suffix.reach_s + before.path_s)
         return np.asarray(reach_s + np.maximum(suffix.pace_s, before.slowest_s))
 
-    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> list[np.ndarray]:
         """The pace of the stage, and the two ways through one micro-batch's work: to the last backward, and to the
         stage's update."""
         ways_s = np.maximum(needs.whole_s, needs.whole_s - needs.before_s + needs.forward_before_s + end_s)
         plain_s = (turns - 1) * needs.plain_s + ways_s
-        return plain_s, plain_s + turns * needs.repeat_s
+        return [plain_s + turns * repeat_s for repeat_s in needs.repeat_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +279,11 @@ class LongestChain:
         there_s = np.maximum(suffix.reach_s, suffix.end_s) + before.path_s
         return np.asarray(np.maximum(np.maximum(back_s, there_s), before.slowest_s))
 
-    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> list[np.ndarray]:
         """All turns of the stage between the stages before it, or before its update; or one micro-batch's way there."""
         around_s = np.maximum(needs.before_s, needs.forward_before_s + end_s)
         through_s = needs.whole_s - needs.before_s + needs.forward_before_s + end_s
-        plain_s, again_s = turns * needs.plain_s, turns * (needs.plain_s + needs.repeat_s)
-        return np.maximum(plain_s + around_s, through_s), np.maximum(again_s + around_s, through_s)
+        return [np.maximum(turns * (needs.plain_s + each_s) + around_s, through_s) for each_s in needs.repeat_s]
 
 
 def _own_s(stage: NewStage) -> tuple[np.ndarray, np.ndarray]:

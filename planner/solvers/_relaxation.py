@@ -11,6 +11,7 @@ what it can over all devices and synchronises where that is fastest.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -223,12 +224,12 @@ class Reach:
         sync_s = np.where(needs.elements > 0, sync_s, 0.0)
         step_s = share.update_share[column] * needs.update_s
         end_s = np.maximum(sync_s - share.overlap * needs.hiding_s, 0.0) + step_s
-        self._plain_s, self._again_s = objective.reach_s(turns, needs, end_s)
+        self._least_s = objective.reach_s(turns, needs, end_s)
         tables = warm_up_tables(share.schedule, share.replicas, share.devices, share.micro_batches)
         self._in_flight, passing, self._filling = tables
         kept, which = np.unique(self._in_flight, return_inverse=True)
         self._kept: np.ndarray = np.asarray(which).reshape(self._in_flight.shape)
-        self._plain_first, self._again_first = needs.first_blocks(kept)
+        self._fitting = needs.first_blocks(kept)
         self._passing = np.zeros(0, dtype=np.int64)
         if objective.counts_passing:
             self._passing = most_passing(share.replicas, passing, share.devices)[::-1]
@@ -241,17 +242,17 @@ class Reach:
         """
         share, needs = self._share, self._needs
         most_s = cutoff_s * (1 + _ROUNDING)
-        plain, again = _first(self._plain_s <= most_s), _first(self._again_s <= most_s)
-        n, options = needs.plain_limit.shape[0], np.arange(len(share.replicas))
+        fast = [_first(least_s <= most_s) for least_s in self._least_s]
+        n, options = needs.plain_s.shape[0], np.arange(len(share.replicas))
         first = np.full(share.devices + 1, n)
         for x in range(int(share.replicas[0]), share.devices + 1):
             count = int(np.searchsorted(share.replicas, x, side="right"))
             o, behind = options[:count], x - share.replicas[:count]
             last = first[behind] - 1
             kept = self._kept[o, np.minimum(behind, self._kept.shape[1] - 1)]
-            start = np.minimum(
-                np.maximum(plain[o, last], self._plain_first[kept, last]),
-                np.maximum(again[o, last], self._again_first[kept, last]),
+            start = functools.reduce(
+                np.minimum,
+                [np.maximum(f[o, last], fit[kept, last]) for f, fit in zip(fast, self._fitting, strict=True)],
             )
             if len(self._passing):
                 start = np.maximum(start, self._after_wait(o, last, behind, most_s))

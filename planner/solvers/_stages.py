@@ -1,7 +1,7 @@
 """A problem's stages as tables for the chain DP: what each costs by place, and how many micro-batches it can keep.
 
 Recomputing a stage never makes an iteration faster (the repeated forward delays everything by at least what it hides),
-so under "auto" a stage is recomputed where, and only where, its activations do not fit otherwise.
+nor does recomputing more of it: of the ways to recompute that are allowed a stage takes the fastest that fits.
 
 Blocks that must be on a certain stage, as a search that adds stages in front sees them.
 
@@ -60,8 +60,22 @@ def by_count(problem: StageProblem) -> tuple[StageProblem, ...]:
 
 
 def cases(problem: StageProblem) -> tuple[StageProblem, ...]:
-    """The problem, or one for each number of replicas and of stages that the search has to know beforehand."""
-    return tuple(case for alike in by_replicas(problem) for case in by_count(alike))
+    """The problem, or one for each number of replicas and of stages, sharding and choice of recomputation that the
+    search has to know beforehand."""
+    return tuple(case for uniform in by_replicas(problem) for same in by_choice(uniform) for case in by_count(same))
+
+
+def by_choice(problem: StageProblem) -> tuple[StageProblem, ...]:
+    """One problem for each sharding and way to recompute, where all stages are to be alike in both."""
+    numbers, ways = np.unique(problem.shardings), range(len(problem.ways))
+    if not problem.alike or (len(numbers) == 1 and len(ways) == 1):
+        return (problem,)
+    shared = [_of_options(problem, np.flatnonzero(problem.shardings == number)) for number in numbers]
+    return tuple(
+        replace(each, alike=False, **{name: getattr(each, name)[[way]] for name in ("ways", *_BY_WAY)})
+        for each in shared
+        for way in ways
+    )
 
 
 def by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
@@ -69,27 +83,47 @@ def by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
     counts = np.unique(problem.replicas)
     if not problem.uniform or len(counts) == 1:
         return (problem,)
-    return tuple(_of_options(problem, np.flatnonzero(problem.replicas == count)) for count in counts)
+    return tuple(
+        replace(_of_options(problem, np.flatnonzero(problem.replicas == count)), uniform=False) for count in counts
+    )
+
+
+_BY_PLACE = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
+_BY_KIND = ("forward_s", "backward_s", "capacity_bytes")
+_BY_WAY = ("repeat_s", "saved_bytes", "working_bytes")
 
 
 def _of_options(problem: StageProblem, options: np.ndarray) -> StageProblem:
-    """The problem with some of its options only."""
-    names = ("replicas", "shardings", "place", "in_flight", "passing", "filling", "tied_class")
+    """The problem with some of its options only, and the places and kinds that these have."""
+    names = ("replicas", "shardings", "in_flight", "passing", "filling", "tied_class")
     kept = {name: getattr(problem, name)[options] for name in names}
+    place = problem.place[options]
+    places, renumbered = np.unique(place, return_inverse=True)
+    outside = int(len(places) > 0 and places[0] < 0)
+    places = places[outside:]
+    kinds, place_kind = np.unique(problem.place_kind[places], return_inverse=True)
+    kept |= {name: values[places] for name in _BY_PLACE if len(values := getattr(problem, name))}
+    kept |= {name: getattr(problem, name)[kinds] for name in _BY_KIND}
+    kept |= {name: getattr(problem, name)[:, kinds] for name in _BY_WAY}
     return replace(
-        problem, **kept, link=problem.link[np.ix_(options, options)], tied_s=problem.tied_s[:, options], uniform=False
+        problem,
+        **kept,
+        place=renumbered.reshape(place.shape) - outside,
+        place_kind=place_kind,
+        link=problem.link[np.ix_(options, options)],
+        tied_s=problem.tied_s[:, options],
     )
 
 
 @dataclass(frozen=True, eq=False)
 class StageTables:
-    """Stages of blocks i..j by place, [P, n, n]; `plain` and `again` are without and with recomputation.
+    """Stages of blocks i..j by place, [P, n, n], and by the way to recompute, the fastest first, [Q, P, n, n].
 
     Attributes:
         forward_s: forward pass.
-        plain_s, again_s: forward and backward pass.
-        plain_end_s, again_end_s: exposed synchronisation and update.
-        plain_limit, again_limit: int64, most micro-batches in flight that fit; -1 where the stage never fits.
+        work_s: [Q, P, n, n] forward and backward pass.
+        end_s: [Q, P, n, n] exposed synchronisation and update.
+        limit: int64 [Q, P, n, n], most micro-batches in flight that fit; -1 where the stage never fits.
         receive_s, return_s, transfer_s: [R, W + 1, n + 1] least over the stages before of the transfer into, of the one
             back and of both at boundary p for a stage with replicas[o] at a.
         tied_s: [R, W] least time to sum the gradients of weights that the first and the last block share, for a first
@@ -98,12 +132,9 @@ class StageTables:
     """
 
     forward_s: np.ndarray
-    plain_s: np.ndarray
-    again_s: np.ndarray
-    plain_end_s: np.ndarray
-    again_end_s: np.ndarray
-    plain_limit: np.ndarray
-    again_limit: np.ndarray
+    work_s: np.ndarray
+    end_s: np.ndarray
+    limit: np.ndarray
     receive_s: np.ndarray
     return_s: np.ndarray
     transfer_s: np.ndarray
@@ -115,34 +146,34 @@ class StageTables:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(forward, forward and backward, end) of stages i..j; the latter two infinite where memory does not
         suffice."""
-        plain = in_flight <= self.plain_limit[place, i, j]
-        again = in_flight <= self.again_limit[place, i, j]
-        work = np.where(plain, self.plain_s[place, i, j], np.where(again, self.again_s[place, i, j], np.inf))
-        end = np.where(plain, self.plain_end_s[place, i, j], self.again_end_s[place, i, j])
+        fits = in_flight <= self.limit[0][place, i, j]
+        work, end = np.where(fits, self.work_s[0][place, i, j], np.inf), self.end_s[0][place, i, j]
+        for way in range(1, len(self.limit)):
+            if fits.all():
+                break
+            more = ~fits & (in_flight <= self.limit[way][place, i, j])
+            work = np.where(more, self.work_s[way][place, i, j], work)
+            end = np.where(more, self.end_s[way][place, i, j], end)
+            fits |= more
         return self.forward_s[place, i, j], work, end
 
-    def recomputes(self, place: int, i: int, j: int, in_flight: int) -> bool:
-        """Whether the chosen form of a stage is the recomputed one."""
-        return in_flight > int(self.plain_limit[place, i, j])
+    def way(self, place: int, i: int, j: int, in_flight: int) -> int:
+        """The way to recompute of the chosen form of a stage that fits."""
+        return int((in_flight <= self.limit[:, place, i, j]).argmax())
 
 
 def stage_tables(problem: StageProblem) -> StageTables:
     """Tables of a problem; O(P n^2 + R^2 W n)."""
     work = problem.forward_s[problem.place_kind]
     backward = problem.backward_s[problem.place_kind]
-    again = backward + problem.repeat_s[problem.place_kind]
+    passes = [backward + repeat_s[problem.place_kind] for repeat_s in problem.repeat_s]
     forward = _with_exchange(problem, work, problem.exchange_forward_s)
     receive, back, transfer = _least_transfers(problem)
-    never, always = problem.recompute == "never", problem.recompute == "always"
-    nothing = np.full(forward.shape, -1)
     return StageTables(
         forward_s=forward,
-        plain_s=forward + _with_exchange(problem, backward, problem.exchange_backward_s),
-        again_s=forward + _with_exchange(problem, again, problem.exchange_backward_s),
-        plain_end_s=_exposed(problem, backward) + problem.update_s,
-        again_end_s=_exposed(problem, again) + problem.update_s,
-        plain_limit=nothing if always else _limit(problem, np.zeros_like(problem.saved_bytes), problem.saved_bytes),
-        again_limit=nothing if never else _limit(problem, problem.working_bytes, problem.checkpoint_bytes),
+        work_s=np.stack([forward + _with_exchange(problem, each, problem.exchange_backward_s) for each in passes]),
+        end_s=np.stack([_exposed(problem, each) + problem.update_s for each in passes]),
+        limit=np.stack([_limit(problem, *b) for b in zip(problem.working_bytes, problem.saved_bytes, strict=True)]),
         receive_s=receive,
         return_s=back,
         transfer_s=transfer,

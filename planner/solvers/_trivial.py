@@ -13,6 +13,7 @@ from planner.schedules import get, names
 from planner.space import evaluate
 from planner.space.evaluate_many import evaluate_many
 from planner.space.limits import forbidden_choices
+from planner.space.repeats import PlainWay, plain_ways
 from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
 ONE_DEVICE, DATA_PARALLEL, SHARDED, EVEN_SPLIT = "one device", "data parallel", "data parallel, ZeRO-1", "even split"
@@ -82,10 +83,11 @@ def _trivial(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tuple[st
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     schedule = plain_schedule(job)
     replicas = max(r for r in range(1, devices + 1) if batches % r == 0)
-    for recompute in {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]:
+    for way in plain_ways(job.recompute):
 
-        def decision(bounds: Sequence[int], replicas: int, zero: int, again: bool = recompute) -> Configuration:
-            stages = tuple(StageChoice(start, stop, replicas, again) for start, stop in itertools.pairwise(bounds))
+        def decision(bounds: Sequence[int], replicas: int, zero: int, way: PlainWay = way) -> Configuration:
+            pairs = itertools.pairwise(bounds)
+            stages = tuple(StageChoice(start, stop, replicas, way[0], repeats=way[1]) for start, stop in pairs)
             return Configuration(stages, 1, costs.micro_batch, batches, schedule, zero)
 
         yield ONE_DEVICE, decision((0, blocks), 1, 0)
@@ -101,16 +103,12 @@ def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Conf
     batches, ranks = job.global_batch // costs.micro_batch, costs.ranks
     groups = min(job.devices or cluster.device_count, cluster.device_count) // ranks
     seconds = np.cumsum((costs.forward_s + costs.backward_s).min(axis=0))
-    again = {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]
     for count in (n for n in range(1, min(groups, len(seconds)) + 1) if groups % n == 0):
         copies = groups // count
         cuts = np.searchsorted(seconds, seconds[-1] * np.arange(1, count) / count) + 1
         bounds = [0, *cuts.tolist(), len(seconds)]
         if batches % copies or len(set(bounds)) != count + 1:
             continue
-        for zero, recompute in itertools.product(sorted(set(job.zero), reverse=True), again):
-            stages = tuple(
-                StageChoice(start, stop, 1, recompute, ranks, costs.sharding)
-                for start, stop in itertools.pairwise(bounds)
-            )
+        for zero, way in itertools.product(sorted(set(job.zero), reverse=True), plain_ways(job.recompute)):
+            stages = tuple(costs.stage(start, stop, 1, *way) for start, stop in itertools.pairwise(bounds))
             yield Configuration(stages, copies, costs.micro_batch, batches // copies, plain_schedule(job), zero)

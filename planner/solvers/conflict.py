@@ -12,7 +12,7 @@ from planner.space.types import Job
 Attempt = Callable[[Job], float | None]
 """Seconds of some plan of a job, None where there is none."""
 
-_OWN = ("tensor_parallel", "meshes", "pipeline_stages", "data_parallel", "keep", "forbid", "uniform")
+_OWN = ("tensor_parallel", "meshes", "pipeline_stages", "data_parallel", "keep", "forbid", "uniform", "backends")
 """Limits that the diagnosis of memory knows nothing of."""
 
 

@@ -314,7 +314,7 @@ def _searched(task: LayoutTask, layouts: Layouts, mesh: Mesh, size: int) -> Laid
         saved=slowest.saved,
         item_bytes=chosen.compute.bits / 8,
         state=StateBytes(
-            chosen.weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(task.job.optimizer, chosen)
+            chosen.held_weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(task.job.optimizer, chosen)
         ),
         micro_batches=count,
         sharded_states=False,

@@ -33,7 +33,7 @@ from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
 from planner.solvers.sizes import micro_batch_sizes
 from planner.solvers.types import Answer, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
-from planner.space.asked import allowed_ranks
+from planner.space.asked import allows_single_devices
 from planner.space.formulate import Formulator
 from planner.space.jobs import settled
 from planner.space.joined import joined
@@ -207,7 +207,7 @@ class _Search:
     @property
     def _alone(self) -> bool:
         """Whether a replica may be a single device."""
-        return 1 in (allowed_ranks(self._job) or (1,))
+        return allows_single_devices(self._job)
 
     def _price(self, trivial: TrivialPlans) -> list[BlockCosts]:
         """Costs of all sizes worth looking at, smallest first; the trivial plans are priced on the way."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
-from planner.exchange import Phase, kept_bytes, phase_s, recipe_of
+from planner.exchange import Kept, Phase, kept_bytes, phase_s, recipe_of
 from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.memory import room_bytes
 from planner.solvers.shapes import Shape
 from planner.solvers.stage_options import StageOptions, run_pairs
 from planner.space.configuration import Configuration, StageChoice
-from planner.space.cuts import balanced, pinned_blocks
+from planner.space.cuts import balanced, pinned_blocks, stage_starts
 from planner.space.jobs import precision_of
 from planner.space.types import Job
 from planner.space.workers import lay_workers
@@ -109,6 +109,14 @@ def packed(seconds: np.ndarray, kept_bytes_: np.ndarray, room: float) -> np.ndar
     return np.array(chosen[::-1])
 
 
+def moved(place: int, by: int, starts: np.ndarray) -> int:
+    """The next place up (by 1) or down (by -1) where a stage may begin (`stage_starts`), or one out of range."""
+    place += by
+    while 0 < place < len(starts) and not starts[place]:
+        place += by
+    return place
+
+
 def enumerable(shape: Shape, options: StageOptions) -> bool:
     """Whether all cuts and choices of a shape can be looked at."""
     count = math.comb(options.blocks - 1, shape.stages - 1) * len(options.ways) ** shape.stages
@@ -144,13 +152,14 @@ class Cutter:
         self._fixed = schedule.recomputed_stages(pipeline) or None
         self._types, self._room, ranks = self._devices(cluster, room)
         self._pass_s, self._tail_s = self._exchange_s(cluster, job, ranks)
-        self._each, self._transient = self._state_bytes(cluster, job)
+        self._each, self._left, self._transient = self._state_bytes(cluster, job)
         held = max(float(rows.sum(axis=1).max(initial=0.0)) for rows in self._units)
         self._options = options
         if self._fixed is None and not enumerable(shape, options):
             kept = held / max(map(len, self._hosted)) / schedule.parts
-            each = float(self._each.mean())
+            each = float(self._each.mean()), float(self._left.mean())
             self._options = options.worth(pipeline.micro_batches + shape.workers, self._tail_s, kept, each)
+        self._starts_at = stage_starts(shape.ways[0], job)
         pins = pinned_blocks(job, shape.ways[0].names) if job.keep else ()
         self._pins = [(block, stage % shape.stages) for block, stage in pins]
         self._picked: dict[tuple[bytes, ...], np.ndarray] = {}
@@ -174,7 +183,9 @@ class Cutter:
     def _exchange_s(self, cluster: Cluster, job: Job, ranks: np.ndarray) -> tuple[float, float]:
         """Seconds of exchanges for an element: in a forward and a backward pass, and at the end of an iteration."""
         shape, recipe = self._shape, recipe_of(self._shape.zero)
-        elements = float(shape.ways[0].parameter_elements.sum()) / shape.stages
+        way = shape.ways[0]
+        left = way.parameter_elements if way.shard_elements is None else way.shard_elements
+        elements = float(left.sum()) / shape.stages
         if len(ranks) < 2 or not elements:
             return 0.0, 0.0
         at_once = max(1, len(self._hosted) // len(self._holders[0])) * shape.ways[0].ranks
@@ -184,22 +195,27 @@ class Cutter:
         )
         return forward_s + backward_s, end_s if shape.schedule.weight_policy.synchronous else 0.0
 
-    def _state_bytes(self, cluster: Cluster, job: Job) -> tuple[np.ndarray, float]:
-        """Bytes of weights and what goes with them, an element, by stage; and bytes of what is gathered block by
-        block."""
+    def _state_bytes(self, cluster: Cluster, job: Job) -> tuple[np.ndarray, np.ndarray, float]:
+        """Bytes of weights and what goes with them: by stage, of an element that a rank holds, and of one that is
+        left to it where state is sharded; and what is gathered block by block."""
         shape, chosen = self._shape, precision_of(job, cluster)
         replicas = shape.copies * len(self._holders[0])
         state, largest = optimizer_state_bytes(job.optimizer, chosen), shape.ways[0].parameter_elements.max()
         recipe = recipe_of(shape.zero)
 
-        def parts(group: object) -> int:
-            return 1 if group is None else replicas
+        def kept(count: float, elements: float, largest: float) -> Kept:
+            def parts(group: object) -> float:
+                return 1.0 if group is None else count
 
-        kept = kept_bytes(recipe, chosen, state, parts, 1.0, 0.0, chosen.spare_bytes)
+            return kept_bytes(recipe, chosen, state, parts, elements, largest, chosen.spare_bytes, chosen.copy_bytes)
+
+        shards, whole = kept(replicas, 1.0, 0.0), kept(math.inf, 1.0, 0.0)
         versions = np.array(shape.schedule.weight_versions(shape.pipeline), float)
         buffers = shape.schedule.weight_buffers * chosen.weight_bytes
-        each = versions * float(kept.weights) + float(kept.gradients + kept.optimizer + kept.gathered) + buffers
-        return each, float(kept_bytes(recipe, chosen, state, parts, 0.0, float(largest)).transient)
+        each = versions * float(whole.weights) + float(whole.gradients + whole.optimizer + whole.gathered) + buffers
+        left = versions * float(shards.weights - whole.weights)
+        left = left + float(shards.gradients + shards.optimizer - whole.gradients - whole.optimizer)
+        return each, left, float(kept(replicas, 0.0, float(largest)).transient)
 
     def cuts(self, cutoff_s: float) -> list[Cut]:
         """Cuts worth judging: all where they are few, the most promising first; else the best that was found.
@@ -221,7 +237,8 @@ class Cutter:
 
     def _all(self) -> Iterator[Cut]:
         shape, options = self._shape, range(len(self._options.ways))
-        for inner in itertools.combinations(range(1, self._options.blocks), shape.stages - 1):
+        places = np.flatnonzero(self._starts_at[1:-1]) + 1
+        for inner in itertools.combinations(places.tolist(), shape.stages - 1):
             edges = (0, *inner, self._options.blocks)
             if not self._pinned(edges):
                 continue
@@ -242,6 +259,7 @@ class Cutter:
         """Balanced with an even share of memory for each stage, balanced by work alone, and as lean as can be."""
         stages, n = self._shape.stages, self._options.blocks
         real = np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :]
+        real &= self._starts_at[:, None] & self._starts_at[None, :]
         allowed = [self._mask(stage, real) for stage in range(stages)]
         known: dict[tuple[float, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         tables = []
@@ -262,16 +280,18 @@ class Cutter:
         units = float(self._main[worker][own.index(stage)])
         most = max(units, float(self._units[worker][:, own.index(stage)].max(initial=0.0))) if len(own) == 1 else units
         fixed = -1.0 if self._fixed is None else float(stage in self._fixed)
-        return float(self._each[stage]), most, float(self._room[worker]) / len(own), fixed, *self._types[stage]
+        state = float(self._each[stage]), float(self._left[stage])
+        return *state, most, float(self._room[worker]) / len(own), fixed, *self._types[stage]
 
     def _stage_tables(
-        self, each: float, units: float, budget: float, fixed: float, *types: float
+        self, each: float, left: float, units: float, budget: float, fixed: float, *types: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[n + 1, n + 1] seconds within a budget of bytes, seconds without one, and the least bytes."""
         options = self._options
         which = [o for o, again in enumerate(options.again) if fixed < 0 or again == bool(fixed)]
         need = (
             each * options.elements
+            + left * options.shard_elements
             + units * options.unit_bytes / self._shape.schedule.parts
             + options.working_bytes
             + options.workspace_bytes
@@ -307,13 +327,13 @@ class Cutter:
         mask = np.zeros((work_s.shape[1], len(first)), bool)
         for stage in rows:
             mask[self._types[stage], stage] = True
-        elements = options.elements[:, first, last]
+        elements, left = options.elements[:, first, last], options.shard_elements[:, first, last]
         return _Choices(
             np.where(mask, forward_s, 0.0).max(axis=1).T,
             np.where(mask, work_s, 0.0).max(axis=1).T,
-            elements.T * (self._tail_s + self._pass_s * self._shape.micro_batches / len(self._holders[0])),
+            left.T * (self._tail_s + self._pass_s * self._shape.micro_batches / len(self._holders[0])),
             options.unit_bytes[:, first, last].T / self._shape.schedule.parts,
-            (elements * self._each).T,
+            (elements * self._each + left * self._left).T,
             options.working_bytes[:, first, last].T,
             options.workspace_bytes[:, first, last].T,
         )
@@ -423,8 +443,9 @@ class Cutter:
         edges = cut.edges
         for stage in self._hosted[cut.worst]:
             for at, by in ((stage, 1), (stage + 1, -1)):
-                if 0 < at < len(edges) - 1 and edges[at - 1] < edges[at] + by < edges[at + 1]:
-                    other = (*edges[:at], edges[at] + by, *edges[at + 1 :])
+                place = moved(edges[at], by, self._starts_at)
+                if 0 < at < len(edges) - 1 and edges[at - 1] < place < edges[at + 1]:
+                    other = (*edges[:at], place, *edges[at + 1 :])
                     if self._pinned(other):
                         yield other
 
@@ -434,7 +455,7 @@ class Cutter:
         ways = [shape.ways[options.ways[o]] for o in cut.options]
         return Configuration(
             stages=tuple(
-                StageChoice(a, b, 1, options.again[o], way.ranks, way.sharding)
+                way.stage(a, b, 1, options.again[o], options.repeats[o])
                 for (a, b), o, way in zip(itertools.pairwise(cut.edges), cut.options, ways, strict=True)
             ),
             copies=shape.copies,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from planner.hardware.types import Cluster, Collective
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule
 from planner.space.jobs import precision_of
+from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
 
 REACH = 1.5
@@ -88,15 +90,16 @@ class Figures:
         backward_s = np.min([costs.backward_s.min(axis=0) for costs in ways], axis=0)
         both_s = np.min([(costs.forward_s + costs.backward_s).min(axis=0) for costs in ways], axis=0)
         if job.recompute == "always":
-            both_s = both_s + np.where(_repeated(ways[0], job), forward_s, 0.0)
+            repeated = ways[0].repeated
+            both_s = both_s + (forward_s if job.whole_stages or repeated is None else forward_s * repeated)
         self.work_s, self._largest_s = float(both_s.sum()), float(both_s.max())
         self._filled_s = np.concatenate([[0.0], np.cumsum(forward_s)])
         self._drained_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self._share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
         self._elements = min(float(costs.parameter_elements.sum()) for costs in ways)
+        self._left = min(float(_left(costs).sum()) for costs in ways)
         self._alone = min(
-            float(c.parameter_elements.sum()) - sum(tie.elements * (len(tie.blocks) - 1) for tie in c.ties)
-            for c in ways
+            float(_left(c).sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties) for c in ways
         )
         update_s = min(float(c.update_s.min(axis=0).sum()) for c in ways)
         self._update_s = self._alone / max(self._elements, 1e-300) * update_s
@@ -145,30 +148,42 @@ class Figures:
             self._tails[group, parts] = update_s + (min(ways_s) if group > 1 else 0.0)
         return self._tails[group, parts]
 
-    def estimate_s(self, outline: Outline, copies: int, zero: int, *, adjacent: bool) -> float:
-        """About how long even stages take that fit."""
-        schedule, pipeline, workers = outline.schedule, outline.pipeline, len(outline.hosted)
-        count, holders = outline.passes, outline.holders
-        work_s = self._fitting_s(outline, copies * holders if zero else 1)
+    def even_s(self, outline: Outline, shards: int) -> float:
+        """Seconds that a worker of even stages that fit works and waits for others, transfers left out.
+
+        Args:
+            outline: the shape.
+            shards: replicas over which the optimizer's state is cut; 0 where it is not.
+        """
+        work_s = self._fitting_s(outline, self._left / shards if shards else self._elements)
+        if math.isinf(work_s):
+            return work_s
+        schedule, pipeline = outline.schedule, outline.pipeline
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._share * each_s, (1 - self._share) * each_s)
+        return outline.passes * work_s / len(outline.hosted) + idle_s
+
+    def estimate_s(self, outline: Outline, even_s: float, copies: int, zero: int, *, adjacent: bool) -> float:
+        """About how long even stages take that fit and work and wait for `even_s`, with transfers and exchanges."""
+        workers = len(outline.hosted)
         stride = self.ways[0].ranks * (copies if adjacent else 1)
-        crossed = count * self._crossings(outline) / workers
-        busy_s = count * work_s / workers + idle_s + crossed * self._sending_s(stride)[1]
-        exchange_s = self._exchange_s(workers // holders, copies * holders, adjacent, zero > 0)
-        return busy_s + exchange_s if schedule.drains else max(busy_s, exchange_s)
+        crossed = outline.passes * self._crossings(outline) / workers
+        busy_s = even_s + crossed * self._sending_s(stride)[1]
+        exchange_s = self._exchange_s(workers // outline.holders, copies * outline.holders, adjacent, zero > 0)
+        return busy_s + exchange_s if outline.schedule.drains else max(busy_s, exchange_s)
 
     def _crossings(self, outline: Outline) -> int:
         """Boundaries over which transfers stop workers."""
         return outline.crossings if self._job.transfers is Transfers.BLOCKING else 0
 
-    def _fitting_s(self, outline: Outline, shards: int) -> float:
-        """Seconds of all blocks for one micro-batch, as much repeated or shared leanly as even stages need to fit."""
+    def _fitting_s(self, outline: Outline, updated: float) -> float:
+        """Seconds of all blocks for one micro-batch, as much repeated or shared leanly as even stages need to fit.
+
+        The ranks that update a copy's weights, one of each worker, update so many elements together.
+        """
         stages = outline.pipeline.stages
-        each = (
-            outline.versions * self._chosen.weight_bytes + self._chosen.held_gradient_bytes + self._state_bytes / shards
-        )
-        room = self._room - each * self._elements * outline.hosted / stages
+        each = outline.versions * self._chosen.held_weight_bytes + self._chosen.held_gradient_bytes
+        room = self._room - (each * self._elements + self._state_bytes * updated) * outline.hosted / stages
         kept = np.maximum(room, 0.0) * stages * outline.schedule.parts / np.maximum(outline.held, 1)
         if (kept * REACH < self._kept_bytes[0]).any():
             return float("inf")
@@ -200,7 +215,7 @@ class Figures:
         if key not in self._synced:
             ranks = self.ways[0].ranks
             stride = ranks if adjacent else ranks * workers
-            payload = self._elements / workers * self._chosen.gradient_bytes
+            payload = self._left / workers * self._chosen.gradient_bytes
             kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
             group = np.minimum(np.arange(copies, dtype=np.int64) * stride, self._cluster.device_count - 1)
             seconds = collective_s(self._cluster, kind, np.unique(group), payload, ranks * workers)
@@ -208,10 +223,9 @@ class Figures:
         return self._synced[key]
 
 
-def _repeated(costs: BlockCosts, job: Job) -> np.ndarray:
-    """[n] whether a recomputed stage repeats the block."""
-    every = job.whole_stages or costs.repeated is None
-    return np.ones(len(costs.parameter_elements), bool) if every else np.asarray(costs.repeated)
+def _left(costs: BlockCosts) -> np.ndarray:
+    """[n] trainable elements that replicas exchange of each block."""
+    return costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
 
 
 def _hull(ways: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.ndarray]:
@@ -219,16 +233,13 @@ def _hull(ways: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.ndarray]
 
     Every block picks a way to share its operators, and whether to repeat its forward, apart from the others.
     """
-    options = []
+    options, at = [], np.arange(len(ways[0].parameter_elements))
     for costs in ways:
-        seconds, kept = (costs.forward_s + costs.backward_s).mean(axis=0), np.diagonal(costs.saved_bytes)
-        if job.recompute != "always":
-            options.append((kept, seconds))
-        if job.recompute != "never":
-            again = _repeated(costs, job)
-            more = np.zeros_like(kept) if costs.kept_bytes is None else costs.kept_bytes
-            less = np.where(again, np.minimum(np.diagonal(costs.checkpoint_bytes) + more, kept), kept)
-            options.append((less, seconds + np.where(again, costs.forward_s.mean(axis=0), 0.0)))
+        both_s = (costs.forward_s + costs.backward_s).mean(axis=0)
+        for way in Ranges(costs).ways(job.recompute, whole_stages=job.whole_stages):
+            kept, more_s = costs.saved_bytes[at, at], way.repeat_s[:, at, at].mean(axis=0)
+            less = np.where(more_s > 0, np.minimum(way.saved_bytes[at, at], kept), kept)
+            options.append((less, both_s + more_s))
     bytes_, seconds = (np.array(column) for column in zip(*options, strict=True))
     steps: list[tuple[float, float, float]] = []
     least_bytes = least_s = 0.0

@@ -19,13 +19,14 @@ from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates
-from planner.solvers.shape_cuts import Cut, Cutter, enumerable, settled_by_all
+from planner.solvers.shape_cuts import Cut, Cutter, enumerable, moved, settled_by_all
 from planner.solvers.shapes import LONGEST, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.solvers.types import Key, Refined
 from planner.space import Timed, evaluate
 from planner.space.asked import in_words
 from planner.space.configuration import Configuration
+from planner.space.cuts import stage_starts
 from planner.space.evaluate import in_closed_form
 from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job
@@ -159,12 +160,27 @@ class ShapeSearch:
             moved = True
             while moved and tries > 0:
                 moved = False
-                for other in _neighbours(best)[:tries]:
+                for other in self._neighbours(best)[:tries]:
                     tries -= 1
                     other_s = self._judge(other, seconds)
                     if other_s < seconds * (1 - SAME):
                         best, seconds, moved = other, other_s, True
                         break
+
+    def _neighbours(self, configuration: Configuration) -> list[Configuration]:
+        """Each boundary a place up or down, and each stage's forward repeated where it is not, or not where it is."""
+        stages, found = configuration.stages, []
+        starts = stage_starts(self._shelves[configuration.micro_batch][stages[0].sharding], self._job)
+        for at in range(1, len(stages)):
+            before, here = stages[at - 1], stages[at]
+            for place in (moved(here.start, by, starts) for by in (-1, 1)):
+                if before.start < place < here.stop:
+                    pair = dataclasses.replace(before, stop=place), dataclasses.replace(here, start=place)
+                    found.append((*stages[: at - 1], *pair, *stages[at + 1 :]))
+        for at, stage in enumerate(stages if not self._job.structure.alike else ()):
+            other = dataclasses.replace(stage, recompute=not (stage.recompute or stage.repeats), repeats=())
+            found.append((*stages[:at], other, *stages[at + 1 :]))
+        return [dataclasses.replace(configuration, stages=changed) for changed in found]
 
     def _search(self, every: Sequence[Ways], *, any_plan: bool, report: Callable[[], None]) -> None:
         """Search ways to share operators, the most promising first."""
@@ -255,11 +271,12 @@ class ShapeSearch:
                 continue
             far = shape.estimate_s > self._found.best_s * (1 + FAR) or cut >= MOST_SHAPES
             options = tables(self._job.whole_stages or shape.repeats)
-            few = enumerable(shape, options)
+            few = all(enumerable(shape, each) for each in options)
             if not far or few:
                 cut += not few
-                self._try(shape, options)
-            if not settled_by_all(shape, options):
+                for each in options:
+                    self._try(shape, each)
+            if not all(settled_by_all(shape, each) for each in options):
                 left = min(left, shape.bound_s)
         self._lower(left, only_bounds=False)
         if ways.floor is not None:
@@ -316,17 +333,3 @@ def waits(configuration: Configuration, evaluation: Evaluation) -> bool:
 
 def _seconds(entry: tuple[float, Configuration]) -> float:
     return entry[0]
-
-
-def _neighbours(configuration: Configuration) -> list[Configuration]:
-    """Each boundary a block up or down, and each stage's forward repeated where it is not, or not where it is."""
-    stages, found = configuration.stages, []
-    for at in range(1, len(stages)):
-        before, here = stages[at - 1], stages[at]
-        for place in (here.start - 1, here.start + 1):
-            if before.start < place < here.stop:
-                pair = dataclasses.replace(before, stop=place), dataclasses.replace(here, start=place)
-                found.append((*stages[: at - 1], *pair, *stages[at + 1 :]))
-    for at, stage in enumerate(stages):
-        found.append((*stages[:at], dataclasses.replace(stage, recompute=not stage.recompute), *stages[at + 1 :]))
-    return [dataclasses.replace(configuration, stages=changed) for changed in found]

@@ -21,6 +21,7 @@ from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
 from planner.solvers.shape_figures import Figures, Outline
 from planner.space.cuts import divisors
+from planner.space.repeats import is_allowed
 from planner.space.types import BlockCosts, Job
 
 SchedulesFor = Callable[[str], Schedule]
@@ -154,6 +155,9 @@ class Shapes:
         return depths and (not job.data_parallel or any(wide % copies == 0 for wide in job.data_parallel))
 
     def _of_size(self, figures: Figures, workers: int, copies: int, count: int, cutoff_s: float) -> Iterator[Shape]:
+        piped = self._job.structure.zero_in_pipelines or self._job.zero
+        zeros = [stage for stage in self._job.zero if stage in piped]
+        inner = any(way.inner_replicas for way in figures.ways)
         for schedule, stages in self._pipelines(workers, count, figures.blocks):
             outline = self._outline(schedule, Pipeline((1,) * stages, count))
             replicas = copies * outline.holders
@@ -162,9 +166,10 @@ class Shapes:
             bound_s = figures.bound_s(outline, copies)
             if bound_s >= cutoff_s:
                 continue
-            for stage in self._job.zero if replicas > 1 else (min(self._job.zero),):
+            for stage in zeros if replicas > 1 or inner else sorted(zeros)[:1]:
+                work_s = figures.even_s(outline, replicas if stage else 0)
                 for adjacent in (True, False) if copies > 1 else (False,):
-                    estimate_s = figures.estimate_s(outline, copies, stage, adjacent=adjacent)
+                    estimate_s = figures.estimate_s(outline, work_s, copies, stage, adjacent=adjacent)
                     yield Shape(
                         schedule, figures.ways, stages, workers, copies, count, stage, adjacent, bound_s,
                         max(bound_s, estimate_s),
@@ -185,8 +190,8 @@ class Shapes:
                 continue
             if workers < 2:
                 continue
-            chosen = ":" in name
-            for schedule in (own,) if chosen else own.variants(workers, count, recompute=job.recompute != "never"):
+            chosen, again = ":" in name, is_allowed(job.recompute, True, ())
+            for schedule in (own,) if chosen else own.variants(workers, count, recompute=again):
                 for stages in schedule.stage_counts(workers):
                     fits = stages <= most and 2 * stages * count <= LONGEST
                     pipeline = Pipeline((1,) * stages, count)
@@ -195,8 +200,9 @@ class Shapes:
 
     def _wanted(self, schedule: Schedule, pipeline: Pipeline) -> bool:
         """Whether orders that repeat forwards by actions of their own repeat those that the job wants."""
-        repeats, choice = schedule.recomputed_stages(pipeline), self._job.recompute
-        return not repeats or choice == "auto" or (choice == "always" and len(repeats) == pipeline.stages)
+        repeats = schedule.recomputed_stages(pipeline)
+        said = {stage in repeats for stage in range(pipeline.stages)}
+        return not repeats or all(is_allowed(self._job.recompute, again, ()) for again in said)
 
     def obstacle(self, blocks: int) -> str:
         """Why the schedules have no shape at all, said of the first reason that is met.

@@ -13,6 +13,8 @@ from planner.space.types import Job
 
 LIMITS = {
     "tensor_parallel": "--tp",
+    "context_parallel": "--cp",
+    "expert_parallel": "--ep",
     "meshes": "--mesh",
     "pipeline_stages": "--pp",
     "data_parallel": "--dp",
@@ -25,10 +27,11 @@ LIMITS = {
     "recompute": "--recompute",
     "zero": "--zero",
     "schedules": "--schedule",
+    "backends": "--for",
 }
 """Fields of a job that exclude plans, and the options that set them."""
 
-WIDTHS = ("tensor_parallel", "meshes")
+WIDTHS = ("tensor_parallel", "context_parallel", "expert_parallel", "meshes")
 """Those that say how many ranks share operators."""
 
 ASSUMPTIONS = {
@@ -56,7 +59,8 @@ def given(job: Job, names: Collection[str] = LIMITS) -> list[str]:
 
 def without(job: Job, names: Collection[str]) -> Job:
     """The job as if the user had not set these fields."""
-    return dataclasses.replace(job, **{name: _DEFAULTS[name] for name in names})
+    lifted = {*names, "structure"} if "backends" in names else names
+    return dataclasses.replace(job, **{name: _DEFAULTS[name] for name in lifted})
 
 
 def allowing(job: Job, configuration: Configuration) -> Job:
@@ -81,6 +85,8 @@ def as_written(job: Job, name: str) -> str:
         return " ".join(f'{flag} "{block} on stage {stage}"' for block, stage in value)
     if name == "meshes":
         return f"{flag} {','.join('x'.join(map(str, mesh)) for mesh in value)}"
+    if name == "backends":
+        return f"{flag} {' or '.join(value)}"
     if name in _REPEATED:
         return " ".join(f"{flag} {each}" for each in value)
     if isinstance(value, bool):
@@ -89,8 +95,14 @@ def as_written(job: Job, name: str) -> str:
 
 
 def allowed_ranks(job: Job) -> tuple[int, ...]:
-    """Numbers of ranks of which a replica may be one: those of the meshes, unless said otherwise; empty means any."""
+    """Numbers of ranks that may share every operator: those of the meshes, unless said otherwise; empty means any."""
     return job.tensor_parallel or tuple(sorted({math.prod(mesh) for mesh in job.meshes}))
+
+
+def allows_single_devices(job: Job) -> bool:
+    """Whether a replica may be a single device."""
+    widths = allowed_ranks(job), job.context_parallel, job.expert_parallel
+    return all(1 in (allowed or (1,)) for allowed in widths)
 
 
 def refuse_others(

@@ -70,9 +70,9 @@ def block_costs(
     O(nodes + blocks^2).
     """
     n, head = len(chain.blocks), head_block(chain)
-    starts = layer_starts(chain)
+    starts = layer_starts([block.name for block in chain.blocks])
     elements, ties = _parameters(chain, graph)
-    saved = _saved_table(chain, profiles[0])
+    storages = block_storages(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for name in chain.handed_on}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
     step_s = np.array([update_s_per_element(d, chosen, optimizer) for d in devices])
@@ -82,7 +82,7 @@ def block_costs(
         backward_s=np.array([[float(p.backward_s[list(b.nodes)].sum()) for b in chain.blocks] for p in profiles]),
         update_s=step_s[:, None] * elements[None, :],
         parameter_elements=elements,
-        saved_bytes=saved,
+        saved_bytes=kept_table([own.items() for own in storages]),
         checkpoint_bytes=checkpoint_table(chain, sizes, starts),
         boundary_bytes=chain.boundary_sums(sizes),
         gradient_boundary_bytes=chain.boundary_sums(gradients),
@@ -91,7 +91,7 @@ def block_costs(
         layer_starts=starts,
         ties=ties,
         repeated=None if head < 0 else np.arange(n) != head,
-        kept_bytes=None if head < 0 else _kept_bytes(chain, profiles[0], head),
+        kept_bytes=None if head < 0 else head_bytes(head, storages, chain.crossing[head]),
     )
 
 
@@ -109,7 +109,7 @@ def block_seconds(chain: Chain, forward_s: np.ndarray) -> list[float]:
 
 def update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> float:
     """Seconds a parameter of the memory-bound optimizer step: state read and written, gradient read, weight written."""
-    moved = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.weight_bytes
+    moved = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.held_weight_bytes
     return moved / (device.memory_byte_per_s * device.memory_efficiency.fractions[-1])
 
 
@@ -156,32 +156,35 @@ def _parameters(chain: Chain, graph: Graph) -> tuple[np.ndarray, tuple[Tie, ...]
     return own, tuple(Tie(size, blocks) for blocks, size in sorted(shared.items()))
 
 
-def _saved_table(chain: Chain, profile: Profile) -> np.ndarray:
+def kept_table(blocks: Sequence[Iterable[tuple[str, float]]]) -> np.ndarray:
+    """[n, n] bytes of the storages that blocks i..j keep, each once; by block its storages and their bytes."""
     users: dict[str, tuple[float, list[int]]] = {}
-    for b, block in enumerate(chain.blocks):
-        for kept in (kept for node in block.nodes for kept in profile.saved[node]):
-            blocks = users.setdefault(kept.storage, (float(kept.byte_count), []))[1]
-            if not blocks or blocks[-1] != b:
-                blocks.append(b)
-    return range_sums(*range_table(users.values(), len(chain.blocks)))
+    for b, kept in enumerate(blocks):
+        for storage, size in kept:
+            known, at = users.get(storage, (0.0, []))
+            users[storage] = (max(known, size), at if at and at[-1] == b else [*at, b])
+    return range_sums(*range_table(users.values(), len(blocks)))
 
 
-def _kept_bytes(chain: Chain, profile: Profile, block: int) -> np.ndarray:
-    """[n] activation bytes that one block keeps beyond the tensors that come into it; 0 for all others."""
-    inputs = set(chain.crossing[block])
-    kept = {s.storage: s.byte_count for node in chain.blocks[block].nodes for s in profile.saved[node]}
-    found = np.zeros(len(chain.blocks))
-    found[block] = sum(size for storage, size in kept.items() if storage not in inputs)
+def block_storages(chain: Chain, profile: Profile) -> list[dict[str, float]]:
+    """By block, the storages that it keeps for the backward pass, and their bytes."""
+    return [{s.storage: float(s.byte_count) for i in b.nodes for s in profile.saved[i]} for b in chain.blocks]
+
+
+def head_bytes(head: int, storages: Sequence[Mapping[str, float]], inputs: Iterable[str]) -> np.ndarray:
+    """[n] activation bytes that the head keeps beyond the tensors that come into it; 0 for all other blocks."""
+    found, entering = np.zeros(len(storages)), set(inputs)
+    found[head] = sum(size for storage, size in storages[head].items() if storage not in entering)
     return found
 
 
-def layer_starts(chain: Chain) -> np.ndarray:
-    """int64 [n], the first block of the layer that each block is part of.
+def layer_starts(names: Sequence[str]) -> np.ndarray:
+    """int64 [n], the first block of the layer that each block, by its name, is part of.
 
     Frameworks recompute by layers (Megatron's uniform method with one layer, FSDP's wrapped modules), also where a
     chain can be cut inside one: neighbouring blocks of one numbered module are a layer, others stand alone.
     """
-    layers = [name.rpartition("[")[0] or name for name in (block.name for block in chain.blocks)]
+    layers = [name.rpartition("[")[0] or name for name in names]
     starts = np.arange(len(layers))
     for layer, members in itertools.groupby(range(len(layers)), key=layers.__getitem__):
         blocks = list(members)

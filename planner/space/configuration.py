@@ -14,9 +14,9 @@ class StageChoice:
     It runs on `replicas` groups of `ranks` devices. The ranks of a group share every operator, in the way that
     `sharding` says: an index into the shardings of the micro-batch size (`BlockCosts.sharding`), 0 for none.
 
-    Of the ranks, `context` share the sequence and `expert` the experts; `repeats` names modules whose forward is run
-    again in the backward pass where the stage is not recomputed as a whole. The judge prices one value of these so far,
-    the default, and names any other.
+    `recompute` runs the forward of all its layers again in the backward pass, `repeats` that of modules by name only
+    (`planner.operators.modules`). Of the ranks, `context` share the sequence (CP), and to `expert` samples and experts
+    are dealt (EP).
     """
 
     start: int

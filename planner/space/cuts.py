@@ -67,6 +67,14 @@ _PART = re.compile(r"\[\d+/\d+\]$")
 _LAYER = re.compile(r"layers?[ ._-]?(\d+)", re.IGNORECASE)
 
 
+def stage_starts(costs: BlockCosts, job: Job) -> np.ndarray:
+    """bool [n + 1], whether a stage may begin at block p (n: the end): where a layer does, if those are to be whole."""
+    found = np.ones(len(costs.parameter_elements) + 1, bool)
+    if job.structure.whole_layers and costs.layer_starts is not None:
+        found[:-1] = costs.layer_starts == np.arange(len(costs.layer_starts))
+    return found
+
+
 def pinned_blocks(job: Job, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """The blocks that a job keeps on stages, with the stage's number (negative ones count from the last).
 
@@ -150,7 +158,7 @@ class StageTables:
             versions: of its weights.
         """
         chosen = self.precision
-        state = (chosen.weight_bytes * versions + chosen.held_gradient_bytes + self.state_bytes) * self.elements
+        state = (chosen.held_weight_bytes * versions + chosen.held_gradient_bytes + self.state_bytes) * self.elements
         return np.asarray(state + self.workspace_bytes + in_flight * self.saved_bytes)
 
 

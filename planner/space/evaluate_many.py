@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import ShardplanError
-from planner.exchange import Phase, kept_bytes, recipe_of
+from planner.exchange import Group, Phase, Recipe, kept_bytes, recipe_of
 from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.memory import fits
@@ -28,7 +28,7 @@ from planner.space.evaluate import Timed, evaluate
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.layouts import Layouts
 from planner.space.ranges import range_maxima
-from planner.space.types import BlockCosts, Job
+from planner.space.types import BlockCosts, Job, Tie
 from planner.space.workers import pipeline_of
 
 
@@ -158,7 +158,7 @@ class _Batch:
         whole = np.array([c.whole_stages for c in members])[:, None]
         self.repeats_all = whole | (costs.repeated is None)
         self.whole = whole & self.again
-        self.held, self.charged = self._elements()
+        self.held, self.charged, self.left = self._elements()
         self._times()
 
     def _runs(self, values: np.ndarray) -> np.ndarray:
@@ -169,14 +169,31 @@ class _Batch:
         by_type = prefix[:, self.stop] - prefix[:, self.start]
         return np.asarray(np.where(self.types[: len(values)], by_type, -math.inf).max(axis=0))
 
-    def _elements(self) -> tuple[np.ndarray, np.ndarray]:
-        charged = self._runs(self.costs.parameter_elements)
-        held = charged.copy()
-        for tie in self.costs.ties:
+    def _elements(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Elements that stages hold, are charged for, and are left of where ranks that hold the same share them out."""
+        costs = self.costs
+        charged = self._runs(costs.parameter_elements)
+        held = charged - self._repeated_elements(costs.ties)
+        if costs.shard_elements is None:
+            return held, charged, held
+        shared = [replace(tie, elements=tie.shard_elements) for tie in costs.ties]
+        return held, charged, self._runs(costs.shard_elements) - self._repeated_elements(shared)
+
+    def _repeated_elements(self, ties: Sequence[Tie]) -> np.ndarray:
+        """What stages are charged for more than once."""
+        found = np.zeros(self.start.shape)
+        for tie in ties:
             used = np.zeros(len(self.costs.parameter_elements))
             np.add.at(used, list(tie.blocks), 1)
-            held -= tie.elements * np.maximum(0, self._runs(used) - 1)
-        return held, charged
+            found += tie.elements * np.maximum(0, self._runs(used) - 1)
+        return found
+
+    def _parts(self, group: Group | None, place: np.ndarray, own: np.ndarray) -> np.ndarray:
+        """Parts into which a group cuts what it shards of some configurations' stages."""
+        parts = self.layouts.parts(group)[place]
+        held, left = self.held[own], self.left[own]
+        alike = np.divide(held, left, out=np.ones(held.shape), where=left > 0)
+        return np.asarray(parts if group is None else parts * alike)
 
     def _times(self) -> None:
         costs, overlap = self.costs, overlap_of(self.job, self.cluster)
@@ -197,7 +214,7 @@ class _Batch:
 
     def _exchanges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Seconds in a forward and a backward pass and at the end, and the parts of the optimizer's state."""
-        found = np.zeros((4, *self.start.shape))
+        found, costs = np.zeros((4, *self.start.shape)), self.costs
         for zero in np.unique(self.zero).tolist():
             own = self.zero == zero
             recipe, place = recipe_of(zero), self.place[own]
@@ -205,13 +222,27 @@ class _Batch:
                 for step in recipe.during(phase):
                     rows, size = self.layouts.exchange_rows(step), step.payload(self.precision)
                     if phase is Phase.END:
-                        found[at, own] += self.layouts.slowest_s(rows[:, place], self.held[own] * size)
+                        found[at, own] += self.layouts.slowest_s(rows[:, place], self.left[own] * size)
                     else:
-                        each_s = self.layouts.slowest_s(rows[:, :, None], self.costs.parameter_elements * size)
-                        prefix = _prefix(each_s)
+                        left = costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
+                        prefix = _prefix(self.layouts.slowest_s(rows[:, :, None], left * size))
                         found[at, own] += prefix[place, self.stop[own]] - prefix[place, self.start[own]]
-            found[3, own] = self.layouts.parts(recipe.optimizer)[place]
+                found[at, own] += self._inner_s(recipe, phase)[own]
+            found[3, own] = self._parts(recipe.optimizer, place, own)
         return found[0], found[1], found[2], found[3]
+
+    def _inner_s(self, recipe: Recipe, phase: Phase) -> np.ndarray:
+        """Seconds of a phase's steps among the ranks of a replica that hold the same."""
+        found = np.zeros(self.start.shape)
+        for inner in self.costs.inner_replicas:
+            held = self._runs(inner.elements) - self._repeated_elements(inner.ties)
+            for step in recipe.among_inner:
+                if step.phase is phase:
+                    elements = held if phase is Phase.END else inner.elements
+                    payload_bytes = elements * step.payload(self.precision)
+                    seconds = np.where(elements > 0, inner.terms[step.collective].seconds(payload_bytes), 0.0)
+                    found += seconds if phase is Phase.END else self._runs(seconds)
+        return found
 
     def _transfer_s(self, sizes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:
         """Seconds to hand over what crosses the boundary before each stage; nothing before the first."""
@@ -224,7 +255,7 @@ class _Batch:
         """At the first stage that holds shared weights, the time to sum their gradients."""
         found = np.zeros(self.start.shape)
         for tie in self.costs.ties:
-            payload_bytes = tie.elements * self.precision.gradient_bytes
+            payload_bytes = tie.shard_elements * self.precision.gradient_bytes
             covered = [(self.start <= b) & (b < self.stop) for b in tie.blocks]
             holding = np.asarray(np.stack(covered).any(axis=0))
             several = np.flatnonzero((holding.sum(axis=1) > 1) & (tie.elements > 0))
@@ -257,10 +288,10 @@ class _Batch:
             own = self.zero == zero
             place = self.place[own]
             recipe = recipe_of(zero)
-            parts = {group: self.layouts.parts(group)[place] for group in recipe.held}
+            parts = {group: self._parts(group, place, own) for group in recipe.held}
             kept = kept_bytes(
                 recipe, self.precision, state_bytes, parts.__getitem__, self.held[own], largest[own],
-                self.precision.spare_bytes,
+                self.precision.spare_bytes, self.precision.copy_bytes,
             )  # fmt: skip
             total[own] += kept.weights + kept.gradients + kept.optimizer + kept.gathered + kept.transient
         reserve, capacity = self._devices()

@@ -13,19 +13,20 @@ stage only those within one child.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from planner.costs.precision import Precision
-from planner.exchange import ExchangeStep, Group, Phase, kept_bytes, recipe_of
+from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, recipe_of
 from planner.hardware.collectives import Terms, collective_terms
 from planner.hardware.span import child_sizes
 from planner.hardware.types import Cluster, Collective
 from planner.space.placement import Placement, Placements
 from planner.space.ranges import Ranges, range_maxima, range_sums
+from planner.space.types import BlockCosts
 
 _CACHED_BYTES = 2**27
 
@@ -42,8 +43,23 @@ class Exchanges:
         self._precision, self._state_bytes = precision, state_bytes
         self._known: dict[tuple[int, int, bytes], np.ndarray] = {}
 
-    def at_end(self, placement: Placement, elements: np.ndarray, zero: int) -> np.ndarray:
+    def at_end(self, placement: Placement, costs: BlockCosts, ranges: Ranges, zero: int) -> np.ndarray:
         """[P, n, n] seconds of what a stage exchanges once, at the end of an iteration."""
+        among = self._among_replicas(placement, ranges.shard_elements, zero)
+        inner = [(inner.terms, held) for inner, held in zip(costs.inner_replicas, ranges.inner, strict=True)]
+        return among + self._inner_s(inner, recipe_of(zero), Phase.END) if inner else among
+
+    def _inner_s(
+        self, inner: Sequence[tuple[Mapping[Collective, Terms], np.ndarray]], recipe: Recipe, phase: Phase
+    ) -> np.ndarray:
+        """Seconds of a phase's steps among ranks of one replica that hold the same elements, of all such sets."""
+        found = np.zeros(inner[0][1].shape)
+        for step in (each for each in recipe.among_inner if each.phase is phase):
+            for terms, elements in inner:
+                found += self._seconds(terms[step.collective], elements, step)
+        return found
+
+    def _among_replicas(self, placement: Placement, elements: np.ndarray, zero: int) -> np.ndarray:
         steps = recipe_of(zero).during(Phase.END)
         places = range(len(placement.place_kind))
         if not steps:
@@ -56,37 +72,47 @@ class Exchanges:
             self._known[key] = np.stack(tables)
         return self._known[key]
 
-    def in_passes(self, placement: Placement, own: np.ndarray, zero: int) -> tuple[np.ndarray, np.ndarray]:
+    def in_passes(self, placement: Placement, costs: BlockCosts, zero: int) -> tuple[np.ndarray, np.ndarray]:
         """([P, n, n] seconds in a forward, the same in a backward pass), block by block; P is 0 where there are none.
 
         Args:
             placement: the places.
-            own: [n] elements of each block.
+            costs: of the blocks.
             zero: ZeRO stage.
         """
         recipe = recipe_of(zero)
+        own = costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
+        inner = [(inner.terms, inner.elements) for inner in costs.inner_replicas]
         count = len(placement.place_kind) if recipe.during(Phase.FORWARD, Phase.BACKWARD) else 0
         forward, backward = np.zeros((2, count, len(own), len(own)))
         for p in range(count):
             for table, phase in ((forward, Phase.FORWARD), (backward, Phase.BACKWARD)):
                 for step in recipe.during(phase):
                     table[p] += range_sums(self._step_s(placement, p, own, step))
+                if inner:
+                    table[p] += range_sums(self._inner_s(inner, recipe, phase))
         return forward, backward
 
     def _step_s(self, placement: Placement, place: int, elements: np.ndarray, step: ExchangeStep) -> np.ndarray:
-        seconds = _least(placement.exchanges[step.way][place], elements * step.payload(self._precision))
-        return np.where(elements > 0, seconds, 0.0)
+        return self._seconds(placement.exchanges[step.way][place], elements, step)
+
+    def _seconds(self, terms: Terms, elements: np.ndarray, step: ExchangeStep) -> np.ndarray:
+        return np.where(elements > 0, _least(terms, elements * step.payload(self._precision)), 0.0)
 
     def resident(
         self, ranges: Ranges, own: np.ndarray, parts: Callable[[Group | None], np.ndarray], zero: int
     ) -> np.ndarray:
         """[.., n, n] bytes of weights, gradients, optimizer state and workspace, in so many parts [..] by group."""
         kept = kept_bytes(
-            recipe_of(zero), self._precision, self._state_bytes, parts, spare_bytes=self._precision.spare_bytes
+            recipe_of(zero),
+            self._precision,
+            self._state_bytes,
+            lambda group: ranges.parts(parts(group), group),
+            spare_bytes=self._precision.spare_bytes,
+            copy_bytes=self._precision.copy_bytes,
         )
-        each = np.asarray(kept.weights + kept.gradients + kept.optimizer + kept.gathered)
-        beside = np.asarray(kept.transient)[..., None, None] * range_maxima(own)
-        return np.asarray(each[..., None, None] * ranges.elements + beside + ranges.workspace_bytes)
+        each = kept.weights + kept.gradients + kept.optimizer + kept.gathered
+        return np.asarray(each * ranges.elements + kept.transient * range_maxima(own) + ranges.workspace_bytes)
 
     def least(self, placements: Placements, task: tuple[int, int, int], replicas: Sequence[int]) -> np.ndarray:
         """[R, 2] seconds at the end of an iteration at the least, without parameters and for each of them.
@@ -158,6 +184,8 @@ class _Pricer:
     def __init__(self, cluster: Cluster, copies: int, width: int, ranks: int) -> None:
         self._cluster, self._copies, self._width, self._ranks = cluster, copies, width, ranks
         self._child = max(1, child_sizes(cluster)[-2] // ranks) if cluster.levels else 1
+        if cluster.unlike:
+            self._child = copies * width
         self._known: dict[tuple[object, ...], int] = {}
         self.terms: list[tuple[Terms, ...]] = []
 
@@ -173,7 +201,7 @@ class _Pricer:
         ends = np.broadcast_to(np.arange(self._width - last, self._width, groups), (len(chosen), last // groups))
         base = np.concatenate([chosen[:, None] + starts, ends], axis=1)
         ranks = (base[:, None, :] + self._shifts(groups)[None, :, None]) * self._ranks
-        shapes = _shapes(ranks.reshape(-1, ranks.shape[-1]), child_sizes(self._cluster))
+        shapes = _shapes(ranks.reshape(-1, ranks.shape[-1]), self._cluster)
         distinct, shape = np.unique(shapes, axis=0, return_inverse=True)
         found = []
         for place, present in enumerate(shape.reshape(ranks.shape[:2])):
@@ -195,13 +223,15 @@ class _Pricer:
         return tuple(collective_terms(self._cluster, Collective.ALL_REDUCE, ranks, working) for ranks in groups)
 
 
-def _shapes(ranks: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
-    """[groups, 1 + 3 levels] what the price of each group (a row of ascending ranks) follows from.
+def _shapes(ranks: np.ndarray, cluster: Cluster) -> np.ndarray:
+    """[groups, 2 + 3 levels] what the price of each group (a row of ascending ranks) follows from.
 
-    The number of ranks, and on each level the most children of a parent, and the fewest and most ranks of a child.
+    The number of ranks, their device types where nodes have links of their own (as bits), and on each level the most
+    children of a parent, and the fewest and most ranks of a child.
     """
-    columns = [np.full(len(ranks), ranks.shape[1])]
-    for below, above in pairwise(sizes):
+    types = cluster.device_types[ranks] if cluster.unlike else np.zeros_like(ranks)
+    columns = [np.full(len(ranks), ranks.shape[1]), np.bitwise_or.reduce(1 << types, axis=1)]
+    for below, above in pairwise(child_sizes(cluster)):
         child, parent = ranks // below, ranks // above
         new = np.ones(ranks.shape, dtype=bool)
         new[:, 1:] = child[:, 1:] != child[:, :-1]

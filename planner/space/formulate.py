@@ -15,7 +15,7 @@ from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
-from planner.space.cuts import pinned_blocks
+from planner.space.cuts import pinned_blocks, stage_starts
 from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.placement import Placement, Placements
@@ -98,8 +98,6 @@ class Formulator:
     """Formulates many problems of one job, doing once what several of them share."""
 
     def __init__(self, cluster: Cluster, job: Job) -> None:
-        if job.recompute not in ("never", "always", "auto"):
-            raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
         self._cluster, self._job = cluster, job
         self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._exchanges = Exchanges(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
@@ -143,6 +141,7 @@ class Formulator:
         width, micro_batches = self._share(costs, copies, slice_devices)
         options = tuple(replicas or self.replica_options(micro_batches, copies, width))
         placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
+        piped = 0 if zero in (job.structure.zero_in_pipelines or job.zero) else 1
         in_flight, passing, filling = warm_up_tables(schedule, placement.replicas, width, micro_batches)
         return StageProblem(
             micro_batch=costs.micro_batch,
@@ -151,8 +150,8 @@ class Formulator:
             slice_devices=width,
             schedule=schedule,
             zero=zero,
-            recompute=job.recompute,
-            max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), _ANY) if n) % _ANY,
+            ways=np.array([way.choice for way in ranges.ways(job.recompute)]),
+            max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), piped, _ANY) if n) % _ANY,
             pins=np.array(pinned_blocks(job, costs.names), dtype=np.int64).reshape(-1, 2),
             stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
             overlap=self.overlap,
@@ -169,7 +168,10 @@ class Formulator:
             **self._work_tables(costs, placement, ranges, copies, zero),
             **self._tied_tables(placement, costs),
             ranks=costs.ranks,
-            uniform=job.uniform,
+            context=costs.context,
+            expert=costs.expert,
+            uniform=job.uniform or job.structure.equal_replicas,
+            alike=job.structure.alike,
         )
 
     def _share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:
@@ -188,33 +190,39 @@ class Formulator:
     def _work_tables(
         self, costs: BlockCosts, placement: Placement, ranges: Ranges, copies: int, zero: int
     ) -> dict[str, Any]:
-        """Times and bytes of stages by kind and place; what ZeRO shards is sharded over all replicas of a stage."""
+        """Times and bytes of stages by kind and place; what ZeRO shards is sharded over all replicas of a stage, and
+        over the ranks of each that hold the same."""
         kinds = [np.asarray(kind) for kind in placement.kinds]
 
         def slowest(values: np.ndarray) -> np.ndarray:
             return np.stack([values[kind].max(axis=0) for kind in kinds])
 
-        parts = placement.parts.__getitem__
-        shards = parts(recipe_of(zero).optimizer)
-        forward_s, backward_s = self._exchanges.in_passes(placement, costs.parameter_elements, zero)
+        parts, group = placement.parts.__getitem__, recipe_of(zero).optimizer
+        shards, ways = ranges.parts(parts(group), group), ranges.ways(self._job.recompute)
+        forward_s, backward_s = self._exchanges.in_passes(placement, costs, zero)
         return {
-            "sync_s": self._exchanges.at_end(placement, ranges.elements, zero),
+            "sync_s": self._exchanges.at_end(placement, costs, ranges, zero),
             "exchange_forward_s": forward_s,
             "exchange_backward_s": backward_s,
             "forward_s": slowest(ranges.forward_s),
             "backward_s": slowest(ranges.backward_s),
-            "repeat_s": slowest(ranges.repeat_s),
+            "repeat_s": np.stack([slowest(way.repeat_s) for way in ways]),
             "least_s": _least_prefix_s(costs, sorted({t for kind in placement.kinds for t in kind})),
             "capacity_bytes": np.array(
                 [min(self._cluster.devices[t].usable_bytes for t in kind) for kind in placement.kinds], float
             ),
-            "update_s": slowest(ranges.update_s)[placement.place_kind] / shards[:, None, None] + ranges.step_s,
-            "saved_bytes": np.stack([ranges.saved_bytes] * len(kinds)),
-            "checkpoint_bytes": np.stack([ranges.checkpoint_bytes] * len(kinds)),
-            "working_bytes": np.stack([ranges.working_bytes] * len(kinds)),
+            "update_s": slowest(ranges.update_s)[placement.place_kind] / shards + ranges.step_s,
+            "saved_bytes": np.stack([np.stack([way.saved_bytes] * len(kinds)) for way in ways]),
+            "working_bytes": np.stack([np.stack([way.working_bytes] * len(kinds)) for way in ways]),
             "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, parts, zero)
-            + self._buffers(placement, costs),
+            + self._buffers(placement, costs)
+            + np.where(self._may_be_stage(costs), 0.0, np.inf),
         }
+
+    def _may_be_stage(self, costs: BlockCosts) -> np.ndarray:
+        """bool [n, n], whether blocks i..j may be a stage: whole layers, where the job wants such."""
+        starts = stage_starts(costs, self._job)
+        return np.asarray(starts[:-1][:, None] & starts[1:][None, :])
 
     def _buffers(self, placement: Placement, costs: BlockCosts) -> np.ndarray:
         """[P, n, n] bytes of communication buffers of a rank, by place and blocks i..j."""
@@ -243,7 +251,8 @@ class Formulator:
             transfer_s = _transfers(nearest, costs.boundary_bytes, costs.gather_s)[0, :-1]
             transfer_s += _transfers(nearest, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
             transfer_s[0] = 0.0
-            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute, transfer_s))
+            group = recipe_of(zero).optimizer
+            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute, transfer_s, group))
             _bounded(self._needs, key, known)
         return known[1]
 
@@ -269,7 +278,7 @@ class Formulator:
         """What summing the gradients of shared weights costs, and whether the judge charges for more of it."""
         ends = (0, len(costs.saved_bytes) - 1)
         elsewhere = any(tie.blocks != ends for tie in costs.ties)
-        shared = sum(tie.elements for tie in costs.ties if tie.blocks == ends)
+        shared = sum(tie.shard_elements for tie in costs.ties if tie.blocks == ends)
         key = (costs.ranks, placement.copies, placement.slice_devices, tuple(placement.replicas.tolist()))
         if not shared:
             table, of = np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)

@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from planner.costs.precision import Precision, best_precision, precision, supported_precision
 from planner.errors import JobError
 from planner.exchange import recipes
-from planner.graph import Graph
+from planner.graph import Graph, TensorKind
+from planner.graph.types import per_graph
 from planner.hardware.types import Cluster
+from planner.operators import OpCall
 from planner.operators.specs import graph_specs
+from planner.sharding.choices import expert_dims
+from planner.sharding.layer_strategies import attention_heads
+from planner.sharding.mesh import Axis, AxisRole
 from planner.space.placement import aligned
-from planner.space.types import Job
-
-_RECOMPUTE = ("auto", "never", "always")
+from planner.space.repeats import CHOICES, recomputed_modules
+from planner.space.types import Job, Structure
 
 _COUNTS = {"global_batch": 1, "devices": 0, "max_stages": 0}
 """Whole numbers, and the least that they may be."""
@@ -25,6 +29,8 @@ _COUNTS = {"global_batch": 1, "devices": 0, "max_stages": 0}
 _LISTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "micro_batches": ("whole numbers of at least 1, such as (1, 2)", lambda v: _whole(v, 1)),
     "tensor_parallel": ("whole numbers of at least 1, such as (1, 2)", lambda v: _whole(v, 1)),
+    "context_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
+    "expert_parallel": ("whole numbers of at least 1, such as (8, 32)", lambda v: _whole(v, 1)),
     "pipeline_stages": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
     "data_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
     "zero": ("ZeRO stages from 0 to 3, such as (0, 1)", lambda v: _whole(v, 0) and v in recipes()),
@@ -55,8 +61,8 @@ def check_job(job: Job) -> None:
             raise JobError(
                 f"{name} is empty: there is nothing to choose from", hint=f"give a tuple of {_LISTS[name][0]}"
             )
-    if job.recompute not in _RECOMPUTE:
-        raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(_RECOMPUTE)}")
+    if not isinstance(job.recompute, str) or (job.recompute not in CHOICES and not recomputed_modules(job.recompute)):
+        raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(CHOICES)}, or names of modules")
     if job.overlap is not None and (not isinstance(job.overlap, (int, float)) or not 0 <= job.overlap <= 1):
         raise JobError(f"overlap is {job.overlap!r}", hint="give a fraction from 0 to 1")
     if not isinstance(job.headroom, (int, float)) or not 0 <= job.headroom < 1:
@@ -88,33 +94,132 @@ def mesh_names(mesh: tuple[int, ...]) -> tuple[str, ...]:
     return _NAMES.get(len(mesh), tuple(f"axis{i}" for i in range(len(mesh))))
 
 
-def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[tuple[int, ...], ...]:
+MeshAxes = tuple[Axis, ...]
+"""Axes of a mesh, outermost first: expert, context, then the tensor axes."""
+
+
+def mesh_axes(tensor: tuple[int, ...], context: int = 1, expert: int = 1) -> MeshAxes:
+    """A mesh of some tensor axes beside context and expert axes of so many ranks; axes of one rank are left out."""
+    dealing = (Axis(AxisRole.EXPERT.value, expert), Axis(AxisRole.CONTEXT.value, context))
+    shared = tuple(map(Axis, mesh_names(tensor), tensor)) if math.prod(tensor) > 1 else ()
+    return (*(axis for axis in dealing if axis.size > 1), *shared)
+
+
+def ranks_of(mesh: MeshAxes) -> int:
+    """Ranks of a mesh."""
+    return math.prod(axis.size for axis in mesh)
+
+
+def tensor_ranks(mesh: MeshAxes) -> int:
+    """Ranks along the tensor axes of a mesh."""
+    return ranks_of(tuple(axis for axis in mesh if not axis.role.deals))
+
+
+LONG_STEPS, FEWEST_STEPS = 32768, 8192
+"""Steps of a sample from which on context axes are considered unasked, and the fewest that they leave a rank."""
+
+NARROWEST_EXPERTS = 4
+"""Ranks to which experts are dealt at the least where nobody asks for fewer."""
+
+
+def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[MeshAxes, ...]:
     """Meshes of two ranks and more that suit a cluster, smallest first.
 
-    Inside a node one axis of 2, 4, 8 .. ranks. Ranks of several nodes share operators only in models of which most
-    weights are tables or experts (of these a sample uses a few, so little is exchanged when they are spread), or where
-    the job says so: one axis over all ranks, and two, the nodes and the ranks of a node. Where the devices that may be
-    used are of several types there are no meshes. The job's own meshes and widths go before the rest.
+    Tensor axes: inside a node one of 2, 4, 8 .. ranks. Ranks of several nodes share operators only in models of which
+    most weights are tables (of these a sample uses a few, so little is exchanged when they are spread), or where the
+    job says so: one axis over all ranks, and two, the nodes and the ranks of a node. Beside them an axis that deals out
+    long sequences, and one that deals out experts, each of any power of two ranks that divides what it deals out, and
+    over any number of nodes. Where the devices that may be used are of several types there are no meshes. The job's own
+    meshes and widths go before the rest.
 
     Raises:
-        JobError: a field of the job makes no sense.
+        JobError: a field of the job makes no sense for the model.
     """
     check_job(job)
     devices = min(job.devices or cluster.device_count, cluster.device_count)
+    experts, steps = expert_count(graph), sample_steps(graph)
+    check_dealt(graph, job)
     if len(device_types(cluster, job)) > 1:
         return ()
+    longest = steps // FEWEST_STEPS if steps >= LONG_STEPS else 1
+    contexts = job.context_parallel or (1, *_dividing(steps, 2, min(longest, devices)))
+    dealt = job.expert_parallel or (1, *_dividing(experts, NARROWEST_EXPERTS, min(experts, devices)))
+    sharing = _tensor_meshes(graph, cluster, job, devices, spread=not experts)
+    found = {mesh_axes(tensor, cp, ep) for tensor in sharing for cp in contexts for ep in dealt} - {()}
+    fitting = {m for m in found if ranks_of(m) <= devices and aligned(cluster, ranks_of(m))}
+    allowed = {mesh for mesh in fitting if _structured(graph, job.structure, mesh)}
+    return tuple(sorted(allowed, key=lambda m: (ranks_of(m), len(m), tuple((a.size, a.name) for a in m))))
+
+
+def _structured(graph: Graph, structure: Structure, mesh: MeshAxes) -> bool:
+    """Whether training frameworks have such a mesh (`Structure`)."""
+    heads, groups = attention_heads(graph) if structure.head_groups else (0, 0)
+    count = {"heads": heads, "key-value heads": groups}.get(structure.head_groups, 0)
+    known = not structure.axes or {axis.role for axis in mesh} <= {AxisRole(name) for name in structure.axes}
+    doubled = not structure.powers_of_two or all(axis.size & (axis.size - 1) == 0 for axis in mesh)
+    return known and doubled and count % tensor_ranks(mesh) == 0
+
+
+def _tensor_meshes(graph: Graph, cluster: Cluster, job: Job, devices: int, *, spread: bool) -> set[tuple[int, ...]]:
+    """Sizes of tensor axes, `(1,)` for none; with `spread` over nodes where weights are mostly tables."""
+    found: set[tuple[int, ...]] = {(1,)}
     if job.meshes:
-        found = {mesh for mesh in job.meshes if math.prod(mesh) > 1}
+        found = set(job.meshes)
     else:
         node = cluster.node_size or (cluster.levels[0].size if cluster.levels else 1)
-        found = set()
-        for ranks in _widths(cluster, max(node, spread_ranks(graph), *job.tensor_parallel), devices):
+        for ranks in _widths(cluster, max(node, spread and spread_ranks(graph), *job.tensor_parallel), devices):
             found.add((ranks,))
             if ranks > node > 1 and ranks % node == 0:
                 found.add((ranks // node, node))
-    allowed = {m for m in found if math.prod(m) <= devices and aligned(cluster, math.prod(m))}
-    wanted = {m for m in allowed if not job.tensor_parallel or math.prod(m) in job.tensor_parallel}
-    return tuple(sorted(wanted, key=lambda m: (math.prod(m), len(m), m)))
+    return {mesh for mesh in found if not job.tensor_parallel or math.prod(mesh) in job.tensor_parallel}
+
+
+def _dividing(count: int, least: int, most: int) -> list[int]:
+    """Powers of two in a range, both ends included, that divide a number."""
+    return [2**k for k in range(most.bit_length()) if least <= 2**k <= most and count % 2**k == 0]
+
+
+def check_dealt(graph: Graph, job: Job) -> None:
+    """Refuse degrees of context and expert parallelism that do not divide what they deal out.
+
+    Raises:
+        JobError: names the first.
+    """
+    _check_widths(job.expert_parallel, expert_count(graph), "EP", "experts")
+    _check_widths(job.context_parallel, sample_steps(graph), "CP", "steps of a sample")
+
+
+def _check_widths(widths: Sequence[int], count: int, degree: str, what: str) -> None:
+    for width in (w for w in widths if w > 1):
+        if not count:
+            raise JobError(f"{degree} {width}: the model has no {what}", hint=f"leave --{degree.lower()} out")
+        if count % width:
+            near = [d for d in range(1, count + 1) if count % d == 0]
+            near = sorted(sorted(near, key=lambda d: abs(d - width))[:3])
+            raise JobError(
+                f"{degree} {width} does not divide the {count} {what}", hint=f"use {', '.join(map(str, near))}"
+            )
+
+
+@per_graph
+def expert_count(graph: Graph) -> int:
+    """Experts of the model's widest mixture; 0 where there is none."""
+    found = 0
+    for node, spec in zip(graph.nodes, graph_specs(graph), strict=True):
+        if not spec.matrix_flops:
+            continue
+        call = OpCall.of(graph, node)
+        for position, dim in expert_dims(call, spec.nests).items():
+            tensor = call.inputs[position]
+            found = max(found, tensor.shape[dim] if tensor is not None else 0)
+    return found
+
+
+@per_graph
+def sample_steps(graph: Graph) -> int:
+    """Steps of a sample: the second dimension of the longest input of two; 0 where there is none."""
+    inputs = (t for t in graph.tensors.values() if t.kind is TensorKind.INPUT and len(t.shape) == 2)
+    return max((tensor.shape[1] for tensor in inputs), default=0)
 
 
 def device_types(cluster: Cluster, job: Job) -> tuple[int, ...]:
@@ -123,7 +228,7 @@ def device_types(cluster: Cluster, job: Job) -> tuple[int, ...]:
 
 
 def mesh_problem(cluster: Cluster, job: Job, mesh: tuple[int, ...]) -> str:
-    """Why operators cannot be shared on a mesh; empty where they can."""
+    """Why operators cannot be shared on a mesh of such sizes; empty where they can."""
     ranks, devices = math.prod(mesh), min(job.devices or cluster.device_count, cluster.device_count)
     if ranks == 1:
         return ""

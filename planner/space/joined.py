@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from planner.space.problem import StageProblem
+from planner.space.repeats import LeastRepeats
 from planner.space.types import BlockCosts
 
 _LEAST = (
@@ -25,6 +26,7 @@ _LEAST = (
     "step_s",
     "gather_s",
     "gradient_gather_s",
+    "shard_elements",
 )
 
 
@@ -47,7 +49,13 @@ def least_of(costs: Sequence[BlockCosts]) -> BlockCosts:
         return first
     values = {name: [getattr(c, name) for c in costs] for name in _LEAST}
     least: dict[str, Any] = {n: None if each[0] is None else np.minimum.reduce(each) for n, each in values.items()}
-    return replace(first, **least)
+    inner = tuple(
+        replace(own, elements=np.minimum.reduce([c.inner_replicas[k].elements for c in costs]))
+        for k, own in enumerate(first.inner_replicas)
+    )
+    selective = [c.selective for c in costs if c.selective is not None]
+    known = LeastRepeats(tuple(selective)) if len(selective) == len(costs) else None
+    return replace(first, **least, inner_replicas=inner, selective=known)
 
 
 def joined(problems: Sequence[StageProblem]) -> StageProblem:
@@ -69,9 +77,10 @@ def joined(problems: Sequence[StageProblem]) -> StageProblem:
 
     by_option = ("replicas", "in_flight", "passing", "filling", "tied_class", "shardings")
     by_place = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
-    kept = ("saved_bytes", "checkpoint_bytes", "working_bytes")
-    by_kind = ("forward_s", "backward_s", "repeat_s", "capacity_bytes", *kept)
+    by_kind = ("forward_s", "backward_s", "capacity_bytes")
     stacked: dict[str, Any] = {name: all_of(name) for name in (*by_option, *by_place, *by_kind)}
+    by_way = ("repeat_s", "saved_bytes", "working_bytes")
+    stacked |= {name: np.concatenate([getattr(p, name) for p in problems], axis=1) for name in by_way}
     return replace(
         first,
         **stacked,

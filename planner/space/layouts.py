@@ -137,7 +137,8 @@ class Layouts:
             return False
         for stage in configuration.stages:
             if (
-                stage.start != stop
+                stage.repeats
+                or stage.start != stop
                 or stage.stop <= stop
                 or (stage.ranks, stage.sharding) != (costs.ranks, costs.sharding)
             ):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from planner.errors import UsageError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
 from planner.space.asked import allowed_ranks, as_written
+from planner.space.blocks import layer_starts
 from planner.space.configuration import Configuration
 from planner.space.cuts import pinned_blocks
-from planner.space.types import BlockCosts, Job, Violation, WorkerMemory
+from planner.space.repeats import is_allowed
+from planner.space.types import BlockCosts, Job, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 
 EXCLUDED = "excluded by "
@@ -66,6 +67,9 @@ def _shardings(shelf: Mapping[int, BlockCosts], decision: Configuration) -> list
         elif costs.ranks != stage.ranks:
             message = f"stage {index} has replicas of {stage.ranks} ranks; its sharding is for {costs.ranks}"
             found.append(Violation("sharding", index, message, stage.ranks, costs.ranks))
+        elif (costs.context, costs.expert) != (stage.context, stage.expert):
+            said, own = (f"CP {each.context} and EP {each.expert}" for each in (stage, costs))
+            found.append(Violation("sharding", index, f"stage {index} has {said}; its sharding is for {own}"))
     labels = sorted({shelf[s.sharding].label for s in decision.stages if s.sharding in shelf})
     if len(labels) > 1:
         found.append(Violation("sharding", 0, f"stages are sharded over different meshes: {', '.join(labels)}"))
@@ -81,12 +85,8 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
         if value != priced:
             yield Violation("option", 0, f"{name} {value}, but the blocks are priced for {priced}")
     for index, stage in enumerate(configuration.stages):
-        for name, value in (("context", stage.context), ("expert", stage.expert)):
-            if value != 1:
-                message = f"stage {index}: {name} {value} has no price yet, only {name} 1 has"
-                yield Violation("option", index, message)
-        if stage.repeats:
-            message = f"stage {index}: repeating {', '.join(stage.repeats)} alone has no price yet"
+        if stage.repeats and stage.recompute:
+            message = f"stage {index} repeats all layers, and {', '.join(stage.repeats)} with them: say one of the two"
             yield Violation("option", index, message)
     if configuration.offload:
         yield Violation("option", 0, f"{', '.join(configuration.offload)} in the host's memory has no price yet")
@@ -153,14 +153,12 @@ def forbidden_choices(
         names: of the blocks.
         workers: who holds its stages; without them each stage has workers of its own.
     """
-    if job.recompute not in ("never", "always", "auto"):
-        raise UsageError(f"unknown recompute choice {job.recompute!r}", hint="use never, always or auto")
     stages, count = decision.stages, len(decision.stages)
     widths = "tensor_parallel" if job.tensor_parallel else "meshes"
     found = [
         (name, 0) for name, allowed, taken in _choices(job, decision, workers) if allowed and not taken <= set(allowed)
     ]
-    if allowed_ranks(job) and not {s.ranks for s in stages} <= set(allowed_ranks(job)):
+    if allowed_ranks(job) and not {s.ranks // (s.context * s.expert) for s in stages} <= set(allowed_ranks(job)):
         found.append((widths, 0))
     if job.max_stages and count > job.max_stages:
         found.append(("max_stages", 0))
@@ -169,9 +167,24 @@ def forbidden_choices(
         found += [("keep", index)] if wanted not in (index, index - count) else []
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
-    again = {"never": (False,), "always": (True,)}.get(job.recompute, (False, True))
-    found += [("recompute", index) for index, stage in enumerate(stages) if stage.recompute not in again][:1]
+    found += [("backends", index) for index in _unstructured(job.structure, decision, names)][:1]
+    asked = [is_allowed(job.recompute, stage.recompute, stage.repeats) for stage in stages]
+    found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
+
+
+def _unstructured(structure: Structure, decision: Configuration, names: Sequence[str]) -> Iterator[int]:
+    """Stages that are not as the plans of the wanted frameworks are."""
+    first, starts = decision.stages[0], layer_starts(names) if structure.whole_layers else ()
+    zero = structure.zero_in_pipelines
+    if zero and len(decision.stages) > 1 and decision.zero not in zero:
+        yield 0
+    for index, stage in enumerate(decision.stages):
+        alike = (stage.sharding, stage.recompute, stage.repeats) == (first.sharding, first.recompute, first.repeats)
+        equal = stage.replicas == first.replicas or not structure.equal_replicas
+        whole = len(starts) == 0 or starts[stage.start] == stage.start
+        if not (equal and whole and (alike or not structure.alike)):
+            yield index
 
 
 def _choices(
@@ -183,6 +196,8 @@ def _choices(
     yield "schedules", allowed, {key if key in job.schedules else decision.schedule}
     yield "zero", job.zero, {decision.zero}
     yield "micro_batches", job.micro_batches, {decision.micro_batch}
+    yield "context_parallel", job.context_parallel, {s.context for s in decision.stages}
+    yield "expert_parallel", job.expert_parallel, {s.expert for s in decision.stages}
     in_line = workers is None or workers.in_line
     replicas = [s.replicas for s in decision.stages] if workers is None else [len(own) for own in workers.holders]
     yield "pipeline_stages", job.pipeline_stages, {len(decision.stages) if in_line else len(workers.hosted)}  # type: ignore[union-attr]

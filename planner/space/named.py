@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from planner.errors import JobError, UsageError
-from planner.graph import Chain, Graph
-from planner.graph.blocks import layer_of
-from planner.graph.types import per_graph
+from planner.errors import JobError
+from planner.graph import Chain
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
 from planner.schedules import Schedule, get
-from planner.space.configuration import Configuration, StageChoice
-from planner.space.cuts import balanced, run_sums
+from planner.space.configuration import Configuration
+from planner.space.layer_cuts import layer_edges, layout_edges, read_layout, uneven_edges
 from planner.space.types import BlockCosts, Job
 
 
@@ -26,6 +22,8 @@ class Degrees:
 
     Attributes:
         tensor: ranks that share every operator (TP).
+        context: ranks that share the sequence (CP).
+        expert: ranks to which experts are dealt (EP); they are among those of `data`.
         pipeline: workers of a pipeline (PP).
         data: copies of the pipeline (DP); 0 for as many as the devices hold.
         chunks: stages that each worker holds; more than one needs a schedule that places them.
@@ -33,9 +31,16 @@ class Degrees:
         schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
         zero: ZeRO stage.
         recompute: stages repeat their forward.
+        repeats: or the forward of modules of these names (`planner.operators.modules`).
         starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
+        layout: stages as Megatron writes them, `Et*3|(t*4|)*6t*3L`: E embedding, t decoder layer, m further token
+            predicted, L loss (`planner.space.layer_cuts`); says the number of chunks, too.
+        first_layers, last_layers: layers of the first and of the last worker, all chunks together; 0 for as many as the
+            others have.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
         replicas: of each worker within a copy, which take its micro-batches in turn.
+
+    The samples of `micro_batch` are those of one of the `expert` ranks.
     """
 
     tensor: int = 1
@@ -47,8 +52,14 @@ class Degrees:
     zero: int = 0
     recompute: bool = False
     starts: tuple[int | str, ...] = ()
+    layout: str = ""
+    first_layers: int = 0
+    last_layers: int = 0
     adjacent: bool = True
     replicas: int = 1
+    context: int = 1
+    expert: int = 1
+    repeats: tuple[str, ...] = ()
 
 
 def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
@@ -66,47 +77,82 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         UsageError: no schedule has the name.
     """
     least = min(degrees.pipeline, degrees.replicas, degrees.chunks, degrees.micro_batch, degrees.data + 1)
+    if degrees.data % costs.expert:
+        hint = f"use a multiple of {costs.expert}, or another EP"
+        raise JobError(f"EP {costs.expert} ranks are among those of DP {degrees.data}, and do not divide it", hint=hint)
     if least < 1:
         raise JobError("a degree is below 1", hint="give whole numbers of at least 1; 0 leaves data to the devices")
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     wide = costs.ranks * degrees.pipeline * degrees.replicas
-    copies = degrees.data or devices // wide
+    copies = degrees.data // costs.expert or devices // wide
     if copies < 1 or copies * wide > devices:
         raise JobError(
             f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1) * degrees.replicas} takes "
             f"{max(copies, 1) * wide} devices of {devices}",
             hint="use smaller degrees, or more devices",
         )
-    count, rest = divmod(job.global_batch, copies * degrees.micro_batch)
+    count, rest = divmod(job.global_batch, copies * costs.micro_batch)
     if rest or not count:
         raise JobError(
-            f"DP {copies} with micro-batches of {degrees.micro_batch} does not divide a global batch of "
+            f"DP {copies * costs.expert} with micro-batches of {degrees.micro_batch} does not divide a global batch of "
             f"{job.global_batch}",
             hint="use another data parallel degree or micro-batch, or a global batch that they divide",
         )
+    degrees = _with_chunks(degrees)
     schedule, stages = _scheduled(degrees, count)
-    if not degrees.starts:
-        edges = layer_edges(chain, costs, stages)
-    else:
-        names = [block.name for block in chain.blocks]
-        edges = (0, *(block_number(start, names) for start in degrees.starts), len(names))
+    edges = _edges(degrees, chain, costs, stages)
     if len(edges) != stages + 1:
         raise JobError(
             f"{len(edges) - 1} stages are given, {schedule.name} over {degrees.pipeline} workers has {stages}",
-            hint=f"give {stages - 1} first blocks",
+            hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
         )
     return Configuration(
         stages=tuple(
-            StageChoice(a, b, degrees.replicas, degrees.recompute, costs.ranks, costs.sharding)
+            costs.stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats)
             for a, b in itertools.pairwise(edges)
         ),
         copies=copies,
-        micro_batch=degrees.micro_batch,
+        micro_batch=costs.micro_batch,
         micro_batches=count,
         schedule=schedule.name,
-        zero=degrees.zero if copies * degrees.replicas > 1 else 0,
+        zero=degrees.zero if copies * degrees.replicas > 1 or costs.inner_replicas else 0,
         adjacent=degrees.adjacent and copies > 1,
     )
+
+
+def _with_chunks(degrees: Degrees) -> Degrees:
+    """The degrees with as many chunks a worker as their layout has.
+
+    Raises:
+        JobError: the layout cannot be read, has another number of chunks, or the cut is said twice.
+    """
+    said = [name for name in ("starts", "layout") if getattr(degrees, name)]
+    if degrees.first_layers or degrees.last_layers:
+        said.append("first_layers, last_layers")
+    if len(said) > 1:
+        raise JobError(f"the cut is given by {' and by '.join(said)}", hint="say it in one way")
+    if not degrees.layout:
+        return degrees
+    chunks, rest = divmod(len(read_layout(degrees.layout)), degrees.pipeline)
+    if rest or degrees.chunks not in (1, chunks):
+        raise JobError(
+            f"a layout of {chunks * degrees.pipeline + rest} stages for {degrees.pipeline} workers"
+            + (f" of {degrees.chunks} chunks" if degrees.chunks > 1 else ""),
+            hint="write as many stages as workers hold chunks, worker by worker in each round",
+        )
+    return replace(degrees, chunks=chunks)
+
+
+def _edges(degrees: Degrees, chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]:
+    """First block of each stage, and the end, as the degrees say it."""
+    if degrees.starts:
+        names = [block.name for block in chain.blocks]
+        return (0, *(block_number(start, names) for start in degrees.starts), len(names))
+    if degrees.layout:
+        return layout_edges(chain, degrees.layout)
+    if degrees.first_layers or degrees.last_layers:
+        return uneven_edges(chain, stages, degrees.pipeline, degrees.first_layers, degrees.last_layers)
+    return layer_edges(chain, costs, stages)
 
 
 def block_number(block: int | str, names: Sequence[str]) -> int:
@@ -145,49 +191,3 @@ def _scheduled(degrees: Degrees, micro_batches: int) -> tuple[Schedule, int]:
         f"{degrees.chunks}",
         hint="use another schedule, number of chunks, or number of micro-batches",
     )
-
-
-def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]:
-    """First block of each stage, and the end: equal numbers of layers, else stages of equal work.
-
-    What comes before the first layer goes to the first stage, what comes after the last to the last. Where the layers
-    do not come out, the first and the last stage have one layer fewer, or stages are balanced by time.
-
-    Raises:
-        JobError: fewer blocks than stages.
-    """
-    blocks = len(chain.blocks)
-    if stages > blocks:
-        raise JobError(f"{blocks} blocks do not make {stages} stages", hint="use fewer stages or chunks")
-    heads = layer_heads(chain)
-    for missing in (0, 2):
-        each, rest = divmod(len(heads) + missing, stages)
-        if not rest and each > (1 if missing else 0):
-            starts = [heads[stage * each - missing // 2] for stage in range(1, stages)]
-            return (0, *starts, blocks)
-    work_s = run_sums((costs.forward_s + costs.backward_s).mean(axis=0))
-    real = np.arange(blocks + 1)[:, None] < np.arange(blocks + 1)[None, :]
-    edges = balanced(np.where(real, work_s, np.inf), [real] * stages)
-    if edges is None:
-        raise UsageError(f"{blocks} blocks cannot be cut into {stages} stages", hint="use fewer stages")
-    return edges
-
-
-def layer_heads(chain: Chain) -> list[int]:
-    """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
-    found: dict[str, int] = {}
-    layers = _layers(chain.graph)
-    for at, block in enumerate(chain.blocks):
-        layer = layers[block.nodes[0]]
-        if layer and layer[-1].isdigit():
-            found.setdefault(layer, at)
-    by_kind: dict[str, list[int]] = {}
-    for layer, at in found.items():
-        by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
-    return max(by_kind.values(), key=len, default=[])
-
-
-@per_graph
-def _layers(graph: Graph) -> tuple[str, ...]:
-    """The layer that each node belongs to."""
-    return tuple(layer_of(node.module) for node in graph.nodes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,21 +16,24 @@ import numpy as np
 
 from planner.costs import Profile, is_priced, precision, profile
 from planner.costs.precision import optimizer_state_bytes
+from planner.costs.pricing import saved_options
 from planner.errors import UsageError
 from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
-from planner.operators import needs_gradient, rebatch, require_trained
-from planner.sharding import Boundaries, Boundary, StageSharding, StateBytes
+from planner.operators import Storages, graph_specs, needs_gradient, rebatch, require_trained
+from planner.operators.saved import storages_in_training
+from planner.sharding import Boundaries, Boundary, Options, StageSharding, StateBytes
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
-from planner.sharding.mesh import mesh_on
+from planner.sharding.mesh import AxisRole, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs, whole_costs
-from planner.space.asked import LIMITS, allowed_ranks, refuse_others
-from planner.space.blocks import block_costs, block_seconds
+from planner.space.asked import LIMITS, allows_single_devices, refuse_others
+from planner.space.blocks import block_costs, block_seconds, block_storages, wire_bytes
 from planner.space.configuration import Configuration
-from planner.space.jobs import device_types, mesh_names, meshes_for, settled
-from planner.space.sharded import Training, on_all_types, sharded_block_costs
+from planner.space.jobs import MeshAxes, device_types, mesh_axes, meshes_for, ranks_of, settled
+from planner.space.repeats import EvenRepeats, Held, RepeatedModules, Reruns
+from planner.space.sharded import Training, on_all_types, sharded_block_costs, sharded_repeats
 from planner.space.types import BlockCosts, Job
 
 Decided = Mapping[str, Choice] | None
@@ -41,6 +44,9 @@ Key = tuple[Any, ...]
 
 SURE = 0.998
 """Part of the least memory that any point was found to need, below which none of less than thrice the time needs."""
+
+LAYERS = (Boundary.REPLICATED, Boundary.SEQUENCE)
+"""How tensors lie between the tensor parallel layers of frameworks."""
 
 MOST_MESHES = 2
 """Meshes on which a first plan is looked for."""
@@ -71,11 +77,15 @@ class Pricer:
         cluster: device types to price for, and where meshes are laid.
         job: precision, optimizer and memory options.
         strict_ops: refuse operators that no rule describes.
+        like: a pricer of the same model, cluster and job but for its limits, whose prices are used again; shardings are
+            numbered in common.
     """
 
-    def __init__(self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, cluster: Cluster, job: Job, *, strict_ops: bool = False, like: Pricer | None = None
+    ) -> None:
         require_trained(graph)
-        self.chain: Chain = build_chain(graph)
+        self.chain: Chain = build_chain(graph) if like is None else like.chain
         job = settled(job, cluster)
         if is_priced(graph):
             engine = "a model that carries measured times of its own"
@@ -85,11 +95,11 @@ class Pricer:
         self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
         self._inner, self._below = InnerCache(), itertools.count(-1, -1)
         self._worked_on: list[InnerCosts] = []
-        self._known: dict[int, list[Sharded]] = {}
+        self._known: dict[int, list[Sharded]] = {} if like is None else like._known
         self.meshes = meshes_for(graph, cluster, job)
-        self.graph_at = functools.cache(self._graph_at)
-        self.profiles = functools.cache(self._profiles)
-        self.costs = functools.cache(self._costs)
+        self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
+        self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
+        self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
         self._inner_on = functools.cache(self._inner_costs)
         self._shardings_on = functools.cache(self._shardings)
         self._finer_on = functools.cache(self._finer)
@@ -121,17 +131,17 @@ class Pricer:
             UsageError: something is not decided.
             InfeasibleError: the decision is not legal.
         """
-        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,), device_type)
+        inner = self._inner_with(micro_batch, mesh_axes(mesh), (Boundary.FREE,), device_type)
         return self._numbered(inner, whole_costs(inner, decision, self._differentiable), device_type)
 
     def decided(
-        self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries, decisions: Sequence[Decided]
+        self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries, decisions: Sequence[Decided]
     ) -> BlockCosts:
         """Costs of the chain sharded as said block by block, of a plan file say.
 
         Args:
             micro_batch: samples.
-            mesh: ranks along each axis.
+            mesh: its axes.
             boundary: how the tensors between blocks lie, by mesh axis.
             decisions: by block in its own names, strategy of each operator and layouts of each tensor and weight; None
                 for blocks of stages that are not sharded like this.
@@ -141,7 +151,7 @@ class Pricer:
             InfeasibleError: a decision is not legal.
         """
         free = Boundary.FREE in boundary
-        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,)) if free else self._inner_on(micro_batch, mesh)
+        inner = self._inner_with(micro_batch, mesh, (Boundary.FREE,) if free else InnerOptions().boundaries)
         if boundary not in inner.boundaries:
             raise UsageError(f"tensors between blocks cannot lie as {'/'.join(boundary)}", hint="plan again")
         inner = replace(inner, boundaries=(boundary,))
@@ -169,16 +179,55 @@ class Pricer:
 
     def _costs(self, micro_batch: int) -> BlockCosts:
         """Costs where every replica is one device."""
+        graph, own = self.graph_at(micro_batch), self.profiles(micro_batch)
         costs = block_costs(
             self.chain,
-            self.graph_at(micro_batch),
-            self.profiles(micro_batch),
+            graph,
+            own,
             self.cluster.devices,
             precision(self._job.precision),
             self._job.optimizer,
             self._differentiable,
         )
-        return replace(costs, steps=functools.partial(self._step, micro_batch))
+        return replace(
+            costs, steps=functools.partial(self._step, micro_batch), selective=self._whole_repeats(micro_batch)
+        )
+
+    def _whole_repeats(self, micro_batch: int) -> RepeatedModules:
+        """Prices of running modules again where every replica is one device."""
+        graph, own, chosen = self.graph_at(micro_batch), self.profiles(micro_batch), precision(self._job.precision)
+        blocks = self.chain.blocks
+
+        def forward_s(b: int, places: tuple[int, ...]) -> np.ndarray:
+            nodes = [blocks[b].nodes[place] for place in places]
+            return np.array([float(each.forward_s[nodes].sum()) for each in own])
+
+        def size_of(b: int, place: int, position: int) -> float:
+            return wire_bytes(graph, self._reruns.operand(b, place, position), chosen)
+
+        def saved() -> Held:
+            return [tuple(kept.items()) for kept in block_storages(self.chain, own[0])]
+
+        return RepeatedModules(lambda: self._reruns, saved, forward_s, size_of)
+
+    @functools.cached_property
+    def _reruns(self) -> Reruns:
+        """What blocks run again for lists of modules, whatever the micro-batch size."""
+        graph, job, chosen = self.graph, self._job, precision(self._job.precision)
+        options = saved_options(
+            chosen, fused_attention=job.fused_attention, dropout=job.dropout, assume_dropout=job.assume_dropout
+        )
+        storages = Storages(graph) if is_priced(graph) else storages_in_training(graph, graph_specs(graph), options)
+        own = self.profiles(graph.batch)[device_types(self.cluster, job)[0]]
+        return Reruns(self.chain, own, storages.root, functools.partial(wire_bytes, graph, chosen=chosen))
+
+    def repeated_operators(self, repeats: tuple[str, ...]) -> int:
+        """Number of operators that lists of modules run again.
+
+        Raises:
+            JobError: the model has no module of a name.
+        """
+        return sum(len(rerun.places) for rerun in self._reruns.of(repeats))
 
     def _step(self, micro_batch: int, device_type: int, micro_batches: int, lookups: int) -> Step:
         """What a step of data parallelism exchanges (`BlockCosts.steps`)."""
@@ -197,9 +246,9 @@ class Pricer:
         """The meshes, and what is chosen on them."""
         if not self.meshes:
             return "every replica one device"
-        shapes = ", ".join(" x ".join(map(str, mesh)) for mesh in self.meshes)
+        shapes = ", ".join(map(axes_text, self.meshes))
         given_up = sorted({words for inner in self._worked_on for words in inner.given_up})
-        alone = "every replica one device, or " if 1 in (allowed_ranks(self._job) or (1,)) else ""
+        alone = "every replica one device, or " if allows_single_devices(self._job) else ""
         return (
             f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
             "boundaries replicated, cut by sequence or by batch; all ways to share a block"
@@ -208,21 +257,30 @@ class Pricer:
 
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, Key]]:
         """By mesh, what no sharding on it is cheaper than: no communication, and everything cut evenly."""
-        by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(math.prod, self.meshes))}
-        return [(by_ranks[math.prod(mesh)], (mesh,)) for mesh in self.meshes]
+        meshes = [mesh for mesh in self.meshes if self._deals(mesh, micro_batch)]
+        by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(ranks_of, meshes))}
+        return [(by_ranks[ranks_of(mesh)], (mesh,)) for mesh in meshes]
 
-    def shardings_of(self, micro_batch: int, ranks: int) -> list[BlockCosts]:
-        """Every way worth trying to share operators on one axis of so many ranks; of one rank the chain as it is."""
-        if ranks == 1:
+    @staticmethod
+    def _deals(mesh: MeshAxes, micro_batch: int) -> bool:
+        """Whether a micro-batch can be dealt evenly to the ranks of a mesh that deal out samples."""
+        return micro_batch % math.prod(axis.size for axis in mesh if axis.role is AxisRole.EXPERT) == 0
+
+    def shardings_of(self, micro_batch: int, ranks: int, context: int = 1, expert: int = 1) -> list[BlockCosts]:
+        """Every way worth trying to share operators on one tensor axis of so many ranks, beside axes that deal out
+        sequences and experts; of one rank the chain as it is."""
+        mesh = mesh_axes((ranks,), context, expert)
+        if not mesh:
             return [self.costs(micro_batch)]
-        keys = (key for _, key in self._floors_on(micro_batch, (ranks,)))
+        keys = (key for _, key in self._floors_on(micro_batch, mesh)) if self._deals(mesh, micro_batch) else ()
         return [costs for key in keys for costs in self._shardings_on(micro_batch, *key)]
 
     def even_split(self, micro_batch: int) -> list[BlockCosts]:
         """Shardings on the two largest meshes in a node, boundaries lying as is fastest on each."""
         node = self.cluster.node_size or self.cluster.device_count
         found: list[BlockCosts] = []
-        for mesh in [mesh for mesh in self.meshes if math.prod(mesh) <= node][-MOST_MESHES:]:
+        usable = [mesh for mesh in self.meshes if ranks_of(mesh) <= node and self._deals(mesh, micro_batch)]
+        for mesh in ([mesh for mesh in usable if not roles_of(mesh)] or usable)[-MOST_MESHES:]:
             floors = [(float(f.backward_s.sum()), key) for f, key in self._floors_on(micro_batch, mesh)]
             found += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
         return found
@@ -236,9 +294,9 @@ class Pricer:
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
         """The shardings on the mesh of one, boundaries lying as there, that closer prices of memory prefer."""
         entry = self.entry(micro_batch, number)
-        return self._finer_on(micro_batch, entry.inner.mesh.sizes, entry.sharded.boundaries)
+        return self._finer_on(micro_batch, entry.inner.mesh.axes, entry.sharded.boundaries)
 
-    def _finer(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
+    def _finer(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
         inner = self._inner_on(micro_batch, mesh)
         found = sharded_costs(inner, self._differentiable, boundaries=(boundary,), finer=True)
         return tuple(self._numbered(inner, each) for each in found)
@@ -268,11 +326,14 @@ class Pricer:
             backward_s=floor.backward_s,
             update_s=floor.update_s,
             parameter_elements=SURE * np.minimum.reduce([each.parameter_elements for each in lean]),
+            shard_elements=_least_shards(lean),
+            inner_replicas=(),
             saved_bytes=SURE * np.minimum.reduce([each.saved_bytes for each in lean]),
             workspace_bytes=floor.workspace_bytes,
             ties=floor.ties,
             kept_bytes=floor.kept_bytes,
             step_s=None,
+            selective=floor.selective,
         )
 
     def _floor(self, micro_batch: int, ranks: int) -> BlockCosts:
@@ -295,11 +356,12 @@ class Pricer:
             ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in whole.ties),
             kept_bytes=None if whole.kept_bytes is None else whole.kept_bytes / ranks,
             ranks=ranks,
+            selective=whole.selective and EvenRepeats(whole.selective, ranks, lambda: self._reruns, forward_s),
         )
 
-    def _by_boundary(self, micro_batch: int, mesh: tuple[int, ...]) -> list[tuple[BlockCosts, Key]]:
+    def _by_boundary(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, Key]]:
         """Floors with the communication inside blocks, for each way in which boundaries may lie."""
-        floor, inner = self._floor(micro_batch, math.prod(mesh)), self._inner_on(micro_batch, mesh)
+        floor, inner = self._floor(micro_batch, ranks_of(mesh)), self._inner_on(micro_batch, mesh)
         found: list[tuple[BlockCosts, Key]] = []
         for boundary in () if inner.whole else inner.boundaries:
             least_s = inner.least_s(boundary)
@@ -308,13 +370,21 @@ class Pricer:
                 found.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
         return found
 
-    def _inner_costs(self, micro_batch: int, mesh: tuple[int, ...]) -> InnerCosts:
-        found = self._inner_with(micro_batch, mesh, InnerOptions().boundaries)
+    def _inner_costs(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
+        as_layers = bool(self._job.structure.axes)
+        boundaries = LAYERS if as_layers else InnerOptions().boundaries
+        found = self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
         self._worked_on.append(found)
         return found
 
     def _inner_with(
-        self, micro_batch: int, mesh: tuple[int, ...], boundaries: tuple[Boundary, ...], device_type: int = 0
+        self,
+        micro_batch: int,
+        mesh: MeshAxes,
+        boundaries: tuple[Boundary, ...],
+        device_type: int = 0,
+        *,
+        as_layers: bool = False,
     ) -> InnerCosts:
         job, chosen = self._job, precision(self._job.precision)
         state = optimizer_state_bytes(job.optimizer, chosen)
@@ -322,18 +392,19 @@ class Pricer:
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch)[device_type],
-            mesh_on(self.cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
+            mesh_on(self.cluster, {axis.name: axis.size for axis in mesh}),
             options=InnerOptions(
                 boundaries=boundaries,
                 item_bytes=chosen.compute.bits / 8,
-                state=StateBytes(chosen.weight_bytes, chosen.held_gradient_bytes, state),
+                state=StateBytes(chosen.held_weight_bytes, chosen.held_gradient_bytes, state),
                 micro_batches=max(1, job.global_batch // micro_batch),
+                options=Options(roles=roles_of(mesh), as_layers=as_layers),
                 forbidden=job.forbid,
             ),
             cache=self._inner,
         )
 
-    def _shardings(self, micro_batch: int, mesh: tuple[int, ...], boundary: Boundaries) -> tuple[BlockCosts, ...]:
+    def _shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
         """The shardings on a mesh that are worth trying, fastest first."""
         inner = self._inner_on(micro_batch, mesh)
         found = sharded_costs(inner, self._differentiable, boundaries=(boundary,))
@@ -345,6 +416,14 @@ class Pricer:
         number = len(known) + 1
         training = replace(self._training, device=self.cluster.devices[device_type])
         costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
-        costs = on_all_types(costs, len(self.cluster.devices))
+        types = len(self.cluster.devices)
+        repeats = sharded_repeats(inner, sharded, lambda: self._reruns, types)
+        costs = replace(on_all_types(costs, types), selective=repeats)
         known.append(Sharded(number, inner, sharded, costs))
         return costs
+
+
+def _least_shards(lean: Sequence[BlockCosts]) -> np.ndarray | None:
+    """[n] `BlockCosts.shard_elements` that no point goes below, None where ranks of a group hold nothing alike."""
+    shards = [costs.shard_elements for costs in lean if costs.shard_elements is not None]
+    return SURE * np.minimum.reduce(shards) if shards else None

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from planner.errors import OutputError, UsageError
+from planner.space.repeats import recomputed_modules
 from planner.space.types import Configuration, StageChoice
 
-_FORMAT = 5
+_FORMAT = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class StageProblem:
         slice_devices: devices of one copy.
         schedule: name of the schedule.
         zero: ZeRO stage.
-        recompute: "never", "always" or "auto".
+        ways: [Q] how a stage may recompute, the fastest first: "never", "always" (all layers), or names of modules.
         max_stages: most stages; 0 means no limit.
         overlap: fraction of the last micro-batch's backward behind which synchronisation hides.
         replicas: int64 [R], the replicas that each option of a stage has; ascending among those of a sharding.
@@ -41,17 +42,17 @@ class StageProblem:
         place: int64 [R, W], -1 where a + r > W.
         place_kind: int64 [P], the kind (set of device types) of each place.
         forward_s: [K, n, n] forward of blocks i..j on the slowest type of a kind; backward_s likewise, not recomputed.
-        repeat_s: [K, n, n] what recomputation adds to the backward: the forward of those blocks that it repeats.
+        repeat_s: [Q, K, n, n] what recomputation adds to the backward: forward work of those blocks that is repeated.
         least_s: [n + 1] forward and backward of the blocks before p, each on the fastest type that any place has.
         sync_s: [P, n, n] gradient synchronisation.
         exchange_forward_s: [P or 0, n, n] what replicas exchange in a forward pass (ZeRO-3), if anything.
         exchange_backward_s: the same in a backward pass (ZeRO-2 and 3).
         update_s: [P, n, n] optimizer step, sharded where ZeRO is.
-        resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device.
+        resident_bytes: [P, n, n] weights, gradients, optimizer state and workspace of a device; infinite where blocks
+            i..j may be no stage.
         capacity_bytes: [K] plannable memory of the smallest device of a kind.
-        saved_bytes: [K, n, n] activations kept for one micro-batch.
-        checkpoint_bytes: [K, n, n] the same when the stage is recomputed.
-        working_bytes: [K, n, n] what a recomputed stage needs beside for the micro-batch whose forward it repeats.
+        saved_bytes: [Q, K, n, n] activations kept for one micro-batch.
+        working_bytes: [Q, K, n, n] what a recomputed stage needs beside for the micro-batch whose forward it repeats.
         in_flight: int64 [R, X + 1], micro-batches kept by a replica of a stage with replicas[o] when x of them pass the
             stage after it before that one's first backward (0 for the last stage; x never falls below the number of
             devices of all later stages, except where it does not matter).
@@ -67,7 +68,9 @@ class StageProblem:
         stage_counts: int64, allowed numbers of stages, ascending; empty means any.
         pins: int64 [pins, 2], blocks that must be on a stage and the stage's number (negative: from the last).
         ranks: devices that act as one.
+        context, expert: of those, ranks that share the sequence, and to which samples and experts are dealt.
         uniform: all stages have the same number of replicas.
+        alike: all stages have the same sharding and recompute alike.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
     """
@@ -78,7 +81,7 @@ class StageProblem:
     slice_devices: int
     schedule: str
     zero: int
-    recompute: str
+    ways: np.ndarray
     max_stages: int
     overlap: float
     replicas: np.ndarray
@@ -96,7 +99,6 @@ class StageProblem:
     resident_bytes: np.ndarray
     capacity_bytes: np.ndarray
     saved_bytes: np.ndarray
-    checkpoint_bytes: np.ndarray
     working_bytes: np.ndarray
     in_flight: np.ndarray
     passing: np.ndarray
@@ -110,17 +112,21 @@ class StageProblem:
     stage_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     pins: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
     ranks: int = 1
+    context: int = 1
+    expert: int = 1
     uniform: bool = False
+    alike: bool = False
 
     @property
     def blocks(self) -> int:
         """Number of blocks."""
         return int(self.saved_bytes.shape[-1])
 
-    def stage(self, start: int, stop: int, option: int, recompute: bool) -> StageChoice:
-        """A stage of some blocks that takes an option."""
-        replicas, sharding = int(self.replicas[option]), int(self.shardings[option])
-        return StageChoice(start, stop, replicas, recompute, self.ranks, sharding)
+    def stage(self, start: int, stop: int, option: int, way: int) -> StageChoice:
+        """A stage of some blocks that takes an option and a way to recompute."""
+        replicas, sharding, choice = int(self.replicas[option]), int(self.shardings[option]), str(self.ways[way])
+        shared = self.ranks, sharding, self.context, self.expert
+        return StageChoice(start, stop, replicas, choice == "always", *shared, recomputed_modules(choice))
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Configuration:
         """The decision that chooses these stages."""

@@ -3,53 +3,131 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.exchange import Group
 from planner.memory import most_that_fit
 from planner.space.blocks import range_table, repeated_bytes
+from planner.space.repeats import lists_of, plain_ways, selective_costs
 from planner.space.types import BlockCosts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageWay:
+    """One way to recompute a stage, by ranges of blocks i..j.
+
+    Attributes:
+        recompute: all layers are repeated.
+        repeats: or modules of these names.
+        repeat_s: [t, n, n] seconds of the backward that run forward work again.
+        saved_bytes: [n, n] kept of each micro-batch in flight.
+        working_bytes: [n, n] what is needed beside of the one whose forward is repeated.
+    """
+
+    recompute: bool
+    repeats: tuple[str, ...]
+    repeat_s: np.ndarray
+    saved_bytes: np.ndarray
+    working_bytes: np.ndarray
+
+    @property
+    def choice(self) -> str:
+        """The way as a choice of recomputation says it (`Job.recompute`)."""
+        return ",".join(self.repeats) or ("always" if self.recompute else "never")
 
 
 class Ranges:
     """Sums and maxima over blocks i..j; [.., n, n], by device type where times are; meaningful for i <= j.
 
     Attributes:
-        forward_s, backward_s: of all blocks.
-        repeat_s: forward of those that a recomputed stage repeats.
+        forward_s, backward_s: of all blocks, nothing repeated.
         update_s: optimizer step, unsharded.
         step_s: communication inside a replica once an update.
         elements: trainable elements that a stage holds.
+        shard_elements: those left to a rank where ranks of a group that hold the same share them out.
+        alike: ranks of a group that do, on the mean of the stage's elements; 1 by 1 where none do.
+        inner: by `BlockCosts.inner_replicas`, the elements of a stage that are held so.
         workspace_bytes: the largest.
-        saved_bytes: kept for a micro-batch in flight.
-        checkpoint_bytes: the same of a recomputed stage.
-        working_bytes: what a recomputed stage needs beside for the micro-batch whose forward it repeats.
+        saved_bytes: kept for a micro-batch in flight, nothing repeated.
     """
 
     def __init__(self, costs: BlockCosts) -> None:
+        self._costs = costs
+        self._ways: dict[tuple[str, bool], tuple[StageWay, ...]] = {}
         self.forward_s = range_sums(costs.forward_s)
         self.backward_s = range_sums(costs.backward_s)
         charged = range_sums(costs.parameter_elements)
-        again = range_table([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))[1]
-        self.elements = charged - np.triu(again)
+        self.elements = charged - _repeated_elements([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))
+        self.shard_elements, self.alike = self.elements, np.ones((1, 1))
+        if costs.shard_elements is not None:
+            shared = [(tie.shard_elements, tie.blocks) for tie in costs.ties]
+            self.shard_elements = range_sums(costs.shard_elements) - _repeated_elements(shared, len(charged))
+            held = self.shard_elements > 0
+            self.alike = np.divide(self.elements, self.shard_elements, out=np.ones_like(charged), where=held)
+        self.inner = tuple(
+            range_sums(inner.elements)
+            - _repeated_elements([(tie.elements, tie.blocks) for tie in inner.ties], len(charged))
+            for inner in costs.inner_replicas
+        )
         held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
         self.update_s = range_sums(costs.update_s) * held
-        self.step_s = range_sums(np.zeros(len(charged)) if costs.step_s is None else costs.step_s)
+        self.step_s = range_sums(_or_zeros(costs.step_s, charged))
         self.workspace_bytes = range_maxima(costs.workspace_bytes)
-        repeated = np.ones(len(charged), dtype=bool) if costs.repeated is None else costs.repeated
-        kept_bytes = np.zeros(len(charged)) if costs.kept_bytes is None else costs.kept_bytes
-        self.repeat_s = range_sums(np.where(repeated, costs.forward_s, 0.0))
-        kept = range_sums(kept_bytes)
         self.saved_bytes = costs.saved_bytes
-        self.checkpoint_bytes = costs.checkpoint_bytes + kept
-        # When a layer's forward is repeated, the micro-batch has freed what was kept of its later blocks.
-        self.working_bytes = np.maximum(repeated_bytes(costs) - kept, 0.0)
 
-    def least_activations(self, recompute: str) -> np.ndarray:
+    def parts(self, replicas: np.ndarray, group: Group | None) -> np.ndarray:
+        """[.., n or 1, n or 1] parts into which stages of so many replicas [..] cut what a group shards."""
+        cut = replicas[..., None, None]
+        return np.asarray(cut if group is None else cut * self.alike)
+
+    def ways(self, choice: str, *, whole_stages: bool = False) -> tuple[StageWay, ...]:
+        """The ways to recompute that a choice leaves open, by the time they take, the fastest first.
+
+        Args:
+            choice: as in `Job.recompute`.
+            whole_stages: a recomputed stage repeats all its work from what enters it, instead of layer by layer.
+
+        Raises:
+            UsageError: modules are named, and what they cost is not known.
+            JobError: the model has no module of a name.
+        """
+        key = choice, whole_stages
+        if key not in self._ways:
+            kept = range_sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
+            found = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
+            if (False, ()) in plain_ways(choice):
+                nothing = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
+                found.insert(0, StageWay(False, (), *nothing))
+            if (True, ()) in plain_ways(choice):
+                found.append(self._layers(kept, whole_stages=whole_stages))
+            self._ways[key] = tuple(found)
+        return self._ways[key]
+
+    def _selective(self, repeats: tuple[str, ...], kept: np.ndarray) -> StageWay:
+        prices = selective_costs(self._costs, repeats)
+        # When a module is run again, the micro-batch has freed what was kept of its later blocks.
+        working = np.maximum(range_maxima(prices.working_bytes) - kept, 0.0)
+        return StageWay(False, repeats, range_sums(prices.repeat_s), prices.saved_bytes, working)
+
+    def _layers(self, kept: np.ndarray, *, whole_stages: bool) -> StageWay:
+        costs = self._costs
+        if whole_stages:
+            saved = np.broadcast_to(costs.boundary_bytes[:-1, None], costs.saved_bytes.shape)
+            return StageWay(True, (), self.forward_s, saved, costs.saved_bytes)
+        repeat_s = range_sums(costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated)
+        working = np.maximum(repeated_bytes(costs) - kept, 0.0)
+        return StageWay(True, (), repeat_s, costs.checkpoint_bytes + kept, working)
+
+    def least_activations(self, choice: str) -> np.ndarray:
         """[n, n] bytes that one micro-batch needs under a recompute choice."""
-        kept = {"never": self.saved_bytes, "always": self.checkpoint_bytes + self.working_bytes}
-        return np.asarray(kept.get(recompute, np.minimum(*kept.values())))
+        return np.asarray(np.minimum.reduce([way.saved_bytes + way.working_bytes for way in self.ways(choice)]))
+
+
+def _or_zeros(values: np.ndarray | None, like: np.ndarray) -> np.ndarray:
+    return np.zeros(len(like)) if values is None else values
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +142,12 @@ class StageNeeds:
         before_s: [n] forward and backward of the blocks before i.
         transfer_s: [n] handing activations over to a stage that begins with the block, and gradients back.
         forward_s: forward.
-        plain_s: forward and backward without recomputation.
-        repeat_s: what recomputation adds.
+        plain_s: forward and backward, nothing repeated.
+        repeat_s: [ways, n, n] what recomputation adds, by way.
         hiding_s: longest backward that any stage has.
-        plain_limit, again_limit: most micro-batches in flight that fit; 0 where none does, or where the choice is not
-            allowed.
-        update_s: optimizer step, unsharded.
-        elements: trainable elements.
+        limit: [ways, n, n] most micro-batches in flight that fit, by way; 0 where none does.
+        update_s: optimizer step, unsharded but over ranks of a group that hold the same.
+        elements: trainable elements that replicas exchange.
     """
 
     whole_s: float
@@ -81,32 +158,39 @@ class StageNeeds:
     plain_s: np.ndarray
     repeat_s: np.ndarray
     hiding_s: float
-    plain_limit: np.ndarray
-    again_limit: np.ndarray
+    limit: np.ndarray
     update_s: np.ndarray
     elements: np.ndarray
-    _first: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
+    _first: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
 
-    def first_blocks(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 [len(kept), n] each: by micro-batches in flight and last block the first block of the longest stage
-        that fits without recomputation and with it; n where none does."""
+    def first_blocks(self, kept: np.ndarray) -> np.ndarray:
+        """int64 [ways, len(kept), n]: by way to recompute, micro-batches in flight and last block the first block of
+        the longest stage that fits; n where none does."""
         for each in set(kept.tolist()) - self._first.keys():
-            holds = self.plain_limit >= each, self.again_limit >= each
-            self._first[each] = tuple(np.where(h.any(axis=1), h.argmax(axis=1), h.shape[1]) for h in holds)
-        plain, again = zip(*(self._first[each] for each in kept.tolist()), strict=True)
-        return np.array(plain), np.array(again)
+            holds = self.limit >= each
+            self._first[each] = np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1])
+        return np.stack([self._first[each] for each in kept.tolist()], axis=1)
 
 
 def stage_needs(
-    ranges: Ranges, resident_bytes: np.ndarray, capacity_bytes: float, recompute: str, transfer_s: np.ndarray
+    ranges: Ranges,
+    resident_bytes: np.ndarray,
+    capacity_bytes: float,
+    recompute: str,
+    transfer_s: np.ndarray,
+    group: Group | None = None,
 ) -> StageNeeds:
     """Needs of stages of which the weights and what goes with them take at least `resident_bytes` [n, n], and transfers
-    `transfer_s` [n]; O(n^2)."""
+    `transfer_s` [n]; `group` is what the update is sharded over. O(n^2)."""
+    update_s = ranges.update_s.min(axis=0) / ranges.parts(np.ones(()), group)
     both_s = ranges.forward_s + ranges.backward_s
     plain_s = both_s.min(axis=0)
-    nothing, again_bytes = np.zeros(resident_bytes.shape), resident_bytes + ranges.working_bytes
-    plain = nothing if recompute == "always" else _limit(resident_bytes, ranges.saved_bytes, capacity_bytes)
-    again = nothing if recompute == "never" else _limit(again_bytes, ranges.checkpoint_bytes, capacity_bytes)
+    limits, ways = list[np.ndarray](), list[StageWay]()
+    for way in ranges.ways(recompute):
+        limit = _limit(resident_bytes + way.working_bytes, way.saved_bytes, capacity_bytes)
+        if not ways or (limit > np.maximum.reduce(limits)).any():  # else a faster way fits wherever this one does
+            limits.append(limit)
+            ways.append(way)
     forward_s, each_s = (np.diagonal(t, axis1=1, axis2=2).min(axis=0) for t in (ranges.forward_s, both_s))
     return StageNeeds(
         whole_s=float(each_s.sum()),
@@ -115,12 +199,11 @@ def stage_needs(
         transfer_s=transfer_s,
         forward_s=_by_last(ranges.forward_s.min(axis=0)),
         plain_s=_by_last(plain_s),
-        repeat_s=_by_last(ranges.repeat_s.min(axis=0)),
-        hiding_s=float((ranges.backward_s + ranges.repeat_s).max(axis=0)[0, -1]),
-        plain_limit=_by_last(plain),
-        again_limit=_by_last(again),
-        update_s=_by_last(_least_of_longer(ranges.update_s.min(axis=0))),
-        elements=_by_last(_least_of_longer(ranges.elements)),
+        repeat_s=np.stack([_by_last(way.repeat_s.min(axis=0)) for way in ways]),
+        hiding_s=float((ranges.backward_s + ways[-1].repeat_s).max(axis=0)[0, -1]),
+        limit=np.stack([_by_last(limit) for limit in limits]),
+        update_s=_by_last(_least_of_longer(update_s)),
+        elements=_by_last(_least_of_longer(ranges.shard_elements)),
     )
 
 
@@ -132,6 +215,11 @@ def _limit(fixed_bytes: np.ndarray, each_bytes: np.ndarray, capacity_bytes: floa
 def _least_of_longer(table: np.ndarray) -> np.ndarray:
     """For each stage the least among itself and those that go on for more blocks."""
     return np.asarray(np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1])
+
+
+def _repeated_elements(tied: Sequence[tuple[float, tuple[int, ...]]], count: int) -> np.ndarray:
+    """[n, n] elements that blocks i..j are charged for more than once."""
+    return np.triu(range_table(tied, count)[1])
 
 
 def _by_last(table: np.ndarray) -> np.ndarray:

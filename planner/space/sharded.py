@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,17 +12,24 @@ import numpy as np
 from planner.costs.precision import Precision
 from planner.hardware.types import Collective, Device
 from planner.sharding.inner import InnerCosts
+from planner.sharding.inner_points import operand_bytes, rerun_s
 from planner.sharding.layout import REPLICATED, shard_elements
+from planner.sharding.mesh import AxisRole, axes_text
 from planner.sharding.sharded import ShardedCosts
 from planner.space.blocks import (
     checkpoint_table,
     head_block,
+    head_bytes,
+    kept_table,
     layer_starts,
-    range_sums,
     range_table,
     update_s_per_element,
 )
-from planner.space.types import BlockCosts, Tie
+from planner.space.repeats import RepeatedModules, Reruns
+from planner.space.types import BlockCosts, InnerReplicas, Tie
+
+_SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
+"""Collectives of which recipes of gradients and weights are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +59,9 @@ def sharded_block_costs(
     O(nodes + blocks^2).
     """
     chain = inner.chain
-    head, starts = head_block(chain), layer_starts(chain)
-    elements, ties = _parameters(sharded.parameters)
+    head, starts = head_block(chain), layer_starts([block.name for block in chain.blocks])
+    elements, ties = _parameters(sharded.parameters, _multiplicities(inner, sharded))
+    inner_replicas = tuple(_inner_replicas(inner, sharded))
     step_s = update_s_per_element(training.device, training.precision, training.optimizer)
     tensors = _boundary_tensors(inner, sharded)
     forward = _crossing(inner, tensors, frozenset(tensors))
@@ -62,7 +72,7 @@ def sharded_block_costs(
         backward_s=sharded.backward_s[None, :],
         update_s=step_s * elements[None, :],
         parameter_elements=elements,
-        saved_bytes=_kept_table(sharded.saved),
+        saved_bytes=kept_table(sharded.saved),
         checkpoint_bytes=checkpoint_table(chain, {name: size for name, (size, _) in tensors.items()}, starts),
         boundary_bytes=forward[0],
         gradient_boundary_bytes=backward[0],
@@ -71,14 +81,74 @@ def sharded_block_costs(
         layer_starts=starts,
         ties=ties,
         repeated=None if head < 0 else np.arange(len(chain.blocks)) != head,
-        kept_bytes=None if head < 0 else _head_bytes(sharded, head),
+        kept_bytes=None if head < 0 else head_bytes(head, [*map(dict, sharded.saved)], dict(sharded.checkpoints[head])),
         ranks=inner.mesh.device_count,
+        context=_along(inner, AxisRole.CONTEXT),
+        expert=_along(inner, AxisRole.EXPERT),
         sharding=number,
         label=sharding_label(inner, sharded),
         step_s=sharded.step_s,
         gather_s=forward[1],
         gradient_gather_s=backward[1],
+        shard_elements=_shard_elements(elements, inner_replicas) if inner_replicas else None,
+        inner_replicas=inner_replicas,
     )
+
+
+def _shard_elements(elements: np.ndarray, inner_replicas: Sequence[InnerReplicas]) -> np.ndarray:
+    """[n] elements that are left to a rank where those that hold the same share them out."""
+    left = elements.copy()
+    for inner in inner_replicas:
+        left -= inner.elements * (1 - 1 / inner.ranks)
+    return left
+
+
+def _multiplicities(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, int]:
+    """By parameter, ranks of the mesh that work on different samples or steps and hold the same of it."""
+    return {name: inner.mesh.ranks_along(axes) for name, axes in sharded.whole_on.items()}
+
+
+def _inner_replicas(inner: InnerCosts, sharded: ShardedCosts) -> Iterator[InnerReplicas]:
+    """What ranks of the mesh hold alike, for every set of axes that deal out samples or steps."""
+    dealing, mesh = inner.options.options.dealing, inner.mesh
+    counts = _multiplicities(inner, sharded)
+    for axes in (each for n in range(1, len(dealing) + 1) for each in itertools.combinations(dealing, n)):
+        own = [
+            tuple((name, size) for name, size in block if sharded.whole_on[name] == axes)
+            for block in sharded.parameters
+        ]
+        elements, ties = _parameters(own, counts)
+        yield InnerReplicas(mesh.ranks_along(axes), elements, ties, {kind: mesh.terms(kind, axes) for kind in _SUMMING})
+
+
+def _along(inner: InnerCosts, role: AxisRole) -> int:
+    """Ranks along the axes of a role."""
+    return math.prod(axis.size for axis in inner.mesh.axes if axis.role is role)
+
+
+def sharded_repeats(
+    inner: InnerCosts, sharded: ShardedCosts, reruns: Callable[[], Reruns], types: int
+) -> RepeatedModules:
+    """Prices of running modules of a sharded chain again, on one rank; the same on so many device types."""
+    seconds: dict[tuple[int, tuple[int, ...]], float] = {}
+
+    def solved(b: int, place: int) -> int:
+        """The operator of the block that was solved."""
+        members, block = inner.blocks[b].points.block.ends.members, inner.chain.blocks[b]
+        return members[len(block.side) + place]
+
+    def forward_s(b: int, places: tuple[int, ...]) -> np.ndarray:
+        point, key = sharded.points[b], (id(sharded.points[b]), places)
+        if key not in seconds:
+            block = inner.blocks[b].points.block
+            seconds[key] = rerun_s(block, point, [solved(b, place) for place in places]) if places else 0.0
+        return np.full(types, seconds[key])
+
+    def size_of(b: int, place: int, position: int) -> float:
+        block = inner.blocks[b].points.block
+        return operand_bytes(block, sharded.points[b], solved(b, place), position)
+
+    return RepeatedModules(reruns, lambda: sharded.saved, forward_s, size_of)
 
 
 def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
@@ -93,40 +163,30 @@ def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
 
 def sharding_label(inner: InnerCosts, sharded: ShardedCosts) -> str:
     """A mesh and how boundaries lie on it, `2 x 8, batch/sequence`: stages that hand over tensors have it in common."""
-    return f"{' x '.join(map(str, inner.mesh.sizes))}, {sharded.label}"
+    return f"{axes_text(inner.mesh.axes)}, {sharded.label}"
 
 
-def _parameters(blocks: Sequence[Sequence[tuple[str, float]]]) -> tuple[np.ndarray, tuple[Tie, ...]]:
-    """[n] trainable elements that a rank holds for each block, and those that several blocks use."""
+def _parameters(
+    blocks: Sequence[Sequence[tuple[str, float]]], counts: Mapping[str, int]
+) -> tuple[np.ndarray, tuple[Tie, ...]]:
+    """[n] trainable elements that a rank holds for each block, and those that several blocks use.
+
+    Args:
+        blocks: by block, parameters and the elements of each that a rank holds.
+        counts: by parameter, ranks of the mesh that hold the same as replicas do.
+    """
     users: dict[str, tuple[float, list[int]]] = {}
     for b, parameters in enumerate(blocks):
         for name, size in parameters:
             known, at = users.get(name, (0.0, []))
             users[name] = (max(known, size), [*at, b])
-    shared: dict[tuple[int, ...], float] = {}
-    for size, at in users.values():
+    shared: dict[tuple[tuple[int, ...], int], float] = {}
+    for name, (size, at) in users.items():
         if len(at) > 1:
-            shared[tuple(at)] = shared.get(tuple(at), 0.0) + size
+            key = tuple(at), counts.get(name, 1)
+            shared[key] = shared.get(key, 0.0) + size
     own, _ = range_table(users.values(), len(blocks))
-    return own, tuple(Tie(size, at) for at, size in sorted(shared.items()))
-
-
-def _kept_table(blocks: Sequence[Sequence[tuple[str, float]]]) -> np.ndarray:
-    """[n, n] bytes of the storages that blocks i..j keep, each once."""
-    users: dict[str, tuple[float, list[int]]] = {}
-    for b, kept in enumerate(blocks):
-        for storage, size in kept:
-            known, at = users.get(storage, (0.0, []))
-            users[storage] = (max(known, size), [*at, b])
-    return range_sums(*range_table(users.values(), len(blocks)))
-
-
-def _head_bytes(sharded: ShardedCosts, head: int) -> np.ndarray:
-    """[n] what the head keeps beyond the tensors that come into it; 0 for all others."""
-    inputs = {name for name, _ in sharded.checkpoints[head]}
-    found = np.zeros(len(sharded.saved))
-    found[head] = sum(size for storage, size in sharded.saved[head] if storage not in inputs)
-    return found
+    return own, tuple(Tie(size, at, count) for (at, count), size in sorted(shared.items()))
 
 
 def _crossing(

@@ -80,5 +80,5 @@ class Limits:
             micro_batches=self.micro_batches or job.micro_batches,
         )
         for kind in self.recompute:
-            choice = "never" if kind is Recompute.NEVER else "auto"
+            choice = "never" if kind is Recompute.NEVER else "layers"
             yield replace(changed, recompute=choice, whole_stages=kind is Recompute.STAGES)

@@ -2,7 +2,8 @@
 
 What the ranks of a stage exchange with their likes, and what each of them holds, are read off the recipe of the ZeRO
 stage (`planner.exchange.recipe_of`): what it runs in a pass is run for each block, and hidden behind the fraction
-`overlap` of that pass; what it shards is sharded over replicas of the stage.
+`overlap` of that pass; what it shards is sharded over replicas of the stage, and over the ranks of each that hold the
+same (`InnerReplicas`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,8 +24,9 @@ from planner.hardware.types import Cluster, Collective
 from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import overlap_of, precision_of
+from planner.space.repeats import selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
-from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms
+from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
 from planner.space.workers import Workers
 
 
@@ -38,6 +40,7 @@ class Replicas:
         concurrent: groups of replicas at work at the same time on the same links.
         precision: number formats.
         zero: ZeRO stage.
+        alike: ranks of a replica that share out a weight which they all hold, on the mean of the stage's elements.
     """
 
     cluster: Cluster
@@ -45,6 +48,7 @@ class Replicas:
     concurrent: int
     precision: Precision
     zero: int
+    alike: float = 1.0
 
     @functools.cached_property
     def recipe(self) -> Recipe:
@@ -52,7 +56,7 @@ class Replicas:
         return recipe_of(self.zero)
 
     @property
-    def shards(self) -> int:
+    def shards(self) -> float:
         """Parts into which the optimizer state and its update are cut."""
         return self._parts(self.recipe.optimizer)
 
@@ -87,8 +91,8 @@ class Replicas:
             buffers: as large as the weights, beside the optimizer's state.
         """
         state_bytes = optimizer_state_bytes(optimizer, self.precision)
-        spare = self.precision.spare_bytes
-        kept = kept_bytes(self.recipe, self.precision, state_bytes, self._parts, elements, largest, spare)
+        beside = self.precision.spare_bytes, self.precision.copy_bytes
+        kept = kept_bytes(self.recipe, self.precision, state_bytes, self._parts, elements, largest, *beside)
         return MemoryBytes(
             weights=versions * float(kept.weights),
             gradients=float(kept.gradients),
@@ -98,8 +102,9 @@ class Replicas:
             reserve=others[1],
         )
 
-    def _parts(self, group: Group | None) -> int:
-        return parts_of(self.cluster, self.groups[..., 0].ravel(), group)
+    def _parts(self, group: Group | None) -> float:
+        parts = parts_of(self.cluster, self.groups[..., 0].ravel(), group)
+        return parts if group is None else parts * self.alike
 
     def _phase_s(self, phase: Phase, elements: Sequence[float]) -> float:
         return sum((sum(self._step_s(step, n) for n in elements) for step in self.recipe.during(phase)), 0.0)
@@ -171,16 +176,18 @@ def _terms(
     blocks = range(choice.start, choice.stop)
     types = np.unique(cluster.device_types[groups[index]]).tolist()
     repeated = _repeated(setting, costs, choice)
+    modules = selective_costs(costs, choice.repeats) if choice.repeats else None
 
     def slowest_s(seconds: np.ndarray, which: Sequence[int] = blocks) -> float:
         return max(sum(float(seconds[t, b]) for b in which) for t in types)
 
-    recompute_s = slowest_s(costs.forward_s, repeated)
+    recompute_s = slowest_s(modules.repeat_s) if modules else slowest_s(costs.forward_s, repeated)
     forward_s, backward_s = slowest_s(costs.forward_s), slowest_s(costs.backward_s) + recompute_s
     held, charged = elements_of(costs, blocks)
-    own = [float(costs.parameter_elements[b]) for b in blocks]
-    replicas = Replicas(cluster, groups[index], _concurrent(setting, index), chosen, configuration.zero)
-    *pass_s, sync_s = _exchanges_s(setting, replicas, own, held)
+    left = shard_elements_of(costs, blocks)
+    alike = held / left if left else 1.0
+    replicas = Replicas(cluster, groups[index], _concurrent(setting, index), chosen, configuration.zero, alike)
+    *pass_s, sync_s = _exchanges_s(setting, replicas, costs, blocks)
     beside = len(configuration.stages) > 1 and not setting.schedule.weight_policy.synchronous
     overlap = overlap_of(job, cluster)
     exposed_s = 0.0 if beside else max(0.0, sync_s - max(0.0, overlap * backward_s - pass_s[1]))
@@ -204,7 +211,7 @@ def _terms(
         in_flight=in_flight,
         memory=replicas.memory(
             held,
-            max(own),
+            max(float(costs.parameter_elements[b]) for b in blocks),
             job.optimizer,
             kept,
             (workspace, reserve),
@@ -236,12 +243,32 @@ def _evict_s(setting: Setting, unit_bytes: Sequence[float]) -> list[float]:
     return found
 
 
-def _exchanges_s(setting: Setting, replicas: Replicas, own: Sequence[float], held: float) -> tuple[float, float, float]:
-    """Seconds of a stage's exchanges in a forward pass, in a backward pass, and at the end."""
+def _exchanges_s(setting: Setting, replicas: Replicas, costs: BlockCosts, blocks: range) -> tuple[float, float, float]:
+    """Seconds of a stage's exchanges in a forward pass, in a backward pass, and at the end.
+
+    They run among the ranks of a replica that hold the same, then, of what is left to each, among equal ranks of the
+    replicas.
+    """
+    left = costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
+    own, held = [float(left[b]) for b in blocks], shard_elements_of(costs, blocks)
     key = (replicas.groups.tobytes(), replicas.groups.shape, replicas.concurrent, tuple(own), held)
     if key not in setting.known:
         setting.known[key] = (*replicas.pass_s(own), replicas.end_s(held))
-    return setting.known[key]
+    forward_s, backward_s, end_s = setting.known[key]
+    inner_s = _inner_s(replicas, costs, blocks)
+    return forward_s + inner_s[Phase.FORWARD], backward_s + inner_s[Phase.BACKWARD], end_s + inner_s[Phase.END]
+
+
+def _inner_s(replicas: Replicas, costs: BlockCosts, blocks: range) -> dict[Phase, float]:
+    """By phase, seconds of the recipe's steps among the ranks of a replica that hold the same."""
+    found = dict.fromkeys(Phase, 0.0)
+    for inner in costs.inner_replicas:
+        own = [float(inner.elements[b]) for b in blocks]
+        for step in replicas.recipe.among_inner:
+            sizes = [sum(own) - _repeated_elements(_tied(inner.ties), blocks)] if step.phase is Phase.END else own
+            payloads = [size * step.payload(replicas.precision) for size in sizes if size]
+            found[step.phase] += sum(float(inner.terms[step.collective].seconds(each)) for each in payloads)
+    return found
 
 
 def _repeated(setting: Setting, costs: BlockCosts, choice: StageChoice) -> list[int]:
@@ -267,8 +294,24 @@ def _sum(seconds: np.ndarray | None, blocks: Sequence[int]) -> float:
 def elements_of(costs: BlockCosts, blocks: range) -> tuple[float, float]:
     """Trainable elements that a stage holds, shared ones once, and what its blocks are charged for one by one."""
     charged = sum(float(costs.parameter_elements[b]) for b in blocks)
-    twice = sum(tie.elements * max(0, sum(b in blocks for b in tie.blocks) - 1) for tie in costs.ties)
-    return charged - twice, charged
+    return charged - _repeated_elements(_tied(costs.ties), blocks), charged
+
+
+def shard_elements_of(costs: BlockCosts, blocks: range) -> float:
+    """What is left of a stage's elements to a rank, where ranks of a group that hold the same share them out."""
+    if costs.shard_elements is None:
+        return elements_of(costs, blocks)[0]
+    shared = ((tie.shard_elements, tie.blocks) for tie in costs.ties)
+    return sum(float(costs.shard_elements[b]) for b in blocks) - _repeated_elements(shared, blocks)
+
+
+def _tied(ties: Sequence[Tie]) -> Iterable[tuple[float, tuple[int, ...]]]:
+    return ((tie.elements, tie.blocks) for tie in ties)
+
+
+def _repeated_elements(tied: Iterable[tuple[float, tuple[int, ...]]], blocks: range) -> float:
+    """Elements that a stage's blocks are charged for more than once."""
+    return sum(elements * max(0, sum(b in blocks for b in users) - 1) for elements, users in tied)
 
 
 def _transfers_s(setting: Setting, costs: BlockCosts, groups: Sequence[np.ndarray], index: int) -> tuple[float, float]:
@@ -292,16 +335,21 @@ def _activations(
 ) -> tuple[float, float]:
     """What a worker keeps of each micro-batch in flight, and beside it of the one it is working on.
 
+    A stage that repeats modules keeps what these do not make again, and brings back the results of one at a time.
     A recomputed stage keeps the inputs of its layers and all of the blocks that it does not repeat. By the time it
     repeats a layer, the micro-batch in work has freed the latter: these come last. Where whole stages are repeated it
     keeps what enters it, and the micro-batch in work needs all activations at once.
     """
     first, last = choice.start, choice.stop - 1
+    kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
+    if choice.repeats:
+        modules = selective_costs(costs, choice.repeats)
+        largest = max(float(size) for size in modules.working_bytes[first : last + 1])
+        return float(modules.saved_bytes[first, last]), max(0.0, largest - kept)
     if not choice.recompute:
         return float(costs.saved_bytes[first, last]), 0.0
     if setting.configuration.whole_stages:
         return float(costs.boundary_bytes[first]), float(costs.saved_bytes[first, last])
-    kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
     starts = range(len(costs.parameter_elements)) if costs.layer_starts is None else costs.layer_starts
     largest = max((float(costs.saved_bytes[max(first, int(starts[b])), b]) for b in repeated), default=0.0)
     return float(costs.checkpoint_bytes[first, last]) + kept, max(0.0, largest - kept)
@@ -319,7 +367,7 @@ def _tied_s(setting: Setting, groups: Sequence[np.ndarray]) -> list[float]:
     stages = configuration.stages
     for number, tie in enumerate(setting.costs(0).ties):
         own = [k for k, s in enumerate(stages) if any(s.start <= b < s.stop for b in tie.blocks)]
-        elements = max((setting.costs(k).ties[number].elements for k in own), default=0.0)
+        elements = max((setting.costs(k).ties[number].shard_elements for k in own), default=0.0)
         if len({setting.workers.holders[k] for k in own}) < 2 or not elements:
             continue
         shared = math.gcd(*(groups[k].shape[1] for k in own))

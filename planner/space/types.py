@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from planner.exchange.types import Step
+from planner.hardware import Collective, Terms
 from planner.hardware.reserve import HEADROOM
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
@@ -19,8 +21,11 @@ __all__ = [
     "Configuration",
     "Evaluation",
     "ExchangedStep",
+    "InnerReplicas",
     "Job",
     "MemoryBytes",
+    "RepeatCosts",
+    "Selective",
     "StageChoice",
     "StageTerms",
     "Tie",
@@ -30,23 +35,54 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class Structure:
+    """What the plans of a training framework are like, beyond what a user's own options say; free by default.
+
+    Attributes:
+        equal_replicas: all stages have the same number of replicas.
+        alike: all stages share their operators in the same way and recompute alike.
+        whole_layers: stages begin where a layer begins.
+        axes: roles that mesh axes may have (`planner.sharding.AxisRole`), tensor axes as in the layers of frameworks
+            (`planner.sharding.layer_strategies`); empty for anything.
+        powers_of_two: a group has 1, 2, 4, 8 .. ranks.
+        head_groups: ranks of a tensor axis: "" any number, "heads": they divide the attention heads, "key-value
+            heads": those with keys of their own.
+        zero_in_pipelines: ZeRO stages of plans with several stages; empty for those of the job.
+    """
+
+    equal_replicas: bool = False
+    alike: bool = False
+    whole_layers: bool = False
+    axes: tuple[str, ...] = ()
+    powers_of_two: bool = False
+    head_groups: str = ""
+    zero_in_pipelines: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What the user wants trained.
 
     Attributes:
         global_batch: samples per optimizer step over all devices.
-        precision: name in `planner.costs.precision.PRECISIONS`; empty means the best that all devices that may be used
-            compute in (`planner.space.jobs`).
-        optimizer: name in `planner.costs.precision.OPTIMIZER_STATE_BYTES`.
+        precision: name in `planner.costs.precision.PRECISIONS`, which may have options (`mxfp8:grads=fp32`); empty
+            means the best that all devices that may be used compute in (`planner.space.jobs`).
+        optimizer: name in `planner.costs.precision.OPTIMIZER_MOMENTS`, which may have options (`adam:moments=bf16`).
         micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that
             fits.
         schedules: allowed schedules. Beside those with one stage on each worker that are paced by the slowest (1F1B,
             GPipe) others are looked at where pipelines of these wait for long.
-        recompute: allowed choices per stage: "never", "always" or "auto".
+        recompute: what stages may run forward again in their backward pass: "never" nothing, "always" all layers,
+            "layers" all layers or nothing, as suits each stage, "auto" also some modules of its layers, else names of
+            modules that all stages repeat, "layernorm,moe_act" (`planner.operators.modules`).
         zero: allowed ZeRO stages: what is sharded over a stage's replicas (0: nothing, 1: optimizer state, 2: gradients
             too, 3: weights too).
         max_stages: most pipeline stages; 0 means no limit.
         tensor_parallel: allowed numbers of ranks that share every operator of a replica; empty means any.
+        context_parallel: allowed numbers of ranks that share the sequence (CP); empty means any where sequences are
+            long (`planner.space.jobs.LONG_STEPS`), 1 elsewhere.
+        expert_parallel: allowed numbers of ranks to which samples and experts are dealt (EP); empty means any that
+            divide the experts, 1 in models without. The samples of a replica's micro-batch are dealt to them.
         pipeline_stages: allowed numbers of pipeline stages; empty means any.
         data_parallel: allowed numbers of replicas, over all copies of the pipeline, of every stage; empty means any.
         keep: blocks that are to be on a certain stage: name or pattern (`planner.space.cuts`) and the stage's number,
@@ -65,6 +101,10 @@ class Job:
         transfers: what a transfer between stages occupies.
         whole_stages: a stage that recomputes repeats all its work from what enters it, instead of layer by layer.
         headroom: part of a device's memory that plans leave free, for what an allocator holds beyond the tensors.
+        backends: training frameworks, by name, of which one at least is to take the plan as it is ("any": none needs
+            to). Where a job is asked, empty means the usual ones (`planner.systems.usual_backends`); in a plan, that
+            none needed to.
+        structure: what the plans of these frameworks are like; worked out from `backends` and in no file.
     """
 
     global_batch: int
@@ -76,6 +116,8 @@ class Job:
     zero: tuple[int, ...] = (0, 1)
     max_stages: int = 0
     tensor_parallel: tuple[int, ...] = ()
+    context_parallel: tuple[int, ...] = ()
+    expert_parallel: tuple[int, ...] = ()
     pipeline_stages: tuple[int, ...] = ()
     data_parallel: tuple[int, ...] = ()
     keep: tuple[tuple[str, int], ...] = ()
@@ -90,6 +132,8 @@ class Job:
     transfers: Transfers = Transfers.BLOCKING
     whole_stages: bool = False
     headroom: float = HEADROOM
+    backends: tuple[str, ...] = ()
+    structure: Structure = Structure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +291,44 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Weights that several blocks share: trainable elements, and the blocks (two or more), ascending."""
+    """Weights that several blocks share.
+
+    Attributes:
+        elements: trainable elements.
+        blocks: two or more, ascending.
+        inner_replicas: ranks of a group that hold the same of them (`InnerReplicas`).
+    """
 
     elements: float
     blocks: tuple[int, ...]
+    inner_replicas: int = 1
+
+    @property
+    def shard_elements(self) -> float:
+        """What is left to a rank when those that hold the same share it out."""
+        return self.elements / self.inner_replicas
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InnerReplicas:
+    """Weights that several ranks of one group hold alike, since samples or steps are dealt to them.
+
+    They are replicas of these weights as the replicas of a stage are: gradients are summed over both, and what ZeRO
+    shards is cut into as many parts as there are of both together (Megatron's distributed optimizer over DP x CP, and
+    of dense weights beside expert parallelism). An exchange goes first among them, then each rank's part of it among
+    the equal ranks of the stage's replicas.
+
+    Attributes:
+        ranks: that hold the same.
+        elements: [n] trainable elements of each block that are held so, a part of `BlockCosts.parameter_elements`.
+        ties: those of them that blocks share.
+        terms: seconds of a collective among these ranks, all such groups at work at once.
+    """
+
+    ranks: int
+    elements: np.ndarray
+    ties: tuple[Tie, ...]
+    terms: Mapping[Collective, Terms]
 
 
 class ExchangedStep(Protocol):
@@ -263,6 +341,39 @@ class ExchangedStep(Protocol):
             device_type: index of the type.
             micro_batches: whose gradients a replica accumulates.
             lookups: micro-batches whose looked-up rows come together on a machine before they are sent.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatCosts:
+    """What it costs stages, and spares them, to run the forward of some modules again in their backward pass.
+
+    Attributes:
+        repeats: names of the modules (`planner.operators.modules`).
+        repeat_s: [t, n] seconds of each block's backward that run forward work again, communication included.
+        saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes that a stage of blocks i..j then keeps.
+        working_bytes: [n] the most that a block brings back at a time.
+    """
+
+    repeats: tuple[str, ...]
+    repeat_s: np.ndarray
+    saved_bytes: np.ndarray
+    working_bytes: np.ndarray
+
+
+class Selective(Protocol):
+    """Prices of selective recomputation, worked out when they are asked for."""
+
+    @property
+    def offered(self) -> tuple[tuple[str, ...], ...]:
+        """Lists of modules that are worth trying, each with the modules of the one before and more."""
+
+    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
+        """The prices of a list of modules.
+
+        Raises:
+            JobError: the model has no module of a name.
         """
         ...
 
@@ -296,13 +407,20 @@ class BlockCosts:
         kept_bytes: [n] activation bytes of a block that is not repeated, beyond its inputs; 0 for other blocks. None
             means zero.
         ranks: devices that share every operator.
+        context: ranks of them that share the sequence (CP).
+        expert: ranks of them to which samples and experts are dealt (EP).
         sharding: number of the way in which they do, 0 for none; unique among the costs of a micro-batch size.
         label: that way in words.
-        step_s: [n] seconds of communication among the ranks once an update. None means zero.
+        step_s: [n] seconds of communication among the ranks once an update, other than what `inner_replicas` exchange.
+            None means zero.
         gather_s: [n + 1] seconds to put together on every rank what came over boundary p in parts. None means zero.
         gradient_gather_s: [n + 1] the same of the gradients that go back.
+        shard_elements: [n] trainable elements left to a rank where those of a group that hold the same share them out.
+            None means all, `parameter_elements`.
+        inner_replicas: the weights that ranks of a group hold alike, by the ranks that do.
         steps: what a step of data parallelism exchanges, variable by variable, for exchange schemes (`ExchangedStep`).
             None where that is not known, as where ranks share operators.
+        selective: prices of running some modules forward again; None where that is not known.
     """
 
     micro_batch: int
@@ -321,9 +439,21 @@ class BlockCosts:
     repeated: np.ndarray | None = None
     kept_bytes: np.ndarray | None = None
     ranks: int = 1
+    context: int = 1
+    expert: int = 1
     sharding: int = 0
     label: str = ""
     step_s: np.ndarray | None = None
     gather_s: np.ndarray | None = None
     gradient_gather_s: np.ndarray | None = None
+    shard_elements: np.ndarray | None = None
+    inner_replicas: tuple[InnerReplicas, ...] = ()
     steps: ExchangedStep | None = field(default=None, repr=False, compare=False)
+    selective: Selective | None = field(default=None, repr=False, compare=False)
+
+    def stage(
+        self, start: int, stop: int, replicas: int = 1, recompute: bool = False, repeats: tuple[str, ...] = ()
+    ) -> StageChoice:
+        """A stage of some blocks that shares its operators in this way."""
+        way = self.ranks, self.sharding, self.context, self.expert
+        return StageChoice(start, stop, replicas, recompute, *way, repeats)

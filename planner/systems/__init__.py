@@ -23,13 +23,14 @@ def register(system: System) -> None:
 
 
 def get(name: str) -> System:
-    """The system of that name, with options behind it where it has some: `byteps:cpu_machines=4`.
+    """The system or training framework of that name, with options behind it where it has some: `byteps:cpu_machines=4`.
 
     Raises:
         UsageError: no system has that name, or it has no such option; the hint names the closest ones.
     """
     key, _, text = name.partition(":")
-    system = SYSTEMS.get(key)
+    framework = BACKENDS.find(key)
+    system = SYSTEMS.get(key) if framework is None else system_of(framework)
     chosen = dict(item.partition("=")[::2] for item in text.split(",") if item)
     for option in chosen:
         if option not in system.tunable:
@@ -44,7 +45,9 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
+from planner.systems.backends import BACKENDS, backend_names, usual_backends  # noqa: E402
 from planner.systems.compare import Comparison, compare_systems  # noqa: E402
+from planner.systems.frameworks import system_of  # noqa: E402
 from planner.systems.plans import decide_again, plan_system, plans_of  # noqa: E402
 from planner.systems.rows import row_of  # noqa: E402
 from planner.systems.runner import decide  # noqa: E402
@@ -54,6 +57,7 @@ system_names = names
 """The same under a name that the front door can export."""
 
 __all__ = [
+    "BACKENDS",
     "SYSTEMS",
     "Comparison",
     "Proposal",
@@ -61,6 +65,7 @@ __all__ = [
     "Setting",
     "System",
     "SystemRow",
+    "backend_names",
     "compare_systems",
     "decide",
     "decide_again",
@@ -71,4 +76,5 @@ __all__ = [
     "register",
     "row_of",
     "system_names",
+    "usual_backends",
 ]

@@ -10,6 +10,7 @@ from planner.hardware.types import Cluster
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.systems import SYSTEMS, get
+from planner.systems.backends import backend_names
 from planner.systems.rows import row_of
 from planner.systems.runner import Decided, decide
 from planner.systems.setting import Setting
@@ -56,7 +57,8 @@ def compare_systems(
         prices: the model's prices (`planner.Pricer(graph, cluster, job)`).
         cluster: the machine.
         job: global batch, precision, optimizer.
-        systems: which; all when empty. One that takes the best of all takes the best of those that are asked.
+        systems: which, or which training frameworks; all when empty. One that takes the best of all takes the best of
+            those that are asked.
         semantics: "sync": asynchronous systems are listed, behind the others; "any": they are ranked with them.
 
     Raises:
@@ -65,7 +67,7 @@ def compare_systems(
     """
     if semantics not in ("sync", "any"):
         raise UsageError(f"unknown semantics {semantics!r}", hint="use sync or any")
-    chosen = [get(name) for name in tuple(dict.fromkeys(systems)) or SYSTEMS.names()]
+    chosen = [get(name) for name in tuple(dict.fromkeys(systems)) or (*SYSTEMS.names(), *backend_names())]
     setting = Setting(prices, cluster, job, changes_semantics=semantics == "any")
     last = {system.key: system.best_of_all for system in chosen}
     in_turn = sorted(chosen, key=lambda system: system.best_of_all)

@@ -71,7 +71,7 @@ class Setting:
     @property
     def element_bytes(self) -> float:
         """Weight, gradient and optimizer state of a parameter."""
-        return self.precision.weight_bytes + self.precision.held_gradient_bytes + self.state_bytes
+        return self.precision.held_weight_bytes + self.precision.held_gradient_bytes + self.state_bytes
 
     @functools.cached_property
     def states_bytes(self) -> float:

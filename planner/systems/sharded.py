@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from planner.errors import UsageError
 from planner.solvers.layouts import LayoutTask, lay_operators
-from planner.space import Configuration, StageChoice
+from planner.space import Configuration
 from planner.systems.setting import Setting
 from planner.systems.types import Proposal, System
 
@@ -18,7 +18,7 @@ def propose(setting: Setting, system: System) -> Iterator[Proposal]:
         raise UsageError(f"{system.title} says no way to cut operators", hint="give the system its layouts")
     for each in lay_operators(task_of(setting), system.layouts):
         costs = setting.prices.whole(each.micro_batch, each.mesh, each.answer.decision, each.slowest)
-        stage = StageChoice(0, setting.blocks, 1, ranks=costs.ranks, sharding=costs.sharding)
+        stage = costs.stage(0, setting.blocks)
         count = setting.job.global_batch // each.micro_batch
         configuration = Configuration((stage,), 1, each.micro_batch, count, "1f1b")
         shape = " x ".join(map(str, each.mesh))

@@ -13,6 +13,7 @@ from planner.space import Configuration
 from planner.space.asked import PRICED
 from planner.space.subspaces import Limits
 from planner.space.types import MemoryBytes
+from planner.systems.backends import Backend
 
 if TYPE_CHECKING:
     from planner.systems.setting import Setting
@@ -87,6 +88,7 @@ class System:
         best_of_all: it takes the fastest row of the other systems where that is faster.
         tunable: what a user may set behind the name (`byteps:cpu_machines=4`), with the usual value.
         options: what the user set.
+        framework: the training framework that it is, whose limits hold in place of `limits`; None for others.
     """
 
     key: str
@@ -107,6 +109,7 @@ class System:
     best_of_all: bool = False
     tunable: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    framework: Backend | None = None
 
     @property
     def schedules(self) -> tuple[str, ...]:

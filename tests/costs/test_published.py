@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.classes import NOISE, noise_of
+from benchmarks.memory import fit_of
 from benchmarks.published import kendall_tau, main, mape, predict
 from benchmarks.runs import PUBLISHED, SINGLE_NODE, Run, read_runs
 from planner.costs import profile
@@ -77,7 +79,7 @@ def test_measured_iterations(runs: dict[str, Run], key: str, measured_s: float, 
 )
 def test_measured_memory(runs: dict[str, Run], key: str, gigabytes: float, within: float) -> None:
     assert runs[key].memory_by == "allocator"
-    assert predict(runs[key]).memory_bytes == pytest.approx(gigabytes * 1e9, rel=within)
+    assert fit_of(runs[key]).seen_bytes == pytest.approx(gigabytes * 1e9, rel=within)
 
 
 def test_the_campaign_as_a_whole(runs: dict[str, Run]) -> None:
@@ -102,6 +104,13 @@ def test_ranking_figures() -> None:
     assert kendall_tau([3, 2, 1], [10, 20, 30]) == -1
     assert kendall_tau([1, 3, 2], [10, 20, 30]) == pytest.approx(1 / 3)
     assert mape([0.9, 1.2]) == pytest.approx(0.15)
+
+
+def test_noise_comes_from_configurations_that_ran_more_than_once(runs: dict[str, Run]) -> None:
+    """Two times 10 % apart have a variance of d^2 / 2, their difference twice that, and 95 % lie within 1.96 of it."""
+    once, other = replace(runs["r0142"], seconds=10.0), replace(runs["r0144"], seconds=30.0)
+    assert noise_of([once, other]) == NOISE
+    assert noise_of([once, replace(once, key="again", seconds=11.0), other]) == pytest.approx(1.96 * np.log(1.1))
 
 
 def test_the_command_says_what_is_missing(tmp_path: object) -> None:

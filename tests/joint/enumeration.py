@@ -33,7 +33,10 @@ def decisions(ways: Sequence[BlockCosts], devices: int, job: Job) -> Iterator[Co
 def _stages(
     blocks: int, width: int, micro_batches: int, ways: Sequence[BlockCosts], job: Job
 ) -> Iterator[tuple[StageChoice, ...]]:
-    again = {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]
+    layers = {"never": (False,), "always": (True,), "auto": (False, True)}[job.recompute]
+    again: list[tuple[bool, tuple[str, ...]]] = [(flag, ()) for flag in layers]
+    if job.recompute == "auto" and ways[0].selective is not None:
+        again += [(False, repeats) for repeats in ways[0].selective.offered]
     numbers, ranks = [way.sharding for way in ways], ways[0].ranks
     replicas = [r for r in range(1, width + 1) if micro_batches % r == 0]
     for count in range(1, min(blocks, width, job.max_stages or blocks) + 1):
@@ -43,8 +46,8 @@ def _stages(
             ranges = list(itertools.pairwise((0, *cuts, blocks)))
             for chosen, taken in itertools.product(dealt, options):
                 yield tuple(
-                    StageChoice(a, b, r, flag, ranks, number)
-                    for (a, b), r, (flag, number) in zip(ranges, chosen, taken, strict=True)
+                    StageChoice(a, b, r, flag, ranks, number, repeats=repeats)
+                    for (a, b), r, ((flag, repeats), number) in zip(ranges, chosen, taken, strict=True)
                 )
 
 

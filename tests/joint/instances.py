@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from planner.hardware.types import Cluster
+from planner.hardware import ALGORITHMS, Cluster, Collective, Terms
 from planner.solvers.types import Key
-from planner.space import BlockCosts, Job
+from planner.space import BlockCosts, InnerReplicas, Job
 from tests.space.instances import chain, cluster
 
 PER_RANK = ("parameter_elements", "saved_bytes", "checkpoint_bytes", "workspace_bytes")
@@ -73,7 +74,9 @@ def _least(ways: Sequence[BlockCosts]) -> BlockCosts:
     first, n = ways[0], len(ways[0].parameter_elements)
     names = ("forward_s", "backward_s", "update_s", *PER_RANK)
     least = {name: np.min([getattr(w, name) for w in ways], axis=0) for name in names}
-    nothing = {"step_s": None, **{name: np.zeros(n + 1) for name in CROSSING}}
+    left = [w.parameter_elements if w.shard_elements is None else w.shard_elements for w in ways]
+    nothing = {"step_s": None, "inner_replicas": (), **{name: np.zeros(n + 1) for name in CROSSING}}
+    nothing["shard_elements"] = np.min(left, axis=0)
     return dataclasses.replace(first, **least, **nothing, sharding=0)
 
 
@@ -107,7 +110,26 @@ def shared(rng: np.random.Generator, costs: BlockCosts, ranks: int, first: int) 
                 step_s=rng.uniform(0, 0.1, n),
             )
             found.append(way)
-    return tuple(found)
+    dealt = np.random.default_rng(int(1000 * costs.forward_s.sum()) + ranks)
+    return tuple(map(dealt_out, itertools.repeat(dealt), found)) if dealt.random() < 0.5 else tuple(found)
+
+
+def dealt_out(rng: np.random.Generator, way: BlockCosts) -> BlockCosts:
+    """The same way where all ranks of a group hold a part of its weights alike."""
+    alike = way.parameter_elements * rng.uniform(0, 1, len(way.parameter_elements))
+    slow, fast = rng.uniform(0, 0.1), rng.uniform(0, 0.01)
+    terms = {kind: free_terms(slow, fast) for kind in Collective}
+    left = way.parameter_elements - alike * (1 - 1 / way.ranks)
+    return dataclasses.replace(
+        way, shard_elements=left, inner_replicas=(InnerReplicas(way.ranks, alike, (), terms),), ties=()
+    )
+
+
+def free_terms(latency_s: float, s_per_byte: float) -> Terms:
+    """One algorithm of that cost."""
+    latency, slope = np.full(len(ALGORITHMS), np.inf), np.zeros(len(ALGORITHMS))
+    latency[0], slope[0] = latency_s, s_per_byte
+    return Terms(latency, slope)
 
 
 def random_joint(seed: int) -> tuple[Ways, Cluster, Job]:

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 import models
 from models._moe import MoE
-from tests.models.graphs import forward_flops, shapes_of
+from tests.models.graphs import forward_flops, parameter_count, shapes_of, weights
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 ONE_OF_EACH = (
@@ -156,6 +156,18 @@ def _size(shape: tuple[int, ...]) -> int:
 def test_the_same_model_is_the_same_bytes() -> None:
     first, second = (models.build("mixtral-8x7b").SerializeToString(deterministic=True) for _ in range(2))
     assert first == second
+
+
+def test_one_predictor_of_several_tokens_has_its_weights_once() -> None:
+    plain, one = (models.build(name, seq=64) for name in ("nemotron-3-super", "nemotron-3-super-mtp"))
+    names = [tensor.name for tensor in weights(one) if "mtp" in tensor.name]
+    assert {name.split(".")[2] for name in names} == {"0"}
+    # Attention 2 (4096 + 256) 4096, router 512 (4096 + 1), 512 experts 2 (2688 1024), rows 2 (4096 1024), the shared
+    # expert 2 (4096 5376), eh_proj 2 (4096 4096), five norms.
+    experts = 512 * 4097 + 512 * 2 * 2688 * 1024 + 2 * 4096 * 1024 + 2 * 4096 * 5376
+    added = 2 * 4096 * (4096 + 256) + experts + 2 * 4096 * 4096 + 5 * 4096
+    assert parameter_count(one) - parameter_count(plain) == added
+    assert [output.name for output in one.graph.output] == ["lm_head.matmul", "lm_head.matmul_1", "lm_head.matmul_2"]
 
 
 def test_names_are_unique_and_every_family_has_models() -> None:

@@ -298,6 +298,11 @@ TINY: dict[str, tuple[Any, dict[str, Array], tuple[int, ...]]] = {
         {"input_ids": _ids(), "input_ids_1": _ids()},
         (BATCH, SEQ, VOCAB),
     ),
+    "nemotron, one predictor of two tokens": (
+        _decoder("nemotron_h", **MAMBA, n_routed_experts=4, num_nextn_predict_layers=2, mtp_use_repeated_layer=True),
+        {"input_ids": _ids(), "input_ids_1": _ids(), "input_ids_2": _ids()},
+        (BATCH, SEQ, VOCAB),
+    ),
     "vit": (vit.ViTSize(2, 16, 4, 32, 8, 16, 10), {"pixel_values": _image(16)}, (BATCH, 10)),
     "resnet": (resnet.ResNetSize((1, 1, 1, 1), True, 10, 32), {"image": _image(32)}, (BATCH, 10)),
     "resnet, two convolutions": (resnet.ResNetSize((2, 1, 1, 1), False, 10, 32), {"image": _image(32)}, (BATCH, 10)),

@@ -22,6 +22,8 @@ ELSEWHERE = {
     "_CARRIERS": "what hands that division on",
     "LOSS_OPS": "the same",
     "_COMPARISONS": "what a causal mask is made with",
+    "_MASKS": "what a mask of the rows of one expert is made with",
+    "_MERGES": "what joins the choices of a row in such a mask",
     "_REDUCTIONS": "what a loop that looks up a bag of embeddings ends in",
 }
 """Lists of operators that are no facts about one operator, but what some shape of graph is recognised by."""

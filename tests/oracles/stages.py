@@ -14,7 +14,7 @@ from planner.space.types import Configuration, Evaluation
 def decisions(problem: StageProblem) -> Iterator[Configuration]:
     """All decisions of the problem, feasible or not; their number grows exponentially with blocks."""
     replicas = problem.replicas.tolist()
-    recompute = {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]
+    recompute = range(len(problem.ways))
     most = min(problem.blocks, problem.slice_devices, problem.max_stages or problem.blocks)
     for count in range(1, most + 1):
         for cuts in itertools.combinations(range(1, problem.blocks), count - 1):
@@ -26,8 +26,8 @@ def decisions(problem: StageProblem) -> Iterator[Configuration]:
                 for again in itertools.product(recompute, repeat=count):
                     yield problem.decision(
                         tuple(
-                            problem.stage(start, stop, o, flag)
-                            for (start, stop), o, flag in zip(ranges, chosen, again, strict=True)
+                            problem.stage(start, stop, o, way)
+                            for (start, stop), o, way in zip(ranges, chosen, again, strict=True)
                         )
                     )
 

@@ -46,7 +46,7 @@ def test_run_says_where_gradients_part(tmp_path: Path, capfd: pytest.CaptureFixt
     plan, model = _files(tmp_path, tied=False)
     with pytest.raises(SystemExit) as ended:
         main(["run", plan, "--model", model, "--check", "--steps", "0"])
-    assert ended.value.code == 9
+    assert ended.value.code == 10
     out = capfd.readouterr().out
     assert "gradients differ" in out
     assert "transformer.wte.weight of stage 0" in out

@@ -35,6 +35,17 @@ def chunked(chunks: int) -> Shape:
     return shape
 
 
+def grouped(chunks: int, group: int) -> Shape:
+    """Groups of so many micro-batches, the last one whole or at least one for each worker."""
+
+    def shape(draw: st.DrawFn) -> tuple[int, int]:
+        workers, groups = draw(st.integers(1, group)), draw(st.integers(0, 2))
+        rest = draw(st.integers(workers, group))
+        return workers * chunks, groups * group + rest
+
+    return shape
+
+
 def folded(chunks: int) -> Shape:
     return lambda draw: (chunks * draw(st.integers(1, 6)), draw(st.integers(1, 14)))
 
@@ -78,6 +89,8 @@ SHAPES: dict[str, Shape] = {
     "bapipe-fbp:fill_overlap=true": any_line,
     "interleaved": chunked(2),
     "interleaved:chunks=3": chunked(3),
+    "interleaved:group=5": grouped(2, 5),
+    "interleaved:chunks=3,group=4": grouped(3, 4),
     "chimera": even_line,
     "chimera:eager=false": even_line,
     "chimera:pairs=2": pairs_of(2),

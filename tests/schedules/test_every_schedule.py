@@ -172,6 +172,8 @@ def test_same_pipeline_same_order(case: tuple[str, Pipeline]) -> None:
         ("chimera", (1, 2), 6, "same number of replicas"),
         ("interleaved", (1,) * 5, 6, "do not make 2 chunks"),
         ("interleaved", (1,) * 8, 6, "do not make groups of 4"),
+        ("interleaved:group=3", (1,) * 8, 6, "groups of 3 micro-batches are smaller than the 4 workers"),
+        ("interleaved:group=5", (1,) * 8, 7, "do not make groups of 4 and more"),
         ("hanayo:waves=2", (1,) * 6, 6, "do not make 4 chunks"),
         ("zb-v", (1,) * 3, 6, "do not make 2 chunks"),
         ("dualpipe", (1,) * 4, 6, "at least 8"),
@@ -270,6 +272,12 @@ def test_dualpipe_pairs_a_forward_with_a_backward() -> None:
 def test_interleaved_order_of_the_first_worker() -> None:
     orders = get("interleaved").order(Pipeline((1,) * 4, 2))
     assert " ".join(map(str, orders[0])) == "F0.0 F0.1 F2.0 F2.1 B2.0 B2.1 B0.0 B0.1 S0 S2 U0 U2"
+
+
+def test_a_group_of_micro_batches_goes_through_a_chunk_in_a_row() -> None:
+    orders = get("interleaved:group=3").order(Pipeline((1,) * 4, 5))
+    forwards = [str(action) for action in orders[0] if str(action).startswith("F")]
+    assert " ".join(forwards) == "F0.0 F0.1 F0.2 F2.0 F2.1 F2.2 F0.3 F0.4 F2.3 F2.4"
 
 
 def test_work_is_checked_for_lanes() -> None:

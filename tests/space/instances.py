@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.hardware.types import Cluster, Curve, Device, Level
 from planner.space import BlockCosts, Job
-from planner.space.types import Tie
+from planner.space.types import RepeatCosts, Tie
 
 FLAT = Curve((1.0,), (1.0,))
 
@@ -131,7 +131,45 @@ def random_instance(
         repeated = rng.random(n) < 0.6
         kept = np.where(repeated, 0.0, np.asarray(whole(0, 60)))
         costs = dataclasses.replace(costs, repeated=repeated, kept_bytes=kept)
-    return costs, machine, job
+    return dataclasses.replace(costs, selective=_random_modules(seed, costs)), machine, job
+
+
+@dataclasses.dataclass(frozen=True)
+class Modules:
+    """Prices of repeating the modules `a`, and `a` and `b`, by block.
+
+    Attributes:
+        offered: lists of modules.
+        forward: [lists, n] part of a block's forward that is repeated.
+        saved: [lists, n] bytes that each block still keeps.
+        working: [n] bytes that a block brings back at a time.
+        costs: of the chain.
+    """
+
+    offered: tuple[tuple[str, ...], ...]
+    forward: np.ndarray
+    saved: np.ndarray
+    working: np.ndarray
+    costs: BlockCosts
+
+    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
+        at, n = (("a",), ("a", "b")).index(repeats), len(self.working)
+        saved = np.array([[self.saved[at, i : j + 1].sum() for j in range(n)] for i in range(n)])
+        return RepeatCosts(repeats, self.costs.forward_s * self.forward[at], saved, self.working)
+
+
+def _random_modules(seed: int, costs: BlockCosts) -> Modules | None:
+    """For half of the chains that are short enough to enumerate all choices; the head, if any, repeats nothing."""
+    rng, n = np.random.default_rng(seed + 10**6), len(costs.parameter_elements)
+    if n > 3 or rng.random() < 0.5:
+        return None
+    parts = np.sort(rng.uniform(0, 1, (2, n)), axis=0)
+    freed = np.sort(rng.uniform(0, 1, (2, n)), axis=0)
+    if costs.repeated is not None:
+        parts, freed = parts * costs.repeated, freed * costs.repeated
+    own = np.diagonal(costs.saved_bytes)
+    offered = (("a",), ("a", "b")) if n < 3 else (("a",),)
+    return Modules(offered, parts, np.rint(own * (1 - freed)), np.rint(own * freed[1] / 2), costs)
 
 
 def _ties(rng: np.random.Generator, elements: np.ndarray, others: bool) -> tuple[Tie, ...]:

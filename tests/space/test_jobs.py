@@ -34,7 +34,7 @@ WRONG: list[tuple[str, Any]] = [
     ("zero", 1),
     ("zero", (4,)),
     ("zero", ()),
-    ("recompute", "yes"),
+    ("recompute", ""),
     ("keep", ("layer0",)),
     ("forbid", "MatMul:k"),
 ]

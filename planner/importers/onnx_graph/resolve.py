@@ -7,8 +7,10 @@ so far, then from our rules for operators that ONNX does not know, then from wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +29,7 @@ from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
 from planner.importers.onnx_graph.control_flow import call_function, loop_names
 from planner.importers.onnx_graph.inference import Inference, Partial, plain_domain
 from planner.importers.onnx_graph.order import in_order, live_nodes
+from planner.importers.onnx_graph.routing import routed_part
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
@@ -82,6 +85,8 @@ class Resolver:
         self.declared: set[str] = set()
         self.sequences: dict[str, list[str]] = {}
         self.assumed: dict[str, str] = {}
+        self.routed: dict[str, Fraction] = {}
+        self.dealt: dict[str, int] = {}
         self.untyped: dict[str, str] = {}
         graph = model.graph
         inputs = axis_binding.model_inputs(graph)
@@ -121,6 +126,13 @@ class Resolver:
         for op, count in self.inference.unknown_operators.items():
             message = f"{op} is not a known operator: shapes taken from the file ({count} nodes)"
             work.info("unknown-operator", message, op)
+        if self.dealt:
+            label, rows = next(iter(self.dealt.items()))
+            message = (
+                f"{len(self.dealt)} experts find their rows by data; with each of a layer picked equally often, "
+                f"they are {rows} in {label}"
+            )
+            work.info("experts-even", message, label)
         return work
 
     def _read_statements(self, graph: onnx.GraphProto) -> None:
@@ -323,6 +335,9 @@ class Resolver:
         self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
         self._taint(node)
         self.emit(node, kinds)
+        part = routed_part(node, self.work, self.routed)
+        if part is not None:
+            self.routed.update((name, part) for name in node.outputs if name)
         for name, value in zip(node.outputs, found.values, strict=False):
             if name and value.size <= MAX_CONSTANT_ELEMENTS:
                 self.work.values[name] = value
@@ -334,6 +349,10 @@ class Resolver:
         said = [] if failure else self.inference.by_rule(node, rule_of(node.op).most) or []
         bound = [kind.complete if kind is not None else None for kind in said]
         if bound and bound[0] is not None:
+            part = self.routed.get(node.inputs[0]) if node.op == "NonZero" else None
+            if part is not None and inputs[0] is not None:
+                self.dealt[node.label] = math.ceil(part * inputs[0].elements)
+                return [replace(bound[0], shape=(len(inputs[0].shape), self.dealt[node.label]))]
             self.work.warn(
                 "data-dependent-shape",
                 f"the size of {node.label}'s result depends on data; its upper bound {list(bound[0].shape)} is used",

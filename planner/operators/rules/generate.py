@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.graph import DType
+from planner.graph import DType, Node
 from planner.operators.assemble import keep_extra, streaming, traffic, view
+from planner.operators.flow import Flow, Mark
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
@@ -187,7 +188,15 @@ def _non_zero_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
     return [np.asarray(found, dtype=np.int64)]
 
 
-@Rule(ports=(), compute=_non_zero_value, most=_most_places).of("NonZero")
+def _places_travel(flow: Flow, i: int, node: Node) -> None:
+    """With more samples there are as many more places."""
+    count = flow.shape(node.outputs[0])[1]
+    if count % flow.batch:
+        raise flow.fail(i, f"finds {count} places, which {flow.batch} samples do not share equally")
+    flow.set(node.outputs[0], (None, Mark(inner=count // flow.batch)))
+
+
+@Rule(ports=(), travel=_places_travel, compute=_non_zero_value, most=_most_places).of("NonZero")
 @Rule(ports=(), most=_most_values).of("Unique")
 @Rule(ports=(), most=_most_boxes, values=(2,)).of("NonMaxSuppression")
 def data_dependent(site: Site) -> OpSpec:

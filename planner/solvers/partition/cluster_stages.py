@@ -83,7 +83,7 @@ def balanced_stages(
         costs.backward_s[types][None],
         np.diagonal(costs.saved_bytes)[None].copy(),
         costs.boundary_bytes[None],
-        costs.parameter_elements * (chosen.weight_bytes + chosen.held_gradient_bytes + tables.state_bytes) / 2,
+        costs.parameter_elements * (chosen.held_weight_bytes + chosen.held_gradient_bytes + tables.state_bytes) / 2,
         np.array([float(cluster.devices[t].usable_bytes) for t in types]),
         min(speeds),
         micro_batches * costs.micro_batch,
@@ -191,7 +191,7 @@ def replicated_stages(
     if devices > MOST_DEVICES:
         return list(_equal_replicas(tables, devices, room_bytes))
     chosen = tables.precision
-    more = (chosen.held_gradient_bytes + tables.state_bytes) / chosen.weight_bytes
+    more = (chosen.copy_bytes + chosen.held_gradient_bytes + tables.state_bytes) / chosen.weight_bytes
     for memory in (Memory(room_bytes, optimizer_per_weight=more), Memory()):
         found = dict.fromkeys(_partitions(tables, cluster, devices, minibatches, memory))
         if found:

@@ -109,7 +109,8 @@ def own_cut(tables: StageTables, cluster: Cluster, ranks: Sequence[int], concurr
         np.array([float(cluster.devices[t].usable_bytes) for t in types]),
         _speeds(cluster, ranks, types),
         concurrent=concurrent,
-        optimizer_per_weight=(chosen.held_gradient_bytes + tables.state_bytes) / chosen.weight_bytes,
+        optimizer_per_weight=(chosen.copy_bytes + chosen.held_gradient_bytes + tables.state_bytes)
+        / chosen.weight_bytes,
         use_all=len(ranks) <= len(costs.parameter_elements),
     )
     decision = search_partition(problem, time_limit_s=TIME_LIMIT_S).decision

@@ -1,0 +1,244 @@
+"""Modules of a model by the names that training frameworks give them, and operators by name or pattern.
+
+Which operators a module consists of is found from the operators themselves (a product with weights, an activation
+function, another product), so that bundled models, configurations and exports are read alike. Only `moe` goes by module
+paths: the part of its layer that holds the experts.
+
+The names are those of Megatron-Core's `recompute_modules`, and `act`, the activation functions of all layers.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from planner.graph import Graph, Node, TensorKind, per_graph
+from planner.graph.blocks import layer_of
+from planner.operators.expert_products import find_expert_products
+
+PRODUCTS = frozenset({"MatMul", "Gemm", "com.microsoft.FusedMatMul"})
+
+ACTIVATIONS = frozenset({
+    "Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Selu", "Sigmoid",
+    "Softplus", "Swish", "Tanh", "com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu",
+    "com.microsoft.QuickGelu",
+})  # fmt: skip
+
+_ELEMENTWISE = ACTIVATIONS | frozenset({
+    "Add", "BiasAdd", "Cast", "Clip", "Concat", "Div", "Dropout", "Expand", "Identity", "Max", "Min", "Mul", "Neg",
+    "Pow", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+})  # fmt: skip
+_ROTARY = frozenset({"RotaryEmbedding", "com.microsoft.RotaryEmbedding", "Cos", "Sin"})
+
+
+def node_names(node: Node) -> Iterator[str]:
+    """What an operator goes by: its type, name and first result, and every module that it lies in."""
+    yield from (name for name in (node.op, node.name, node.key) if name)
+    steps = node.module.split(".") if node.module else []
+    yield from (".".join(steps[: k + 1]) for k in range(len(steps)))
+
+
+def is_called(node: Node, pattern: str) -> bool:
+    """True if an operator goes by a name; `*`, `?` and `[]` are those of file names."""
+    return any(fnmatch.fnmatchcase(name, pattern) for name in node_names(node))
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKind:
+    """A kind of module that frameworks can run forward a second time in the backward pass.
+
+    Attributes:
+        nodes: indices of the operators of all modules of the kind.
+        drops_output: its results are dropped, too, and made again before they are read next (Megatron-Core's
+            `CheckpointWithoutOutput`); else what other operators keep of them stays (a plain checkpoint).
+    """
+
+    nodes: Callable[[Graph], frozenset[int]]
+    drops_output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """Products with weights, activation functions on their results, and the product that reads these.
+
+    Attributes:
+        inner: operators between the products.
+        nodes: those, the products, and the bias of the last one.
+        experts: the products are with the weights of experts.
+    """
+
+    inner: frozenset[int]
+    nodes: frozenset[int]
+    experts: bool
+
+
+@per_graph
+def mlps(graph: Graph) -> tuple[Mlp, ...]:
+    """All MLPs of a model, in graph order."""
+    found = []
+    for down in range(len(graph.nodes)):
+        if not _is_product(graph, down):
+            continue
+        inner, ups = _behind(graph, down, _ELEMENTWISE)
+        if ups and all(_is_product(graph, up) for up in ups) and _acts(graph, inner):
+            members = frozenset({*inner, *ups, down, *_biases(graph, down)})
+            experts = any(_is_of_experts(graph, node) for node in (*ups, down))
+            found.append(Mlp(inner, members, experts))
+    return tuple(found)
+
+
+def _biases(graph: Graph, node: int) -> list[int]:
+    """The operator that adds a bias to what an operator makes, if any."""
+    return [reader for reader in graph.consumers.get(graph.nodes[node].outputs[0], ()) if _adds_bias(graph, reader)]
+
+
+def _acts(graph: Graph, nodes: Iterable[int]) -> bool:
+    return any(graph.nodes[i].op in ACTIVATIONS for i in nodes)
+
+
+def _behind(graph: Graph, node: int, through: frozenset[str]) -> tuple[frozenset[int], frozenset[int]]:
+    """Operators of some types from which an operator's operands come, and the first others that these read."""
+    inner, ends, left = set[int](), set[int](), [node]
+    while left:
+        node = left.pop()
+        for name in set(graph.nodes[node].inputs).difference(_matrices(graph, node)):
+            at = graph.producer.get(name, -1)
+            if at < 0 or at in inner or graph.tensors[name].kind is not TensorKind.ACTIVATION:
+                continue
+            if graph.nodes[at].op in through:
+                inner.add(at)
+                left.append(at)
+            else:
+                ends.add(at)
+    return frozenset(inner), frozenset(ends)
+
+
+def _is_product(graph: Graph, node: int) -> bool:
+    return graph.nodes[node].op in PRODUCTS and bool(_matrices(graph, node))
+
+
+def _matrices(graph: Graph, node: int) -> tuple[str, ...]:
+    """Operands of an operator that are weights, or were picked from those of all experts."""
+    picked = _picked_weights(graph)
+    return tuple(name for name in graph.nodes[node].inputs if name in graph.sources or name in picked)
+
+
+@per_graph
+def _picked_weights(graph: Graph) -> frozenset[str]:
+    return frozenset(graph.nodes[found.gather].outputs[0] for found in find_expert_products(graph))
+
+
+def _is_of_experts(graph: Graph, node: int) -> bool:
+    """True if the operator multiplies with a matrix for each expert, or lies in a module of experts."""
+    steps = graph.nodes[node].module.lower().split(".")
+    if any("shared" in step for step in steps):
+        return False
+    stacked = any(len(graph.tensors[name].shape) > 2 for name in _matrices(graph, node))
+    return stacked or any("expert" in step for step in steps)
+
+
+def _norms(graph: Graph) -> frozenset[int]:
+    ends = ("LayerNormalization", "RMSNormalization")
+    return frozenset(i for i, node in enumerate(graph.nodes) if node.op.endswith(ends))
+
+
+def _activations(graph: Graph) -> frozenset[int]:
+    """What MLPs compute between their products, biases of the first ones aside."""
+    return frozenset(i for mlp in mlps(graph) for i in mlp.inner if not _adds_bias(graph, i))
+
+
+def _adds_bias(graph: Graph, node: int) -> bool:
+    return graph.nodes[node].op in ("Add", "BiasAdd") and any(n in graph.sources for n in graph.nodes[node].inputs)
+
+
+def _expert_activations(graph: Graph) -> frozenset[int]:
+    return _activations(graph).intersection(i for mlp in mlps(graph) if mlp.experts for i in mlp.inner)
+
+
+def _attentions(graph: Graph) -> frozenset[int]:
+    return frozenset(i for i, node in enumerate(graph.nodes) if node.op.endswith("Attention"))
+
+
+def _beside_experts(graph: Graph) -> frozenset[int]:
+    """Operators of the MLPs that every token goes through, in layers that hold experts, too."""
+    routed = {layer_of(graph.nodes[i].module) for mlp in mlps(graph) if mlp.experts for i in mlp.nodes}
+    shared = (mlp for mlp in mlps(graph) if not mlp.experts)
+    return frozenset(i for mlp in shared if layer_of(graph.nodes[min(mlp.nodes)].module) in routed for i in mlp.nodes)
+
+
+def _dense(graph: Graph) -> frozenset[int]:
+    """Operators of the MLPs in layers without experts."""
+    every = frozenset(i for mlp in mlps(graph) if not mlp.experts for i in mlp.nodes)
+    return every - _beside_experts(graph)
+
+
+def _mixtures(graph: Graph) -> frozenset[int]:
+    """Of each layer with experts the submodule that holds them, with router and shared experts, without the sum that
+    adds it to the layer's input."""
+    submodules = set()
+    for mlp in mlps(graph):
+        module = graph.nodes[min(mlp.nodes)].module
+        below = module[len(layer_of(module)) :].strip(".").partition(".")[0]
+        if mlp.experts and below:
+            submodules.add(f"{layer_of(module)}.{below}")
+    inside = {i for i, node in enumerate(graph.nodes) if _submodule(node.module) in submodules}
+    return frozenset(inside - {i for i in inside if _joins(graph, i, inside)})
+
+
+def _submodule(module: str) -> str:
+    layer = layer_of(module)
+    below = module[len(layer) :].strip(".").partition(".")[0]
+    return f"{layer}.{below}" if below else layer
+
+
+def _joins(graph: Graph, node: int, inside: set[int]) -> bool:
+    """True if an operator adds what comes from outside to what some operators make."""
+    made = [graph.producer.get(name, -1) for name in graph.nodes[node].inputs]
+    return graph.nodes[node].op == "Add" and any(at >= 0 and at not in inside for at in made)
+
+
+def _mla_up_projections(graph: Graph) -> frozenset[int]:
+    """Products that bring compressed queries, keys and values of attention to their heads, and what follows up to it.
+
+    Compressed are those that come out of a norm which reads another product's result.
+    """
+    found = set[int]()
+    for attention in _attentions(graph):
+        inner, ends = _behind(graph, attention, _ELEMENTWISE | _ROTARY)
+        ups = {end for end in ends if _is_product(graph, end) and _is_compressed(graph, end)}
+        if ups:
+            found |= inner | ups
+    return frozenset(found)
+
+
+def _is_compressed(graph: Graph, product: int) -> bool:
+    norms = [end for end in _behind(graph, product, _ELEMENTWISE)[1] if end in _norms(graph)]
+    return any(_is_product(graph, end) for norm in norms for end in _behind(graph, norm, frozenset({"Split"}))[1])
+
+
+MODULE_KINDS: Mapping[str, ModuleKind] = {
+    "layernorm": ModuleKind(per_graph(_norms), drops_output=True),
+    "act": ModuleKind(per_graph(_activations), drops_output=True),
+    "moe_act": ModuleKind(per_graph(_expert_activations), drops_output=True),
+    "mla_up_proj": ModuleKind(per_graph(_mla_up_projections), drops_output=True),
+    "core_attn": ModuleKind(per_graph(_attentions), drops_output=False),
+    "mlp": ModuleKind(per_graph(_dense), drops_output=False),
+    "shared_experts": ModuleKind(per_graph(_beside_experts), drops_output=False),
+    "moe": ModuleKind(per_graph(_mixtures), drops_output=False),
+}
+"""Modules by name."""
+
+
+def module_nodes(graph: Graph, name: str) -> frozenset[int]:
+    """Operators of the modules of a kind, or that go by a pattern (`Gelu`, `Gelu:*`, `*.mlp.*`); none where the model
+    has none."""
+    if name in MODULE_KINDS:
+        return MODULE_KINDS[name].nodes(graph)
+    pattern = name.removesuffix(":*")
+    return frozenset(i for i, node in enumerate(graph.nodes) if is_called(node, pattern))
+
+
+def drops_output(name: str) -> bool:
+    """True if the results of a kind of module, or of operators by pattern, are dropped with what is inside."""
+    return name not in MODULE_KINDS or MODULE_KINDS[name].drops_output

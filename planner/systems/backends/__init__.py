@@ -1,0 +1,206 @@
+"""Training frameworks as data: what the plans that each of them takes are like, one file a framework.
+
+>>> from planner.systems.backends import BACKENDS
+>>> BACKENDS.get("megatron").structure.equal_replicas
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.errors import JobError, Problem
+from planner.graph import Graph
+from planner.plans.records import Requirement
+from planner.registry import Registry, did_you_mean
+from planner.sharding import attention_heads
+from planner.space.asked import given
+from planner.space.types import Job, Structure
+
+ANY = "any"
+"""In place of frameworks: none needs to take the plan."""
+
+PIPELINE = frozenset({
+    Requirement.PIPELINE, Requirement.MULTI_STAGE_RANK, Requirement.SPLIT_BACKWARD, Requirement.TIED_PARAMETERS,
+    Requirement.SKIP_EDGES, Requirement.MULTI_TENSOR_BOUNDARY, Requirement.DUPLICATED_NODES,
+})  # fmt: skip
+"""What frameworks with pipelines do by the model's own code: what goes between stages, and which weights are tied."""
+
+GROUPS = frozenset({
+    Requirement.TENSOR_PARALLEL, Requirement.SEQUENCE_PARALLEL, Requirement.EXPERT_PARALLEL,
+    Requirement.VOCABULARY_PARALLEL, Requirement.INTERLEAVED_SPLIT, Requirement.SHARED_STATISTICS,
+})  # fmt: skip
+"""What frameworks with tensor parallel layers do inside groups; statistics are those of a loss over the vocabulary."""
+
+REPLICAS = frozenset({Requirement.REPLICATED_STAGE, Requirement.RECOMPUTE, Requirement.IDLE_RANKS})
+"""What all frameworks do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A training framework: what it takes of a plan as it is.
+
+    Attributes:
+        key: the name users choose it by.
+        title: as its authors write it.
+        can: what of `Plan.requires` it does; ZeRO stages are in `zero`.
+        schedules: orders of work, names in `planner.schedules`; empty without pipelines.
+        zero: ZeRO stages of plans with one stage; of those with several `structure.zero_in_pipelines`, if it says some.
+        structure: what its plans are like beside.
+        sources: what each of these is known from, by the field's name here or in `Structure`.
+        usual: whether plans are made for it where nobody says for what.
+        notes: what must be known of it beside.
+    """
+
+    key: str
+    title: str
+    can: frozenset[Requirement]
+    schedules: tuple[str, ...]
+    zero: tuple[int, ...]
+    structure: Structure
+    sources: Mapping[str, str] = field(default_factory=dict)
+    usual: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether it has pipelines of stages."""
+        return Requirement.PIPELINE in self.can
+
+    @property
+    def groups(self) -> bool:
+        """Whether several ranks can share an operator."""
+        return Requirement.TENSOR_PARALLEL in self.can
+
+
+BACKENDS: Registry[Backend] = Registry(__name__, "training framework")
+"""All frameworks by name; a module of this package registers its own."""
+
+
+def register(backend: Backend) -> None:
+    """Add a framework under its key."""
+    BACKENDS.register(backend.key, backend)
+
+
+def backend_names() -> tuple[str, ...]:
+    """Names of all frameworks, sorted."""
+    return BACKENDS.names()
+
+
+def usual_backends() -> tuple[str, ...]:
+    """Names of those for which plans are made where nobody says for what."""
+    return tuple(name for name, backend in BACKENDS.items() if backend.usual)
+
+
+def backends_of(job: Job) -> tuple[Backend, ...]:
+    """The frameworks of which one is to take the plan of a job; none where none needs to.
+
+    Raises:
+        UsageError: no framework has one of the names.
+        JobError: others stand beside "any".
+    """
+    if ANY in job.backends:
+        if set(job.backends) != {ANY}:
+            raise JobError(f"a plan for {ANY} is for no framework by name", hint=f"leave out {ANY}, or all others")
+        return ()
+    return tuple(BACKENDS.get(name) for name in dict.fromkeys(job.backends or usual_backends()))
+
+
+def structure_of(backends: Sequence[Backend]) -> Structure:
+    """What all plans of some frameworks have in common."""
+    own = [backend.structure for backend in backends if backend.groups or backend.pipelines] or [Structure()]
+    shared = [backend.structure for backend in backends if backend.groups] or [Structure()]
+    piped = [backend.structure.zero_in_pipelines or backend.zero for backend in backends if backend.pipelines]
+    axes = () if any(not s.axes for s in shared) else tuple(dict.fromkeys(name for s in shared for name in s.axes))
+    groups = sorted({s.head_groups for s in shared}, key=("", "heads", "key-value heads").index)
+    return Structure(
+        equal_replicas=all(s.equal_replicas for s in own),
+        alike=all(s.alike for s in own),
+        whole_layers=all(s.whole_layers for s in own),
+        axes=axes,
+        powers_of_two=all(s.powers_of_two for s in shared),
+        head_groups=groups[0],
+        zero_in_pipelines=tuple(sorted({stage for stages in piped for stage in stages})),
+    )
+
+
+def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
+    """The job within the limits of some frameworks; as it is for none of them.
+
+    Of what the job leaves open (orders of work, ZeRO stages) the usual choices are kept as far as a framework has them,
+    and a framework without any of them gets its own.
+    """
+    if not backends:
+        return job
+    zero = {stage for backend in backends for stage in (*backend.zero, *backend.structure.zero_in_pipelines)}
+    orders = {name for backend in backends for name in backend.schedules}
+    kept = tuple(stage for stage in job.zero if stage in zero)
+    own = not given(job, ("zero",)) and len(kept) < len(job.zero)
+    names = tuple(name for name in job.schedules if name.partition(":")[0] in orders)
+    return dataclasses.replace(
+        job,
+        backends=tuple(backend.key for backend in backends),
+        zero=tuple(sorted(zero)) if own else kept,
+        schedules=names or job.schedules,
+        max_stages=job.max_stages if any(backend.pipelines for backend in backends) else 1,
+        tensor_parallel=job.tensor_parallel if any(backend.groups for backend in backends) else (1,),
+        structure=structure_of(backends),
+    )
+
+
+def contradiction(job: Job, backends: Sequence[Backend], graph: Graph) -> Problem | None:
+    """Why none of some frameworks can do what the user wants of it, one reason at a time; None where one can."""
+    problems = [_contradiction(job, backend, graph) for backend in backends]
+    return None if None in problems or not problems else problems[0]
+
+
+def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
+    """What the user wants and a framework lacks."""
+    other = f"--for another framework, or --for {ANY}"
+    asked = [name.partition(":")[0] for name in job.schedules]
+    if given(job, ("schedules",)) and not set(asked) & set(backend.schedules):
+        has = f"use {' or '.join(backend.schedules)}" if backend.schedules else "leave it out"
+        return Problem(f"{backend.title} has no schedule {' or '.join(asked)}", hint=f"{has}, or plan {other}")
+    zero = {*backend.zero, *backend.structure.zero_in_pipelines}
+    if given(job, ("zero",)) and not set(job.zero) & zero:
+        own, wanted = (" or ".join(map(str, sorted(stages))) for stages in (zero, set(job.zero)))
+        return Problem(f"{backend.title} has no ZeRO stage {wanted}", hint=f"use {own}, or plan {other}")
+    deep = min(job.pipeline_stages, default=1)
+    if deep > 1 and not backend.pipelines:
+        return Problem(f"{backend.title} has no pipelines of {deep} stages", hint=f"use --pp 1, or plan {other}")
+    piped = backend.structure.zero_in_pipelines
+    if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
+        own = " or ".join(map(str, piped))
+        return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    return _too_wide(job, backend, graph, other)
+
+
+def _too_wide(job: Job, backend: Backend, graph: Graph, other: str) -> Problem | None:
+    """Tensor parallel ranks that a framework cannot deal a model's heads to."""
+    width = min(job.tensor_parallel, default=1)
+    if width > 1 and not backend.groups:
+        return Problem(f"{backend.title} shares no operator among ranks", hint=f"use --tp 1, or plan {other}")
+    heads, groups = attention_heads(graph)
+    kind = backend.structure.head_groups
+    count = {"heads": heads, "key-value heads": groups}.get(kind, 0)
+    fits = [ranks for ranks in job.tensor_parallel or (1,) if not count or count % ranks == 0]
+    if backend.structure.powers_of_two and not any(ranks & (ranks - 1) == 0 for ranks in job.tensor_parallel or (1,)):
+        return Problem(f"{backend.title} is used with 2, 4, 8 .. ranks, not {width}", hint=f"or plan {other}")
+    if fits or backend.structure.axes == ():
+        return None
+    return Problem(
+        f"{backend.title} deals {kind} to the ranks of a group: {width} ranks for {count} of them",
+        hint=f"use --tp {largest_divisor(count, width)}, or plan {other}",
+    )
+
+
+def largest_divisor(count: int, most: int) -> int:
+    """The largest divisor of a count that is no more than a number."""
+    return next(n for n in range(min(count, most), 0, -1) if count % n == 0)
+
+
+def unknown_backend(name: str) -> str:
+    """A hint for a name that no framework has."""
+    return did_you_mean(name, (*backend_names(), ANY))

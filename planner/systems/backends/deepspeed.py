@@ -1,0 +1,54 @@
+"""DeepSpeed: ZeRO, its pipeline engine and AutoTP; and ZeRO-3 alone, as most use it."""
+
+from planner.plans.records import Requirement
+from planner.space.types import Structure
+from planner.systems.backends import GROUPS, PIPELINE, REPLICAS, Backend, register
+
+register(
+    Backend(
+        key="deepspeed",
+        title="DeepSpeed",
+        usual=True,
+        can=REPLICAS | GROUPS | PIPELINE - {Requirement.MULTI_STAGE_RANK, Requirement.SPLIT_BACKWARD},
+        schedules=("1f1b",),
+        zero=(0, 1, 2, 3),
+        structure=Structure(
+            equal_replicas=True,
+            alike=True,
+            whole_layers=True,
+            axes=("tensor", "expert"),
+            powers_of_two=True,
+            head_groups="key-value heads",
+            zero_in_pipelines=(0, 1),
+        ),
+        sources={
+            "schedules": "runtime/pipe/engine.py: TrainSchedule is the only one for training",
+            "zero": "zero_optimization.stage",
+            "equal_replicas": "PipelineModule's topology: one number of replicas for all stages",
+            "alike": "one activation_checkpoint_interval, one tensor_parallel.autotp_size",
+            "whole_layers": "PipelineModule takes a list of layers (runtime/pipe/module.py); uneven by a subclass",
+            "axes": "tensor_parallel.partition_config (runtime/tensor_parallel/config.py); ep_size of deepspeed.moe",
+            "powers_of_two": "common practice: widths divide a node of 8",
+            "head_groups": "AutoTP cuts key and value projections by whole heads",
+            "zero_in_pipelines": "runtime/pipe/engine.py: the pipeline engine refuses ZeRO-2 and ZeRO-3",
+        },
+    )
+)
+
+register(
+    Backend(
+        key="deepspeed-zero3",
+        title="DeepSpeed ZeRO-3",
+        can=REPLICAS,
+        schedules=(),
+        zero=(3,),
+        structure=Structure(equal_replicas=True, alike=True, whole_layers=True),
+        sources={
+            "schedules": "none: data parallelism without stages or groups",
+            "zero": "zero_optimization.stage: 3",
+            "equal_replicas": "all ranks are replicas",
+            "alike": "one model on all ranks",
+            "whole_layers": "the model is not cut",
+        },
+    )
+)

@@ -1,0 +1,37 @@
+"""Megatron-LM and Megatron-Core."""
+
+from planner.space.types import Structure
+from planner.systems.backends import GROUPS, PIPELINE, REPLICAS, Backend, register
+
+register(
+    Backend(
+        key="megatron",
+        title="Megatron",
+        usual=True,
+        can=REPLICAS | PIPELINE | GROUPS,
+        schedules=("1f1b", "interleaved"),
+        zero=(0, 1),
+        structure=Structure(
+            equal_replicas=True,
+            alike=True,
+            whole_layers=True,
+            axes=("tensor", "context", "expert"),
+            powers_of_two=True,
+            head_groups="heads",
+        ),
+        sources={
+            "schedules": "megatron/core/pipeline_parallel/schedules.py; --num-layers-per-virtual-pipeline-stage",
+            "zero": "--use-distributed-optimizer (arguments.py)",
+            "equal_replicas": "one --tensor-model-parallel-size and --pipeline-model-parallel-size for all stages; "
+            "unequal grids only between modules (examples/mimo/training/topology.py)",
+            "alike": "one set of layers and of --recompute-granularity, --recompute-method, --recompute-modules",
+            "whole_layers": "--pipeline-model-parallel-layout counts decoder layers, embedding and loss "
+            "(pipeline_parallel_layer_layout.py); stages may have unequally many",
+            "axes": "core/tensor_parallel/layers.py: ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding; "
+            "--sequence-parallel; --context-parallel-size; --expert-model-parallel-size",
+            "powers_of_two": "common practice: widths divide a node of 8",
+            "head_groups": "attention.py: ranks beyond the key-value heads gather the projection and take their part",
+        },
+        notes=("chunks, micro-batches in groups: --microbatch-group-size-per-virtual-pipeline-stage",),
+    )
+)

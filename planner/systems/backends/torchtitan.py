@@ -1,0 +1,36 @@
+"""torchtitan: PyTorch's own parallel layers, FSDP2 and pipelining."""
+
+from planner.space.types import Structure
+from planner.systems.backends import GROUPS, PIPELINE, REPLICAS, Backend, register
+
+register(
+    Backend(
+        key="torchtitan",
+        title="torchtitan",
+        usual=True,
+        can=REPLICAS | PIPELINE | GROUPS,
+        schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"),
+        zero=(0, 2, 3),
+        structure=Structure(
+            equal_replicas=True,
+            alike=True,
+            whole_layers=True,
+            axes=("tensor", "context", "expert"),
+            powers_of_two=True,
+            head_groups="key-value heads",
+        ),
+        sources={
+            "schedules": "pipeline_parallel_schedule (config/configs.py): names of torch.distributed.pipelining",
+            "zero": "data_parallel_replicate_degree (0), data_parallel_shard_degree with fsdp_reshard_after_forward: "
+            "never (2), always (3)",
+            "equal_replicas": "one mesh of pp, dp, cp and tp degrees for all ranks",
+            "alike": "one parallelize function and one activation checkpoint mode for all parts "
+            "(activation_checkpoint.py)",
+            "whole_layers": "module_fqns_per_model_part lists modules of the model (pipeline_parallel.py)",
+            "axes": "ColwiseParallel, RowwiseParallel, SequenceParallel (models/llama3/sharding.py); "
+            "context_parallel_degree, expert_parallel_degree",
+            "powers_of_two": "common practice: widths divide a node of 8",
+            "head_groups": "key and value projections are cut by columns, whole heads a rank",
+        },
+    )
+)

@@ -1,0 +1,192 @@
+"""What a plan needs of the framework that runs it, and which of that a framework lacks, in words.
+
+Everything is read off the plan: what it `requires`, and how its stages and the ranks of its groups differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from planner.graph import Graph
+from planner.plans import Plan
+from planner.plans.records import Requirement
+from planner.plans.shardings import ShardedBlock, Sharding
+from planner.sharding import Axis, AxisRole, attention_heads
+from planner.sharding.layer_strategies import SMALL
+from planner.sharding.layout import parse_layout
+from planner.space.blocks import layer_starts
+from planner.systems.backends import Backend
+
+ZERO = frozenset({Requirement.ZERO1, Requirement.ZERO2, Requirement.ZERO3})
+WORDS: Mapping[Requirement, str] = {
+    Requirement.PIPELINE: "a pipeline of stages",
+    Requirement.SEPARATE_COPIES: "weights of several stages that are no longer tied",
+    Requirement.ASYNC_WEIGHTS: "weights that are updated while the pipeline runs",
+    Requirement.MULTI_STAGE_RANK: "several stages on a rank",
+    Requirement.SPLIT_BACKWARD: "a backward pass in two parts",
+    Requirement.TENSOR_PARALLEL: "operators shared by several ranks",
+}
+"""Requirements in words, where the value of the name does not say enough."""
+
+MOST_NAMED = 2
+"""Names that a message gives of many."""
+
+
+def lacks(plan: Plan, backend: Backend, graph: Graph | None = None) -> tuple[str, ...]:
+    """What a plan needs and a framework lacks, a reason each; empty where the framework takes the plan as it is.
+
+    Args:
+        plan: the plan.
+        backend: the framework.
+        graph: its model; without it, whether the ranks of a group divide the attention heads is not looked at.
+    """
+    found = [*_at_large(plan, backend), *_of_stages(plan, backend)]
+    if backend.groups and backend.structure.axes:
+        found += _in_groups(plan, backend)
+        found += (words for sharding in plan.shardings for words in _width(sharding, backend, graph))
+    return tuple(dict.fromkeys(found))
+
+
+def running(plan: Plan, backends: Sequence[Backend], graph: Graph | None = None) -> tuple[str, ...]:
+    """Names of the frameworks, of some, that take a plan as it is."""
+    return tuple(backend.key for backend in backends if not lacks(plan, backend, graph))
+
+
+def _at_large(plan: Plan, backend: Backend) -> Iterator[str]:
+    """The order of work, exchanges, ZeRO, and what the plan says that it requires."""
+    own = {
+        Requirement.UNEQUAL_REPLICATION: not backend.structure.equal_replicas,
+        Requirement.MID_MODULE_CUT: not backend.structure.whole_layers,
+    }
+    free_groups = backend.groups and not backend.structure.axes
+    for requirement in plan.requires:
+        can = requirement in backend.can or requirement in ZERO or (free_groups and requirement in _INSIDE)
+        can |= requirement is Requirement.RING_ATTENTION and AxisRole.CONTEXT in backend.structure.axes
+        if requirement not in own and not can:
+            yield WORDS.get(requirement, requirement.replace("_", " "))
+    several = len(plan.stages) > 1
+    if several and backend.pipelines and plan.schedule.name.partition(":")[0] not in backend.schedules:
+        yield f"the schedule {plan.schedule.name}"
+    if plan.exchange is not None:
+        yield f"gradients exchanged by {plan.exchange.scheme}"
+    allowed = backend.structure.zero_in_pipelines if several else ()
+    replicated = plan.copies * max(len(stage.replicas) for stage in plan.stages) > 1
+    zero = plan.configuration.zero
+    if replicated and zero not in (allowed or backend.zero):
+        yield f"ZeRO-{zero}{' in a pipeline' if allowed else ''}"
+
+
+def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
+    """How stages differ from each other, and where they begin."""
+    structure, stages = backend.structure, plan.stages
+    counts = [len(stage.replicas) for stage in stages]
+    if structure.equal_replicas and len(set(counts)) > 1:
+        yield f"unequal replicas ({min(counts)} to {max(counts)})"
+    if structure.alike and len({stage.group_ranks for stage in stages}) > 1:
+        yield "groups of unequally many ranks"
+    elif structure.alike and len({stage.sharding for stage in stages}) > 1:
+        yield f"operators shared unlike in different stages ({len({stage.sharding for stage in stages})} ways)"
+    if structure.alike and len({(stage.recompute, stage.repeats) for stage in stages}) > 1:
+        some = sum(stage.recompute or bool(stage.repeats) for stage in stages)
+        yield f"recomputation in some stages ({some} of {len(stages)}), or of unlike modules"
+    starts = layer_starts([block.name for block in plan.block_table])
+    torn = [stage.index for stage in stages if starts[stage.blocks[0]] != stage.blocks[0]]
+    if structure.whole_layers and torn:
+        yield f"layers divided between stages (before {'stage' if len(torn) == 1 else 'stages'} {_listed(torn)})"
+
+
+def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterator[str]:
+    """Ranks along the axes that cut operators."""
+    sizes = [axis.size for axis, role in zip(sharding.axes, _roles(sharding), strict=True) if role is AxisRole.TENSOR]
+    width = math.prod(sizes)
+    if backend.structure.powers_of_two and any(axis.size & (axis.size - 1) for axis in sharding.axes):
+        yield f"groups of {sharding.ranks} ranks, no power of two"
+    if graph is not None and width > 1:
+        heads, groups = attention_heads(graph)
+        count = {"heads": heads, "key-value heads": groups}.get(backend.structure.head_groups, 0)
+        if count % width:
+            yield f"{width} ranks for {count} {backend.structure.head_groups}"
+
+
+def _roles(sharding: Sharding) -> tuple[AxisRole, ...]:
+    return tuple(Axis(axis.name, axis.size).role for axis in sharding.axes)
+
+
+def _in_groups(plan: Plan, backend: Backend) -> Iterator[str]:
+    """How the ranks of a group share operators, other than by the columns, rows and heads of tensor parallel layers and
+    the experts of mixtures."""
+    found: dict[str, list[str]] = {}
+    for sharding in plan.shardings:
+        roles = _roles(sharding)
+        unknown = [role for role in roles if role not in backend.structure.axes]
+        dealt = ("batch", AxisRole.TENSOR) in zip(sharding.boundaries, roles, strict=True)
+        if "free" in sharding.boundaries:
+            found["tensors between layers that lie each in a layout of its own"] = []
+        elif dealt:
+            found["samples dealt to the ranks of a group"] = []
+        elif unknown:
+            found[f"{unknown[0]} parallel ranks"] = []
+        else:
+            for entry in sharding.blocks:
+                for words, names in _in_entry(plan, entry, sharding, roles):
+                    found.setdefault(words, []).extend(names)
+    yield from (f"{words} ({_named(names)})" if names else words for words, names in found.items())
+
+
+def _in_entry(
+    plan: Plan, entry: ShardedBlock, sharding: Sharding, roles: Sequence[AxisRole]
+) -> Iterator[tuple[str, list[str]]]:
+    """What is unlike tensor parallel layers in one kind of block, and the tensors and operators that are."""
+    weights = {place.tensor for place in entry.tensors if place.optimizer}
+    gathered = [c.of for c in entry.collectives if c.of in weights and c.phase != "step" and c.kind == "all_gather"]
+    tensor = [axis for axis, role in enumerate(roles) if role is AxisRole.TENSOR]
+    by_steps = [o.operator for o in entry.operators if any(o.splits[a] in _STEPS for a in tensor)]
+    for words, names in (
+        ("weights gathered inside a group in every pass", gathered),
+        ("weights of products whole on all ranks of a group", _whole_weights(plan, entry, sharding, roles)),
+        ("queries or keys cut by the sequence", by_steps),
+    ):
+        if names:
+            yield words, names
+
+
+def _whole_weights(plan: Plan, entry: ShardedBlock, sharding: Sharding, roles: Sequence[AxisRole]) -> list[str]:
+    """Weights of two dimensions, that every rank of a tensor parallel axis has, though they could be cut."""
+    block = plan.block_table[entry.first[0]]
+    shapes = {p.name: p.shape for p in block.parameters}
+    elements = sum(math.prod(shape) for shape in shapes.values())
+    found = []
+    for place in entry.tensors:
+        shape = shapes.get(place.parameters[0] if place.parameters else place.tensor, ())
+        layout = parse_layout(place.value, len(roles)) if place.optimizer else None
+        if layout is None or len(shape) not in (2, 3) or math.prod(shape) < SMALL * elements:
+            continue
+        cut = zip(sharding.axes, layout, roles, strict=True)
+        axes = [(axis.size, part) for axis, part, role in cut if role is AxisRole.TENSOR]
+        even = all(n % size == 0 for size, _ in axes for n in shape[-2:])
+        if even and any(size > 1 and not part.cuts for size, part in axes):
+            found.append(place.tensor)
+    return found
+
+
+_STEPS = ("s", "u", "ring")
+"""Splits of attention by queries, keys, or both in turn."""
+
+_INSIDE = frozenset({
+    Requirement.RING_ATTENTION, Requirement.HALO_EXCHANGE, Requirement.SHARED_STATISTICS, Requirement.PADDED_SPLIT,
+    Requirement.INTERLEAVED_SPLIT,
+})  # fmt: skip
+"""What ranks of a group do where any layout can be asked for."""
+
+
+def _named(names: Sequence[str]) -> str:
+    """The first of some names, and how many more."""
+    kinds = list(dict.fromkeys(names))
+    more = f" and {len(kinds) - MOST_NAMED} more" if len(kinds) > MOST_NAMED else ""
+    return ", ".join(kinds[:MOST_NAMED]) + more
+
+
+def _listed(values: Sequence[int]) -> str:
+    """A few numbers, shortened in the middle."""
+    return ", ".join(map(str, values)) if len(values) < 7 else f"{values[0]}, {values[1]} .. {values[-1]}"
