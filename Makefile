@@ -7,11 +7,12 @@ GLOBAL_BATCH ?= 512
 INPUTS ?= 100000
 SEED ?= 1
 
-.PHONY: help plan test fuzz check format bench clean
+.PHONY: help plan torch test fuzz check format bench clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
-	@echo "make test    run all tests"
+	@echo "make test    run all tests; those that run plans are skipped without torch"
+	@echo "make torch   install torch for them (about 3 GB)"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
@@ -25,6 +26,9 @@ plan: $(BIN)/.ready
 	$(BIN)/shardplan plan $(MODEL) --hardware $(HARDWARE) --global-batch $(GLOBAL_BATCH) -o $(MODEL).plan.json
 	$(BIN)/shardplan explain $(MODEL).plan.json
 	$(BIN)/shardplan simulate $(MODEL).plan.json
+
+torch: $(BIN)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint torch-constraints.txt torch
 
 test: $(BIN)/.ready
 	$(BIN)/python -m pytest -n 2

@@ -89,9 +89,9 @@ class PlanError(ShardplanError):
 
 
 class RunError(ShardplanError):
-    """A run of a plan that failed, or whose gradients are not the model's (exit code 9)."""
+    """A run of a plan that failed, or whose gradients are not the model's (exit code 10)."""
 
-    exit_code = 9
+    exit_code = 10
 
 
 class OutputError(ShardplanError):

@@ -12,7 +12,7 @@ from planner.errors import ShardplanError
 from planner.plans import read
 from planner.runtime.data import from_file, synthetic
 from planner.runtime.model_file import read_model
-from planner.runtime.trainer import load
+from planner.runtime.trainer import load, model_of
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -37,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     given = _arguments(argv)
     dtype: torch.dtype = getattr(torch, given.dtype)
     try:
-        plan, model = read(given.plan), read_model(given.model, seed=given.seed)
+        plan = read(given.plan)
+        model = model_of(plan, read_model(given.model, seed=given.seed))
         trainer = load(
             plan, model, learning_rate=given.learning_rate, loss=given.loss, dtype=dtype, seed=given.seed,
             times=given.steps if plan.schedule.continuous else 1,

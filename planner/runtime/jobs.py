@@ -17,9 +17,9 @@ from planner.runtime.launch import Link, in_process, run_ranks, scratch
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
 from planner.runtime.requirements import require_executable
-from planner.runtime.trainer import Trainer
+from planner.runtime.trainer import Trainer, model_of
 
-TOLERANCE = 1e-9
+TOLERANCE = 1e-7
 """Largest error of a gradient in float64 at which it counts as equal, as part of its largest element."""
 
 
@@ -127,7 +127,7 @@ def run(
             hint="leave it out, or plan with a schedule that drains, such as 1f1b",
         )
     read = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
-    read = read if batch is None else read.at_batch(batch)
+    read = model_of(plan, read if batch is None else read.at_batch(batch))
     made = _check(plan, read, data, loss, seed, timeout_s) if check else None
     if not steps:
         return RunReport((), made, (), ())

@@ -73,6 +73,7 @@ class ModelFile:
 
     def __post_init__(self) -> None:
         self.producer = {name: i for i, step in enumerate(self.steps) for name in step.outputs if name}
+        self.input_symbols: dict[str, tuple[str, ...]] = {}
         self.resized: Mapping[str, Mapping[int, int]] = {}
         self.input_types: dict[str, tuple[int, tuple[int | None, ...]]] = {}
 
@@ -101,6 +102,44 @@ class ModelFile:
                 found.add(at)
                 stack += self.steps[at].inputs
         return tuple(self.steps[i] for i in sorted(found))
+
+    def apart(self, parameters: Iterable[str]) -> ModelFile:
+        """The model with weights of its own where an exporter merged equal ones.
+
+        A plan calls the weight of a later module `weight@module`. Readers of an initializer and the weights that stand
+        for it correspond in their order.
+
+        Args:
+            parameters: names of all weights of a plan, in the order in which they are read.
+
+        Raises:
+            ModelError: an initializer has another number of readers than of weights that stand for it.
+        """
+        named: dict[str, list[str]] = {}
+        for name in dict.fromkeys(parameters):
+            named.setdefault(name if name in self.weights else name.rpartition("@")[0], []).append(name)
+        steps, weights = list(self.steps), dict(self.weights)
+        at = {step.name: i for i, step in enumerate(self.steps)}
+        live = {step.name for step in self.cone(self.outputs, self.inputs)}
+        for base, names in named.items():
+            if len(names) == 1 or base not in self.weights:
+                continue
+            readers = [step for step in self.readers(base) if step.name in live]
+            if len(readers) != len(names):
+                raise ModelError(
+                    f"{len(readers)} operators read {base!r}, which stands for {len(names)} weights", where=base,
+                    hint="export with optimize=False, so that equal weights are not merged",
+                )  # fmt: skip
+            for step, name in zip(readers, names, strict=True):
+                weights[name] = self.weights[base]
+                here = steps[at[step.name]]
+                inputs = tuple(name if read == base else read for read in here.inputs)
+                steps[at[step.name]] = replace(here, inputs=inputs)
+        found = ModelFile(
+            tuple(steps), self.inputs, self.outputs, weights, self.constants, self.seed, self.folder, self.sha256
+        )
+        found.input_types, found.resized = self.input_types, self.resized
+        return found
 
     def at_batch(self, change: BatchConstants) -> ModelFile:
         """The model at another batch size than the file's.
@@ -236,6 +275,7 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
         kind = value.type.tensor_type
         sizes = tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
         read.input_types[value.name] = (kind.elem_type, sizes)
+        read.input_symbols[value.name] = tuple(d.dim_param for d in kind.shape.dim)
     return read
 
 

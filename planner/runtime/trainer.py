@@ -214,4 +214,9 @@ def load(
     found = plan if isinstance(plan, Plan) else read(plan)
     seed = int(options.pop("weights_seed", 0))
     known = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
-    return Trainer(found, known, dist.get_rank(), **options)
+    return Trainer(found, model_of(found, known), dist.get_rank(), **options)
+
+
+def model_of(plan: Plan, model: ModelFile) -> ModelFile:
+    """The model with the weights that the plan trains apart."""
+    return model.apart(p.name for block in plan.block_table for p in block.parameters if p.trainable)

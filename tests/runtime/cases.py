@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import models
 import planner
 from models import gpt
+from planner import prediction
+from planner.space import StageChoice
+from tests.models import test_values as families
 
 
 @dataclass(frozen=True)
@@ -17,10 +23,14 @@ class Case:
 
     Attributes:
         name: in the table of the documentation and the test's name.
-        model: name of a builder below.
+        model: name of a builder below, or of a family's small model.
         ranks: processes.
         degrees: as of `planner.Degrees`.
         batch: samples of an iteration.
+        way: which of the ways to share operators is taken, in the order in which they are tried; -1 for the one with
+            the fewest weights on a rank.
+        stages: (share of the blocks up to which it goes, replicas) of each stage, in place of degrees.
+        limit: largest error of a gradient.
     """
 
     name: str
@@ -28,38 +38,69 @@ class Case:
     ranks: int
     degrees: dict[str, Any] = field(default_factory=dict)
     batch: int = 8
+    way: int = -1
+    stages: tuple[tuple[float, int], ...] = ()
+    limit: float = 1e-12
 
 
-def _gpt(layers: int, hidden: int, vocab: int, **options: Any) -> Any:
+def _gpt(layers: int, hidden: int, vocab: int, *, batch: int = 1, **options: Any) -> Any:
     size = gpt.GPTSize(layers=layers, hidden=hidden, heads=4, vocab=vocab, positions=8, **options)
-    return models.build_custom(size, batch=1, seq=8, seed=1)
+    return models.build_custom(size, batch=batch, seq=8, seed=1)
 
 
 MODELS = {
     "gpt": lambda: _gpt(8, 16, 32),
     "gpt, untied": lambda: _gpt(4, 16, 32, tied=False),
     "gpt, wide": lambda: _gpt(4, 64, 64),
+    "gpt, wide, 2 samples": lambda: _gpt(2, 64, 64, batch=2),
 }
+ILL_CONDITIONED = ("resnet", "resnet, two convolutions")
+"""Batch normalisation over few samples makes small differences large."""
+WITHOUT_RULE = ("nemotron", "nemotron, narrow experts", "qwen3-next")
+"""Models with LinearAttention, which has no torch rule."""
 
 
 @functools.cache
 def model(name: str) -> Any:
-    """A small model with weights, at a batch of 1."""
-    return MODELS[name]()
+    """A small model with weights."""
+    if name in MODELS:
+        return MODELS[name]()
+    return models.build_custom(families.TINY[name][0], batch=families.BATCH, seq=families.SEQ, seed=1)
+
+
+def _only(way: int) -> Any:
+    """Takes one of the ways to share operators that a prediction tries."""
+    tried = prediction.ways_to_share
+
+    def ways(*arguments: Any) -> Iterator[Any]:
+        return itertools.islice(tried(*arguments), way, way + 1)
+
+    return mock.patch.object(prediction, "ways_to_share", ways)
 
 
 @functools.cache
-def plan_of(name: str, ranks: int, batch: int, degrees: tuple[tuple[str, Any], ...]) -> planner.Plan:
-    """The plan of a configuration by degrees, with operators shared so that the fewest weights are on a rank."""
-    graph = planner.graph_from_proto(model(name), name=name)
-    job = planner.Job(global_batch=batch, precision="fp32", optimizer="sgd", devices=ranks)
-    asked = planner.Degrees(micro_batch=1, **dict(degrees))
-    return planner.predict(graph, planner.load_cluster("dgx-a100"), job, asked, fewest_weights=True).plan
+def _graph(name: str) -> planner.Graph:
+    return planner.graph_from_proto(model(name), name=name)
 
 
 def plan(case: Case) -> planner.Plan:
     """The plan of a case."""
-    return plan_of(case.model, case.ranks, case.batch, tuple(sorted(case.degrees.items())))
+    graph, cluster = _graph(case.model), planner.load_cluster("dgx-a100")
+    size = graph.batch or 1
+    job = planner.Job(global_batch=case.batch * size, precision="fp32", optimizer="sgd", devices=case.ranks)
+    asked: Any = planner.Degrees(micro_batch=size, **case.degrees)
+    if case.stages:
+        count = len(planner.Pricer(graph, cluster, job).chain.blocks)
+        ends = [round(share * count) for share, _ in case.stages]
+        stages = zip([0, *ends], ends, (replicas for _, replicas in case.stages), strict=False)
+        asked = planner.Configuration(
+            tuple(StageChoice(*stage) for stage in stages), 1, size, case.batch, case.degrees.get("schedule", "1f1b"),
+            zero=case.degrees.get("zero", 0),
+        )  # fmt: skip
+    if case.way < 0:
+        return planner.predict(graph, cluster, job, asked, fewest_weights=True).plan
+    with _only(case.way):
+        return planner.predict(graph, cluster, job, asked).plan
 
 
 SYNCHRONOUS = (
@@ -92,6 +133,25 @@ def _cases() -> list[Case]:
         Case("tensor 2, 2 stages, gpipe", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "gpipe"}),
         Case("tensor 2, 2 stages, zb-h1", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "zb-h1"}),
     ]
+    for replicas in ((2, 1), (1, 2), (1, 3), (3, 1)):
+        stages = ((0.5, replicas[0]), (1.0, replicas[1]))
+        for zero in (0, 1, 3):
+            name = f"stages of {replicas[0]} and {replicas[1]} replicas, ZeRO-{zero}"
+            found.append(Case(name, "gpt", sum(replicas), {"zero": zero}, 6, stages=stages))
+    found.append(Case("stages of 1, 2 and 1 replicas", "gpt", 4, batch=6, stages=((0.3, 1), (0.7, 2), (1.0, 1))))
+    for tensor, pipeline, ways in ((2, 1, 7), (4, 1, 11), (2, 2, 7)):
+        name = f"tensor {tensor}" + (f", {pipeline} stages" if pipeline > 1 else "")
+        degrees = {"tensor": tensor, "pipeline": pipeline}
+        found += [
+            Case(f"{name}, way {way}", "gpt, wide", tensor * pipeline, degrees, 4, way=way) for way in range(1, ways)
+        ]
+    found += [Case(f"batch cut, way {way}", "gpt, wide, 2 samples", 2, {"tensor": 2}, 4, way=way) for way in (7, 8, 9)]
+    for name in sorted(set(families.TINY) - set(WITHOUT_RULE)):
+        limit = 1e-7 if name in ILL_CONDITIONED else 1e-11
+        found.append(Case(f"{name}, 2 stages", name, 2, {"pipeline": 2}, 2, limit=limit))
+        found += [
+            Case(f"{name}, tensor 2, way {way}", name, 2, {"tensor": 2}, 2, way=way, limit=limit) for way in (3, 5)
+        ]
     return found
 
 

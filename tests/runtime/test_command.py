@@ -1,0 +1,74 @@
+"""`shardplan run` and the launcher's entry."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import onnx  # noqa: E402
+
+import planner  # noqa: E402
+from cli.main import main  # noqa: E402
+from tests.runtime import cases  # noqa: E402
+
+
+def _files(folder: Path, *, tied: bool = True) -> tuple[str, str]:
+    """A plan of two stages and its model."""
+    plan = cases.plan(cases.Case("", "gpt", 2, {"pipeline": 2}, 4))
+    plan = plan if tied else dataclasses.replace(plan, shared_parameters=())
+    planner.write_plan(plan, folder / "plan.json")
+    onnx.save(cases.model("gpt"), folder / "model.onnx")
+    return str(folder / "plan.json"), str(folder / "model.onnx")
+
+
+def test_run_checks_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan, model = _files(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", plan, "--model", model, "--check", "--steps", "3", "--learning-rate", "0.1", "--format", "json"])
+    found = json.loads(capfd.readouterr().out)
+    assert ended.value.code in (0, None)
+    assert found["check"]["largest_error"] < 1e-12
+    assert found["check"]["wrong"] == []
+    assert len(found["losses"]) == 3
+    assert {(t["stage"], t["kind"]) for t in found["times"]} == {
+        (s, k) for s in (0, 1) for k in ("forward", "backward")
+    }
+
+
+def test_run_says_where_gradients_part(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan, model = _files(tmp_path, tied=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", plan, "--model", model, "--check", "--steps", "0"])
+    assert ended.value.code == 10
+    out = capfd.readouterr().out
+    assert "gradients differ" in out
+    assert "transformer.wte.weight of stage 0" in out
+
+
+def test_torchrun_trains_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan, model = _files(tmp_path)
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "planner.runtime",
+    ]
+    lines: list[str] = []
+    for more in (["--steps", "1", "--save", str(tmp_path / "out")], ["--steps", "1", "--load", str(tmp_path / "out")]):
+        done = subprocess.run([*start, plan, model, *more], capture_output=True, text=True, timeout=300, check=True)
+        lines += done.stdout.splitlines()
+    losses = [float(line.split()[-1]) for line in lines if line.startswith("step")]
+    with pytest.raises(SystemExit):
+        main(["run", plan, "--model", model, "--steps", "2", "--format", "json"])
+    assert losses == pytest.approx(json.loads(capfd.readouterr().out)["losses"], rel=1e-5)
