@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import planner
 from planner.costs import Profile, optimizer_state_bytes, precision, profile
 from planner.errors import JobError, UsageError
 from planner.exchange import kept_bytes, recipe_of
@@ -213,3 +214,19 @@ def test_narrow_copies_are_made_of_what_a_rank_has(zero: int, weights: float, be
     assert kept.weights == weights
     assert kept.transient == beside
     assert kept.optimizer == (100 * 12 if zero == 0 else 100 * 12 / 4)
+
+
+def test_a_plan_holds_and_sends_what_its_formats_say() -> None:
+    graph, cluster = planner.load_graph("gpt2", dims={"seq": 128}), planner.load_cluster("dgx-b200")
+    job = planner.Job(
+        64, precision="fp8-cs:grads=fp32,reduce=bf16", optimizer="adam:moments=bf16", zero=(1,),
+        pipeline_stages=(1,), tensor_parallel=(1,), data_parallel=(8,),
+    )  # fmt: skip
+    plan = planner.plan(graph, cluster, job)
+    stage, elements = plan.predictions.stages[0], plan.model.parameters
+    assert stage.memory.weights_bytes == pytest.approx(elements * (1 + 1), abs=1)
+    assert stage.memory.gradients_bytes == pytest.approx(elements * 4, abs=1)
+    assert stage.memory.optimizer_bytes == pytest.approx(elements * (4 + 2 + 2) / 8, abs=1)
+    sent = {c.of: c.bytes for c in stage.collectives}
+    assert sent == {"gradients": elements * 2, "weights": elements * 1}
+    assert planner.check_plan(plan, graph, cluster).findings == ()
