@@ -52,9 +52,8 @@ MACHINES = {
     "TPU7x (Ironwood)": "tpu7x-pod",
 }
 """Profile of the cluster of each device."""
-MEGATRON = ("Megatron-Bridge", "NeMo 24.07", "Megatron-LM", "MLPerf")
 ALONE = 0.4
-"""Part of tensor-parallel communication that Megatron Core hides without being asked: of ten changes of layout in a
+"""Part of tensor-parallel communication that Megatron's layers hide without being asked: of ten changes of layout in a
 layer, the gathers of what the weights' gradients need and the scatters of what goes back, four, run beside products."""
 MOST_CHUNKS = 12
 """Chunks a worker that are tried where a row says that they were tuned, and not which, as far as its layers fill them
@@ -173,6 +172,7 @@ def _lacks(row: Mapping[str, Any], model: str, known: set[str]) -> Iterator[str]
         f"optimizer moments: {optimizer.get('moments')}": (optimizer.get("moments") or "fp32") not in STORED,
         "context parallelism": (row.get("cp") or 1) > 1 and "context" not in ABLE,
         "expert parallelism": (row.get("ep") or 1) > 1 and "expert" not in ABLE,
+        "tensor, context and expert axes at once": min((row.get(name) or 1) for name in ("tp", "cp", "ep")) > 1,
         "recomputation by module": bool(modules) and "repeats" not in ABLE,
         "recomputation of operators that are not named": recompute.get("granularity") == "selective" and not modules,
         "recomputation of some layers": bool(recompute.get("num_layers")),
@@ -215,14 +215,14 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
 def _inner_overlap(row: Mapping[str, Any], assumed: list[str]) -> tuple[tuple[str, float], ...]:
     """What hides communication inside a group: products in pieces, the all-to-alls of another micro-batch, or backward
     products alone, as Megatron Core does by itself."""
-    said, framework = row.get("overlap") or [], FRAMEWORKS.get(row["source"], "")
-    shares = dict(planner.load_stack("overlapped").inner_overlap)
-    tensor = ALONE if framework in MEGATRON else 0.0
-    if "tp_comm" in said:
-        tensor = shares["tensor"]
-    elif not said and row["tp"] > 1 and framework in MEGATRON:
+    said, shares = row.get("overlap") or [], dict(planner.load_stack("overlapped").inner_overlap)
+    in_pieces = "tp_comm" in said or (isinstance(said, str) and "tp" in said)
+    tensor = shares["tensor"] if in_pieces else ALONE
+    if row["tp"] > 1 and not said and FRAMEWORKS.get(row["source"]) == "Megatron-Bridge":
         tensor = shares["tensor"]
         assumed.append("tensor-parallel communication is overlapped")
+    elif row["tp"] > 1 and not in_pieces:
+        assumed.append(f"{ALONE:.0%} of tensor-parallel communication hides behind products")
     return (("expert", shares["expert"] if "moe_a2a" in said else 0.0), ("context", 0.0), ("*", tensor))
 
 
