@@ -54,10 +54,10 @@ class Cut:
         """Whether the first result comes out as a partial sum."""
         return any(part.kind == "P" for part in self.writes[0])
 
-    def first_of_partial(self) -> bool:
-        """Whether this rank is the first along every axis over which the result is a partial sum."""
-        places = zip(self.writes[0], self.mesh.coordinates, strict=True)
-        return all(at == 0 for part, at in places if part.kind == "P")
+    def adds(self, position: int) -> bool:
+        """Whether this rank adds an operand to a partial sum: one of those that hold it whole, or a part of it."""
+        places = zip(self.writes[0], self.reads[position], self.mesh.coordinates, strict=True)
+        return all(at == 0 for written, read, at in places if written.kind == "P" and read.kind != "P")
 
     def axes(self, position: int, attribute: str) -> list[int] | None:
         """Axes that an operand or attribute names; None where neither does."""
@@ -102,9 +102,9 @@ def _as_it_is(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 @_for("Gemm")
 def _gemm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
-    # A bias is added once to a partial sum.
-    if len(pieces) > 2 and cut.partial() and not cut.first_of_partial() and pieces[2] is not None:
-        pieces[2] = pieces[2] * 0
+    bias = pieces[2] if len(pieces) > 2 else None
+    if bias is not None and not cut.adds(2):
+        pieces[2] = bias * 0
     return cut.step, pieces
 
 

@@ -59,7 +59,9 @@ class ModelFile:
         constants: values that take the place of the file's, by name: those that hold another batch than the file's.
         seed: of weights whose data are not in the file.
         folder: where external data lie.
-        sha256: of the model without weights that lie elsewhere, hex.
+        input_types: of each input the ONNX element type and its fixed sizes.
+        input_symbols: of each input the names of its symbolic dimensions, "" for fixed ones.
+        resized: tensors with another number of samples than in the file: sizes by dimension.
     """
 
     steps: tuple[Step, ...]
@@ -69,13 +71,12 @@ class ModelFile:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     seed: int = 0
     folder: Path = Path()
-    sha256: str = ""
+    input_types: Mapping[str, tuple[int, tuple[int | None, ...]]] = field(default_factory=dict)
+    input_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    resized: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.producer = {name: i for i, step in enumerate(self.steps) for name in step.outputs if name}
-        self.input_symbols: dict[str, tuple[str, ...]] = {}
-        self.resized: Mapping[str, Mapping[int, int]] = {}
-        self.input_types: dict[str, tuple[int, tuple[int | None, ...]]] = {}
 
     def cone(self, wanted: Iterable[str], given: Iterable[str]) -> tuple[Step, ...]:
         """The operators that make some values from others that are at hand, in order.
@@ -135,11 +136,7 @@ class ModelFile:
                 here = steps[at[step.name]]
                 inputs = tuple(name if read == base else read for read in here.inputs)
                 steps[at[step.name]] = replace(here, inputs=inputs)
-        found = ModelFile(
-            tuple(steps), self.inputs, self.outputs, weights, self.constants, self.seed, self.folder, self.sha256
-        )
-        found.input_types, found.resized = self.input_types, self.resized
-        return found
+        return replace(self, steps=tuple(steps), weights=weights)
 
     def at_batch(self, change: BatchConstants) -> ModelFile:
         """The model at another batch size than the file's.
@@ -163,12 +160,7 @@ class ModelFile:
             inputs[position] = name
             constants[name] = torch.tensor(values, dtype=torch.int64)
             steps[at] = replace(steps[at], inputs=tuple(inputs))
-        found = ModelFile(
-            tuple(steps), self.inputs, self.outputs, self.weights, constants, self.seed, self.folder, self.sha256
-        )
-        found.input_types = self.input_types
-        found.resized = dict(change.samples)
-        return found
+        return replace(self, steps=tuple(steps), constants=constants, resized=change.samples)
 
     def weight(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """The data of an initializer: from the file or its external data, else by name and seed.
@@ -262,7 +254,6 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
             raise ModelError(
                 f"cannot be read as ONNX: {error}", where=str(model), hint="give the plan's ONNX file"
             ) from error
-    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     if proto.functions:
         proto = inline_local_functions(proto)
     versions = {("" if e.domain == "ai.onnx" else e.domain): e.version for e in proto.opset_import}
@@ -270,13 +261,13 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     inputs = tuple(value.name for value in proto.graph.input if value.name not in weights)
     outputs = tuple(value.name for value in proto.graph.output)
-    read = ModelFile(steps, inputs, outputs, weights, {}, seed, folder, digest)
-    for value in proto.graph.input:
-        kind = value.type.tensor_type
-        sizes = tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim)
-        read.input_types[value.name] = (kind.elem_type, sizes)
-        read.input_symbols[value.name] = tuple(d.dim_param for d in kind.shape.dim)
-    return read
+    kinds = {value.name: value.type.tensor_type for value in proto.graph.input}
+    types = {
+        name: (kind.elem_type, tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim))
+        for name, kind in kinds.items()
+    }
+    symbols = {name: tuple(d.dim_param for d in kind.shape.dim) for name, kind in kinds.items()}
+    return ModelFile(steps, inputs, outputs, weights, {}, seed, folder, types, symbols)
 
 
 def _step(node: Any, versions: Mapping[str, int]) -> Step:  # noqa: ANN401

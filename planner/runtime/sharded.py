@@ -27,8 +27,6 @@ from planner.runtime.model_file import ModelFile, Step
 from planner.runtime.operators import Context, torch_type
 from planner.runtime.stages import StageProgram
 
-_KEEPS_LAYOUT = ("Identity", "Cast", "CastLike")
-
 
 def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
     """Shapes of all tensors of a model at the plan's micro-batch, by a run without data."""

@@ -11,12 +11,10 @@ from tests.models import test_values as values
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from planner.runtime import run_graph  # noqa: E402
-
-WITHOUT_RULE = {"nemotron", "nemotron, narrow experts", "qwen3-next"}
-"""Models with LinearAttention, which has no torch rule."""
+from tests.runtime import cases  # noqa: E402
 
 
-@pytest.mark.parametrize("case", sorted(set(values.TINY) - WITHOUT_RULE))
+@pytest.mark.parametrize("case", sorted(set(values.TINY) - cases.WITHOUT_RULE))
 def test_models_give_the_logits_of_the_reference(case: str) -> None:
     size, feeds, _ = values.TINY[case]
     model = models.build_custom(size, batch=values.BATCH, seq=values.SEQ, seed=1)
