@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from planner.solvers.shapes import LONGEST
 from planner.space.formulate import ALL_DIVISORS_UP_TO
+from planner.space.repeats import lists_of
 from planner.space.types import BlockCosts, Job
 
 
@@ -38,7 +39,7 @@ def space_in_words(
         f"all cuts of {blocks} blocks into stages" + _counted(job),
         f"on at most {devices} devices in line, dealt to copies of the pipeline in equal slices",
         f"{_replicas(job, devices, blocks)} for each stage",
-        f"recompute {job.recompute}, ZeRO {either(job.zero)}, schedule {either(job.schedules)}",
+        f"recompute {_recomputed(job, costs)}, ZeRO {either(job.zero)}, schedule {either(job.schedules)}",
         f"micro-batch size {either(sizes)}",
     ]
     if placed:
@@ -54,6 +55,12 @@ def space_in_words(
     if skipped:
         parts.append(f"sizes from {skipped[0]} on left out (a block does not fit, or one alone takes longer)")
     return "; ".join(parts)
+
+
+def _recomputed(job: Job, costs: BlockCosts) -> str:
+    """What stages may recompute, with the lists of modules that are tried."""
+    lists = [each for each in lists_of(job.recompute, costs) if ",".join(each) != job.recompute]
+    return job.recompute + (f" (also {either(['+'.join(each) for each in lists])})" if lists else "")
 
 
 def _counted(job: Job) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from planner.costs import Profile, is_priced, precision, profile
 from planner.costs.precision import optimizer_state_bytes
 from planner.costs.pricing import saved_options
-from planner.errors import UsageError
+from planner.errors import ModelError, UsageError
 from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
@@ -212,14 +212,19 @@ class Pricer:
 
     @functools.cached_property
     def _reruns(self) -> Reruns:
-        """What blocks run again for lists of modules, whatever the micro-batch size."""
+        """What blocks run again for lists of modules, whatever the micro-batch size; which lists are worth trying is
+        told by a single sample, whatever batch the model was read with, if that can be changed."""
         graph, job, chosen = self.graph, self._job, precision(self._job.precision)
+        try:
+            batch = self.graph_at(1).batch
+        except ModelError:  # a node stops the batch: all plans have the exported one
+            batch = graph.batch
         options = saved_options(
             chosen, fused_attention=job.fused_attention, dropout=job.dropout, assume_dropout=job.assume_dropout
         )
         storages = Storages(graph) if is_priced(graph) else storages_in_training(graph, graph_specs(graph), options)
-        own = self.profiles(graph.batch)[device_types(self.cluster, job)[0]]
-        return Reruns(self.chain, own, storages.root, functools.partial(wire_bytes, graph, chosen=chosen))
+        own, sized = self.profiles(batch)[device_types(self.cluster, job)[0]], self.graph_at(batch)
+        return Reruns(self.chain, own, storages.root, functools.partial(wire_bytes, sized, chosen=chosen))
 
     def repeated_operators(self, repeats: tuple[str, ...]) -> int:
         """Number of operators that lists of modules run again.
