@@ -16,6 +16,7 @@ REGISTRIES = {
     "schedules": schedules.names(),
     "exchange": exchange.names(),
     "systems": tuple(name for name in systems.names() if name not in schedules.names()),
+    "systems/backends": systems.backend_names(),
 }
 """Registered names by the package whose modules register them."""
 

@@ -69,7 +69,7 @@ def test_every_ability_has_a_source(name: str) -> None:
 def test_plans_are_made_for_three_frameworks_where_nobody_says_for_what() -> None:
     assert usual_backends() == ("deepspeed", "megatron", "torchtitan")
     assert structure_of([BACKENDS.get(name) for name in usual_backends()]) == Structure(
-        True, True, True, ("tensor", "expert"), True, "heads", (0, 1, 2, 3)
+        True, True, True, ("tensor", "expert", "context"), True, "heads", (0, 1, 2, 3)
     )
 
 
@@ -155,7 +155,7 @@ def test_what_a_framework_lacks_is_said_by_name() -> None:
     unequal = with_stage(plan, 0, replicas=plan.stages[0].replicas[:1])
     assert lacking(unequal, "megatron") == ["Megatron lacks unequal replicas (1 to 2)"]
     again = with_stage(plan, 1, recompute=True)
-    assert lacking(again, "megatron") == ["Megatron lacks recomputation in some stages (1 of 2)"]
+    assert lacking(again, "megatron") == ["Megatron lacks recomputation in some stages (1 of 2), or of unlike modules"]
     torn = next(b for b, block in enumerate(plan.block_table) if "[2/" in block.name)
     cut = with_stage(plan, 1, blocks=(torn, plan.stages[1].blocks[1]))
     assert lacking(cut, "megatron") == ["Megatron lacks layers divided between stages (before stage 1)"]
