@@ -124,7 +124,7 @@ def test_a_plan_is_predicted_as_it_was_planned_with_its_own_shardings(
     small: tuple[planner.Graph, planner.Cluster],
 ) -> None:
     graph, cluster = small
-    plan = planner.plan(graph, cluster, Job(64, tensor_parallel=(2,), pipeline_stages=(2,)))
+    plan = planner.plan(graph, cluster, Job(64, tensor_parallel=(2,), pipeline_stages=(2,), backends=("any",)))
     found = planner.predict(graph, cluster, plan.options, plan)
     assert found.iteration_s == pytest.approx(plan.predictions.reached_s, rel=1e-8)
     assert found.configuration == plan.configuration
