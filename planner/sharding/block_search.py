@@ -61,7 +61,7 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         for tied in ((), *pairs, tuple(range(axes))):
             keeps = functools.partial(_alike, axes=tied) if tied else None
             joint = _Joint.of(self.block, self._boundaries, keeps, tied)
-            if joint.entries <= LIMIT:
+            if all(joint.problem.sizes) and joint.entries <= LIMIT:
                 return joint
         joint = _Joint.of(self.block, self._boundaries, _whole, whole=True)
         if not all(joint.problem.sizes) or joint.entries > LIMIT:
