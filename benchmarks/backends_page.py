@@ -40,19 +40,20 @@ def _rows(backend: Backend) -> Iterator[tuple[str, str, str]]:
     """What, which values, and the source."""
     yield "schedules", ", ".join(f"`{name}`" for name in backend.schedules) or "none", backend.sources["schedules"]
     yield "ZeRO stages", ", ".join(map(str, backend.zero)), backend.sources["zero"]
+    if backend.modules:
+        kinds = ", ".join(f"`{name}`" for name in backend.modules) if backend.modules != ("*",) else "any"
+        yield "modules run again alone", kinds, backend.sources["modules"]
     for field, words in LIMITS.items():
         value = getattr(backend.structure, field)
         if value or field in backend.sources:
-            text = (
-                "yes"
-                if value is True
-                else "any"
-                if not value
-                else ", ".join(map(str, value))
-                if isinstance(value, tuple)
-                else str(value)
-            )
-            yield words, text, backend.sources[field]
+            yield words, _words(value), backend.sources[field]
+
+
+def _words(value: object) -> str:
+    """A limit's value in words."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "any"
+    return "yes" if value is True else str(value or "any")
 
 
 def rewritten(text: str) -> str:

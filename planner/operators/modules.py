@@ -52,10 +52,12 @@ class ModuleKind:
         nodes: indices of the operators of all modules of the kind.
         drops_output: its results are dropped, too, and made again before they are read next (Megatron-Core's
             `CheckpointWithoutOutput`); else what other operators keep of them stays (a plain checkpoint).
+        usual: a framework has a name for it; a search that may choose tries such kinds only.
     """
 
     nodes: Callable[[Graph], frozenset[int]]
     drops_output: bool
+    usual: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ def _is_compressed(graph: Graph, product: int) -> bool:
 
 MODULE_KINDS: Mapping[str, ModuleKind] = {
     "layernorm": ModuleKind(per_graph(_norms), drops_output=True),
-    "act": ModuleKind(per_graph(_activations), drops_output=True),
+    "act": ModuleKind(per_graph(_activations), drops_output=True, usual=False),
     "moe_act": ModuleKind(per_graph(_expert_activations), drops_output=True),
     "mla_up_proj": ModuleKind(per_graph(_mla_up_projections), drops_output=True),
     "core_attn": ModuleKind(per_graph(_attentions), drops_output=False),

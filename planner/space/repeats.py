@@ -235,9 +235,7 @@ class Reruns:
         counted = [(b, alike[signature]) for signature, b in first.items() if b != head_block(self.chain)]
         total_s = sum(n * float(self._profile.forward_s[list(self.chain.blocks[b].nodes)].sum()) for b, n in counted)
         total = sum(n * sum(self._sizes(b).values()) for b, n in counted)
-        left = [name for name in MODULE_KINDS if module_nodes(self._graph, name)]
-        if "moe_act" in left:  # which frameworks repeat in layers with experts; others have few
-            left.remove("act")
+        left = [name for name, kind in MODULE_KINDS.items() if kind.usual and module_nodes(self._graph, name)]
         modules, freed, seconds = tuple[str, ...](), 0.0, 0.0
         lists, offered = list[tuple[str, ...]](), 0.0
         while left and len(lists) < MOST_OFFERED:

@@ -91,6 +91,9 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
     if structure.alike and len({(stage.recompute, stage.repeats) for stage in stages}) > 1:
         some = sum(stage.recompute or bool(stage.repeats) for stage in stages)
         yield f"recomputation in some stages ({some} of {len(stages)}), or of unlike modules"
+    unknown = {name for stage in stages if not backend.repeats(stage.repeats) for name in stage.repeats}
+    if unknown:
+        yield f"modules recomputed alone ({', '.join(sorted(unknown))})"
     starts = layer_starts([block.name for block in plan.block_table])
     torn = [stage.index for stage in stages if starts[stage.blocks[0]] != stage.blocks[0]]
     if structure.whole_layers and torn:

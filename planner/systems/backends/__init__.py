@@ -17,6 +17,7 @@ from planner.plans.records import Requirement
 from planner.registry import Registry, did_you_mean
 from planner.sharding import attention_heads
 from planner.space.asked import given
+from planner.space.repeats import recomputed_modules
 from planner.space.types import Job, Structure
 
 ANY = "any"
@@ -49,6 +50,7 @@ class Backend:
         schedules: orders of work, names in `planner.schedules`; empty without pipelines.
         zero: ZeRO stages of plans with one stage; of those with several `structure.zero_in_pipelines`, if it says some.
         structure: what its plans are like beside.
+        modules: kinds of modules whose forward can be run again alone (`planner.operators.modules`), `*` for any.
         sources: what each of these is known from, by the field's name here or in `Structure`.
         usual: whether plans are made for it where nobody says for what.
         notes: what must be known of it beside.
@@ -60,6 +62,7 @@ class Backend:
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
     structure: Structure
+    modules: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     usual: bool = False
     notes: tuple[str, ...] = ()
@@ -68,6 +71,10 @@ class Backend:
     def pipelines(self) -> bool:
         """Whether it has pipelines of stages."""
         return Requirement.PIPELINE in self.can
+
+    def repeats(self, modules: Sequence[str]) -> bool:
+        """Whether it can run the forward of all these modules again, and of no others."""
+        return "*" in self.modules or set(modules) <= set(self.modules)
 
     @property
     def groups(self) -> bool:
@@ -139,6 +146,7 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     kept = tuple(stage for stage in job.zero if stage in zero)
     own = not given(job, ("zero",)) and len(kept) < len(job.zero)
     names = tuple(name for name in job.schedules if name.partition(":")[0] in orders)
+    plain = job.recompute == "auto" and not any(backend.modules for backend in backends)
     return dataclasses.replace(
         job,
         backends=tuple(backend.key for backend in backends),
@@ -146,6 +154,7 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
         schedules=names or job.schedules,
         max_stages=job.max_stages if any(backend.pipelines for backend in backends) else 1,
         tensor_parallel=job.tensor_parallel if any(backend.groups for backend in backends) else (1,),
+        recompute="layers" if plain else job.recompute,
         structure=structure_of(backends),
     )
 
@@ -174,6 +183,12 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
     if deep > 1 and piped and given(job, ("zero",)) and not set(job.zero) & set(piped):
         own = " or ".join(map(str, piped))
         return Problem(f"{backend.title} has ZeRO {own} in a pipeline", hint=f"use that, --pp 1, or plan {other}")
+    modules = recomputed_modules(job.recompute)
+    if not backend.repeats(modules):
+        known = f"it knows {', '.join(backend.modules)}" if backend.modules else "it repeats whole layers"
+        message = f"{backend.title} cannot run {', '.join(modules)} alone again: {known}"
+        hint = "name only these" if backend.modules else "use --recompute layers"
+        return Problem(message, hint=f"{hint}, or plan {other}")
     return _too_wide(job, backend, graph, other)
 
 

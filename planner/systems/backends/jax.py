@@ -12,11 +12,13 @@ register(
         schedules=(),
         zero=(0, 1, 2, 3),
         structure=Structure(equal_replicas=True, alike=True),
+        modules=("*",),
         sources={
             "schedules": "no pipeline runtime (a pipeline is written by hand with shard_map)",
             "zero": "a PartitionSpec for each weight, gradient and optimizer state",
             "equal_replicas": "Mesh: one shape for all devices (sharding_impls.py)",
             "alike": "one program for all devices",
+            "modules": "jax.checkpoint with a policy for what is kept",
             "axes": "NamedSharding, with_sharding_constraint: any layout of any array",
         },
     )

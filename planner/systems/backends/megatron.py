@@ -19,12 +19,14 @@ register(
             powers_of_two=True,
             head_groups="heads",
         ),
+        modules=("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"),
         sources={
             "schedules": "megatron/core/pipeline_parallel/schedules.py; --num-layers-per-virtual-pipeline-stage",
             "zero": "--use-distributed-optimizer (arguments.py)",
             "equal_replicas": "one --tensor-model-parallel-size and --pipeline-model-parallel-size for all stages; "
             "unequal grids only between modules (examples/mimo/training/topology.py)",
             "alike": "one set of layers and of --recompute-granularity, --recompute-method, --recompute-modules",
+            "modules": "--recompute-granularity selective --recompute-modules (core/transformer/transformer_config.py)",
             "whole_layers": "--pipeline-model-parallel-layout counts decoder layers, embedding and loss "
             "(pipeline_parallel_layer_layout.py); stages may have unequally many",
             "axes": "core/tensor_parallel/layers.py: ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding; "
