@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from planner import exchange, schedules, systems
+from planner import exchange, export, schedules, systems
 
 ROOT = Path(schedules.__file__).parents[1]
 
 REGISTRIES = {
     "schedules": schedules.names(),
     "exchange": exchange.names(),
+    "export": export.names(),
     "systems": tuple(name for name in systems.names() if name not in schedules.names()),
     "systems/backends": systems.backend_names(),
 }
