@@ -23,6 +23,9 @@ __all__ = ["EXPORTERS", "PAGE", "Export", "Exporter", "Lack", "Mapped", "export"
 PAGE = "EXPORT.md"
 """Name of the page that says what was mapped how."""
 
+BAR = r"\|"
+"""`|` inside a cell of a Markdown table."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lack:
@@ -159,7 +162,7 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
         "",
         "| the plan | written as |",
         "|---|---|",
-        *(f"| {one.part} | {one.written} |" for one in written.mapped),
+        *(f"| {one.part} | {one.written.replace('|', BAR)} |" for one in written.mapped),
         "",
         "## Not mapped",
         "",

@@ -60,8 +60,7 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
     modules = readings.repeated_modules(plan)
     if modules:
         yield Lack(f"recomputation of {', '.join(modules)} by name", "`shardplan plan --recompute layers`")
-    sharding = plan.sharding_of(0)
-    if readings.degrees(plan).tensor > 1 and sharding is not None and "sequence" in sharding.boundaries:
+    if readings.cuts_sequence(plan):
         yield Lack("tensors between layers cut by the sequence (AutoTP keeps them whole)", "`shardplan plan --tp 1`")
     if readings.degrees(plan).tensor > 1 and len(plan.stages) > 1:
         yield Lack("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")

@@ -9,6 +9,7 @@ from planner.export import Export, Exporter, Lack, Mapped, readings, register
 from planner.plans import Plan
 from planner.plans.blocks import BlockParameter
 from planner.plans.documents import pretty
+from planner.sharding import Axis
 from planner.sharding.layout import parse_layout
 from planner.systems.backends import BACKENDS
 
@@ -100,12 +101,13 @@ def _parameters(plan: Plan) -> Iterator[tuple[str, dict[str, Spec]]]:
 
 
 def _input(plan: Plan, shape: Sequence[int]) -> Spec:
-    """Samples dealt to the replicas, and what the mesh's axes cut of a tensor between layers."""
+    """Samples dealt to the replicas, samples and steps to the axes that deal them; tensor axes read every step."""
     sharding = plan.sharding_of(0)
     entries: Spec = [DATA, *[None] * (len(shape) - 1)] if shape else []
     dims = {"batch": 0, "sequence": 1}
     for axis, boundary in zip(sharding.axes, sharding.boundaries, strict=True) if sharding else ():
-        dim = dims.get(boundary, len(shape))
+        whole = boundary == "sequence" and not Axis(axis.name, axis.size).role.deals
+        dim = len(shape) if whole else dims.get(boundary, len(shape))
         if dim < len(shape) and shape[dim] % axis.size == 0:
             entries[dim] = _with(entries[dim], axis.name)
     return entries

@@ -25,7 +25,10 @@ FORMATS = {
     "fp8": ("--bf16", "--fp8-format hybrid", "--fp8-recipe delayed", "--fp8-param-gather"),
     "fp8-cs": ("--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise", "--fp8-param-gather"),
     "fp8-blockwise": ("--bf16", "--fp8-format e4m3", "--fp8-recipe blockwise"),
-    "mxfp8": ("--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8", "--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"),
+    "mxfp8": (
+        "--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8", "--fp8-param-gather",
+        "--reuse-grad-buf-for-mxfp8-param-ag",
+    ),
     "nvfp4": ("--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"),
 }  # fmt: skip
 """Arguments by precision, without its options."""
@@ -77,8 +80,8 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
 def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Parts of the plan and their arguments."""
     own = readings.degrees(plan)
-    sequence = "sequence" in (plan.sharding_of(0).boundaries if plan.sharding_of(0) else ())  # type: ignore[union-attr]
-    parallel = ["--sequence-parallel"] if own.tensor > 1 and sequence else []
+    wanted = readings.cuts_sequence(plan) or own.expert > 1  # Megatron refuses groups with experts without it
+    parallel = ["--sequence-parallel"] if own.tensor > 1 and wanted else []
     yield f"tensor parallel {own.tensor}", (f"--tensor-model-parallel-size {own.tensor}", *parallel)
     if own.context > 1:
         yield f"context parallel {own.context}", (f"--context-parallel-size {own.context}",)
@@ -91,7 +94,8 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     batch = f"--micro-batch-size {own.micro_batch}", f"--global-batch-size {plan.micro_batches.global_batch}"
     yield f"{own.accumulated} x {plural(own.micro_batch, 'sample')} a data parallel rank", batch
     yield f"ZeRO-{plan.configuration.zero}", tuple(_zero(plan, own))
-    yield "recomputation", tuple(_recompute(plan))
+    if readings.recomputes(plan) or readings.repeated_modules(plan):
+        yield "recomputation", tuple(_recompute(plan))
     yield f"precision {plan.options.precision}", tuple(_precision(plan))
     yield "the model's layers and steps", tuple(_model(plan))
 
@@ -158,9 +162,34 @@ def _model(plan: Plan) -> Iterator[str]:
     if length:
         yield f"--seq-length {length}"
         yield f"--max-position-embeddings {length}"
+    if not _is_tied(plan):
+        yield "--untie-embeddings-and-output-weights"
     holdings = {h.count for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "experts"}
     if holdings:
         yield f"--num-experts {max(holdings)}"
+
+
+def _is_tied(plan: Plan) -> bool:
+    """Whether the logits use the embedding's weights."""
+    items, table = readings.block_items(plan), plan.block_table
+    weights = {
+        item: {p.tied_to or p.name for at, block in enumerate(table) if items[at] == item for p in block.parameters}
+        for item in "EL"
+    }
+    return bool(weights["E"] & weights["L"])
+
+
+def _left_out(plan: Plan) -> Iterator[str]:
+    yield (
+        "Widths, heads and vocabulary of the model: `MODEL_ARGS`. Weights are those of Megatron's own module; names in "
+        "the plan are those of the model file."
+    )
+    yield "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults."
+    if readings.degrees(plan).expert > 1 and readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
+        yield "Tensors between layers whole on all ranks of a group: Megatron cuts them by the sequence beside experts."
+    columns = {h.weight for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "columns"}
+    if columns:
+        yield f"Columns of {', '.join(sorted(columns))} on different ranks: Megatron cuts embeddings by the vocabulary."
 
 
 def _write(plan: Plan) -> Export:
@@ -171,22 +200,17 @@ def _write(plan: Plan) -> Export:
     before = (
         "# MODEL_ARGS: arguments of the model itself, as --hidden-size, --num-attention-heads and --vocab-size;",
         "# DATA_ARGS: data, tokenizer, learning rate, --train-iters.",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         'read -r -a model_arguments <<< "${MODEL_ARGS:?}"',
         'read -r -a data_arguments <<< "${DATA_ARGS:?}"',
     )
     own = ('"${model_arguments[@]}"', '"${data_arguments[@]}"')
     script = readings.launch(plan, "pretrain_gpt.py", (*arguments, *own), before)
     mapped = [
-        Mapped(part, "`" + " ".join(written) + "`" if written else "nothing: follows from the rest")
+        Mapped(part, "`" + " ".join(written) + "`" if written else "follows from the number of ranks")
         for part, written in parts
     ]
-    left_out = [
-        "Widths, heads and vocabulary of the model: `MODEL_ARGS`. Weights are those of Megatron's own module; names in "
-        "the plan are those of the model file.",
-        "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults.",
-        "Stages that hold tied weights: without `--untie-embeddings-and-output-weights` the embedding's group sums "
-        "their gradients.",
-    ]
+    left_out = list(_left_out(plan))
     if ranks:
         left_out.append("The order of devices: `ranks.json` has the plan's device of each Megatron rank.")
     return Export(

@@ -199,6 +199,15 @@ def repeated_modules(plan: Plan) -> tuple[str, ...]:
     return plan.stages[0].repeats
 
 
+def cuts_sequence(plan: Plan) -> bool:
+    """Whether tensors between layers are cut by the sequence along a tensor axis."""
+    sharding = plan.sharding_of(0)
+    return sharding is not None and any(
+        boundary == "sequence" and Axis(axis.name, axis.size).role is AxisRole.TENSOR
+        for axis, boundary in zip(sharding.axes, sharding.boundaries, strict=True)
+    )
+
+
 def precision_base(plan: Plan) -> str:
     """The precision without its options."""
     return plan.options.precision.partition(":")[0]

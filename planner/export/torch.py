@@ -192,7 +192,6 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
 def _document(plan: Plan) -> dict[str, Any]:
     own = readings.degrees(plan)
     workers = list(dict.fromkeys(stage.replicas for stage in plan.stages))
-    first = plan.sharding_of(0)
     return {
         "plan": plan.digest,
         "stages": [list(names) for names in readings.stage_modules(plan)],
@@ -205,7 +204,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "micro_batches": {"size": own.micro_batch, "count": own.accumulated},
         "precision": plan.options.precision,
         "zero": plan.configuration.zero,
-        "sequence_parallel": first is not None and "sequence" in first.boundaries,
+        "sequence_parallel": readings.cuts_sequence(plan),
         "parallelize": dict(_styles(plan)),
         "recompute": list(readings.layers(plan)) if readings.recomputes(plan) else [],
     }

@@ -146,6 +146,8 @@ def _write(plan: Plan) -> Export:
         "float32, whatever else the plan's precision says.",
         f"The optimizer {plan.options.optimizer} and its settings: `[optimizer]`.",
     ]
+    if readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
+        left_out.append("Tensors between layers whole on all ranks of a group: torchtitan cuts them by the sequence.")
     if "ranks.json" in files:
         left_out.append("The order of devices: `ranks.json` has the plan's device of each torchtitan rank.")
     return Export(files, tuple(mapped), tuple(left_out))
