@@ -124,9 +124,6 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
     if pieces:
         named = ", ".join(sorted(pieces)[:2])
         yield Lack(f"weights cut block by block, each part by itself ({named})", "`shardplan plan --tp 1`")
-    if readings.repeated_modules(plan):
-        named = ", ".join(readings.repeated_modules(plan))
-        yield Lack(f"recomputation of {named} by name", "`shardplan plan --recompute layers`")
 
 
 def _write(plan: Plan) -> Export:
@@ -142,7 +139,7 @@ def _write(plan: Plan) -> Export:
         "inputs": {spec.name: _input(plan, spec.shape) for spec in plan.model.inputs},
         "micro_batches": {"size": plan.micro_batches.size, "count": plan.micro_batches.count // len(replicas)},
         "precision": plan.options.precision,
-        "remat": list(readings.layers(plan)) if readings.recomputes(plan) else [],
+        "remat": list(readings.layers(plan) if readings.recomputes(plan) else readings.repeated_modules(plan)),
         "parameters": dict(_parameters(plan)),
     }
     sizes = " x ".join(f"{axis} {size}" for axis, size in zip(axes, document["mesh"]["shape"], strict=True))
@@ -152,7 +149,7 @@ def _write(plan: Plan) -> Export:
         Mapped("replicas and groups of ranks", f"`mesh`: {sizes}"),
         Mapped(f"weights, ZeRO-{plan.configuration.zero}", specs),
         Mapped("micro-batches", f"`micro_batches`: {count} of {size} samples, gradients summed"),
-        Mapped("recomputation", f"`remat`: {len(document['remat'])} modules for `jax.checkpoint`"),
+        Mapped("recomputation", f"`remat`: {len(document['remat'])} layers, or kinds of modules, for `jax.checkpoint`"),
     )
     left_out = (
         "Layouts of activations: the compiler follows those of weights and inputs; `with_sharding_constraint` fixes "

@@ -199,13 +199,13 @@ def _write(plan: Plan) -> Export:
     ranks = readings.ranks_file(plan, readings.PIPELINE_INSIDE if inside else readings.GRID)
     before = (
         "# MODEL_ARGS: arguments of the model itself, as --hidden-size, --num-attention-heads and --vocab-size;",
-        "# DATA_ARGS: data, tokenizer, learning rate, --train-iters.",
+        "# DATA_ARGS: data, tokenizer, learning rate, --train-iters; PROGRAM: pretrain_bert.py and others.",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         'read -r -a model_arguments <<< "${MODEL_ARGS:?}"',
         'read -r -a data_arguments <<< "${DATA_ARGS:?}"',
     )
     own = ('"${model_arguments[@]}"', '"${data_arguments[@]}"')
-    script = readings.launch(plan, "pretrain_gpt.py", (*arguments, *own), before)
+    script = readings.launch(plan, '"${PROGRAM:-pretrain_gpt.py}"', (*arguments, *own), before)
     mapped = [
         Mapped(part, "`" + " ".join(written) + "`" if written else "follows from the number of ranks")
         for part, written in parts

@@ -10,7 +10,7 @@ from planner import export
 
 JOBS = (
     ("gpt2", 1, 64), ("gpt2-xl", 1, 64), ("bert-large", 1, 256), ("resnet50", 1, 512), ("llama3.2-1b", 1, 64),
-    ("llama3-8b", 1, 64), ("mistral-7b", 1, 64), ("qwen3-8b", 1, 64), ("llama2-13b", 2, 128), ("mixtral-8x7b", 4, 256),
+    ("llama3-8b", 1, 64), ("mistral-7b", 1, 64), ("qwen3-8b", 1, 64), ("llama2-13b", 1, 64), ("mixtral-8x7b", 4, 256),
 )  # fmt: skip
 """Model, nodes of 8 H100, samples of an iteration."""
 
