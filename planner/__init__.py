@@ -82,6 +82,9 @@ if TYPE_CHECKING:
     # running plans (needs torch)
     from planner import runtime as runtime
 
+    # plans in the files of training frameworks
+    from planner import export as export
+
     # plan files: read, write, check, explain, compare
     from planner import plans as plans
     from planner.check import CheckReport as CheckReport

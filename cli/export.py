@@ -1,0 +1,72 @@
+"""`shardplan export`: write a plan in the files of a training framework."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from ._options import dims_option, format_option, load_graph
+
+
+@click.command("export")
+@click.argument("plan_file", metavar="PLAN")
+@click.option(
+    "--to",
+    "name",
+    required=True,
+    metavar="NAME",
+    help="The framework: megatron, torchtitan, deepspeed, torch or jax.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    required=True,
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Folder for the files; made where it is missing, files of these names are replaced.",
+)
+@click.option(
+    "--model",
+    "-m",
+    help="The plan's model file or bundled model: also look whether the ranks divide its attention heads.",
+)
+@dims_option
+@format_option("text", "json")
+def command(plan_file: str, name: str, folder: str, model: str | None, dims: tuple[str, ...], form: str) -> None:
+    """Write PLAN as launch script and configuration of a training framework, and EXPORT.md: what was mapped how, and
+    what the plan says that no file does.
+
+    What the framework cannot express is refused, reason by reason, each with what avoids it; exits with 7 then.
+
+    \b
+    Examples:
+      shardplan export model.plan.json --to megatron -o megatron
+      shardplan export model.plan.json --to torchtitan -o titan --model model.onnx
+    """
+    import planner
+
+    plan = planner.read_plan(plan_file)
+    if dims and not model:
+        raise click.UsageError("--dim needs --model")
+    graph = load_graph(model, dims, None) if model else None
+    found = planner.export.export(plan, name, graph)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise planner.OutputError(
+            f"cannot make the folder: {error.strerror or error}", where=folder, hint="name another with -o"
+        ) from error
+    paths = [Path(folder, file) for file in found.files]
+    for path, text in zip(paths, found.files.values(), strict=True):
+        planner.write_whole(str(path), text)
+    if form == "json":
+        mapped = {one.part: one.written for one in found.mapped}
+        files = [str(path) for path in paths]
+        click.echo(json.dumps({"files": files, "mapped": mapped, "left_out": found.left_out}, indent=2))
+        return
+    for path in paths:
+        click.echo(f"wrote {path}")
+    click.echo(f"{planner.plural(len(found.left_out), 'thing')} not mapped: see {Path(folder, planner.export.PAGE)}")

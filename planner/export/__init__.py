@@ -1,0 +1,172 @@
+"""Plans written out as the configuration of a training framework, one module a framework.
+
+>>> from planner import export
+>>> export.names()
+('deepspeed', 'jax', 'megatron', 'torch', 'torchtitan')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.errors import PlanError, Problem
+from planner.graph import Graph
+from planner.plans import Plan
+from planner.registry import Registry
+from planner.systems.backends import Backend
+from planner.systems.needs import lacks
+from planner.units import plural
+
+__all__ = ["EXPORTERS", "PAGE", "Export", "Exporter", "Lack", "Mapped", "export", "lacking", "names", "register"]
+
+PAGE = "EXPORT.md"
+"""Name of the page that says what was mapped how."""
+
+BAR = r"\|"
+"""`|` inside a cell of a Markdown table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Something that a plan needs and a framework cannot express: what, and what to do about it."""
+
+    need: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A part of the plan, and what was written for it."""
+
+    part: str
+    written: str
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A plan in a framework's own files.
+
+    Attributes:
+        files: text by file name, `EXPORT.md` among them.
+        mapped: what was written for each part of the plan.
+        left_out: what the plan says and no file does, in words.
+    """
+
+    files: Mapping[str, str]
+    mapped: tuple[Mapped, ...]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """A framework that plans can be written for.
+
+    Attributes:
+        key: the name users choose it by.
+        backend: what it takes of a plan.
+        plan_for: the value of `shardplan plan --for` that makes plans within these limits.
+        lacks: what of a plan the files cannot say, beyond what the limits tell.
+        write: the files of a plan that lacks nothing.
+        start: how the files are used, in one or two sentences.
+    """
+
+    key: str
+    backend: Backend
+    plan_for: str
+    lacks: Callable[[Plan], Sequence[Lack]]
+    write: Callable[[Plan], Export]
+    start: str
+
+
+EXPORTERS: Registry[Exporter] = Registry(__name__, "export format")
+"""All exporters by name; a module of this package registers its own."""
+
+
+def register(exporter: Exporter) -> None:
+    """Add an exporter under its key."""
+    EXPORTERS.register(exporter.key, exporter)
+
+
+def names() -> tuple[str, ...]:
+    """Names of all exporters, sorted."""
+    return EXPORTERS.names()
+
+
+def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Lack, ...]:
+    """What a plan needs and a framework cannot express; empty where the plan can be exported.
+
+    Args:
+        plan: the plan.
+        name: of the exporter.
+        graph: the plan's model; without it, whether ranks divide the attention heads is not looked at.
+
+    Raises:
+        UsageError: no exporter has that name.
+    """
+    exporter = EXPORTERS.get(name)
+    hint = f"`shardplan plan --for {exporter.plan_for}` does without"
+    found = [Lack(need, hint) for need in lacks(plan, exporter.backend, graph)]
+    return tuple(found or exporter.lacks(plan))
+
+
+def export(plan: Plan, name: str, graph: Graph | None = None) -> Export:
+    """A plan in the files of a framework, with a page that says what was mapped how.
+
+    Args:
+        plan: the plan.
+        name: of the exporter.
+        graph: the plan's model, for what the plan file alone does not tell.
+
+    Raises:
+        UsageError: no exporter has that name.
+        PlanError: the framework cannot express the plan; `problems` names every reason with its remedy.
+    """
+    exporter, found = EXPORTERS.get(name), lacking(plan, name, graph)
+    if found:
+        problems = [Problem(f"{exporter.backend.title} lacks {lack.need}", hint=lack.hint) for lack in found]
+        raise PlanError(problems[0].message, hint=problems[0].hint, problems=problems)
+    written = exporter.write(plan)
+    complete = Export(written.files, written.mapped, (*written.left_out, *_never_written(plan)))
+    return Export({**complete.files, PAGE: _page(plan, exporter, complete)}, complete.mapped, complete.left_out)
+
+
+def _never_written(plan: Plan) -> Iterator[str]:
+    """What no framework has a setting for."""
+    yield (
+        f"The predicted iteration of {plan.predictions.iteration_s:.6g} s: times, memory and the overlap of exchanges "
+        f"with computation that the prediction assumes (stack {plan.hardware.stack or 'unnamed'}) are no settings."
+    )
+    if plan.duplicated:
+        yield (
+            f"{plural(sum(len(entry.nodes) for entry in plan.duplicated), 'operator')} without parameters that several "
+            "stages compute for themselves: the model's own code has to do the same."
+        )
+
+
+def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
+    """What was mapped how, as Markdown."""
+    lines = [
+        f"# {plan.model.name} for {exporter.backend.title}",
+        "",
+        f"Plan {plan.digest[:12]}: {plan.model.name} on {plan.hardware.name}, global batch "
+        f"{plan.micro_batches.global_batch}, {plan.options.precision}, {plan.options.optimizer}.",
+        "",
+        exporter.start,
+        "",
+        "| file | |",
+        "|---|---|",
+        *(f"| `{name}` | {len(text.splitlines())} lines |" for name, text in written.files.items()),
+        "",
+        "## Mapped",
+        "",
+        "| the plan | written as |",
+        "|---|---|",
+        *(f"| {one.part} | {one.written.replace('|', BAR)} |" for one in written.mapped),
+        "",
+        "## Not mapped",
+        "",
+        *(f"- {text}" for text in written.left_out),
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,154 @@
+"""DeepSpeed: its JSON configuration, and a `PipelineModule` whose stages are those of the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.plans import Plan
+from planner.plans.documents import pretty
+from planner.systems.backends import BACKENDS
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}},
+    "bf16-fp32grad": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
+    "bf16-deepspeed": {"bf16": {"enabled": True}},
+    "fp16": {"fp16": {"enabled": True}},
+}
+"""Settings by precision."""
+
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
+
+PIPELINE = '''\
+"""Stages of a pipeline for DeepSpeed: layers {first} to {last} by stage."""
+
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+MODULES = {modules}
+"""Modules of the model, in the order in which `layers` are given."""
+
+PARTS = {parts}
+"""First layer of each stage, and the end."""
+
+
+class PlannedPipeline(PipelineModule):
+    """A pipeline cut where the plan cuts it.
+
+    Args:
+        layers: one layer or LayerSpec for each of MODULES; tied ones are TiedLayerSpec.
+    """
+
+    def __init__(self, layers, **options):
+        if len(layers) != len(MODULES):
+            raise ValueError(f"{{len(layers)}} layers for {{len(MODULES)}} modules: give one for each of MODULES")
+        topology = PipeModelDataParallelTopology(num_pp={pipeline}, num_mp={tensor}, num_dp={data})
+        super().__init__(layers=layers, topology=topology, activation_checkpoint_interval={interval}, **options)
+
+    def _partition_layers(self, method="uniform"):
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self.parts = list(PARTS)
+        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
+'''
+"""The file with the stages; DeepSpeed's own methods cut evenly, by parameters or by the type of layers alone."""
+
+
+def _lacks(plan: Plan) -> Iterator[Lack]:
+    modules = readings.repeated_modules(plan)
+    if modules:
+        yield Lack(f"recomputation of {', '.join(modules)} by name", "`shardplan plan --recompute layers`")
+    if readings.cuts_sequence(plan):
+        yield Lack("tensors between layers cut by the sequence (AutoTP keeps them whole)", "`shardplan plan --tp 1`")
+    if readings.degrees(plan).tensor > 1 and len(plan.stages) > 1:
+        yield Lack("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")
+    if readings.precision_base(plan) not in FORMATS:
+        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(FORMATS)}`")
+    if plan.options.optimizer.partition(":")[0] not in OPTIMIZERS:
+        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
+
+
+def configuration(plan: Plan) -> dict[str, Any]:
+    """The JSON configuration."""
+    own, zero = readings.degrees(plan), plan.configuration.zero
+    document: dict[str, Any] = {
+        "train_batch_size": plan.micro_batches.global_batch,
+        "train_micro_batch_size_per_gpu": own.micro_batch,
+        "gradient_accumulation_steps": own.accumulated,
+        "zero_optimization": {"stage": zero, **({"overlap_comm": bool(plan.options.overlap)} if zero else {})},
+        "optimizer": {"type": OPTIMIZERS[plan.options.optimizer.partition(":")[0]], "params": {}},
+        **FORMATS[readings.precision_base(plan)],
+    }
+    if own.tensor > 1:
+        document["tensor_parallel"] = {"autotp_size": own.tensor}
+    return document
+
+
+def _pipeline(plan: Plan) -> dict[str, str]:
+    """`pipeline.py`, where the plan has several stages."""
+    own, stages = readings.degrees(plan), readings.stage_modules(plan)
+    if len(stages) == 1:
+        return {}
+    parts = [0]
+    for modules in stages:
+        parts.append(parts[-1] + len(modules))
+    text = PIPELINE.format(
+        first=stages[0][0],
+        last=stages[-1][-1],
+        modules="(\n" + "".join(f'    "{name}",\n' for modules in stages for name in modules) + ")",
+        parts=tuple(parts),
+        pipeline=own.pipeline,
+        tensor=own.tensor,
+        data=own.data,
+        interval=1 if readings.recomputes(plan) else 0,
+    )
+    return {"pipeline.py": text}
+
+
+def _write(plan: Plan) -> Export:
+    own, document = readings.degrees(plan), configuration(plan)
+    piped = len(plan.stages) > 1
+    script = readings.launch(
+        plan,
+        '"${TRAIN:?}"',
+        ('--deepspeed --deepspeed_config "${here}/ds_config.json"',),
+        ("# TRAIN: your training program", 'here="$(cd "$(dirname "$0")" && pwd)"'),
+    )
+    pipeline, ranks = _pipeline(plan), readings.ranks_file(plan)
+    mapped = [Mapped(key, f"`{json.dumps(value)}`") for key, value in document.items()]
+    if piped:
+        mapped.append(Mapped(f"{len(plan.stages)} stages", "`PlannedPipeline` in `pipeline.py`"))
+    left_out = ["Settings of the optimizer (learning rate, betas): `optimizer.params`."]
+    if readings.recomputes(plan) and not piped:
+        left_out.append("Recomputation of all layers: call `deepspeed.checkpointing.checkpoint` in the model's layers.")
+    if own.expert > 1:
+        left_out.append(
+            f"Expert parallel {own.expert}: build the mixtures with `deepspeed.moe.layer.MoE(ep_size={own.expert})`; "
+            "no setting of the configuration does it."
+        )
+    if piped and plan.shared_parameters:
+        left_out.append(
+            "Tied weights: `TiedLayerSpec` for " + ", ".join(s.parameter for s in plan.shared_parameters) + "."
+        )
+    if ranks:
+        left_out.append("The order of devices: `ranks.json` has the plan's device of each DeepSpeed rank.")
+    return Export(
+        {"ds_config.json": pretty(document) + "\n", "launch.sh": script, **pipeline, **ranks},
+        tuple(mapped),
+        tuple(left_out),
+    )
+
+
+register(
+    Exporter(
+        key="deepspeed",
+        backend=BACKENDS.get("deepspeed"),
+        plan_for="deepspeed",
+        lacks=lambda plan: tuple(_lacks(plan)),
+        write=_write,
+        start="Give `ds_config.json` to `deepspeed.initialize`, and the model as `PlannedPipeline` where there is a "
+        "`pipeline.py`; `launch.sh` starts the program in `TRAIN`.",
+    )
+)

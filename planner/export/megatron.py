@@ -1,0 +1,231 @@
+"""Megatron-LM: arguments of `pretrain_gpt.py`, the stages as a pipeline layout.
+
+The layout counts items (`E` the embedding, `t` a decoder layer, `L` logits and loss), stages divided by `|`; stage i is
+chunk i // p of pipeline rank i % p (`core/transformer/pipeline_parallel_layer_layout.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.plans import Plan
+from planner.systems.backends import BACKENDS
+from planner.units import plural
+
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""Values of `--recompute-modules` (`core/transformer/transformer_config.py`)."""
+
+FORMATS = {
+    "fp32": (),
+    "bf16": ("--bf16", "--grad-reduce-in-bf16"),
+    "bf16-fp32grad": ("--bf16",),
+    "fp16": ("--fp16",),
+    "fp8": ("--bf16", "--fp8-format hybrid", "--fp8-recipe delayed", "--fp8-param-gather"),
+    "fp8-cs": ("--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise", "--fp8-param-gather"),
+    "fp8-blockwise": ("--bf16", "--fp8-format e4m3", "--fp8-recipe blockwise"),
+    "mxfp8": (
+        "--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8", "--fp8-param-gather",
+        "--reuse-grad-buf-for-mxfp8-param-ag",
+    ),
+    "nvfp4": ("--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"),
+}  # fmt: skip
+"""Arguments by precision, without its options."""
+
+OPTIMIZERS = ("adam", "adamw", "sgd", "momentum")
+
+
+def layout(plan: Plan) -> str:
+    """The stages as a pipeline layout, `Ettt|tttt|tttL`."""
+    items = readings.block_items(plan)
+    heads = _heads(plan)
+    stages = ("".join(items[at] for at in range(*stage.blocks) if at in heads) for stage in plan.stages)
+    return "|".join(stages)
+
+
+def _heads(plan: Plan) -> set[int]:
+    """The first block of each item: of the embedding, of every layer, of logits and loss."""
+    of = [
+        readings.layer_name(block) if item == "t" else item
+        for item, block in zip(readings.block_items(plan), plan.block_table, strict=True)
+    ]
+    return {at for at, name in enumerate(of) if at == 0 or of[at - 1] != name}
+
+
+def _lacks(plan: Plan) -> Iterator[Lack]:
+    kinds, items, heads = readings.layer_kinds(plan), readings.block_items(plan), _heads(plan)
+    alone = "`shardplan plan --pp 1`, or export to torch"
+    if len(kinds) != 1 or items[0] != "E" or items[-1] != "L":
+        named = ", ".join(kinds) or "none"
+        yield Lack(f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})", alone)
+    for stage in plan.stages:
+        if stage.blocks[0] not in heads:
+            name = plan.block_table[stage.blocks[0]].name
+            yield Lack(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
+    unknown = [name for name in readings.repeated_modules(plan) if name not in MODULES]
+    if unknown:
+        yield Lack(
+            f"recomputation of {', '.join(unknown)} alone",
+            f"`shardplan plan --recompute layers`, or modules of {', '.join(MODULES)}",
+        )
+    if not readings.is_loop(plan):
+        yield Lack("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
+    if readings.precision_base(plan) not in FORMATS:
+        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(FORMATS)}`")
+    if plan.options.optimizer.partition(":")[0] not in OPTIMIZERS:
+        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
+
+
+def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Parts of the plan and their arguments."""
+    own = readings.degrees(plan)
+    wanted = readings.cuts_sequence(plan) or own.expert > 1  # Megatron refuses groups with experts without it
+    parallel = ["--sequence-parallel"] if own.tensor > 1 and wanted else []
+    yield f"tensor parallel {own.tensor}", (f"--tensor-model-parallel-size {own.tensor}", *parallel)
+    if own.context > 1:
+        yield f"context parallel {own.context}", (f"--context-parallel-size {own.context}",)
+    if own.expert > 1:
+        sizes = f"--expert-model-parallel-size {own.expert}", f"--expert-tensor-parallel-size {own.expert_tensor}"
+        yield f"expert parallel {own.expert}", sizes
+    yield f"data parallel {own.data}", ()
+    stages = f"{plural(len(plan.stages), 'stage')} on {plural(own.pipeline, 'worker')}"
+    yield stages, tuple(_pipeline(plan, own))
+    batch = f"--micro-batch-size {own.micro_batch}", f"--global-batch-size {plan.micro_batches.global_batch}"
+    yield f"{own.accumulated} x {plural(own.micro_batch, 'sample')} a data parallel rank", batch
+    yield f"ZeRO-{plan.configuration.zero}", tuple(_zero(plan, own))
+    if readings.recomputes(plan) or readings.repeated_modules(plan):
+        yield "recomputation", tuple(_recompute(plan))
+    yield f"precision {plan.options.precision}", tuple(_precision(plan))
+    yield "the model's layers and steps", tuple(_model(plan))
+
+
+def _pipeline(plan: Plan, own: readings.Degrees) -> Iterator[str]:
+    yield f"--pipeline-model-parallel-size {own.pipeline}"
+    if len(plan.stages) > 1:
+        yield f'--pipeline-model-parallel-layout "{layout(plan)}"'
+    if own.chunks > 1 and _group(plan):
+        yield f"--microbatch-group-size-per-virtual-pipeline-stage {_group(plan)}"
+    inside = readings.rank_order(plan, readings.PIPELINE_INSIDE)
+    if own.expert == 1 and readings.rank_order(plan) != inside == tuple(range(own.ranks)):
+        yield "--use-tp-pp-dp-mapping"
+
+
+def _group(plan: Plan) -> int:
+    """Micro-batches of a group as the schedule's options say it; 0 for as many as workers."""
+    return int(plan.schedule.name.partition("group=")[2].partition(",")[0] or 0)
+
+
+def _zero(plan: Plan, own: readings.Degrees) -> Iterator[str]:
+    sharded = plan.configuration.zero > 0
+    if sharded:
+        yield "--use-distributed-optimizer"
+    if own.data > 1 and plan.options.overlap:
+        yield "--overlap-grad-reduce"
+        if sharded:
+            yield "--overlap-param-gather"
+
+
+def _recompute(plan: Plan) -> Iterator[str]:
+    modules = readings.repeated_modules(plan)
+    if readings.recomputes(plan):
+        counts = [part.count("t") for part in layout(plan).split("|")]
+        whole = min(counts) if plan.configuration.whole_stages and len(set(counts)) == 1 else 1
+        yield "--recompute-granularity full"
+        yield "--recompute-method uniform"
+        yield f"--recompute-num-layers {whole}"
+    elif modules:
+        yield "--recompute-granularity selective"
+        yield f"--recompute-modules {' '.join(modules)}"
+
+
+def _precision(plan: Plan) -> Iterator[str]:
+    options = dict(o.partition("=")[::2] for o in plan.options.precision.partition(":")[2].split(",") if o)
+    wide = {"--grad-reduce-in-bf16"} if options.get("grads") == options.get("reduce", "fp32") == "fp32" else set()
+    yield from (argument for argument in FORMATS[readings.precision_base(plan)] if argument not in wide)
+    ends = [int(options.get(end, 0)) for end in ("first", "last")]
+    if any(ends):
+        yield "--first-last-layers-bf16"
+        yield f"--num-layers-at-start-in-bf16 {ends[0]}"
+        yield f"--num-layers-at-end-in-bf16 {ends[1]}"
+    optimizer, _, moments = plan.options.optimizer.partition(":moments=")
+    yield f"--optimizer {'sgd' if optimizer not in ('adam', 'adamw') else 'adam'}"
+    if moments:
+        yield "--use-precision-aware-optimizer"
+        yield f"--exp-avg-dtype {moments}"
+        yield f"--exp-avg-sq-dtype {moments}"
+
+
+def _model(plan: Plan) -> Iterator[str]:
+    yield f"--num-layers {len(readings.layers(plan))}"
+    length = readings.sequence_length(plan)
+    if length:
+        yield f"--seq-length {length}"
+        yield f"--max-position-embeddings {length}"
+    if not _is_tied(plan):
+        yield "--untie-embeddings-and-output-weights"
+    holdings = {h.count for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "experts"}
+    if holdings:
+        yield f"--num-experts {max(holdings)}"
+
+
+def _is_tied(plan: Plan) -> bool:
+    """Whether the logits use the embedding's weights."""
+    items, table = readings.block_items(plan), plan.block_table
+    weights = {
+        item: {p.tied_to or p.name for at, block in enumerate(table) if items[at] == item for p in block.parameters}
+        for item in "EL"
+    }
+    return bool(weights["E"] & weights["L"])
+
+
+def _left_out(plan: Plan) -> Iterator[str]:
+    yield (
+        "Widths, heads and vocabulary of the model: `MODEL_ARGS`. Weights are those of Megatron's own module; names in "
+        "the plan are those of the model file."
+    )
+    yield "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults."
+    if readings.degrees(plan).expert > 1 and readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
+        yield "Tensors between layers whole on all ranks of a group: Megatron cuts them by the sequence beside experts."
+    columns = {h.weight for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "columns"}
+    if columns:
+        yield f"Columns of {', '.join(sorted(columns))} on different ranks: Megatron cuts embeddings by the vocabulary."
+
+
+def _write(plan: Plan) -> Export:
+    parts = list(_arguments(plan))
+    arguments = list(itertools.chain.from_iterable(written for _, written in parts))
+    inside = "--use-tp-pp-dp-mapping" in arguments
+    ranks = readings.ranks_file(plan, readings.PIPELINE_INSIDE if inside else readings.GRID)
+    before = (
+        "# MODEL_ARGS: arguments of the model itself, as --hidden-size, --num-attention-heads and --vocab-size;",
+        "# DATA_ARGS: data, tokenizer, learning rate, --train-iters; PROGRAM: pretrain_bert.py and others.",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        'read -r -a model_arguments <<< "${MODEL_ARGS:?}"',
+        'read -r -a data_arguments <<< "${DATA_ARGS:?}"',
+    )
+    own = ('"${model_arguments[@]}"', '"${data_arguments[@]}"')
+    script = readings.launch(plan, '"${PROGRAM:-pretrain_gpt.py}"', (*arguments, *own), before)
+    mapped = [
+        Mapped(part, "`" + " ".join(written) + "`" if written else "follows from the number of ranks")
+        for part, written in parts
+    ]
+    left_out = list(_left_out(plan))
+    if ranks:
+        left_out.append("The order of devices: `ranks.json` has the plan's device of each Megatron rank.")
+    return Export(
+        {"launch.sh": script, "arguments.txt": "\n".join(arguments) + "\n", **ranks}, tuple(mapped), tuple(left_out)
+    )
+
+
+register(
+    Exporter(
+        key="megatron",
+        backend=BACKENDS.get("megatron"),
+        plan_for="megatron",
+        lacks=lambda plan: tuple(_lacks(plan)),
+        write=_write,
+        start="Run `launch.sh` in Megatron-LM's folder on every machine, with `MODEL_ARGS` and `DATA_ARGS` set "
+        "(`arguments.txt` has the arguments alone).",
+    )
+)

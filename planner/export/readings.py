@@ -1,0 +1,259 @@
+"""What exporters read off a plan: degrees of parallelism, ranks by grid position, modules and layers of each stage."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.graph.blocks import layer_of
+from planner.plans import Plan, Sharding
+from planner.plans.blocks import Block
+from planner.plans.documents import pretty
+from planner.schedules import ActionKind
+from planner.sharding import Axis, AxisRole
+
+GRID = ("tensor", "context", "data", "pipeline")
+"""Order of the ranks in Megatron, torchtitan and DeepSpeed, fastest first: neighbours are tensor parallel."""
+
+PIPELINE_INSIDE = ("tensor", "context", "pipeline", "data")
+"""The order in which all stages of a replica are neighbours."""
+
+_CELLS = {
+    ActionKind.FORWARD: "F",
+    ActionKind.BACKWARD: "B",
+    ActionKind.INPUT_GRAD: "I",
+    ActionKind.WEIGHT_GRAD: "W",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """How many ways a plan divides its work, as training frameworks count.
+
+    Attributes:
+        tensor: ranks that share operators (TP).
+        context: ranks that share the sequence (CP).
+        expert: ranks that hold different experts (EP); they are data or tensor parallel ranks, too.
+        pipeline: workers in a row (PP).
+        chunks: stages of each worker.
+        data: ranks along which samples are dealt (DP).
+        micro_batch: samples that a data parallel rank runs at a time.
+        accumulated: micro-batches that it runs in an iteration.
+        expert_tensor: ranks that share an expert's products (ETP).
+    """
+
+    tensor: int
+    context: int
+    expert: int
+    pipeline: int
+    chunks: int
+    data: int
+    micro_batch: int
+    accumulated: int
+    expert_tensor: int
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that work."""
+        return self.tensor * self.context * self.data * self.pipeline
+
+
+def role_sizes(sharding: Sharding | None) -> Mapping[AxisRole, int]:
+    """Ranks of a group by what their mesh axes do."""
+    sizes = dict.fromkeys(AxisRole, 1)
+    for axis in sharding.axes if sharding else ():
+        sizes[Axis(axis.name, axis.size).role] *= axis.size
+    return sizes
+
+
+def degrees(plan: Plan) -> Degrees:
+    """Degrees of a plan whose stages are all divided alike."""
+    sharding, replicas = plan.sharding_of(0), len(plan.stages[0].replicas)
+    sizes = role_sizes(sharding)
+    dealt = {h.axes for entry in (sharding.blocks if sharding else ()) for h in entry.holdings if h.what == "experts"}
+    axes = {name for names in dealt for name in names}
+    expert = math.prod(axis.size for axis in sharding.axes if axis.name in axes) if sharding else 1
+    inner = [axis for axis in sharding.axes if Axis(axis.name, axis.size).role is AxisRole.TENSOR] if sharding else []
+    workers = len(dict.fromkeys(stage.replicas for stage in plan.stages))
+    return Degrees(
+        tensor=sizes[AxisRole.TENSOR],
+        context=sizes[AxisRole.CONTEXT],
+        expert=expert,
+        pipeline=workers,
+        chunks=len(plan.stages) // workers,
+        data=replicas * sizes[AxisRole.EXPERT],
+        micro_batch=plan.micro_batches.size // sizes[AxisRole.EXPERT],
+        accumulated=plan.micro_batches.count // replicas,
+        expert_tensor=math.prod(axis.size for axis in inner if axis.name not in axes),
+    )
+
+
+def rank_order(plan: Plan, grid: Sequence[str] = GRID) -> tuple[int, ...]:
+    """The plan's rank of each rank of a framework.
+
+    Args:
+        plan: a plan whose stages are all divided alike.
+        grid: the framework's order of parallel dimensions, fastest first.
+    """
+    own, found = degrees(plan), []
+    sizes = {"tensor": own.tensor, "context": own.context, "data": own.data, "pipeline": own.pipeline}
+    workers = list(dict.fromkeys(stage.replicas for stage in plan.stages))
+    for place in itertools.product(*(range(sizes[name]) for name in reversed(grid))):
+        at = dict(zip(reversed(grid), place, strict=True))
+        replica, expert = divmod(at["data"], own.data // len(plan.stages[0].replicas))
+        roles = {AxisRole.TENSOR: at["tensor"], AxisRole.CONTEXT: at["context"], AxisRole.EXPERT: expert}
+        found.append(workers[at["pipeline"]][replica][_position(plan.sharding_of(0), roles)])
+    return tuple(found)
+
+
+def _position(sharding: Sharding | None, roles: Mapping[AxisRole, int]) -> int:
+    """Place in a group of the rank with some positions along the axes of each role."""
+    left, position, stride = dict(roles), 0, 1
+    for axis in reversed(sharding.axes if sharding else ()):
+        role = Axis(axis.name, axis.size).role
+        left[role], along = divmod(left[role], axis.size)
+        position += along * stride
+        stride *= axis.size
+    return position
+
+
+def is_loop(plan: Plan) -> bool:
+    """Whether stage i is on worker i % workers, as interleaved schedules place them."""
+    workers = len(dict.fromkeys(stage.replicas for stage in plan.stages))
+    return all(stage.replicas == plan.stages[stage.index % workers].replicas for stage in plan.stages)
+
+
+def base_name(block: Block) -> str:
+    """A block's module without the number of its part, `model.layers.0` for `model.layers.0[1/2]`."""
+    return block.name.partition("[")[0]
+
+
+def layer_name(block: Block) -> str:
+    """The numbered module that a block is part of, `model.layers.0`; the block's own name where there is none."""
+    return layer_of(base_name(block))
+
+
+def layers(plan: Plan) -> tuple[str, ...]:
+    """The numbered modules, in order: `model.layers.0`, `model.layers.1`, ..."""
+    names = dict.fromkeys(layer_name(block) for block in plan.block_table)
+    return tuple(name for name in names if name[-1:].isdigit())
+
+
+def layer_kinds(plan: Plan) -> tuple[str, ...]:
+    """What the numbered modules are called without their numbers; a plain decoder has one kind."""
+    return tuple(dict.fromkeys(name.rstrip("0123456789") for name in layers(plan)))
+
+
+def block_items(plan: Plan) -> tuple[str, ...]:
+    """For each block `E` before the layers, `t` in one, `L` behind them."""
+    of = [layer_name(block) for block in plan.block_table]
+    numbered = [at for at, name in enumerate(of) if name[-1:].isdigit()]
+    first, last = (numbered[0], numbered[-1]) if numbered else (len(of), len(of))
+    return tuple("E" if at < first else "L" if at > last else "t" for at in range(len(of)))
+
+
+def stage_modules(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """For each stage the paths of its modules, layers whole, each module at the stage that first has it."""
+    owners = {p.module for block in plan.block_table for p in block.parameters if p.module}
+    taken: set[str] = set()
+    found = []
+    for stage in plan.stages:
+        names = list(dict.fromkeys(n for b in plan.stage_blocks(stage.index) for n in _modules(b, owners)))
+        found.append(tuple(name for name in names if name not in taken))
+        taken.update(names)
+    return tuple(found)
+
+
+def _modules(block: Block, owners: set[str]) -> Iterator[str]:
+    """A layer, or the modules with parameters of a block between layers and the block's own where it has none below."""
+    name = base_name(block)
+    if layer_name(block)[-1:].isdigit():
+        yield layer_name(block)
+        return
+    yield from (p.module for p in block.parameters if p.module)
+    if not any(owner == name or owner.startswith(f"{name}.") for owner in owners) and name:
+        yield name
+
+
+def machines(plan: Plan) -> tuple[int, int]:
+    """Machines that are used, and ranks started on each; all ranks on one where they do not fill machines evenly."""
+    per = plan.hardware.levels[0].size if plan.hardware.levels else 1
+    ranks = degrees(plan).ranks
+    return (ranks // per, per) if ranks > per and ranks % per == 0 else (1, ranks)
+
+
+def sequence_length(plan: Plan) -> int:
+    """Steps of the model's first input of two dimensions; 0 for a model without one."""
+    return next((spec.shape[1] for spec in plan.model.inputs if len(spec.shape) == 2), 0)
+
+
+def recomputes(plan: Plan) -> bool:
+    """Whether the stages run the forward of whole layers again."""
+    return any(stage.recompute for stage in plan.stages)
+
+
+def repeated_modules(plan: Plan) -> tuple[str, ...]:
+    """Modules by name whose forward is run again."""
+    return plan.stages[0].repeats
+
+
+def cuts_sequence(plan: Plan) -> bool:
+    """Whether tensors between layers are cut by the sequence along a tensor axis."""
+    sharding = plan.sharding_of(0)
+    return sharding is not None and any(
+        boundary == "sequence" and Axis(axis.name, axis.size).role is AxisRole.TENSOR
+        for axis, boundary in zip(sharding.axes, sharding.boundaries, strict=True)
+    )
+
+
+def precision_base(plan: Plan) -> str:
+    """The precision without its options."""
+    return plan.options.precision.partition(":")[0]
+
+
+def schedule_csv(plan: Plan) -> str:
+    """The order of each pipeline rank as `torch.distributed.pipelining` reads it (`compute_only`): one row a rank,
+    cells of stage, `F`, `B`, `I` or `W`, and micro-batch, those of one replica numbered from 0."""
+    count = len(plan.stages[0].replicas)
+    rows = []
+    for replicas in dict.fromkeys(stage.replicas for stage in plan.stages):
+        cells: list[str] = []
+        for action in plan.actions(replicas[0][0]):
+            if action.kind not in _CELLS:
+                continue
+            cell = f"{action.stage}{_CELLS[action.kind]}{action.micro_batch // count}"
+            if action.paired:
+                cell = f"({cells.pop()};{cell})OVERLAP_F_B"
+            cells.append(cell)
+        rows.append(",".join(cells))
+    return "\n".join(rows) + "\n"
+
+
+def ranks_file(plan: Plan, grid: Sequence[str] = GRID) -> Mapping[str, str]:
+    """`ranks.json`, the plan's rank (device along the cluster) of each rank of the framework; nothing where they are
+    the same."""
+    order = rank_order(plan, grid)
+    return {} if order == tuple(range(len(order))) else {"ranks.json": pretty({"device_of_rank": list(order)}) + "\n"}
+
+
+def launch(plan: Plan, program: str, arguments: Sequence[str] = (), before: Sequence[str] = ()) -> str:
+    """A shell script that starts one process a rank with torchrun.
+
+    Args:
+        plan: the plan.
+        program: what each process runs.
+        arguments: its lines of arguments.
+        before: lines before the start.
+    """
+    nodes, per = machines(plan)
+    start = [
+        "torchrun",
+        f"--nnodes {nodes} --nproc-per-node {per}",
+        *(['--node-rank "${NODE_RANK:?}" --master-addr "${MASTER_ADDR:?}"'] if nodes > 1 else []),
+        program,
+        *arguments,
+        '"$@"',
+    ]
+    return "\n".join(["#!/usr/bin/env bash", "set -euo pipefail", *before, " \\\n  ".join(start), ""])

@@ -1,0 +1,165 @@
+"""torchtitan: a TOML file of degrees, modules of each stage and schedule, and the order as CSV where it has no name.
+
+Keys are those of `torchtitan/config/job_config.py`; releases whose configurations are Python have the same names in
+`parallelism`, but `num_pp_microbatches` and `num_tokens_per_microbatch_per_dp_rank` in place of the batch sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.plans import Plan
+from planner.systems.backends import BACKENDS
+
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
+"""Classes of `torch.distributed.pipelining` by the plan's schedule."""
+
+BY_ORDERS = "PipelineScheduleMulti"
+"""What torchtitan wants beside a CSV file."""
+
+TYPES = {"bf16": ("bfloat16", "float32"), "bf16-fp32grad": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
+"""Types of weights in the passes, and of gradients while they are reduced, by precision."""
+
+Table = dict[str, str | int | bool | list[list[str]]]
+
+ENDS = {"E": ("tok_embeddings",), "L": ("norm", "output")}
+"""Modules of torchtitan's decoders beside `layers.0` and following, which its splitter knows by these names."""
+
+
+def model_parts(plan: Plan) -> list[list[str]]:
+    """Modules of each stage by the names of torchtitan's decoders."""
+    items, of = readings.block_items(plan), readings.layers(plan)
+    numbers = {name: f"layers.{number}" for number, name in enumerate(of)}
+    parts = []
+    for stage in plan.stages:
+        names: dict[str, None] = {}
+        for at in range(*stage.blocks):
+            own = (numbers[readings.layer_name(plan.block_table[at])],) if items[at] == "t" else ENDS[items[at]]
+            names.update(dict.fromkeys(own))
+        parts.append(list(names))
+    return parts
+
+
+def _lacks(plan: Plan) -> Iterator[Lack]:
+    items, modules = readings.block_items(plan), readings.repeated_modules(plan)
+    several = len(plan.stages) > 1
+    if len(readings.layer_kinds(plan)) != 1 or items[0] != "E" or items[-1] != "L":
+        named = ", ".join(readings.layer_kinds(plan)) or "none"
+        yield Lack(
+            f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})", "export to torch"
+        )
+    if several and any(items[stage.blocks[0]] == "E" for stage in plan.stages[1:]):
+        yield Lack("an embedding divided between stages", "`shardplan plan --pp 1`")
+    if several and plan.shared_parameters:
+        yield Lack(
+            "weights tied over stages", "`shardplan plan --pp 1`, or a model whose logits have weights of their own"
+        )
+    if modules:
+        yield Lack(f"recomputation of {', '.join(modules)} by name", "`shardplan plan --recompute layers`")
+    own = readings.degrees(plan)
+    if own.expert > 1 and plan.configuration.zero < 2:
+        yield Lack(
+            "expert parallel ranks that are no FSDP ranks (data_parallel_shard_degree)", "`shardplan plan --zero 2`"
+        )
+    if readings.precision_base(plan) not in TYPES:
+        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(TYPES)}`")
+
+
+def _tables(plan: Plan) -> Mapping[str, Table]:
+    own, zero = readings.degrees(plan), plan.configuration.zero
+    param, reduce = TYPES[readings.precision_base(plan)]
+    piped = len(plan.stages) > 1
+    parallelism: Table = {
+        "data_parallel_replicate_degree": own.data if zero < 2 else 1,
+        "data_parallel_shard_degree": own.data if zero >= 2 else 1,
+        "fsdp_reshard_after_forward": "always" if zero > 2 else "never",
+        "tensor_parallel_degree": own.tensor,
+        "context_parallel_degree": own.context,
+        "expert_parallel_degree": own.expert,
+        "pipeline_parallel_degree": own.pipeline,
+    }
+    if own.expert > 1:
+        parallelism["expert_tensor_parallel_degree"] = own.expert_tensor
+    if piped:
+        name = SCHEDULES.get(plan.schedule.name)
+        parallelism["module_fqns_per_model_part"] = model_parts(plan)
+        parallelism["pipeline_parallel_schedule"] = name or BY_ORDERS
+        parallelism["pipeline_parallel_microbatch_size"] = own.micro_batch
+        if name is None:
+            parallelism["pipeline_parallel_schedule_csv"] = "schedule.csv"
+    return {
+        "job": {"description": f"{plan.model.name} on {plan.hardware.name}, plan {plan.digest[:12]}"},
+        "training": {
+            "local_batch_size": own.micro_batch * (own.accumulated if piped else 1),
+            "global_batch_size": plan.micro_batches.global_batch,
+            "seq_len": readings.sequence_length(plan),
+            "mixed_precision_param": param,
+            "mixed_precision_reduce": reduce,
+        },
+        "parallelism": parallelism,
+        "activation_checkpoint": {"mode": "full" if readings.recomputes(plan) else "none"},
+    }
+
+
+def _toml(tables: Mapping[str, Table]) -> str:
+    """The tables as TOML: its strings, numbers and lists are written like JSON's."""
+    lines = []
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items()), ""]
+    return "\n".join(lines)
+
+
+def _write(plan: Plan) -> Export:
+    tables = _tables(plan)
+    files = {"config.toml": _toml(tables), **readings.ranks_file(plan)}
+    if "pipeline_parallel_schedule_csv" in tables["parallelism"]:
+        files["schedule.csv"] = readings.schedule_csv(plan)
+    files["launch.sh"] = readings.launch(
+        plan,
+        "-m torchtitan.train",
+        ('--job.config_file "${here}/config.toml"', '"${model_arguments[@]}"'),
+        (
+            "# MODEL_ARGS: the model and its data, as --model.name llama3 --model.flavor 8B",
+            'here="$(cd "$(dirname "$0")" && pwd)"',
+            'read -r -a model_arguments <<< "${MODEL_ARGS:?}"',
+        ),
+    )
+    mapped = [
+        Mapped(table, "<br>".join(f"`{key} = {json.dumps(value)}`" for key, value in values.items()))
+        for table, values in tables.items()
+    ]
+    own, of = readings.stage_modules(plan), readings.layers(plan)
+    ends = [name for name in (*own[0], *own[-1]) if name not in of]
+    mapped.append(
+        Mapped(f"{', '.join(ends)}, {of[0]} .. {of[-1]}", "`tok_embeddings`, `norm`, `output`, `layers.0` ..")
+    )
+    left_out = [
+        "Types of weights: torchtitan keeps them in float32, casts them for the passes, and reduces gradients in "
+        "float32, whatever else the plan's precision says.",
+        f"The optimizer {plan.options.optimizer} and its settings: `[optimizer]`.",
+    ]
+    if readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
+        left_out.append("Tensors between layers whole on all ranks of a group: torchtitan cuts them by the sequence.")
+    if "ranks.json" in files:
+        left_out.append("The order of devices: `ranks.json` has the plan's device of each torchtitan rank.")
+    return Export(files, tuple(mapped), tuple(left_out))
+
+
+register(
+    Exporter(
+        key="torchtitan",
+        backend=BACKENDS.get("torchtitan"),
+        plan_for="torchtitan",
+        lacks=lambda plan: tuple(_lacks(plan)),
+        write=_write,
+        start="Run `launch.sh` on every machine, with `MODEL_ARGS` set; `config.toml` is torchtitan's configuration.",
+    )
+)
