@@ -39,6 +39,8 @@ FRAMEWORKS = {
     "Megatron-MoE-ModelZoo": "Megatron-LM",
     "Llama 3 herd of models table 4": "Meta",
 }
+BACKENDS = {"NeMo AutoModel": "torchtitan", "MaxText": "jax"}
+"""What plans of a framework's jobs are limited to (`Job.backends`); the others are built on Megatron Core."""
 MACHINES = {
     "H100-SXM": "dgx-h100",
     "H200": "dgx-h200",
