@@ -208,13 +208,16 @@ def plan_rows(predictions: Sequence[Prediction], backend: str, limit_s: float) -
 
 
 def _own_plan(best: Prediction, backend: str) -> planner.Plan:
-    """The plan of a row's job within a framework, under its software, its ZeRO stage among those allowed."""
+    """The plan of a row's job within a framework, under its software; the row's ZeRO stage and CP, which are looked at
+    on demand only, are among those allowed."""
     statement = best.recipe.statement
     if statement is None:
         raise planner.UsageError(f"{best.recipe.key} is not stated", hint="plan rows that are")
-    zero = tuple(sorted({0, 1, statement.tried[0].zero}))
+    degrees = statement.tried[0]
+    zero = tuple(sorted({0, 1, degrees.zero}))
+    contexts = (1, degrees.context) if degrees.context > 1 else ()
     backends = (backend, *FULLY_SHARDED) if max(zero) > 1 else (backend,)
-    job = dataclasses.replace(statement.job, backends=backends, headroom=0.0, zero=zero)
+    job = dataclasses.replace(statement.job, backends=backends, headroom=0.0, zero=zero, context_parallel=contexts)
     return planner.plan(_graph(statement.model, statement.seq), _machine(statement), job)
 
 
