@@ -16,7 +16,7 @@ import signal
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,13 @@ def _words(degrees: planner.Degrees) -> str:
         "tp": degrees.tensor, "cp": degrees.context, "ep": degrees.expert, "pp": degrees.pipeline, "dp": degrees.data,
         "vp": degrees.chunks, "mb": degrees.micro_batch, "zero": degrees.zero,
     }  # fmt: skip
-    return " ".join(f"{name}{value}" for name, value in named.items()) + f" {degrees.layout}".rstrip()
+    words = " ".join(f"{name}{value}" for name, value in named.items()) + f" {degrees.layout}".rstrip()
+    return words + _recomputed({*degrees.repeats} | ({"all layers"} if degrees.recompute else set()))
+
+
+def _recomputed(modules: Set[str]) -> str:
+    """What is recomputed, behind a configuration in words."""
+    return f", recomputes {' '.join(sorted(modules))}" if modules else ""
 
 
 Named = Callable[[Recipe], Any]
@@ -240,15 +246,15 @@ def _processor_time(limit_s: float) -> Iterator[None]:
 def _plan_words(own: planner.Configuration) -> str:
     """A configuration that was found, in the words of `_words`."""
     first, chunks = own.stages[0], schedules.get(own.schedule).chunks_per_worker
-    repeated = sorted({name for stage in own.stages for name in stage.repeats})
-    repeated += ["all layers"] if any(stage.recompute for stage in own.stages) else []
+    repeated = {name for stage in own.stages for name in stage.repeats}
+    repeated |= {"all layers"} if any(stage.recompute for stage in own.stages) else set()
     named = {
         "tp": first.ranks // (first.context * first.expert), "cp": first.context, "ep": first.expert,
         "pp": len(own.stages) // chunks, "dp": own.copies * first.replicas * first.expert, "vp": chunks,
         "mb": own.micro_batch // first.expert, "zero": own.zero,
     }  # fmt: skip
     words = " ".join(f"{name}{value}" for name, value in named.items()) + f" {own.schedule}"
-    return words + (f", recomputes {' '.join(repeated)}" if repeated else "")
+    return words + _recomputed(repeated)
 
 
 def tables(predictions: Sequence[Prediction], pairs: Sequence[Mapping[str, Any]], *, every_row: bool) -> str:
