@@ -39,6 +39,8 @@ FRAMEWORKS = {
     "Megatron-MoE-ModelZoo": "Megatron-LM",
     "Llama 3 herd of models table 4": "Meta",
 }
+BACKENDS = {"NeMo AutoModel": "torchtitan", "MaxText": "jax"}
+"""What plans of a framework's jobs are limited to (`Job.backends`); the others are built on Megatron Core."""
 MACHINES = {
     "H100-SXM": "dgx-h100",
     "H200": "dgx-h200",
@@ -70,6 +72,7 @@ class Statement:
         stack: its software by name.
         eager: no part of it is captured in CUDA graphs: every operation is launched by the host.
         inner_overlap: `Stack.inner_overlap` by mesh axis.
+        rows_once: `Stack.rows_once`: as the `flex` dispatcher sends rows.
         job: what is trained.
         tried: the configuration; several where the source leaves something open, of which the fastest that fits is
             meant.
@@ -82,6 +85,7 @@ class Statement:
     stack: str
     eager: bool
     inner_overlap: tuple[tuple[str, float], ...]
+    rows_once: bool
     job: planner.Job
     tried: tuple[planner.Degrees, ...]
 
@@ -202,6 +206,7 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
         stack="graphs" if whole else "megatron-2025",
         eager=not whole and row.get("cuda_graphs") is not None and "impl" not in graphs,
         inner_overlap=_inner_overlap(row, assumed),
+        rows_once=(row.get("moe") or {}).get("dispatcher") == "flex",
         job=planner.Job(
             row["gbs"],
             precision=_precision(row, assumed),

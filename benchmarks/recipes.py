@@ -8,24 +8,29 @@ release) and device: predicted over measured seconds. A job is left out of its o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import math
+import signal
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import planner
-from benchmarks.recipe_rows import MODELS, RECIPES, Recipe, Statement, read_recipes
+from benchmarks.recipe_rows import BACKENDS, MODELS, RECIPES, Recipe, Statement, read_recipes
+from planner import schedules
 
 FEWEST_JOBS = 5
 """Jobs on which a factor has to rest before its error is stated."""
 EAGER_LAUNCH_S = 60e-6
 """Host time of an operation that no graph captures: the figure of `megatron-2021`."""
+FULLY_SHARDED = ("torchtitan",)
+"""Frameworks that may take a plan beside the one named where the experts shard weights, too (Megatron by its FSDP)."""
 NOISE = 0.02
 """Measured times that are closer than this are not ranked."""
 
@@ -85,7 +90,9 @@ def _machine(statement: Statement) -> planner.Cluster:
     """The cluster under the row's software."""
     software = planner.load_stack(statement.stack)
     launch_s = EAGER_LAUNCH_S if statement.eager else software.launch_s
-    stack = dataclasses.replace(software, launch_s=launch_s, inner_overlap=dict(statement.inner_overlap))
+    stack = dataclasses.replace(
+        software, launch_s=launch_s, inner_overlap=dict(statement.inner_overlap), rows_once=statement.rows_once
+    )
     return planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
 
 
@@ -99,7 +106,13 @@ def _words(degrees: planner.Degrees) -> str:
         "tp": degrees.tensor, "cp": degrees.context, "ep": degrees.expert, "pp": degrees.pipeline, "dp": degrees.data,
         "vp": degrees.chunks, "mb": degrees.micro_batch, "zero": degrees.zero,
     }  # fmt: skip
-    return " ".join(f"{name}{value}" for name, value in named.items()) + f" {degrees.layout}".rstrip()
+    words = " ".join(f"{name}{value}" for name, value in named.items()) + f" {degrees.layout}".rstrip()
+    return words + _recomputed({*degrees.repeats} | ({"all layers"} if degrees.recompute else set()))
+
+
+def _recomputed(modules: Set[str]) -> str:
+    """What is recomputed, behind a configuration in words."""
+    return f", recomputes {' '.join(sorted(modules))}" if modules else ""
 
 
 Named = Callable[[Recipe], Any]
@@ -172,32 +185,76 @@ def ranking(predictions: Sequence[Prediction]) -> list[list[str]]:
     return rows
 
 
-def plan_rows(predictions: Sequence[Prediction], backend: str) -> list[list[str]]:
+def plan_rows(predictions: Sequence[Prediction], backend: str, limit_s: float) -> list[list[str]]:
     """Our plan of each job, within what a framework runs, against the experts' fastest configuration of it.
 
-    Both are priced by one model, under the software of that configuration.
+    Both are priced by one model, under the software of that configuration, and may fill all memory.
+
+    Args:
+        predictions: of all rows that are stated.
+        backend: the framework; "row" for that of each row.
+        limit_s: processor time that a search may take; jobs that take longer are listed as such.
     """
     rows = []
     for job, chosen in grouped(predictions, lambda recipe: recipe.job).items():
         best = min(chosen, key=lambda one: (one.missing_bytes > 0, one.seconds))
-        statement = best.recipe.statement
-        if statement is None:
-            continue
-        start = [" ".join(map(str, job)), best.configuration, f"{best.seconds:.3f} s"]
-        wanted = dataclasses.replace(statement.job, backends=(backend,), headroom=0.0)
+        name = BACKENDS.get(best.recipe.stack[0], "megatron") if backend == "row" else backend
+        lacking = f", lacks {best.missing_bytes / 2**30:.1f} GiB" if best.missing_bytes else ""
+        start = [" ".join(map(str, job[:-1])), name, best.configuration + lacking, f"{best.seconds:.3f} s"]
         try:
-            plan = planner.plan(_graph(statement.model, statement.seq), _machine(statement), wanted)
-        except planner.ShardplanError as error:
-            rows.append([*start, "-", "-", error.problem.message])
+            with _processor_time(limit_s):
+                plan = _own_plan(best, name)
+        except (planner.ShardplanError, TimeoutError) as error:
+            why = error.problem.message if isinstance(error, planner.ShardplanError) else str(error)
+            rows.append([*start, "-", "-", why])
             continue
-        own_s, own = plan.predictions.reached_s, plan.configuration
-        first = own.stages[0]
-        shape = (
-            f"{first.ranks} ranks (cp{first.context} ep{first.expert}) x {len(own.stages)} stages, {own.copies} copies"
-        )
-        shape += f" of {first.replicas}, micro-batch {own.micro_batch}, zero{own.zero} {own.schedule}"
-        rows.append([*start, f"{own_s:.3f} s", f"{best.seconds / own_s:.3f}", shape])
+        own_s = plan.predictions.reached_s
+        rows.append([*start, f"{own_s:.3f} s", f"{best.seconds / own_s:.3f}", _plan_words(plan.configuration)])
     return rows
+
+
+def _own_plan(best: Prediction, backend: str) -> planner.Plan:
+    """The plan of a row's job within a framework, under its software; the row's ZeRO stage and CP, which are looked at
+    on demand only, are among those allowed."""
+    statement = best.recipe.statement
+    if statement is None:
+        raise planner.UsageError(f"{best.recipe.key} is not stated", hint="plan rows that are")
+    degrees = statement.tried[0]
+    zero = tuple(sorted({0, 1, degrees.zero}))
+    contexts = (1, degrees.context) if degrees.context > 1 else ()
+    backends = (backend, *FULLY_SHARDED) if max(zero) > 1 else (backend,)
+    job = dataclasses.replace(statement.job, backends=backends, headroom=0.0, zero=zero, context_parallel=contexts)
+    return planner.plan(_graph(statement.model, statement.seq), _machine(statement), job)
+
+
+@contextlib.contextmanager
+def _processor_time(limit_s: float) -> Iterator[None]:
+    """Raise `TimeoutError` in what is done meanwhile when it has taken so many seconds of processor time."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise TimeoutError(f"not planned within {limit_s:.0f} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _plan_words(own: planner.Configuration) -> str:
+    """A configuration that was found, in the words of `_words`."""
+    first, chunks = own.stages[0], schedules.get(own.schedule).chunks_per_worker
+    repeated = {name for stage in own.stages for name in stage.repeats}
+    repeated |= {"all layers"} if any(stage.recompute for stage in own.stages) else set()
+    named = {
+        "tp": first.ranks // (first.context * first.expert), "cp": first.context, "ep": first.expert,
+        "pp": len(own.stages) // chunks, "dp": own.copies * first.replicas * first.expert, "vp": chunks,
+        "mb": own.micro_batch // first.expert, "zero": own.zero,
+    }  # fmt: skip
+    words = " ".join(f"{name}{value}" for name, value in named.items()) + f" {own.schedule}"
+    return words + _recomputed(repeated)
 
 
 def tables(predictions: Sequence[Prediction], pairs: Sequence[Mapping[str, Any]], *, every_row: bool) -> str:
@@ -271,14 +328,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help=f"folder of {RECIPES} and {MODELS}")
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows alone whose name contains this")
-    parser.add_argument("--plan", metavar="FRAMEWORK", help="plan each job within what this framework runs, too")
+    parser.add_argument(
+        "--plan", metavar="FRAMEWORK", help="plan each job within what this framework runs, too; row: that of its rows"
+    )
+    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="processor time of a plan")
     given = parser.parse_args(arguments)
     recipes, pairs = read_recipes(given.folder)
     predictions = [predict(recipe) for recipe in recipes if given.only in recipe.key]
     sys.stdout.write(tables(predictions, pairs, every_row=given.rows))
     if given.plan:
-        head = ["job", "experts' fastest configuration", "predicted", "our plan", "times as fast", "our configuration"]
-        rows = plan_rows([one for one in predictions if not one.refused], given.plan)
+        head = ["job", "within", "experts' fastest", "predicted", "our plan", "times as fast", "our configuration"]
+        rows = plan_rows([one for one in predictions if not one.refused], given.plan, given.limit)
         sys.stdout.write(f"\nOur plans for {given.plan}:\n\n{_table(head, rows)}\n")
     return 0
 

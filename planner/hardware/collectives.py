@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.hardware import algorithms
 from planner.hardware.span import Span, span_of
-from planner.hardware.tiers import Affine, direct, link_tiers, measured_fit
+from planner.hardware.tiers import Affine, direct, link_tiers, measured_fit, sent_once
 from planner.hardware.types import Cluster, Collective, Level
 
 DIRECT, MEASURED = "direct", "measured"
@@ -53,7 +53,7 @@ class Terms:
 
 
 def collective_terms(
-    cluster: Cluster, kind: Collective, ranks: Sequence[int] | np.ndarray, concurrent: int = 1
+    cluster: Cluster, kind: Collective, ranks: Sequence[int] | np.ndarray, concurrent: int = 1, copies: int = 1
 ) -> Terms:
     """Cost of a collective among any ranks.
 
@@ -62,6 +62,8 @@ def collective_terms(
         kind: which collective; `SEND` takes two ranks.
         ranks: each rank once, in any order; a single rank costs nothing.
         concurrent: groups of this shape at work at the same time on the same ports; capped at how many fit there.
+        copies: of each row in the payload of an all-to-all, which crosses a link once for all that go the same way
+            (`planner.hardware.tiers.sent_once`); 1 where every byte is another.
 
     Returns:
         Terms of shape [algorithms].
@@ -72,7 +74,7 @@ def collective_terms(
     latency, slope = np.full((2, len(ALGORITHMS)), math.inf)
     slope[:] = 0.0
     span = span_of(cluster, ranks)
-    for name, (alpha, beta) in _alternatives(cluster.links(span.types), kind, span, concurrent).items():
+    for name, (alpha, beta) in _alternatives(cluster.links(span.types), kind, span, concurrent, copies).items():
         column = ALGORITHMS.index(name)
         latency[column], slope[column] = alpha, beta
     return Terms(latency, slope)
@@ -118,7 +120,9 @@ def _sends(levels: tuple[Level, ...], handover_s: float, concurrent: int) -> tup
 
 
 @lru_cache(maxsize=1 << 16)
-def _alternatives(levels: tuple[Level, ...], kind: Collective, span: Span, concurrent: int) -> Mapping[str, Affine]:
+def _alternatives(
+    levels: tuple[Level, ...], kind: Collective, span: Span, concurrent: int, copies: int
+) -> Mapping[str, Affine]:
     """The algorithms that a group of that shape can use, each with its affine cost."""
     if span.ranks == 1:
         return {DIRECT: _FREE}
@@ -126,9 +130,9 @@ def _alternatives(levels: tuple[Level, ...], kind: Collective, span: Span, concu
         if span.ranks != 2:
             raise ValueError(f"a send joins two ranks, not {span.ranks}")
         return {DIRECT: direct(levels, len(span.tiers) - 1, concurrent)}
-    tiers = link_tiers(levels, span, concurrent)
+    tiers = link_tiers(levels, span, concurrent, copies)
     fit = measured_fit(levels[0], kind, span.ranks) if len(tiers) == 1 else None
     if fit is not None:
-        return {MEASURED: fit}
+        return {MEASURED: (fit[0], fit[1] * sent_once(copies, span.ranks))}
     found = ((name, entry.affine(kind, span, tiers)) for name, entry in algorithms.ALGORITHMS.items())
     return {name: affine for name, affine in found if affine is not None}

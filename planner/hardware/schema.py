@@ -449,6 +449,9 @@ class StackFile(Strict):
     inner_overlap: AxisParts | None = Field(
         None, description="part of the communication among ranks that share operators which their work hides, by axis"
     )
+    rows_once: FlagFigure | None = Field(
+        None, description="whether a row crosses a link once for all experts behind it, not once for each"
+    )
     gather_ports: CountFigure | None = Field(
         None, description="ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"
     )

@@ -61,8 +61,16 @@ class LinkTier:
         return ranks * dims / (4 * side ** (dims - 1) * self.port)
 
 
-def link_tiers(levels: tuple[Level, ...], span: Span, concurrent: int) -> list[LinkTier]:
-    """The levels as a group of a shape sees them, with so many groups at work at the same time; innermost first."""
+def link_tiers(levels: tuple[Level, ...], span: Span, concurrent: int, copies: int = 1) -> list[LinkTier]:
+    """The levels as a group of a shape sees them, with so many groups at work at the same time; innermost first.
+
+    Args:
+        levels: of the cluster.
+        span: the group.
+        concurrent: groups at work.
+        copies: ranks drawn at random to which each row of an all-to-all goes, where a row crosses a level once for each
+            child that holds some of them: links seem faster by what that saves.
+    """
     child, tiers = 1, []
     for level, tier in zip(levels, span.tiers, strict=False):
         siblings = max(1, min(concurrent, child // tier.most))
@@ -70,13 +78,19 @@ def link_tiers(levels: tuple[Level, ...], span: Span, concurrent: int) -> list[L
         if level.peer_byte_per_s is not None and tier.width > 1:
             device = min(device, (tier.width - 1) * level.peer_byte_per_s)
         port = level.byte_per_s / siblings
-        tiers.append(
-            LinkTier(
-                tier.width, tier.fewest, level.latency_s, device * level.efficiency, port * level.efficiency, level
-            )
-        )
+        rate = level.efficiency / sent_once(copies, span.ranks / tier.fewest)
+        tiers.append(LinkTier(tier.width, tier.fewest, level.latency_s, device * rate, port * rate, level))
         child *= level.size
     return tiers
+
+
+def sent_once(copies: int, children: float) -> float:
+    """Part of a row's copies that are left where it is sent once to each child: `n (1 - (1 - 1/n)**k) / k`.
+
+    A row has k copies for experts that lie on n children, each as likely to be on any of them; so many children hold
+    one at least, on average.
+    """
+    return children * (1 - (1 - 1 / children) ** copies) / copies
 
 
 def direct(levels: tuple[Level, ...], top: int, concurrent: int) -> Affine:

@@ -73,6 +73,8 @@ class Stack:
         overlap: part of the work of a pass behind which exchanges of gradients and weights hide.
         inner_overlap: part of the communication among ranks that share operators that runs beside their work, by
             pattern of the mesh axis's name (`tensor`, `context`, `expert`, ...); the first that matches, else none.
+        rows_once: a row crosses a link once for all experts behind it, and is copied there, on its way to experts and
+            back; otherwise once for each expert.
         gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
             all ports, by the cheapest algorithm.
         allocator_cache: memory that the allocator holds, over the tensors at the peak. The usual figure was fitted to
@@ -100,6 +102,7 @@ class Stack:
     accumulation_bytes: float = 0.0
     overlap: float = 0.0
     inner_overlap: Mapping[str, float] = field(default_factory=dict)
+    rows_once: bool = False
     gather_ports: int = 0
     allocator_cache: float = 1.08
     compared: tuple[int, float, float] | None = None

@@ -39,6 +39,7 @@ from planner.sharding import (
 )
 from planner.sharding.problem import Choice, Facts
 from planner.space.configuration import Configuration
+from planner.space.jobs import experts_of_row
 from planner.space.pricer import Pricer
 from planner.space.types import BlockCosts
 
@@ -180,7 +181,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
     found: Profile | None = None
     for sharding in plan.shardings:
         axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
-        mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes)
+        mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes, copies=experts_of_row(graph))
         options = InnerOptions(
             item_bytes=chosen.compute.bits / 8,
             state=state,

@@ -68,12 +68,14 @@ class Mesh:
         cluster: where the ranks lie, None for an ideal mesh.
         start: first rank.
         s_per_byte: seconds a byte takes on an ideal mesh.
+        copies: experts that a row of the model goes to, along an expert axis.
     """
 
     axes: tuple[Axis, ...]
     cluster: Cluster | None = None
     start: int = 0
     s_per_byte: float = 1.0
+    copies: int = 1
     _terms: dict[tuple[Collective, tuple[int, ...]], Terms] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -132,7 +134,10 @@ class Mesh:
         groups = self.groups(axes)
         if kind is Collective.SEND:
             return _slowest(send_terms(self.cluster, groups.ravel(), np.roll(groups, -1, axis=1).ravel(), groups.size))
-        shapes = [collective_terms(self.cluster, kind, group, len(groups)) for group in _distinct(groups, self.cluster)]
+        rows = kind is Collective.ALL_TO_ALL and any(self.axes[a].role is AxisRole.EXPERT for a in axes)
+        copies = self.copies if rows and self.cluster.stack.rows_once else 1
+        distinct = _distinct(groups, self.cluster)
+        shapes = [collective_terms(self.cluster, kind, group, len(groups), copies) for group in distinct]
         return _slowest(Terms(np.stack([t.latency_s for t in shapes]), np.stack([t.s_per_byte for t in shapes])))
 
 
@@ -169,13 +174,14 @@ def _axes(sizes: Mapping[str, int] | Sequence[int]) -> tuple[Axis, ...]:
     return axes
 
 
-def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: int = 0) -> Mesh:
+def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: int = 0, copies: int = 1) -> Mesh:
     """A mesh on consecutive ranks of a cluster.
 
     Args:
         cluster: the machine.
         sizes: ranks along each axis, outermost first, by name or in order.
         start: first rank.
+        copies: experts that a row of the model goes to.
 
     Raises:
         UsageError: the mesh is larger than what the cluster has from that rank on.
@@ -188,7 +194,7 @@ def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: i
             f"a mesh of {text} ranks from rank {start} on leaves {cluster.name}, which has {cluster.device_count}",
             hint="use a smaller mesh or more nodes",
         )
-    return Mesh(axes, cluster, start)
+    return Mesh(axes, cluster, start, copies=copies)
 
 
 def ideal_mesh(sizes: Mapping[str, int] | Sequence[int], s_per_byte: float = 1.0) -> Mesh:

@@ -14,7 +14,7 @@ from planner.exchange import recipes
 from planner.graph import Graph, TensorKind
 from planner.graph.types import per_graph
 from planner.hardware.types import Cluster
-from planner.operators import OpCall
+from planner.operators import JointCut, OpCall, rule_of
 from planner.operators.specs import graph_specs
 from planner.sharding.choices import expert_dims
 from planner.sharding.layer_strategies import attention_heads
@@ -222,6 +222,18 @@ def expert_count(graph: Graph) -> int:
             tensor = call.inputs[position]
             found = max(found, tensor.shape[dim] if tensor is not None else 0)
     return found
+
+
+@per_graph
+def experts_of_row(graph: Graph) -> int:
+    """Experts that a row goes to, the most of any mixture; 1 where no choice among all experts is found."""
+    experts, found = expert_count(graph), [1]
+    for node in graph.nodes:
+        if node.op == "TopK" and graph.tensors[node.inputs[0]].shape[-1:] == (experts,):
+            found.append(graph.tensors[node.outputs[0]].shape[-1])
+        elif rule_of(node.op).joint is JointCut.EXPERTS:
+            found.append(int(str(node.attributes.get("k", 1))))
+    return max(found)
 
 
 @per_graph

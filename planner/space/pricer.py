@@ -31,7 +31,7 @@ from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs,
 from planner.space.asked import LIMITS, allows_single_devices, refuse_others
 from planner.space.blocks import block_costs, block_seconds, block_storages, wire_bytes
 from planner.space.configuration import Configuration
-from planner.space.jobs import MeshAxes, device_types, mesh_axes, meshes_for, ranks_of, settled
+from planner.space.jobs import MeshAxes, device_types, experts_of_row, mesh_axes, meshes_for, ranks_of, settled
 from planner.space.repeats import EvenRepeats, Held, RepeatedModules, Reruns
 from planner.space.sharded import Training, on_all_types, sharded_block_costs, sharded_repeats
 from planner.space.types import BlockCosts, Job
@@ -397,7 +397,7 @@ class Pricer:
             self.chain,
             self.graph_at(micro_batch),
             self.profiles(micro_batch)[device_type],
-            mesh_on(self.cluster, {axis.name: axis.size for axis in mesh}),
+            mesh_on(self.cluster, {axis.name: axis.size for axis in mesh}, copies=experts_of_row(self.graph)),
             options=InnerOptions(
                 boundaries=boundaries,
                 item_bytes=chosen.compute.bits / 8,

@@ -94,6 +94,12 @@ def test_what_a_source_leaves_open_is_tried_and_said(tmp_path: Path) -> None:
     assert "the number of chunks is the fastest" in found.assumed
 
 
+def test_a_dispatcher_that_sends_rows_once_is_read(tmp_path: Path) -> None:
+    row = {"model": "qwen3-30b-a3b", "tp": 1, "ep": 8, "dp": 8}
+    found = [recipe(tmp_path, **row, moe={"dispatcher": name}).statement for name in ("flex", "alltoall")]
+    assert [statement and statement.rows_once for statement in found] == [True, False]
+
+
 def made(tmp_path: Path, key: str, seconds: float, measured_s: float, gbs: int) -> Prediction:
     return Prediction(recipe(tmp_path, id=key, gbs=gbs, measured={"iteration_s": measured_s}), seconds)
 
@@ -122,6 +128,19 @@ def test_the_report_of_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert "1 of 1 rows stated whole (100%)" in printed
     assert "| own | 2.000 s |" in printed
+
+
+def test_our_plan_stands_beside_the_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"model": "gpt2", "seq": 1024, "tp": 1, "pp": 1, "dp": 16, "precision": "bf16"}
+    recipe(tmp_path, **small, measured={"iteration_s": 1.0})
+    assert main([str(tmp_path), "--plan", "row"]) == 0
+    cells = capsys.readouterr().out.strip().splitlines()[-1].strip("| ").split(" | ")
+    assert cells[:3] == ["gpt2 H100-SXM 16 128 1024", "megatron", "tp1 cp1 ep1 pp1 dp16 vp1 mb1 zero1"]
+    experts_s, own_s, ratio = float(cells[3].rstrip(" s")), float(cells[4].rstrip(" s")), float(cells[5])
+    assert ratio == pytest.approx(experts_s / own_s, rel=0.02)
+    assert ratio >= 1  # the configuration is one of those that are searched
+    assert main([str(tmp_path), "--plan", "row", "--limit", "0.001"]) == 0
+    assert "not planned within" in capsys.readouterr().out
 
 
 def test_most_of_the_published_rows_are_stated() -> None:

@@ -81,6 +81,15 @@ def test_all_to_all() -> None:
     _close(found, {"pairwise": (43, 2 / 40), "bruck": (30, 1.5 / 10)})
 
 
+def test_copies_of_a_row_cross_a_link_once() -> None:
+    found = _columns(collective_terms(two_nodes(), Collective.ALL_TO_ALL, range(8), copies=2))
+    # Of two copies that are on either node by chance, 1 - 1/2 * 1/2 = 3/4 of each node's receive one: 1.5 of 2.
+    _close(found, {"pairwise": (43, 0.75 * 2 / 40), "bruck": (30, 0.75 * 1.5 / 10)})
+    # Inside a node, of three copies on four devices 4 (1 - (3/4)^3) = 2.3125 devices receive one.
+    found = _columns(collective_terms(two_nodes(), Collective.ALL_TO_ALL, range(4), copies=3))
+    _close(found, {"pairwise": (3, 2.3125 / 3 * 0.75 / 100), "bruck": (2, 2.3125 / 3 * 1 / 100)})
+
+
 @pytest.mark.parametrize("side", [4, 6])
 def test_all_to_all_on_a_square_torus_is_what_its_busiest_link_carries(side: int) -> None:
     """Every pair's n-th of the payload routed along rows, then columns, the shorter way, ties half each way."""
