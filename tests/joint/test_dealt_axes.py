@@ -242,14 +242,14 @@ def test_a_rank_that_holds_more_than_the_plan_says_is_found() -> None:
 
 
 def test_a_mesh_is_bounded_by_its_exchanges_in_the_largest_micro_batch() -> None:
-    limits = Job(global_batch=16, expert_parallel=(4,), tensor_parallel=(1, 2))
-    pricer = Pricer(load_graph("qwen3-30b-a3b", dims={"seq": 512}), load_cluster("dgx-h100"), limits)
-    closer = 0
-    for bare, key in pricer.floors(4):
-        ((floor, again),), worked_out = pricer.refine(4, key)
-        exact, _ = pricer.refine(4, again)
+    limits = Job(global_batch=32, expert_parallel=(16,), tensor_parallel=(1,))
+    pricer = Pricer(load_graph("qwen3-30b-a3b", dims={"seq": 2048}), load_cluster("dgx-h100", nodes=2), limits)
+    meshes = pricer.floors(16)
+    for bare, key in meshes:
+        ((floor, again),), worked_out = pricer.refine(16, key)
+        exact, _ = pricer.refine(16, again)
         assert not worked_out
         for costs, _ in exact:
             assert (floor.forward_s + floor.backward_s <= (costs.forward_s + costs.backward_s) * (1 + 1e-9)).all()
-        closer += floor.backward_s.sum() > 1.05 * bare.backward_s.sum()
-    assert closer == len(pricer.floors(4)) == 2
+        assert floor.backward_s.sum() > bare.backward_s.sum()
+    assert len(meshes) == 1
