@@ -59,19 +59,28 @@ def by_count(problem: StageProblem) -> tuple[StageProblem, ...]:
     return tuple(replace(problem, stage_counts=np.array([n]), max_stages=n) for n in counts)
 
 
-def cases(problem: StageProblem) -> tuple[StageProblem, ...]:
-    """The problem, or one for each number of replicas and of stages, sharding and choice of recomputation that the
-    search has to know beforehand."""
-    return tuple(case for uniform in by_replicas(problem) for same in by_choice(uniform) for case in by_count(same))
+def split(problem: StageProblem) -> tuple[StageProblem, ...]:
+    """One problem for each number of replicas that all stages may have, else for each sharding, else for each way to
+    recompute, else for each number of stages; none where there is nothing that a search over labels has to know
+    beforehand. A bound of the problem is one of all of them."""
+    for several in (by_replicas, by_sharding, by_way, by_count):
+        parts = several(problem)
+        if len(parts) > 1:
+            return parts
+    return ()
 
 
-def by_choice(problem: StageProblem) -> tuple[StageProblem, ...]:
-    """One problem for each sharding and way to recompute, where all stages are to be alike in both."""
-    numbers, ways = np.unique(problem.shardings), range(len(problem.ways))
-    if not problem.alike or (len(numbers) == 1 and len(ways) == 1):
+def by_sharding(problem: StageProblem) -> tuple[StageProblem, ...]:
+    """One problem for each sharding, where all stages are to be alike."""
+    numbers = np.unique(problem.shardings)
+    if not problem.alike or len(numbers) == 1:
         return (problem,)
-    shared = [_of_options(problem, np.flatnonzero(problem.shardings == number)) for number in numbers]
-    return tuple(_of_way(each, way) for each in shared for way in ways)
+    return tuple(_of_options(problem, np.flatnonzero(problem.shardings == number)) for number in numbers)
+
+
+def by_way(problem: StageProblem) -> tuple[StageProblem, ...]:
+    """One problem for each way to recompute, where all stages are to be alike."""
+    return tuple(_of_way(problem, way) for way in range(len(problem.ways))) if problem.alike else (problem,)
 
 
 def _of_way(problem: StageProblem, way: int) -> StageProblem:

@@ -15,7 +15,7 @@ from planner.errors import ShardplanError
 from planner.solvers._labels import LabelSearch, Stages
 from planner.solvers._objectives import ClosedForm, Objective
 from planner.solvers._relaxation import Relaxation, relax
-from planner.solvers._stages import StageTables, cases, stage_tables
+from planner.solvers._stages import StageTables, split, stage_tables
 from planner.solvers.types import SOLVERS, Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation
@@ -49,9 +49,9 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     Raises:
         ShardplanError: the judge contradicts the solver, which is a defect of one of them.
     """
-    parts = cases(problem)
-    if len(parts) != 1 or parts[0] is not problem:
-        return _best_of([solve(part, judge, cutoff_s=cutoff_s, keep=keep) for part in parts], keep)
+    parts = split(problem)
+    if parts:
+        return _best_of(problem, parts, judge, cutoff_s, keep)
     least = minimised(problem, stage_tables(problem), ClosedForm(), cutoff_s, keep)
     judged = sorted(
         (_judged(problem, judge, stages, seconds, least.bound_s) for seconds, stages in least.found),
@@ -117,11 +117,20 @@ def minimised(
     return Least((), bound_s, 0.0, states)
 
 
-def _best_of(solutions: Sequence[Solution], keep: int) -> Solution:
-    """What is known of a problem from its parts."""
-    found = sorted((entry for s in solutions for entry in s.found), key=lambda entry: entry[1].iteration_s)
-    bound_s = min((s.bound_s for s in solutions), default=math.inf)
-    return Solution(tuple(found[:keep]), bound_s, sum(s.states for s in solutions))
+def _best_of(
+    problem: StageProblem, parts: Sequence[StageProblem], judge: Judge, cutoff_s: float, keep: int
+) -> Solution:
+    """What is known of a problem from its parts, of which those with the least work go first."""
+    if math.isfinite(cutoff_s) and relax(problem, stage_tables(problem), ClosedForm(), cutoff_s).bound_s >= cutoff_s:
+        return Solution((), cutoff_s)
+    found: list[tuple[Configuration, Evaluation]] = []
+    states, bound_s = 0, math.inf
+    for part in sorted(parts, key=lambda part: float(part.least_s[-1])):
+        solution = solve(part, judge, cutoff_s=cutoff_s, keep=keep)
+        found = sorted([*found, *solution.found], key=lambda entry: entry[1].iteration_s)[:keep]
+        states, bound_s = states + solution.states, min(bound_s, solution.bound_s)
+        cutoff_s = min(cutoff_s, found[-1][1].iteration_s) if len(found) == keep else cutoff_s
+    return Solution(tuple(found), bound_s, states)
 
 
 def _rising(base_s: float, factors: tuple[float, ...], most_s: float) -> Iterator[float]:

@@ -7,18 +7,36 @@ of waits (`Schedule.critical_s`) never is: its least over all decisions is a bou
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from planner import schedules
 from planner.errors import ShardplanError
 from planner.schedules import Pipeline
 from planner.solvers._objectives import LongestChain
 from planner.solvers._relaxation import Relaxation, relax
-from planner.solvers._stages import StageTables, cases, stage_tables
+from planner.solvers._stages import StageTables, split, stage_tables
 from planner.solvers.chain_dp import AGREEMENT, minimised
 from planner.solvers.types import SOLVERS, Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation, StageChoice
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of a problem that is its own only part.
+
+    Attributes:
+        problem: the part.
+        path: the place of the part among those of the problem (`split`), its place among those of that part, and so on.
+        tables: its stages.
+        relaxation: what they cost before each cut at the least.
+    """
+
+    problem: StageProblem
+    path: tuple[int, ...]
+    tables: StageTables
+    relaxation: Relaxation
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,45 +45,63 @@ class Bounded:
 
     Attributes:
         problem: the problem.
-        parts: each of its cases with its stages, and what they cost before each cut at the least.
+        parts: those of its parts (`split`) that may hold a decision below the cutoff.
         cutoff_s: only decisions below it matter.
     """
 
     problem: StageProblem
-    parts: tuple[tuple[StageProblem, StageTables, Relaxation], ...]
+    parts: tuple[Part, ...]
     cutoff_s: float
 
     @property
     def bound_s(self) -> float:
         """No critical path below the cutoff is shorter; infinite where nothing fits."""
-        return min(self.cutoff_s, *(relaxation.bound_s for _, _, relaxation in self.parts))
+        return min([self.cutoff_s, *(part.relaxation.bound_s for part in self.parts)])
 
     def ordered(self, problem: StageProblem) -> Bounded:
         """What this says of the same problem in another order of work, in which no stage keeps fewer micro-batches or
         has more forwards left to run while it waits for the first gradient."""
-        parts = zip(cases(problem), self.parts, strict=True)
-        return Bounded(problem, tuple((mine, tables, known) for mine, (_, tables, known) in parts), self.cutoff_s)
+        parts = tuple(replace(part, problem=_part_at(problem, part.path)) for part in self.parts)
+        return Bounded(problem, parts, self.cutoff_s)
 
 
 def bounded(problem: StageProblem, cutoff_s: float) -> Bounded:
-    """Bound a problem without solving it; O(R n^2 W) at most."""
-    parts = []
-    for part in cases(problem):
-        tables = stage_tables(part)
-        parts.append((part, tables, relax(part, tables, LongestChain(), cutoff_s)))
-    return Bounded(problem, tuple(parts), cutoff_s)
+    """Bound a problem without solving it; O(R n^2 W) for each part that may be below the cutoff, at most."""
+    return Bounded(problem, tuple(_parts(problem, cutoff_s)), cutoff_s)
+
+
+def _parts(problem: StageProblem, cutoff_s: float, path: tuple[int, ...] = ()) -> Iterator[Part]:
+    """The parts of a problem that may hold a decision below a cutoff; those that it cannot hold itself are left out
+    together."""
+    tables = stage_tables(problem)
+    relaxation = relax(problem, tables, LongestChain(), cutoff_s)
+    if relaxation.bound_s >= cutoff_s:
+        return
+    parts = split(problem)
+    for number, part in enumerate(parts):
+        yield from _parts(part, cutoff_s, (*path, number))
+    if not parts:
+        yield Part(problem, path, tables, relaxation)
+
+
+def _part_at(problem: StageProblem, path: tuple[int, ...]) -> StageProblem:
+    for number in path:
+        problem = split(problem)[number]
+    return problem
 
 
 def settle(known: Bounded, judge: Judge, *, keep: int, cutoff_s: float = math.inf) -> Solution:
     """The decisions with the shortest critical paths; `solve` of a problem that has been looked at."""
     cutoff_s = min(cutoff_s, known.cutoff_s)
-    found, states, bound_s = [], 0, math.inf
-    for part, tables, relaxation in known.parts:
-        least = minimised(part, tables, LongestChain(), cutoff_s, keep, relaxation)
-        found += [(_judged(part, judge, stages, seconds), seconds) for seconds, stages in least.found]
+    found: list[tuple[tuple[Configuration, Evaluation], float]] = []
+    states, bound_s = 0, known.cutoff_s
+    for part in sorted(known.parts, key=lambda part: part.relaxation.bound_s):
+        least = minimised(part.problem, part.tables, LongestChain(), cutoff_s, keep, part.relaxation)
+        found += [(_judged(part.problem, judge, stages, seconds), seconds) for seconds, stages in least.found]
+        found = sorted(found, key=lambda entry: entry[1])[:keep]
         states, bound_s = states + least.states, min(bound_s, least.bound_s)
-    found.sort(key=lambda entry: entry[1])
-    return Solution(tuple(entry for entry, _ in found[:keep]), bound_s, states)
+        cutoff_s = min(cutoff_s, found[-1][1]) if len(found) == keep else cutoff_s
+    return Solution(tuple(entry for entry, _ in found), bound_s, states)
 
 
 def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, keep: int = 8) -> Solution:

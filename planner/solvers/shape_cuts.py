@@ -30,6 +30,10 @@ MOST_MOVES = 60
 FAR = 0.05
 """Cuts that are slower than the best known configuration by more than this are not improved."""
 
+HOPELESS = 0.1
+"""Of stages that all run alike none but the leanest cut is looked at where that exceeds the memory by more than this.
+"""
+
 GOOD = 0.002
 """Cuts whose longest way is this close to the shape's bound are not improved."""
 
@@ -225,11 +229,16 @@ class Cutter:
         """
         if enumerable(self._shape, self._options):
             return sorted(self._all(), key=lambda cut: cut.key)
-        starts = dict.fromkeys(edges for edges in self._starts() if edges is not None)
-        alone = all(len(own) < 2 for own in self._hosted)
-        found = []
+        single, found, starts = len(self._options.ways) == 1, list[Cut](), self._starts()
+        leanest = next(starts)
+        if single and leanest is not None and (cut := self._cut(leanest, aligned=False)).over > HOPELESS:
+            return [cut]
+        edges_tried = dict.fromkeys(edges for edges in (*starts, leanest) if edges is not None)
+        alone = single or all(len(own) < 2 for own in self._hosted)
         for aligned in (False,) if alone else (True, False):
-            best = min((self._cut(edges, aligned=aligned) for edges in starts), key=lambda cut: cut.key, default=None)
+            best = min(
+                (self._cut(edges, aligned=aligned) for edges in edges_tried), key=lambda cut: cut.key, default=None
+            )
             if best is not None:
                 near = best.least_s < cutoff_s * (1 + FAR)
                 found.append(self._improved(best, aligned=aligned) if near else best)
@@ -256,7 +265,7 @@ class Cutter:
         return all(edges[stage] <= block < edges[stage + 1] for block, stage in self._pins)
 
     def _starts(self) -> Iterator[Edges | None]:
-        """Balanced with an even share of memory for each stage, balanced by work alone, and as lean as can be."""
+        """As lean as can be, balanced with an even share of memory for each stage, and balanced by work alone."""
         stages, n = self._shape.stages, self._options.blocks
         real = np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :]
         real &= self._starts_at[:, None] & self._starts_at[None, :]
@@ -269,9 +278,9 @@ class Cutter:
                 known[key] = self._stage_tables(*key)
             tables.append(known[key])
         within = [mask & np.isfinite(table[0]) for mask, table in zip(allowed, tables, strict=True)]
+        yield balanced([table[2] for table in tables], allowed)
         yield balanced([table[0] for table in tables], within)
         yield balanced([table[1] for table in tables], allowed)
-        yield balanced([table[2] for table in tables], allowed)
 
     def _budget(self, stage: int) -> tuple[float, ...]:
         """State of an element, micro-batches in flight, and memory for a stage: its share of the worker's."""

@@ -117,16 +117,22 @@ class Figures:
         """Blocks of the chain."""
         return len(self._filled_s) - 1
 
-    def bound_s(self, outline: Outline, copies: int) -> float:
-        """No configuration is faster, wherever the chain is cut."""
-        schedule, count, workers = outline.schedule, outline.passes, len(outline.hosted)
+    def bound_s(self, outline: Outline, beside_s: float) -> float:
+        """No configuration is faster, wherever the chain is cut; `beside_s` as below."""
+        mean_s = beside_s + outline.passes * self.work_s / len(outline.hosted)
+        return max(mean_s, outline.passes * self._largest_s / outline.holders)
+
+    def beside_s(self, outline: Outline, copies: int) -> float:
+        """The least that the mean worker takes beside its share of the blocks' work: it fills and drains, sends and
+        exchanges."""
+        schedule, workers = outline.schedule, len(outline.hosted)
         forwards, backwards = outline.ramp
         ramp_s = forwards * self._filled_s[outline.first] + backwards * self._drained_s[outline.first]
-        sending_s = self._crossings(outline) * count * self._sending_s(1)[0]
-        mean_s = (count * self.work_s + float(ramp_s.sum()) + sending_s) / workers
+        sending_s = self._crossings(outline) * outline.passes * self._sending_s(1)[0]
+        mean_s = (float(ramp_s.sum()) + sending_s) / workers
         if schedule.drains and not schedule.spans and not schedule.launches:
             mean_s += self._tail_s(workers, outline.holders, copies)
-        return max(mean_s, count * self._largest_s / outline.holders)
+        return mean_s
 
     def _tail_s(self, workers: int, holders: int, copies: int) -> float:
         """The least that exchange and update of a worker's weights take, of the mean worker.

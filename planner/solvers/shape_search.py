@@ -270,7 +270,11 @@ class ShapeSearch:
             if shape.bound_s >= self._found.best_s or (any_plan and self._found):
                 continue
             far = shape.estimate_s > self._found.best_s * (1 + FAR) or cut >= MOST_SHAPES
-            options = tables(self._job.whole_stages or shape.repeats)
+            options = [
+                each
+                for each in tables(self._job.whole_stages or shape.repeats)
+                if shape.least_s(each.work_each_s) < self._found.best_s
+            ]
             few = all(enumerable(shape, each) for each in options)
             if not far or few:
                 cut += not few
@@ -311,15 +315,16 @@ class ShapeSearch:
             if self.nearest is None or over < self.nearest[0]:
                 self.nearest = over, configuration, verdict
             return math.inf
-        if verdict.iteration_s >= cutoff_s:
+        key = (configuration.schedule, configuration.copies, configuration.micro_batch, len(configuration.stages))
+        top_s, _ = top = self._tops.get(key, (math.inf, configuration))
+        if verdict.iteration_s >= min(cutoff_s, max(top_s, self._found.best_s)):
             return verdict.iteration_s
         seconds = play_terms(configuration, schedule, verdict.stages).iteration_s
         played = dataclasses.replace(verdict, iteration_s=seconds)
         if in_closed_form(configuration, schedule):
             played = evaluate(shelf, self._cluster, job, configuration, schedule=schedule)
         self._found.add(configuration, played, least_s=verdict.iteration_s, seconds=seconds)
-        key = (configuration.schedule, configuration.copies, configuration.micro_batch, len(configuration.stages))
-        self._tops[key] = min(self._tops.get(key, (math.inf, configuration)), (seconds, configuration), key=_seconds)
+        self._tops[key] = min(top, (seconds, configuration), key=_seconds)
         return seconds
 
 

@@ -62,6 +62,8 @@ class Shape:
         micro_batches: of one copy.
         zero: ZeRO stage.
         adjacent: the copies of a worker are neighbours.
+        passes: passes through each block that the mean worker runs in an iteration.
+        beside_s: seconds that the mean worker takes beside, at the least.
         bound_s: no configuration of the shape is faster.
         estimate_s: with what memory asks to be repeated, the schedule's idle time and the exchange of gradients;
             infinite where even stages need far more memory than there is.
@@ -75,6 +77,8 @@ class Shape:
     micro_batches: int
     zero: int
     adjacent: bool
+    passes: float
+    beside_s: float
     bound_s: float
     estimate_s: float
 
@@ -82,6 +86,10 @@ class Shape:
     def pipeline(self) -> Pipeline:
         """One copy."""
         return Pipeline((1,) * self.stages, self.micro_batches)
+
+    def least_s(self, work_s: float) -> float:
+        """No configuration is faster in which a micro-batch's way through all blocks takes so many seconds."""
+        return max(self.bound_s, self.beside_s + self.passes * work_s)
 
     @property
     def repeats(self) -> bool:
@@ -163,7 +171,8 @@ class Shapes:
             replicas = copies * outline.holders
             if self._job.data_parallel and replicas not in self._job.data_parallel:
                 continue
-            bound_s = figures.bound_s(outline, copies)
+            beside_s = figures.beside_s(outline, copies)
+            bound_s = figures.bound_s(outline, beside_s)
             if bound_s >= cutoff_s:
                 continue
             for stage in zeros if replicas > 1 or inner else sorted(zeros)[:1]:
@@ -171,8 +180,8 @@ class Shapes:
                 for adjacent in (True, False) if copies > 1 else (False,):
                     estimate_s = figures.estimate_s(outline, work_s, copies, stage, adjacent=adjacent)
                     yield Shape(
-                        schedule, figures.ways, stages, workers, copies, count, stage, adjacent, bound_s,
-                        max(bound_s, estimate_s),
+                        schedule, figures.ways, stages, workers, copies, count, stage, adjacent,
+                        outline.passes / len(outline.hosted), beside_s, bound_s, max(bound_s, estimate_s),
                     )  # fmt: skip
 
     def _served(self, workers: int, count: int, blocks: int) -> list[tuple[Schedule, int]]:

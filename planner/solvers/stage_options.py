@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ MOST_OPTIONS = 8
 """Options that a stage picks from: of more, those that lie apart."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StageOptions:
     """Tables by option, device type and range of blocks i..j, both inclusive.
 
@@ -47,6 +48,12 @@ class StageOptions:
     def blocks(self) -> int:
         """Blocks of the chain."""
         return int(self.elements.shape[-1])
+
+    @functools.cached_property
+    def work_each_s(self) -> float:
+        """Seconds of a micro-batch's way through all blocks, each in the option and on the device of the least."""
+        at = np.arange(self.blocks)
+        return float(self.work_s[:, :, at, at].min(axis=(0, 1)).sum())
 
     def worth(
         self, seconds: float, per_element_s: float, units: float, element_bytes: tuple[float, float]

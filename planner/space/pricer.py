@@ -291,8 +291,11 @@ class Pricer:
         return found
 
     def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
-        """Of a mesh the floors by how boundaries lie; of these the shardings that are worth trying, fastest first."""
-        if len(key) == 1:
+        """Of a mesh that deals something out a floor with its exchanges; of that the floors by how boundaries lie; of
+        these the shardings that are worth trying, fastest first."""
+        if len(key) == 1 and roles_of(key[0]):
+            return ((self._with_exchanges(micro_batch, key[0]), (*key, ())),), ()
+        if not any(key[1:]):
             return self._floors_on(micro_batch, key[0]), ()
         return (), self._shardings_on(micro_batch, *key)
 
@@ -363,6 +366,28 @@ class Pricer:
             ranks=ranks,
             selective=whole.selective and EvenRepeats(whole.selective, ranks, lambda: self._reruns, forward_s),
         )
+
+    @functools.cached_property
+    def _largest(self) -> int:
+        """The global batch as a micro-batch; the exported one where a node stops the batch."""
+        try:
+            self.graph_at(self._job.global_batch)
+        except ModelError:
+            return self.graph.batch
+        return self._job.global_batch
+
+    def _with_exchanges(self, micro_batch: int, mesh: MeshAxes) -> BlockCosts:
+        """The floor of a mesh with what its ranks exchange, from the largest micro-batch, which serves for all sizes: a
+        sample takes no longer in a larger one, since neither operators nor exchanges grow by more than in proportion,
+        and the larger one can be dealt out in all ways in which the smaller one can.
+        """
+        floor, largest = self._floor(micro_batch, ranks_of(mesh)), self._largest
+        inner = self._inner_on(largest, mesh)
+        if inner.whole:
+            return floor
+        each_s = np.min([inner.least_s(boundary) for boundary in inner.boundaries], axis=0)
+        least_s = np.where(np.isfinite(each_s), each_s, 0.0) * micro_batch / largest
+        return replace(floor, backward_s=np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s))
 
     def _by_boundary(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, Key]]:
         """Floors with the communication inside blocks, for each way in which boundaries may lie."""

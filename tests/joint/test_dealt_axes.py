@@ -40,6 +40,7 @@ from planner.sharding import (
 from planner.space import BlockCosts, Configuration, Job, evaluate
 from planner.space.evaluate_many import evaluate_many
 from planner.space.jobs import meshes_for
+from planner.space.pricer import Pricer
 from planner.space.sharded import Training, sharded_block_costs
 from tests.operators.calls import graph, node
 from tests.space.instances import cluster
@@ -238,3 +239,17 @@ def test_a_rank_that_holds_more_than_the_plan_says_is_found() -> None:
     assert optimizer_bytes == math.ceil(stage.held_parameters * 12 / 8)
     wrong = dataclasses.replace(found, stages=(dataclasses.replace(stage, rank_replicas=()),))
     assert check_plan(wrong).findings != ()
+
+
+def test_a_mesh_is_bounded_by_its_exchanges_in_the_largest_micro_batch() -> None:
+    limits = Job(global_batch=32, expert_parallel=(16,), tensor_parallel=(1,))
+    pricer = Pricer(load_graph("qwen3-30b-a3b", dims={"seq": 2048}), load_cluster("dgx-h100", nodes=2), limits)
+    meshes = pricer.floors(16)
+    for bare, key in meshes:
+        ((floor, again),), worked_out = pricer.refine(16, key)
+        exact, _ = pricer.refine(16, again)
+        assert not worked_out
+        for costs, _ in exact:
+            assert (floor.forward_s + floor.backward_s <= (costs.forward_s + costs.backward_s) * (1 + 1e-9)).all()
+        assert floor.backward_s.sum() > bare.backward_s.sum()
+    assert len(meshes) == 1
