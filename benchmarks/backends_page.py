@@ -16,7 +16,6 @@ LIMITS = {
     "alike": "all stages share operators and recompute alike",
     "whole_layers": "stages of whole layers",
     "axes": "what ranks of a group are for",
-    "whole_between": "tensors between layers whole on all ranks",
     "powers_of_two": "groups of 2, 4, 8 .. ranks",
     "head_groups": "ranks of a group divide",
     "zero_in_pipelines": "ZeRO with several stages",

@@ -401,9 +401,8 @@ class Pricer:
         return found
 
     def _inner_costs(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
-        structure = self._job.structure
-        as_layers = bool(structure.axes)
-        boundaries = LAYERS[: 1 + (not structure.whole_between)] if as_layers else InnerOptions().boundaries
+        as_layers = bool(self._job.structure.axes)
+        boundaries = LAYERS if as_layers else InnerOptions().boundaries
         found = self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
         self._worked_on.append(found)
         return found

@@ -44,7 +44,6 @@ class Structure:
         whole_layers: stages begin where a layer begins.
         axes: roles that mesh axes may have (`planner.sharding.AxisRole`), tensor axes as in the layers of frameworks
             (`planner.sharding.layer_strategies`); empty for anything.
-        whole_between: tensors between layers are whole on the ranks of tensor axes, not cut by the sequence.
         powers_of_two: a group has 1, 2, 4, 8 .. ranks.
         head_groups: ranks of a tensor axis: "" any number, "heads": they divide the attention heads, "key-value
             heads": those with keys of their own.
@@ -55,7 +54,6 @@ class Structure:
     alike: bool = False
     whole_layers: bool = False
     axes: tuple[str, ...] = ()
-    whole_between: bool = False
     powers_of_two: bool = False
     head_groups: str = ""
     zero_in_pipelines: tuple[int, ...] = ()

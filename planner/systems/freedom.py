@@ -20,7 +20,6 @@ WORDS: Mapping[str, str] = {
     "alike": "stages unlike in sharing and recomputation",
     "whole_layers": "layers divided between stages",
     "axes": "any layout inside groups",
-    "whole_between": "tensors between layers cut by the sequence",
     "powers_of_two": "groups of any number of ranks",
     "head_groups": "ranks that do not divide the heads",
     "zero_in_pipelines": "any ZeRO stage in pipelines",

@@ -127,7 +127,6 @@ def structure_of(backends: Sequence[Backend]) -> Structure:
         alike=all(s.alike for s in own),
         whole_layers=all(s.whole_layers for s in own),
         axes=axes,
-        whole_between=all(s.whole_between for s in shared),
         powers_of_two=all(s.powers_of_two for s in shared),
         head_groups=groups[0],
         zero_in_pipelines=tuple(sorted({stage for stages in piped for stage in stages})),

@@ -9,8 +9,7 @@ register(
         key="deepspeed",
         title="DeepSpeed",
         usual=True,
-        can=(REPLICAS | GROUPS | PIPELINE)
-        - {Requirement.SEQUENCE_PARALLEL, Requirement.MULTI_STAGE_RANK, Requirement.SPLIT_BACKWARD},
+        can=REPLICAS | GROUPS | PIPELINE - {Requirement.MULTI_STAGE_RANK, Requirement.SPLIT_BACKWARD},
         schedules=("1f1b",),
         zero=(0, 1, 2, 3),
         structure=Structure(
@@ -18,7 +17,6 @@ register(
             alike=True,
             whole_layers=True,
             axes=("tensor", "expert"),
-            whole_between=True,
             powers_of_two=True,
             head_groups="key-value heads",
             zero_in_pipelines=(0, 1),
@@ -30,7 +28,6 @@ register(
             "alike": "one activation_checkpoint_interval, one tensor_parallel.autotp_size",
             "whole_layers": "PipelineModule takes a list of layers (runtime/pipe/module.py); uneven by a subclass",
             "axes": "tensor_parallel.partition_config (runtime/tensor_parallel/config.py); ep_size of deepspeed.moe",
-            "whole_between": "AutoTP: an all-reduce after attention and after the MLP, no sequence parallelism",
             "powers_of_two": "common practice: widths divide a node of 8",
             "head_groups": "AutoTP cuts key and value projections by whole heads",
             "zero_in_pipelines": "runtime/pipe/engine.py: the pipeline engine refuses ZeRO-2 and ZeRO-3",
