@@ -34,6 +34,7 @@ OF_THEIR_OWN = {
     "plans/readings.py": ("ring",),
     "importers/onnx_graph/ties.py": ("auto",),
     "space/repeats.py": ("auto",),
+    "systems/backends/__init__.py": ("auto",),
     "runtime/__init__.py": ("torch",),
 }
 """Comparisons left: with names of published formulas, of algorithms and choices of a job that are called like an entry,
