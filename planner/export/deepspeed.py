@@ -57,9 +57,6 @@ class PlannedPipeline(PipelineModule):
 
 
 def _lacks(plan: Plan) -> Iterator[Lack]:
-    modules = readings.repeated_modules(plan)
-    if modules:
-        yield Lack(f"recomputation of {', '.join(modules)} by name", "`shardplan plan --recompute layers`")
     if readings.cuts_sequence(plan):
         yield Lack("tensors between layers cut by the sequence (AutoTP keeps them whole)", "`shardplan plan --tp 1`")
     if readings.degrees(plan).tensor > 1 and len(plan.stages) > 1:

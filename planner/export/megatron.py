@@ -14,9 +14,6 @@ from planner.plans import Plan
 from planner.systems.backends import BACKENDS
 from planner.units import plural
 
-MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
-"""Values of `--recompute-modules` (`core/transformer/transformer_config.py`)."""
-
 FORMATS = {
     "fp32": (),
     "bf16": ("--bf16", "--grad-reduce-in-bf16"),
@@ -63,12 +60,6 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
         if stage.blocks[0] not in heads:
             name = plan.block_table[stage.blocks[0]].name
             yield Lack(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
-    unknown = [name for name in readings.repeated_modules(plan) if name not in MODULES]
-    if unknown:
-        yield Lack(
-            f"recomputation of {', '.join(unknown)} alone",
-            f"`shardplan plan --recompute layers`, or modules of {', '.join(MODULES)}",
-        )
     if not readings.is_loop(plan):
         yield Lack("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
     if readings.precision_base(plan) not in FORMATS:

@@ -184,9 +184,6 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
     if plan.shared_parameters:
         tied = ", ".join(shared.parameter for shared in plan.shared_parameters)
         yield Lack(f"weights tied over stages ({tied})", "`shardplan plan --pp 1`")
-    modules = readings.repeated_modules(plan)
-    if modules:
-        yield Lack(f"recomputation of {', '.join(modules)} by name", "`shardplan plan --recompute layers`")
 
 
 def _document(plan: Plan) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def model_parts(plan: Plan) -> list[list[str]]:
 
 
 def _lacks(plan: Plan) -> Iterator[Lack]:
-    items, modules = readings.block_items(plan), readings.repeated_modules(plan)
+    items = readings.block_items(plan)
     several = len(plan.stages) > 1
     if len(readings.layer_kinds(plan)) != 1 or items[0] != "E" or items[-1] != "L":
         named = ", ".join(readings.layer_kinds(plan)) or "none"
@@ -62,8 +62,6 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
         yield Lack(
             "weights tied over stages", "`shardplan plan --pp 1`, or a model whose logits have weights of their own"
         )
-    if modules:
-        yield Lack(f"recomputation of {', '.join(modules)} by name", "`shardplan plan --recompute layers`")
     own = readings.degrees(plan)
     if own.expert > 1 and plan.configuration.zero < 2:
         yield Lack(
