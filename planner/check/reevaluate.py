@@ -162,7 +162,7 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
     except _TooLongError:
         return Claims(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
     found = differences(plan, again)
-    decided = [each for each in found if each.path[0] not in ("predictions", "alternatives")]
+    decided = [each for each in found if each.path[0] not in ("predictions", "alternatives", "free_choice")]
     wrong = [each for each in found if each.path[0] == "predictions" and each.path[1] in _BOUND]
     if not decided:
         wrong += [each for each in found if each.path[0] == "alternatives"]

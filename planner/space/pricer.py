@@ -25,13 +25,22 @@ from planner.operators import Storages, graph_specs, needs_gradient, rebatch, re
 from planner.operators.saved import storages_in_training
 from planner.sharding import Boundaries, Boundary, Options, StageSharding, StateBytes
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
-from planner.sharding.mesh import AxisRole, axes_text, mesh_on, roles_of
+from planner.sharding.mesh import Axis, AxisRole, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
 from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs, whole_costs
 from planner.space.asked import LIMITS, allows_single_devices, refuse_others
 from planner.space.blocks import block_costs, block_seconds, block_storages, wire_bytes
 from planner.space.configuration import Configuration
-from planner.space.jobs import MeshAxes, device_types, experts_of_row, mesh_axes, meshes_for, ranks_of, settled
+from planner.space.jobs import (
+    MeshAxes,
+    device_types,
+    experts_of_row,
+    mesh_axes,
+    mesh_names,
+    meshes_for,
+    ranks_of,
+    settled,
+)
 from planner.space.repeats import EvenRepeats, Held, RepeatedModules, Reruns
 from planner.space.sharded import Training, on_all_types, sharded_block_costs, sharded_repeats
 from planner.space.types import BlockCosts, Job
@@ -131,7 +140,8 @@ class Pricer:
             UsageError: something is not decided.
             InfeasibleError: the decision is not legal.
         """
-        inner = self._inner_with(micro_batch, mesh_axes(mesh), (Boundary.FREE,), device_type)
+        axes = tuple(map(Axis, mesh_names(mesh), mesh))
+        inner = self._inner_with(micro_batch, axes, (Boundary.FREE,), device_type)
         return self._numbered(inner, whole_costs(inner, decision, self._differentiable), device_type)
 
     def decided(

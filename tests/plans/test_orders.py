@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +45,7 @@ def raised(action: Action, times: int, rise: tuple[int, int, int, int]) -> Actio
     by = rise[1] if action.kind in (S, ActionKind.LAUNCH_SYNC) else rise[2] if action.kind is U else rise[0]
     number = action.micro_batch + times * by if action.micro_batch >= 0 else -1
     version = action.version + times * rise[3] if action.version >= 0 else -1
-    return dataclasses.replace(action, micro_batch=number, version=version)
+    return action._replace(micro_batch=number, version=version)
 
 
 def steps(text: str) -> list[Action]:
