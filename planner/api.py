@@ -301,7 +301,8 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     for ranks in sorted(set(job.tensor_parallel) - offered):
         reason = mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
         raise JobError(reason, hint=f"with these devices use {reached}, or give a mesh of another shape")
-    if not pricer.meshes and not allows_single_devices(job):
+    shared = any(math.prod(mesh) > 1 for mesh in job.meshes)
+    if not pricer.meshes and (shared or not allows_single_devices(job)):
         raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
 
 

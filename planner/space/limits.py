@@ -138,7 +138,7 @@ def unlike_repeats(decision: Configuration, repeats: Collection[int]) -> list[Vi
             "option", index, f"the orders {'' if index in repeats else 'do not '}repeat the forward of stage {index}"
         )
         for index, stage in enumerate(decision.stages)
-        if repeats and stage.recompute != (index in repeats)
+        if repeats and (stage.recompute != (index in repeats) or stage.repeats)
     ][:1]
 
 

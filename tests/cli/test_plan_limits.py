@@ -20,7 +20,7 @@ def planned(folder: Path, *options: object) -> planner.Plan:
 
 
 def test_widths_are_what_was_asked_for(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "--tp", "2", "--pp", "2", "--dp", "2")
+    plan = planned(tmp_path, "--tp", "2", "--pp", "2", "--dp", "2", "--schedule", "1f1b")
     assert len(plan.stages) == 2
     assert [len(stage.replicas) for stage in plan.stages] == [2, 2]
     assert {len(group) for stage in plan.stages for group in stage.replicas} == {2}
