@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,11 +14,17 @@ from planner.schedules import Action, ActionKind, parse_action
 
 F, B, S, U = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.SYNC, ActionKind.UPDATE
 
+
+def made(kind: ActionKind, stage: int, micro_batch: int = -1, *more: int, **named: Any) -> Action:
+    """An action; what is not given has its default, whatever its type."""
+    return Action(kind, stage, micro_batch, *more, **named)
+
+
 COUNTED = [S, U, ActionKind.LAUNCH_SYNC]
 mostly_absent = st.sampled_from([-1, -1, 0, 1, 2])
 actions = st.one_of(
     st.builds(
-        Action,
+        made,
         st.sampled_from([kind for kind in ActionKind if kind not in COUNTED]),
         st.integers(0, 2),
         st.integers(0, 5),
@@ -25,7 +33,7 @@ actions = st.one_of(
         mostly_absent,
         st.booleans(),
     ),
-    st.builds(Action, st.sampled_from(COUNTED), st.integers(0, 2), mostly_absent),
+    st.builds(made, st.sampled_from(COUNTED), st.integers(0, 2), mostly_absent),
 )
 patterns = st.lists(actions, min_size=1, max_size=5)
 rises = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 2))
