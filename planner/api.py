@@ -229,7 +229,9 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
         if not names:  # of what some have and what others have, no one has all
             fitting = [each for backend in backends if len(backends) > 1 for each in _alone(task, backend)]
             if not fitting:
-                raise InfeasibleError("no plan fits that is taken as it is", hint=f"plan with --for {ANY}")
+                title, needs = min(((b.title, lacks(found, b, task.graph)) for b in backends), key=lambda n: len(n[1]))
+                said = f"the best plan found needs what {title} lacks: {', '.join(needs)}"
+                raise InfeasibleError(said, hint=f"plan with --for {ANY}, or limit the job further")
             found = min(fitting, key=lambda plan: plan.predictions.reached_s)
             names = running(found, backends, task.graph)
     except InfeasibleError as error:

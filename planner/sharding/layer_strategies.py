@@ -61,13 +61,19 @@ def _weights(call: OpCall, spec: OpSpec) -> list[tuple[int, Tensor]]:
     return [(p, t) for p, t in inputs if t is not None and t.kind is TensorKind.PARAMETER and len(t.shape) > 1]
 
 
+def _tables(call: OpCall) -> list[tuple[int, Tensor]]:
+    """Weights of two and three dimensions that an operator reads, embeddings among them, by input position."""
+    parameters = ((p, t) for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER)
+    return [(p, t) for p, t in parameters if len(t.shape) in (2, 3)]
+
+
 def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
     """Whether tensor parallel layers run an operator so."""
     name, reads = strategy.splits[axis], dict(strategy.reads)
     weights = _weights(call, spec)
     if any(len(weight.shape) > 3 for _, weight in weights):  # a convolution's kernel
         return not name
-    for p, weight in weights:
+    for p, weight in _tables(call):
         even = all(size % sizes[axis] == 0 for size in weight.shape[-2:])
         if even and weight.elements >= SMALL * elements and not reads[p][axis].cuts:
             return False
