@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from planner.errors import ModelError, UsageError
 from planner.graph import Graph, Note, NoteLevel
 from planner.importers.formats import FORMATS, Format, ImportOptions
 from planner.importers.onnx import graph_from_proto
-from planner.json_text import JsonError, read_json
 from planner.registry import did_you_mean
 
 _DIMS = ("batch", "seq")
@@ -33,10 +33,9 @@ def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
     if unknown:
         raise UsageError(f"a config.json has no dimension {unknown[0]!r}", hint=did_you_mean(unknown[0], _DIMS))
     try:
-        document = read_json(path.read_bytes())
-    except JsonError as error:
-        where = f"{path}:{error.line}:{error.column}"
-        raise ModelError(error.message, where=where, hint="copy the file again") from None
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"not JSON: {error}", where=str(path), hint="copy the file again") from None
     if not isinstance(document, dict):
         raise ModelError("holds no object", where=str(path), hint="name the config.json of a model")
     name = path.resolve().parent.name if path.stem == "config" else path.stem
