@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.errors import UsageError
+from planner.errors import HardwareError
 from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind
 from planner.operators.formulas import Match, find, last_operators, rare_operators
 from planner.operators.site import rule_of
@@ -143,14 +143,14 @@ def fused_kernels(graph: Graph, names: Iterable[str]) -> tuple[FusedKernel, ...]
     """Where software that has kernels of some names uses them, the last first. O(nodes) for each name.
 
     Raises:
-        UsageError: no kernel has that name.
+        HardwareError: no kernel has that name.
     """
     kernels = []
     for name in names:
-        pattern = PATTERNS.get(name)
-        if not pattern.kernel:
+        pattern = PATTERNS.find(name)
+        if pattern is None or not pattern.kernel:
             known = (each for each, entry in PATTERNS.items() if entry.kernel)
-            raise UsageError(f"{name!r} is no fused kernel of a stack", hint=did_you_mean(name, known))
+            raise HardwareError(f"no fused kernel is called {name!r}", where="stack", hint=did_you_mean(name, known))
         for found in _find_all(graph, pattern):
             *inner, last = sorted(found.nodes)
             made = {output for i in inner for output in graph.nodes[i].outputs}
