@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from planner.runtime.operators import RULES as RULES
     from planner.runtime.requirements import EXECUTED as EXECUTED
     from planner.runtime.requirements import refusals as refusals
+    from planner.runtime.requirements import require_executable as require_executable
     from planner.runtime.trainer import Trainer as Trainer
     from planner.runtime.trainer import load as load
 
@@ -38,6 +39,7 @@ _WHERE = {
     "load": "trainer",
     "read_model": "model_file",
     "refusals": "requirements",
+    "require_executable": "requirements",
     "run": "jobs",
     "run_graph": "interpreter",
     "run_ranks": "launch",

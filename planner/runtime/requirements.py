@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.errors import PlanError
-from planner.plans import Plan, Requirement
-from planner.schedules import Action, ActionKind
+from planner.plans import Fault, Plan, Requirement, validate
+from planner.schedules import ActionKind
+from planner.units import plural
 
 EXECUTED: Mapping[Requirement, str] = {
     Requirement.PIPELINE: "as it stands",
@@ -39,6 +40,10 @@ EXECUTED: Mapping[Requirement, str] = {
 """How each requirement of a plan is executed."""
 
 
+_NOT_EXECUTED = frozenset({Fault.DIGEST, Fault.MEMORY, Fault.PREDICTIONS})
+"""Kinds of findings about what a plan predicts, and about its text."""
+
+
 def refusals(plan: Plan) -> tuple[str, ...]:
     """What of a plan the runtime does not execute, each with its reason; () where it executes all of it."""
     found = [f"{r.value}: not executed" for r in plan.requires if r not in EXECUTED]
@@ -49,7 +54,8 @@ def refusals(plan: Plan) -> tuple[str, ...]:
         found.append("corrections: learning rates and weights that are corrected for delay are not executed")
     if schedule.clock_distance is not None:
         found.append("clock_distance: copies that run ahead of each other are not executed")
-    if any(action.kind is ActionKind.EVICT for rank in _ranks(plan) for action in _actions(plan, rank)):
+    actions = (action for order in plan.schedule.orders for action in plan.actions(order.ranks[0]))
+    if any(action.kind is ActionKind.EVICT for action in actions):
         found.append("evictions: activations are not moved to other ranks or the host")
     if plan.configuration.offload:
         found.append("offload: state is not moved to the host")
@@ -57,22 +63,21 @@ def refusals(plan: Plan) -> tuple[str, ...]:
 
 
 def require_executable(plan: Plan) -> None:
-    """See that the runtime executes everything in a plan.
+    """See that a plan's parts agree and that the runtime executes everything in it.
+
+    Predictions and the digest are not looked at: they change nothing in what is executed. O(actions + operators).
 
     Raises:
-        PlanError: it does not; all reasons are named.
+        PlanError: they do not, or it does not; the first finding is named and the others counted, or all reasons named.
     """
+    wrong = [finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED]
+    if wrong:
+        first = min(wrong, key=lambda finding: finding.fault is Fault.REQUIRES)
+        more = f", and {plural(len(wrong) - 1, 'further finding')}" if wrong[1:] else ""
+        raise PlanError(f"{first.fault}: {first.message}{more}", where="plan", hint="`shardplan check` tells all")
     found = refusals(plan)
     if found:
         raise PlanError(
             f"cannot be run: {'; '.join(found)}", where=f"schedule {plan.schedule.name}",
             hint="plan with another --schedule, such as 1f1b or interleaved",
         )  # fmt: skip
-
-
-def _ranks(plan: Plan) -> list[int]:
-    return [rank for order in plan.schedule.orders for rank in order.ranks[:1]]
-
-
-def _actions(plan: Plan, rank: int) -> tuple[Action, ...]:
-    return plan.actions(rank)
