@@ -69,6 +69,10 @@ attention_option: Decorator = click.option(
     show_default=True,
     help="Whether attention keeps its score matrix.",
 )
+price_option: Decorator = click.option(
+    "--price", type=click.FloatRange(min=0, min_open=True), metavar="DOLLARS",
+    help="Price of a device and hour, for what the headline says of costs. [default: the profile's, where it has one]",
+)  # fmt: skip
 strict_option: Decorator = click.option(
     "--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -45,6 +46,7 @@ from ._report import show, written
 @_options.headroom_option
 @_options.dims_option
 @_options.costs_option
+@_options.price_option
 @_options.format_option("text", "json", "markdown", "csv")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (SVG): time against memory.")
 @click.option(
@@ -70,6 +72,7 @@ def command(
     headroom: float,
     dims: tuple[str, ...],
     costs: str | None,
+    price: float | None,
     form: str,
     plot: str | None,
     plans_folder: str | None,
@@ -102,6 +105,7 @@ def command(
         semantics=semantics,
         freed=(backends or planner.systems.usual_backends()) if priced else (),
     )
+    found = dataclasses.replace(found, price=price)
     if plot:
         planner.write_whole(plot, planner.comparison_svg(found))
     if plans_folder:

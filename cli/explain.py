@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from . import _partition
-from ._options import against_options, format_option, load_against
+from ._options import against_options, format_option, load_against, price_option
 from ._report import show
 
 
 @click.command("explain")
 @click.argument("plan_file", metavar="PLAN")
 @against_options
+@price_option
 @format_option("text", "json", "markdown")
 def command(
     plan_file: str,
@@ -21,6 +22,7 @@ def command(
     hardware: str | None,
     nodes: int | str | None,
     stack: str,
+    price: float | None,
     form: str,
 ) -> None:
     """Say why PLAN is as it is: bottleneck, memory, what the next best plans cost, what is proven and what left out.
@@ -44,12 +46,15 @@ def command(
             "--hardware": hardware,
             "--nodes": nodes,
             "--stack": stack,
+            "--price": price,
         }
         _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
         return
     if bool(model) is not bool(hardware):
         raise click.UsageError("--model and --hardware go together: splits are priced for both")
     plan = planner.read_plan(plan_file)
+    if price:
+        plan = planner.with_price(plan, price)
     graph, cluster = load_against(
         plan.hardware.stack, model=model, dims=dims, costs=costs, hardware=hardware, nodes=nodes, stack=stack
     )

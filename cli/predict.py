@@ -14,7 +14,7 @@ from ._report import say_where, show
 
 _BESIDE = frozenset(
     ("model", "hardware", "nodes", "stack", "devices", "dims", "costs", "global_batch", "precision", "optimizer",
-     "overlap", "headroom", "best", "config", "output", "form")
+     "overlap", "headroom", "price", "best", "config", "output", "form")
 )  # fmt: skip
 """Options that may stand beside --config."""
 
@@ -80,6 +80,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 @click.option("--best", is_flag=True, help="Also plan the job, and say what the configuration lacks to that plan.")
 @_options.dims_option
 @_options.costs_option
+@_options.price_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the configuration as a plan file.")
 @_options.format_option("text", "json")
 def command(
@@ -89,6 +90,7 @@ def command(
     stack: str,
     dims: tuple[str, ...],
     costs: str | None,
+    price: float | None,
     config: str | None,
     best: bool,
     output: str | None,
@@ -120,6 +122,8 @@ def command(
     job = _job(options, asked)
     provenance = planner.default_provenance(model, hardware, sys.argv[1:])
     found = planner.predict(graph, cluster, job, asked, provenance=provenance)
+    if price:
+        found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))
     lack = _lack(found, graph, cluster, job) if best else None
     if output:
         planner.write_plan(found.plan, output)
@@ -234,6 +238,7 @@ def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noq
 
     error = found.plan.predictions.measured_error
     return {
+        "headline": dataclasses.asdict(found.plan.headline),
         "iteration_s": found.iteration_s,
         "measured_error": error and dataclasses.asdict(error),
         "bound_s": found.plan.predictions.bound_s,

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from planner.plans import load_plan as load_plan
     from planner.plans import plan_schema as plan_schema
     from planner.plans import read_plan as read_plan
+    from planner.plans import with_price as with_price
     from planner.plans import write_plan as write_plan
 
     # comparison with published systems

@@ -15,13 +15,23 @@ _SHORT_KINDS = ("weights", "grads", "optim", "activ", "work", "reserve")
 
 def explanation_report(e: Explanation) -> Report:
     """The explanation, most important things first."""
-    sections = [_verdict(e), _time(e), _stages(e), _memory(e), *group_sections(e.groups, e.reasons), _why(e), _proof(e)]
+    title = f"{e.model} on {e.hardware}: {e.shape}"
+    sections = [] if e.headline is None else [Section(lines=(title,))]
+    sections += [
+        _verdict(e),
+        _time(e),
+        _stages(e),
+        _memory(e),
+        *group_sections(e.groups, e.reasons),
+        _why(e),
+        _proof(e),
+    ]
     sections.append(Section("Assumptions", items=e.assumptions))
     sections.append(Section("Not modelled", items=e.not_modelled))
     sections.append(_coverage(e))
     if e.notes:
         sections.append(Section("Notes on the model", items=e.notes))
-    return Report(f"{e.model} on {e.hardware}: {e.shape}", tuple(sections))
+    return Report(str(e.headline or title), tuple(sections))
 
 
 def percent(fraction: float) -> str:

@@ -16,14 +16,16 @@ def test_text_markdown_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path = written(make_plan(), tmp_path)
     assert run("explain", path) == 0
     text = capsys.readouterr().out
-    assert text.startswith("toy on toy-box: 3 stages, 1f1b, micro-batch 1 x 6\n")
+    assert text.startswith("toy, 3 x toy-gpu, 6 samples a step: 500 ms, 4 samples/s/device, 18.0% MFU, 3 of 16 GiB\n")
+    assert "toy on toy-box: 3 stages, 1f1b, micro-batch 1 x 6\n" in text
     assert run("explain", path, "--format", "markdown") == 0
     markdown = capsys.readouterr().out
-    assert markdown.startswith("## toy on toy-box: 3 stages")
+    assert markdown.startswith("## toy, 3 x toy-gpu, 6 samples a step: 500 ms")
     assert "| part | time | share |" in markdown
     assert run("explain", path, "--format", "json") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["bottleneck"] == 2
+    assert data["headline"]["mfu"] == pytest.approx(6 * 15 * 3e9 / 0.5 / 3e12)  # samples, operators, work, s, peak
     assert [rival["label"] for rival in data["rivals"]] == ["runner-up", "one device"]
 
 
