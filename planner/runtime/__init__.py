@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from planner.runtime.model_file import read_model as read_model
     from planner.runtime.operators import RULES as RULES
     from planner.runtime.requirements import EXECUTED as EXECUTED
+    from planner.runtime.requirements import REFUSED as REFUSED
     from planner.runtime.requirements import refusals as refusals
     from planner.runtime.requirements import require_executable as require_executable
     from planner.runtime.trainer import Trainer as Trainer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "EXECUTED": "requirements",
     "GradientCheck": "jobs",
+    "REFUSED": "requirements",
     "RULES": "operators",
     "RunReport": "jobs",
     "TorchRunner": "measuring",
