@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from . import _partition
-from ._options import against_options, format_option, load_against, price_option
+from ._options import against_options, format_option, load_against, price_option, set_option
 from ._report import show
 
 
 @click.command("explain")
 @click.argument("plan_file", metavar="PLAN")
 @against_options
+@set_option
 @price_option
 @format_option("text", "json", "markdown")
 def command(
@@ -22,6 +23,7 @@ def command(
     hardware: str | None,
     nodes: int | str | None,
     stack: str,
+    changes: tuple[str, ...],
     price: float | None,
     form: str,
 ) -> None:
@@ -46,6 +48,7 @@ def command(
             "--hardware": hardware,
             "--nodes": nodes,
             "--stack": stack,
+            "--set": changes,
             "--price": price,
         }
         _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
@@ -56,7 +59,14 @@ def command(
     if price:
         plan = planner.with_price(plan, price)
     graph, cluster = load_against(
-        plan.hardware.stack, model=model, dims=dims, costs=costs, hardware=hardware, nodes=nodes, stack=stack
+        plan.hardware.stack,
+        model=model,
+        dims=dims,
+        costs=costs,
+        hardware=hardware,
+        nodes=nodes,
+        stack=stack,
+        changes=changes,
     )
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)

@@ -13,8 +13,8 @@ from . import _options
 from ._report import say_where, show
 
 _BESIDE = frozenset(
-    ("model", "hardware", "nodes", "stack", "devices", "dims", "costs", "global_batch", "precision", "optimizer",
-     "overlap", "headroom", "price", "best", "config", "output", "form")
+    ("model", "hardware", "nodes", "stack", "changes", "devices", "dims", "costs", "global_batch", "precision",
+     "optimizer", "overlap", "headroom", "price", "best", "config", "output", "form")
 )  # fmt: skip
 """Options that may stand beside --config."""
 
@@ -26,6 +26,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 @_options.hardware_option
 @_options.nodes_option
 @_options.stack_option
+@_options.set_option
 @_options.devices_option
 @click.option(
     "--global-batch", "-b", type=click.IntRange(min=1),
@@ -88,6 +89,7 @@ def command(
     hardware: str,
     nodes: int | str | None,
     stack: str,
+    changes: tuple[str, ...],
     dims: tuple[str, ...],
     costs: str | None,
     price: float | None,
@@ -113,7 +115,7 @@ def command(
     import planner
 
     graph = _options.load_graph(model, dims, costs)
-    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
+    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
     if config:
         _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
         asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
