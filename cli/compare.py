@@ -19,6 +19,7 @@ from ._report import show, written
 @_options.hardware_option
 @_options.nodes_option
 @_options.stack_option
+@_options.set_option
 @_options.devices_option
 @_options.batch_option
 @click.option(
@@ -61,6 +62,7 @@ def command(
     hardware: str,
     nodes: int | str | None,
     stack: str,
+    changes: tuple[str, ...],
     devices: int | None,
     global_batch: int | None,
     systems: str | None,
@@ -93,7 +95,7 @@ def command(
     if backends and not priced:
         raise click.UsageError("--for says whose limits --backends lifts: add --backends")
     graph = _options.load_graph(model, dims, costs)
-    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
+    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
     batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
     job = planner.Job(batch, precision=precision or "", optimizer=optimizer, devices=devices or 0, headroom=headroom)
     chosen = _names(systems)

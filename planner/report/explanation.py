@@ -21,7 +21,7 @@ def explanation_report(e: Explanation) -> Report:
         _verdict(e),
         _time(e),
         _stages(e),
-        _memory(e),
+        memory_section(e),
         *group_sections(e.groups, e.reasons),
         _why(e),
         _proof(e),
@@ -92,7 +92,8 @@ def _stages(e: Explanation) -> Section:
     return Section("Stages (times of one micro-batch; * sets the pace)", table=table(columns, rows))
 
 
-def _memory(e: Explanation) -> Section:
+def memory_section(e: Explanation) -> Section:
+    """What fills a device of each stage, by kind."""
     kinds_of_memory = dict.fromkeys((*_SHORT_KINDS, "total"), Form.BYTES)
     columns = {"stage": Form.NAME, **kinds_of_memory, "used": Form.SHARE, "": Form.BAR}
     rows = []
