@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
@@ -45,8 +46,7 @@ Origin = tuple[str, Role, bool, bool]
 """A stored tensor behind a constant one: name, role, whether dequantised or its last two axes swapped on the way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """One stored tensor reaching one input of one node."""
 
     node: WorkNode
@@ -137,13 +137,13 @@ def _makers(graph: WorkGraph, names: list[str], work: Mapping[str, int]) -> list
 def uses(graph: WorkGraph) -> Iterator[Use]:
     """Every stored tensor that reaches a node, in order of nodes."""
     memo: dict[tuple[str, Role], tuple[Origin, ...]] = {}
+    known, computed = graph.stored, graph.region
     for node in graph.nodes:
-        slots = rule_of(node.op).weights
         for slot, tensor in enumerate(node.inputs):
-            if tensor and graph.is_constant(tensor):
-                role = slots.get(slot, Role.OTHER)
-                for stored, final, quantized, flipped in _trace(graph, tensor, role, memo):
-                    yield Use(node, slot, tensor, stored, final, quantized, flipped)
+            if tensor in known or tensor in computed:
+                role = rule_of(node.op).weights.get(slot, Role.OTHER)
+                for origin in _trace(graph, tensor, role, memo):
+                    yield Use(node, slot, tensor, *origin)
 
 
 def _trace(
