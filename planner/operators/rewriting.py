@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind
+from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_graph
 from planner.operators.formulas import Match, find, last_operators, rare_operators
 from planner.operators.site import rule_of
 from planner.registry import Registry
@@ -78,10 +78,15 @@ def written_out(
         after: as in `Pattern`.
     """
 
+    by_end: dict[str, list[str]] = {}
+    for formula in formulas:
+        for end in last_operators(formula):
+            by_end.setdefault(end, []).append(formula)
+
     def rewrite(graph: Graph, index: int) -> Rewrite | None:
         node = graph.nodes[index]
-        for formula in formulas:
-            match = find(graph, formula, node.outputs[0]) if node.op in last_operators(formula) else None
+        for formula in by_end.get(node.op, ()):
+            match = find(graph, formula, node.outputs[0])
             chosen = attributes(graph, match) if match is not None and index in match.nodes else None
             if match is not None and chosen is not None:
                 operands = [match.names.get(name, "") for name in inputs]
@@ -90,11 +95,8 @@ def written_out(
                 return Rewrite(match.nodes, (replace(node, op=op, inputs=tuple(operands), attributes=chosen),))
         return None
 
-    ends, among = (
-        frozenset(op for formula in formulas for op in operators(formula))
-        for operators in (last_operators, rare_operators)
-    )
-    return Pattern(ends, rewrite, after, among)
+    among = frozenset(op for formula in formulas for op in rare_operators(formula))
+    return Pattern(frozenset(by_end), rewrite, after, among)
 
 
 def rewritten(graph: Graph) -> Graph:
@@ -154,14 +156,24 @@ def _in_order() -> list[str]:
     return order
 
 
+@per_graph
+def _places(graph: Graph) -> Mapping[str, Sequence[int]]:
+    """Indices of nodes by operator."""
+    found: dict[str, list[int]] = {}
+    for index, node in enumerate(graph.nodes):
+        found.setdefault(node.op, []).append(index)
+    return found
+
+
 def _find_all(graph: Graph, pattern: Pattern) -> list[Rewrite]:
     """Where a pattern stands, the last first, no two with a node in common."""
     taken: set[int] = set()
     found: list[Rewrite] = []
-    if pattern.among and pattern.among.isdisjoint(node.op for node in graph.nodes):
+    places = _places(graph)
+    if pattern.among and pattern.among.isdisjoint(places):
         return found
-    for index in range(len(graph.nodes) - 1, -1, -1):
-        if index in taken or graph.nodes[index].op not in pattern.ends:
+    for index in sorted((index for op in pattern.ends for index in places.get(op, ())), reverse=True):
+        if index in taken:
             continue
         rewrite = pattern.rewrite(graph, index)
         if rewrite is not None and taken.isdisjoint(rewrite.nodes) and _is_closed(graph, rewrite):

@@ -244,11 +244,13 @@ def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
 _MASKED = -1e4
 
 
+@functools.lru_cache(maxsize=1024)
 def is_anonymous(name: str) -> bool:
     """Whether an exporter made the name up."""
     return bool(_ANONYMOUS.match(name))
 
 
+@functools.lru_cache(maxsize=1024)
 def is_path(name: str) -> bool:
     """Whether a name is a parameter's path in its model, `h.0.attn.weight`."""
     return bool(_DOTTED.match(name)) and not is_anonymous(name) and not _is_result(name)
