@@ -58,8 +58,6 @@ class Frame:
     scope: Scope = NO_SCOPE
 
 
-
-
 class Resolver:
     """State of one walk.
 
@@ -339,9 +337,7 @@ class Resolver:
             if name and value.size <= MAX_CONSTANT_ELEMENTS:
                 self.work.values[name] = value
 
-    def _last_resort(
-        self, node: WorkNode, kinds: Sequence[TensorType | None], failure: str
-    ) -> list[TensorType | None]:
+    def _last_resort(self, node: WorkNode, kinds: Sequence[TensorType | None], failure: str) -> list[TensorType | None]:
         """Types where no rule gave one: an upper bound, an assumption that is said, or an error."""
         said = [] if failure else self.inference.by_rule(node, rule_of(node.op).most) or []
         bound = [kind.complete if kind is not None else None for kind in said]
