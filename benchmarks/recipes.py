@@ -272,17 +272,18 @@ def _plan_words(own: planner.Configuration) -> str:
 def measured_errors(predictions: Iterable[Prediction]) -> list[tuple[JobClass, MeasuredError]]:
     """Errors by class of job, of configurations that are played under their stack as it is, as users predict them.
 
-    Of rows of one job and configuration under several releases of a software each counts.
+    A job counts once in a class, by the median of its rows: releases of a software are no runs that are independent.
     """
-    ratios: dict[JobClass, list[float]] = {}
+    ratios: dict[JobClass, dict[Any, list[float]]] = {}
     for one in predictions:
         statement, degrees = one.recipe.statement, one.degrees
         if statement is not None and degrees is not None:
             cluster, graph = _usual_machine(statement), _graph(statement.model, statement.seq)
             found = planner.predict(graph, cluster, statement.job, degrees, fewest_weights=True)
             job = job_class(cluster, found.plan.stages, found.plan.schedule.name)
-            ratios.setdefault(job, []).append(one.recipe.measured_s / found.iteration_s)
-    return [(job, error_of(job, own)) for job, own in ratios.items()]
+            own = ratios.setdefault(job, {}).setdefault(one.recipe.job, [])
+            own.append(one.recipe.measured_s / found.iteration_s)
+    return [(job, error_of(job, list(map(statistics.median, own.values())))) for job, own in ratios.items()]
 
 
 def tables(predictions: Sequence[Prediction], pairs: Sequence[Mapping[str, Any]], *, every_row: bool) -> str:
