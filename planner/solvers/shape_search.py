@@ -19,7 +19,7 @@ from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates
-from planner.solvers.shape_cuts import Cut, Cutter, enumerable, moved, settled_by_all
+from planner.solvers.shape_cuts import Cut, Cutter, enumerable, moved
 from planner.solvers.shapes import LONGEST, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.solvers.types import Key, Refined
@@ -275,35 +275,37 @@ class ShapeSearch:
             lambda whole: stage_options(ways.costs, dataclasses.replace(self._job, whole_stages=whole))
         )
         for shape in shapes:
-            if shape.bound_s >= self._found.best_s or (any_plan and self._found):
+            options = tables(self._job.whole_stages or shape.repeats)
+            if shape.least_s(options.work_each_s) >= self._found.best_s or (any_plan and self._found):
                 continue
+            few = enumerable(shape, options, self._job)
             far = shape.estimate_s > self._found.best_s * (1 + FAR) or cut >= MOST_SHAPES
-            options = [
-                each
-                for each in tables(self._job.whole_stages or shape.repeats)
-                if shape.least_s(each.work_each_s) < self._found.best_s
-            ]
-            few = all(enumerable(shape, each) for each in options)
-            if not far or few:
+            if few or not far:
                 cut += not few
-                for each in options:
-                    self._try(shape, each)
-            if not all(settled_by_all(shape, each) for each in options):
+                self._try_shape(shape, options)
+            if not few or shape.zero > 1:  # what is gathered is not known exactly
                 left = min(left, shape.bound_s)
         self._lower(left, only_bounds=False)
         if ways.floor is not None:
             self._bound(list(self._shapes.of((ways.floor,), self._found.best_s)), only_bounds=True)
 
-    def _try(self, shape: Shape, options: StageOptions) -> None:
-        """Judge cuts of a shape; where what is kept beside does not fit, cuts that fill less of the memory."""
+    def _try_shape(self, shape: Shape, options: StageOptions) -> None:
+        """Judge cuts of a shape, where stages are to be alike in each option on its own."""
+        cutter = Cutter(shape, options, self._cluster, self._job)
+        for each in cutter.alike() if self._job.structure.alike else (cutter,):
+            if each.least_s < self._found.best_s:
+                self._try(each)
+
+    def _try(self, cutter: Cutter) -> None:
+        """Judge cuts; where what is kept beside does not fit, cuts that fill less of the memory."""
         for part in ROOM:
-            cutter = Cutter(shape, options, self._cluster, self._job, part)
-            cuts = cutter.cuts(self._found.best_s)
+            smaller = cutter.within(part)
+            cuts = smaller.cuts(self._found.best_s)
             found = [
-                self._judge(cutter.configuration(cut, self._job), self._found.best_s * (1 + RIVAL))
+                self._judge(smaller.configuration(cut, self._job), self._found.best_s * (1 + RIVAL))
                 for cut in self._worth(cuts)
             ]
-            if enumerable(shape, options) or not found or min(found) < math.inf or cuts[0].over > CLOSE:
+            if cutter.few or not found or min(found) < math.inf or cuts[0].over > CLOSE:
                 break
 
     def _worth(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
