@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.graph import Chain, Graph, per_graph
+from planner.graph import Chain, Graph, per_model
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.choices import Options
@@ -306,7 +306,7 @@ def inner_costs(
     return InnerCosts(chain, graph, mesh, prices.micro_batch, chosen, boundaries, tuple(found), solved)
 
 
-@per_graph
+@per_model
 def trained_parameters(graph: Graph) -> dict[str, tuple[tuple[str, int], ...]]:
     """For each weight tensor, names and elements of the trainable parameters it comes from, ties resolved."""
     index, found = graph.parameter_index, dict[str, tuple[tuple[str, int], ...]]()
