@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph
+from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_model
 from planner.operators.expert_products import find_expert_products
 from planner.operators.rewriting import fused_kernels
 from planner.operators.storage import Storages
@@ -45,7 +45,7 @@ class SavedOptions:
     fused: tuple[str, ...] = ()
 
 
-@per_graph
+@per_model
 def float_type(graph: Graph) -> DType:
     """The floating-point type in which the model computes: that of most of its weights, else of most activations."""
     weights: dict[DType, int] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.graph import Graph, Node, Tensor, TensorKind, per_graph
+from planner.graph import Graph, Node, Tensor, TensorKind, per_graph, per_model
 from planner.operators.assemble import Traffic, fallback, traffic
 from planner.operators.site import Site, default_needs, rule_of
 from planner.operators.types import OpCall, OpSpec
@@ -114,7 +114,7 @@ def _trainable(graph: Graph, name: str) -> bool:
     return any(p.trainable for p in known) or not known
 
 
-@per_graph
+@per_model
 def needs_gradient(graph: Graph) -> frozenset[str]:
     """Names of the tensors whose gradient training computes.
 
@@ -137,7 +137,7 @@ def needs_gradient(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-@per_graph
+@per_model
 def gradient_readers(graph: Graph) -> Counter[str]:
     """For each tensor, how many operands hand a gradient back to it."""
     carrying = needs_gradient(graph)
