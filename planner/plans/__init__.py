@@ -6,7 +6,7 @@ data of a plan (`types`), read and written by `documents` and `files`; `rank_sch
 and `diff`.
 """
 
-from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_simulation
+from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_price, with_simulation
 from planner.plans.blocks import Block, BlockParameter, BlockRun, compress, expand
 from planner.plans.configuration_file import (
     configuration_document,
@@ -105,6 +105,7 @@ __all__ = [
     "to_document",
     "validate",
     "with_exchange",
+    "with_price",
     "with_simulation",
     "write",
     "write_plan",

@@ -166,11 +166,14 @@ class _Text:
 
     def _item(self, start: int, stop: int) -> tuple[int, str]:
         """The item that covers most rows from `start`, of equal ones the one with the shortest body."""
-        best, period, chosen = 1, 0, Steps()
+        best, period, chosen, heads = 1, 0, Steps(), self._heads
         most = min(MAX_PERIOD, (stop - start) // 2)
         same = np.flatnonzero(self._head[start + 1 : start + most + 1] == self._heads[start]) + 1
         for p in same.tolist():
-            if period and p % period == 0 and stop - start - best < period:
+            last = start + max(2, best // p + 1) * p - 1  # of the fewest rows that make a better item
+            if last >= stop or heads[last] != heads[last - p]:
+                continue
+            if heads[start : start + p] != heads[start + p : start + 2 * p]:
                 continue
             steps = self._steps(start, p)
             covered = (1 + self._matching(start, stop, p, steps) // p) * p

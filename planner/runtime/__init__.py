@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from planner.runtime.jobs import RunReport as RunReport
     from planner.runtime.jobs import run as run
     from planner.runtime.launch import run_ranks as run_ranks
+    from planner.runtime.measuring import TorchRunner as TorchRunner
     from planner.runtime.model_file import read_model as read_model
     from planner.runtime.operators import RULES as RULES
     from planner.runtime.requirements import EXECUTED as EXECUTED
@@ -37,6 +38,7 @@ _WHERE = {
     "REFUSED": "requirements",
     "RULES": "operators",
     "RunReport": "jobs",
+    "TorchRunner": "measuring",
     "Trainer": "trainer",
     "load": "trainer",
     "read_model": "model_file",
