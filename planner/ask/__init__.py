@@ -4,5 +4,17 @@ Each is answered with the search and the judge that plans are made with; nothing
 """
 
 from planner.ask.choices import Fix, WhyNot, explain_why_not, find_fixes
+from planner.ask.targets import Least, Target, TargetAnswer, least_devices, read_target, sizes_of
 
-__all__ = ["Fix", "WhyNot", "explain_why_not", "find_fixes"]
+__all__ = [
+    "Fix",
+    "Least",
+    "Target",
+    "TargetAnswer",
+    "WhyNot",
+    "explain_why_not",
+    "find_fixes",
+    "least_devices",
+    "read_target",
+    "sizes_of",
+]
