@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner.graph import Graph as Graph
     from planner.importers import ImportOptions as ImportOptions
     from planner.importers import graph_from_proto as graph_from_proto
-    from planner.operators import batch_constants as batch_constants
+    from planner.importers import rebatched_file as rebatched_file
     from planner.operators import rebatch as rebatch
 
     # hardware, and what operators cost on it

@@ -5,18 +5,22 @@ a dozen, batch normalisation folded into the convolution before it. A pattern sa
 which operators of `planner.operators.rules` they stand for. From there on one rule says what such an operator costs,
 what it keeps and how it is split. Patterns are files in `planner.operators.patterns`, applied once, when a model is
 read.
+
+A pattern can also stand for a kernel that some software has and other software has not. Its nodes stay as they are; a
+stack that names it (`Stack.fused`) is priced with one kernel in their place (`fused_kernels`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from planner.errors import HardwareError
 from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind
 from planner.operators.formulas import Match, find, last_operators, rare_operators
 from planner.operators.site import rule_of
-from planner.registry import Registry
+from planner.registry import Registry, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Pattern:
         after: names of patterns that must have been applied before.
         among: operators of which one is among the nodes; none stands for any.
         note: said to the user where it was applied, `{count}` being how often; "" for nothing.
+        kernel: some software runs its nodes as one kernel; no graph is changed.
     """
 
     ends: frozenset[str]
@@ -53,6 +58,7 @@ class Pattern:
     after: tuple[str, ...] = ()
     among: frozenset[str] = frozenset()
     note: str = ""
+    kernel: bool = False
 
 
 PATTERNS: Registry[Pattern] = Registry("planner.operators.patterns", "pattern")
@@ -97,6 +103,62 @@ def written_out(
     return Pattern(ends, rewrite, after, among)
 
 
+def one_kernel(formulas: Sequence[str]) -> Pattern:
+    """A pattern for nodes that some software runs as one kernel, which keeps its operands and works out again in
+    backward what is inside.
+
+    Args:
+        formulas: what the kernel computes (see `planner.operators.formulas`); the first that fits counts.
+    """
+
+    def rewrite(graph: Graph, index: int) -> Rewrite | None:
+        node = graph.nodes[index]
+        matches = (find(graph, f, node.outputs[0]) for f in formulas if node.op in last_operators(f))
+        match = next((each for each in matches if each is not None), None)
+        return None if match is None else Rewrite(match.nodes, (node,))
+
+    ends, among = (
+        frozenset(op for formula in formulas for op in operators(formula))
+        for operators in (last_operators, rare_operators)
+    )
+    return Pattern(ends, rewrite, among=among, kernel=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedKernel:
+    """Nodes that one kernel runs.
+
+    Attributes:
+        inner: indices of the nodes whose results are never in memory.
+        last: index of the node that makes the result.
+        operands: tensors that the kernel reads.
+    """
+
+    inner: tuple[int, ...]
+    last: int
+    operands: tuple[str, ...]
+
+
+def fused_kernels(graph: Graph, names: Iterable[str]) -> tuple[FusedKernel, ...]:
+    """Where software that has kernels of some names uses them, the last first. O(nodes) for each name.
+
+    Raises:
+        HardwareError: no kernel has that name.
+    """
+    kernels = []
+    for name in names:
+        pattern = PATTERNS.find(name)
+        if pattern is None or not pattern.kernel:
+            known = (each for each, entry in PATTERNS.items() if entry.kernel)
+            raise HardwareError(f"no fused kernel is called {name!r}", where="stack", hint=did_you_mean(name, known))
+        for found in _find_all(graph, pattern):
+            *inner, last = sorted(found.nodes)
+            made = {output for i in inner for output in graph.nodes[i].outputs}
+            read = dict.fromkeys(operand for i in (*inner, last) for operand in graph.nodes[i].inputs if operand)
+            kernels.append(FusedKernel(tuple(inner), last, tuple(operand for operand in read if operand not in made)))
+    return tuple(kernels)
+
+
 def rewritten(graph: Graph) -> Graph:
     """The graph with every pattern in place of the nodes that spell it. O(nodes) for each pattern.
 
@@ -108,7 +170,7 @@ def rewritten(graph: Graph) -> Graph:
     graph = _without_constant_work(graph)
     for name in _in_order():
         pattern = PATTERNS.get(name)
-        found = _find_all(graph, pattern)
+        found = [] if pattern.kernel else _find_all(graph, pattern)
         if found:
             graph = _apply(graph, found)
             if pattern.note:

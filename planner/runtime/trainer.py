@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner.errors import JobError, PlanError, UsageError
+from planner.errors import JobError, ModelError, PlanError, UsageError
 from planner.plans import Plan, read
 from planner.runtime.data import Batch, Data, Loss, loss_by_name
 from planner.runtime.interpreter import Values
@@ -218,5 +218,17 @@ def load(
 
 
 def model_of(plan: Plan, model: ModelFile) -> ModelFile:
-    """The model with the weights that the plan trains apart."""
+    """The model at the plan's micro-batch, with the weights that the plan trains apart.
+
+    Raises:
+        ModelError: the file is fixed at another batch, and the plan does not say what changes.
+    """
+    if not all(model.takes(spec.name, spec.shape) for spec in plan.model.inputs):
+        if plan.model.exported_batch in (0, plan.micro_batches.size):
+            raise ModelError(
+                f"the model is not exported at the plan's micro-batch of {plan.micro_batches.size}",
+                where=plan.model.name,
+                hint="write it at that batch: `shardplan models rebatch MODEL --batch N -o FILE`",
+            )
+        model = model.at_batch(plan.model.batch_constants, plan.model.identities)
     return model.apart(p.name for block in plan.block_table for p in block.parameters if p.trainable)

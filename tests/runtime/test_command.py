@@ -16,6 +16,7 @@ import onnx  # noqa: E402
 
 import planner  # noqa: E402
 from cli.main import main  # noqa: E402
+from tests.plans.fixed_batch import model_file, plan_of  # noqa: E402
 from tests.runtime import cases  # noqa: E402
 
 
@@ -50,6 +51,17 @@ def test_run_says_where_gradients_part(tmp_path: Path, capfd: pytest.CaptureFixt
     out = capfd.readouterr().out
     assert "gradients differ" in out
     assert "transformer.wte.weight of stage 0" in out
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_a_file_of_another_batch_runs_from_plan_and_file(micro_batch: int, tmp_path: Path) -> None:
+    path = model_file(tmp_path / "fixed.onnx")
+    found = planner.runtime.run(plan_of(path, micro_batch), path, steps=1, check=True)
+    assert found.check is not None
+    assert found.check.largest < 1e-12
+    silent = dataclasses.replace(plan_of(path, micro_batch).model, exported_batch=0)
+    with pytest.raises(planner.ModelError, match="not exported at the plan's micro-batch"):
+        planner.runtime.run(dataclasses.replace(plan_of(path, micro_batch), model=silent), path)
 
 
 def test_torchrun_trains_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ def freeze(work: WorkGraph) -> Graph:
             "onnx", work.total_nodes, len(nodes), work.fates["plumbing"], work.fates["folded"], work.fates["dead"],
             tuple(work.notes),
         ),
+        identities=tuple(work.identities),
     )  # fmt: skip
 
 

@@ -107,6 +107,7 @@ class WorkGraph:
         weight_sources: for a tensor that carries parameters, their names.
         fates: how many nodes left the graph, by reason (plumbing, folded, dead).
         axis_names: symbolic names of each input's axes, "" where the file gives a number.
+        identities: results of nodes that handed on their first input unchanged and were taken out.
     """
 
     name: str
@@ -126,6 +127,7 @@ class WorkGraph:
     weight_sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fates: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
+    identities: list[str] = field(default_factory=list)
 
     def info(self, code: str, message: str, where: str = "") -> None:
         """Record something the user may want to know."""
