@@ -188,6 +188,8 @@ if TYPE_CHECKING:
     from planner.errors import RunError as RunError
     from planner.errors import ShardplanError as ShardplanError
     from planner.errors import UsageError as UsageError
+    from planner.files import input_bytes as input_bytes
+    from planner.files import talk_aside as talk_aside
     from planner.files import write_whole as write_whole
     from planner.registry import did_you_mean as did_you_mean
     from planner.units import format_bytes as format_bytes
