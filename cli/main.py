@@ -18,6 +18,7 @@ COMMANDS = {
     "predict": "Price exactly one configuration of a model on a cluster.",
     "calibrate": "Fit a stack to measured iterations of your own.",
     "compare": "Compare what the named systems would do with a model on a cluster.",
+    "sweep": "Plan with many values of devices, batch, sequence, options and figures of hardware.",
     "profile": "Price a model: totals, costliest blocks and operators, coverage.",
     "check": "Check a plan file against its schema, model and hardware.",
     "migrate": "Write a plan file of an older version as one of this version.",

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from planner.ask import find_fixes as find_fixes
     from planner.ask import least_devices as least_devices
     from planner.ask import read_target as read_target
+    from planner.ask import sweep as sweep
 
     # measured runs to figures of one's own
     from planner import calibration as calibration
@@ -174,6 +175,8 @@ if TYPE_CHECKING:
     from planner.report.profile import profile_report as profile_report
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
+    from planner.report.sweeps import sweep_report as sweep_report
+    from planner.report.sweeps import sweep_svg as sweep_svg
     from planner.report.targets import target_report as target_report
     from planner.report.timeline import timeline_report as timeline_report
     from planner.report.timeline_svg import draw_svg as draw_svg
