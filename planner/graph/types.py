@@ -54,7 +54,7 @@ class DType(StrEnum):
     @property
     def is_float(self) -> bool:
         """Whether gradients can flow through a tensor of this type."""
-        return self.value.startswith(("float", "bfloat", "complex"))
+        return self in _FLOATS
 
 
 _BITS = {
@@ -63,6 +63,9 @@ _BITS = {
     DType.UINT64: 64, DType.UINT32: 32, DType.UINT16: 16, DType.UINT8: 8, DType.UINT4: 4, DType.UINT2: 2,
     DType.BOOL: 8, DType.COMPLEX64: 64, DType.COMPLEX128: 128, DType.STRING: 64,
 }  # fmt: skip
+
+
+_FLOATS = frozenset(dtype for dtype in DType if dtype.value.startswith(("float", "bfloat", "complex")))
 
 
 class TensorKind(StrEnum):

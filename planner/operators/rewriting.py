@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.errors import HardwareError
-from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind
+from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_graph
 from planner.operators.formulas import Match, find, last_operators, rare_operators
 from planner.operators.site import rule_of
 from planner.registry import Registry, did_you_mean
@@ -84,10 +84,12 @@ def written_out(
         after: as in `Pattern`.
     """
 
+    by_end = _by_last_operator(formulas)
+
     def rewrite(graph: Graph, index: int) -> Rewrite | None:
         node = graph.nodes[index]
-        for formula in formulas:
-            match = find(graph, formula, node.outputs[0]) if node.op in last_operators(formula) else None
+        for formula in by_end.get(node.op, ()):
+            match = find(graph, formula, node.outputs[0])
             chosen = attributes(graph, match) if match is not None and index in match.nodes else None
             if match is not None and chosen is not None:
                 operands = [match.names.get(name, "") for name in inputs]
@@ -96,11 +98,7 @@ def written_out(
                 return Rewrite(match.nodes, (replace(node, op=op, inputs=tuple(operands), attributes=chosen),))
         return None
 
-    ends, among = (
-        frozenset(op for formula in formulas for op in operators(formula))
-        for operators in (last_operators, rare_operators)
-    )
-    return Pattern(ends, rewrite, after, among)
+    return Pattern(frozenset(by_end), rewrite, after, _among(formulas))
 
 
 def one_kernel(formulas: Sequence[str]) -> Pattern:
@@ -111,17 +109,29 @@ def one_kernel(formulas: Sequence[str]) -> Pattern:
         formulas: what the kernel computes (see `planner.operators.formulas`); the first that fits counts.
     """
 
+    by_end = _by_last_operator(formulas)
+
     def rewrite(graph: Graph, index: int) -> Rewrite | None:
         node = graph.nodes[index]
-        matches = (find(graph, f, node.outputs[0]) for f in formulas if node.op in last_operators(f))
+        matches = (find(graph, formula, node.outputs[0]) for formula in by_end.get(node.op, ()))
         match = next((each for each in matches if each is not None), None)
         return None if match is None else Rewrite(match.nodes, (node,))
 
-    ends, among = (
-        frozenset(op for formula in formulas for op in operators(formula))
-        for operators in (last_operators, rare_operators)
-    )
-    return Pattern(ends, rewrite, among=among, kernel=True)
+    return Pattern(frozenset(by_end), rewrite, among=_among(formulas), kernel=True)
+
+
+def _by_last_operator(formulas: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Formulas by the operators that their last node can be."""
+    found: dict[str, list[str]] = {}
+    for formula in formulas:
+        for operator in last_operators(formula):
+            found.setdefault(operator, []).append(formula)
+    return found
+
+
+def _among(formulas: Sequence[str]) -> frozenset[str]:
+    """Operators of which a graph must have one for any of the formulas."""
+    return frozenset(operator for formula in formulas for operator in rare_operators(formula))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +226,24 @@ def _in_order() -> list[str]:
     return order
 
 
+@per_graph
+def _places(graph: Graph) -> Mapping[str, Sequence[int]]:
+    """Indices of nodes by operator."""
+    found: dict[str, list[int]] = {}
+    for index, node in enumerate(graph.nodes):
+        found.setdefault(node.op, []).append(index)
+    return found
+
+
 def _find_all(graph: Graph, pattern: Pattern) -> list[Rewrite]:
     """Where a pattern stands, the last first, no two with a node in common."""
     taken: set[int] = set()
     found: list[Rewrite] = []
-    if pattern.among and pattern.among.isdisjoint(node.op for node in graph.nodes):
+    places = _places(graph)
+    if pattern.among and pattern.among.isdisjoint(places):
         return found
-    for index in range(len(graph.nodes) - 1, -1, -1):
-        if index in taken or graph.nodes[index].op not in pattern.ends:
+    for index in sorted((index for op in pattern.ends for index in places.get(op, ())), reverse=True):
+        if index in taken:
             continue
         rewrite = pattern.rewrite(graph, index)
         if rewrite is not None and taken.isdisjoint(rewrite.nodes) and _is_closed(graph, rewrite):

@@ -21,12 +21,14 @@ from planner.plans.headline import headline_of
 from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tied_groups
 from planner.plans.readings import requirements
 from planner.plans.records import (
+    OF_MINOR_1,
     Duplicated,
     ExchangeSection,
     FusedMessage,
     LinkBytes,
     PlanNote,
     Provenance,
+    Requirement,
     SharedParameter,
     Stage,
     StageCorrection,
@@ -178,7 +180,13 @@ def assemble(
         ),
     )
     divided = bool(staging.divided_modules())
-    return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+    return _with_requirements(plan, divided=divided)
+
+
+def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
+    """The plan with what it needs of a backend, sealed."""
+    needed = requirements(plan, divided=divided)
+    return seal(dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed))))
 
 
 def _error(cluster: Cluster, stages: Sequence[Stage], laid: RankSchedule) -> MeasuredError | None:
@@ -398,9 +406,9 @@ def with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
     """A plan of data parallelism whose gradients travel by a scheme, tensor by tensor, not by a plan's collectives."""
     stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
     section = exchange_section(exchange, {v.name: v.gradient_bytes for v in step.variables})
-    return seal(
-        dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=stages), exchange=section)
-    )
+    predictions = dataclasses.replace(plan.predictions, stages=stages)
+    exchanged = dataclasses.replace(plan, predictions=predictions, exchange=section)
+    return _with_requirements(exchanged, divided=Requirement.MID_MODULE_CUT in plan.requires)
 
 
 def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:

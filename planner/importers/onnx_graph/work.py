@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ ELEMENT_TYPES: dict[int, DType] = {
 """ONNX element type numbers by DType; the several 8-bit float layouts are one to a planner."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(NamedTuple):
     """Shape and element type of a value; the ONNX element type number is kept for shape inference."""
 
     shape: tuple[int, ...]
