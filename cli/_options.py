@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -217,7 +216,7 @@ def read_file(path: str) -> bytes:
     import planner
 
     if path == "-":
-        return sys.stdin.buffer.read()
+        return planner.input_bytes()
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any
 
-from planner.files import write_whole
+from planner.files import STANDARD, input_bytes, write_whole
 from planner.partitions.types import FORMAT, SCHEMA_VERSION, ChoiceRun, Part, PartitionPlan, TrivialPlan
 from planner.plans import documents
 
@@ -81,7 +82,7 @@ def is_partition_plan(path: str | Path) -> bool:
     Plans say their format first; only where the beginning does not, the whole file is read.
     """
     try:
-        with Path(path).open("rb") as stream:
+        with io.BytesIO(input_bytes()) if str(path) == STANDARD else Path(path).open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
             if b'"format"' in head:
                 return f'"{FORMAT}"'.encode() in head
