@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +201,7 @@ class Kept(click.ParamType):  # type: ignore[type-arg]
 
 
 def read_file(path: str) -> bytes:
-    """What a file holds; `-` is standard input.
+    """What a file holds; `-` is standard input, and `REV:path` a file of a git revision where no file has that name.
 
     Raises:
         PlanError: it is missing or cannot be read.
@@ -207,10 +211,51 @@ def read_file(path: str) -> bytes:
     if path == "-":
         return sys.stdin.buffer.read()
     try:
-        return Path(path).read_bytes()
+        revised = _at_revision(path)
+        return Path(path).read_bytes() if revised is None else revised
     except OSError as error:
         message = f"cannot read: {error.strerror or error}"
         raise planner.PlanError(message, where=path, hint="name a file that `shardplan` wrote") from error
+
+
+def _at_revision(path: str) -> bytes | None:
+    """What `git show REV:path` says; None where the name is that of a file, or not of this form.
+
+    Raises:
+        PlanError: git does not find it; its own words say what is missing.
+    """
+    import planner
+
+    if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or os.path.exists(path):
+        return None
+    try:
+        shown = subprocess.run(["git", "show", path], capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+    if shown.returncode:
+        lines = shown.stderr.decode(errors="replace").strip().splitlines() or ["git show failed"]
+        hint = "name a file, or REV:path of this git repository, such as main:model.plan.json"
+        raise planner.PlanError(lines[0].removeprefix("fatal: "), where=path, hint=hint)
+    return shown.stdout
+
+
+@contextlib.contextmanager
+def file_at(path: str) -> Iterator[str]:
+    """The name of a file that holds what `REV:path` says, for as long as it is needed; any other name as it is."""
+    content = _at_revision(path)
+    if content is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / Path(path).name.rpartition(":")[2]
+        copy.write_bytes(content)
+        yield str(copy)
+
+
+def beside(plan_file: str, name: str) -> str:
+    """A file that a plan names without its folder: here, else where the plan lies; any other name as it is."""
+    there = Path(plan_file).parent / name
+    return str(there) if name and not os.path.exists(name) and there.is_file() else name
 
 
 def shown_name(path: str) -> str:

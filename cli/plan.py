@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -118,7 +117,7 @@ from ._report import say_where, show
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="What to print: a summary, or the plan itself.",
+    help="What to print: a summary, or the plan itself; where none fits, as JSON, the answer that there is none.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress, no summary.")
 @partition_options
@@ -161,14 +160,20 @@ def command(
     hardware = options.pop("hardware")
     cluster = planner.load_cluster(hardware, nodes=options.pop("nodes"), stack=options.pop("stack"))
     job = _job(cluster.device_count, options)
-    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+    provenance = planner.default_provenance(model, hardware)
     with progress_line(quiet or form == "json", counted=True) as draw:
 
         def told(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
             if draw:
                 draw(completed=done, total=total, found=best_so_far(incumbent_s * 1e3, bound_s * 1e3, "ms"))
 
-        plan = _planned(graph, cluster, job, told if draw else None, provenance, options)
+        try:
+            plan = _planned(graph, cluster, job, told if draw else None, provenance, options)
+        except planner.InfeasibleError as error:
+            if form == "json":
+                answer = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, provenance)
+                click.echo(planner.plans.dump_answer(answer), nl=False)
+            raise
     if output:
         planner.write_plan(plan, output)
     if form == "json":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import click
@@ -118,7 +117,7 @@ def command(
     else:
         asked = _degrees(options)
     job = _job(options, asked)
-    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+    provenance = planner.default_provenance(model, hardware)
     found = planner.predict(graph, cluster, job, asked, provenance=provenance)
     lack = _lack(found, graph, cluster, job) if best else None
     if output:

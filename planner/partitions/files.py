@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,13 @@ def write_partition(plan: PartitionPlan, path: str | Path) -> None:
     write_whole(path, dump_partition(plan))
 
 
-def is_partition_plan(path: str | Path) -> bool:
-    """Whether a file is JSON that says that it holds a partition plan; whatever else it is, others will say.
+def is_partition_plan(source: str | Path | bytes) -> bool:
+    """Whether a file, or what it holds, is JSON that says that it is a partition plan; else others will say what it is.
 
     Plans say their format first; only where the beginning does not, the whole file is read.
     """
     try:
-        with Path(path).open("rb") as stream:
+        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
             if b'"format"' in head:
                 return f'"{FORMAT}"'.encode() in head
