@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import re
 import subprocess
@@ -14,10 +15,34 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-model_argument: Decorator = click.argument("model")
+_NAMES = {
+    "models": ("bundled_names",),
+    "hardware": ("cluster_names", "device_names"),
+    "devices": ("device_names",),
+    "stacks": ("stack_names",),
+    "systems": ("systems.names",),
+}
+"""Functions of `planner` whose names complete an argument."""
+
+
+def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Completion of bundled names by kind, and of file names."""
+
+    def items(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        import planner
+
+        functions = (operator.attrgetter(name)(planner) for kind in kinds for name in _NAMES[kind])
+        names = sorted({name for function in functions for name in function() if name.startswith(incomplete)})
+        return [*(CompletionItem(name) for name in names), CompletionItem(incomplete, type="file")]
+
+    return items
+
+
+model_argument: Decorator = click.argument("model", shell_complete=complete("models"))
 dims_option: Decorator = click.option(
     "--dim",
     "dims",
@@ -27,7 +52,11 @@ dims_option: Decorator = click.option(
     "batch needs none: it is taken as 1, and the micro-batch is searched.",
 )
 hardware_option: Decorator = click.option(
-    "--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file."
+    "--hardware",
+    "-H",
+    required=True,
+    shell_complete=complete("hardware"),
+    help="Hardware profile: a name or a YAML file.",
 )
 
 
@@ -49,7 +78,7 @@ nodes_option: Decorator = click.option(
     help="Number of nodes, instead of the profile's own; 4x64 uses 64 devices of each of 4, of racks of 72 say.",
 )  # fmt: skip
 stack_option: Decorator = click.option(
-    "--stack", default="", metavar="NAME",
+    "--stack", default="", metavar="NAME", shell_complete=complete("stacks"),
     help="Software that trains: a name (`shardplan hardware list --stacks`) or a YAML file. [default: megatron-2025, "
     "or that of the plan file]",
 )  # fmt: skip
@@ -102,10 +131,17 @@ def format_option(*forms: str) -> Decorator:
 def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The model and the hardware that a plan is held against."""
     model = click.option(
-        "--model", metavar="MODEL", help="ONNX file, config.json or bundled model that the plan is for."
+        "--model",
+        metavar="MODEL",
+        shell_complete=complete("models"),
+        help="ONNX file, config.json or bundled model that the plan is for.",
     )
     hardware = click.option(
-        "--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for."
+        "--hardware",
+        "-H",
+        metavar="NAME",
+        shell_complete=complete("hardware"),
+        help="Hardware profile (name or YAML file) that the plan is for.",
     )
     return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 

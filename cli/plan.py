@@ -14,7 +14,12 @@ from ._report import say_where, show
 
 @click.command("plan")
 @_options.model_argument
-@click.option("--hardware", "-H", help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.")
+@click.option(
+    "--hardware",
+    "-H",
+    shell_complete=_options.complete("hardware"),
+    help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
+)
 @_options.nodes_option
 @_options.stack_option
 @_options.devices_option
@@ -36,7 +41,11 @@ from ._report import say_where, show
 @click.option(
     "--schedule-file", type=click.Path(exists=True, dir_okay=False), help="The best stages for these orders of work."
 )
-@click.option("--system", help="What this system's own planner would choose: gpipe, pipedream, chimera, ..")
+@click.option(
+    "--system",
+    shell_complete=_options.complete("systems"),
+    help="What this system's own planner would choose: gpipe, pipedream, chimera, ..",
+)
 @_options.for_option(
     "Plan for this training framework: megatron, torchtitan, deepspeed, .. (docs/backends.md), or any; repeatable: one "
     "of them is to take the plan as it is. [default: megatron, torchtitan and deepspeed]"

@@ -158,6 +158,7 @@ if TYPE_CHECKING:
     from planner.report.catalogue import stacks_report as stacks_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
+    from planner.report.difference import annotation as annotation
     from planner.report.difference import diff_annotations as diff_annotations
     from planner.report.difference import diff_markdown as diff_markdown
     from planner.report.difference import diff_report as diff_report

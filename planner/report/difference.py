@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from planner.check.attribution import Attribution
+from planner.errors import Problem
 from planner.plans.comparison import PlanComparison, value_words
 from planner.plans.diff import Area, Change, Value
 from planner.plans.rules import Cost, Metric, Severity
@@ -223,6 +224,19 @@ def diff_annotations(found: PlanComparison, struck: Mapping[str, str] | None = N
     where = f"file={_escaped(file, ':,')}," if file else ""
     lines = (f"::{level} {where}title={_escaped(title, ':,')}::{_escaped(text)}\n" for level, title, text in said)
     return "".join(lines) or f"::notice {where}title=shardplan::{_escaped(diff_verdict(found, struck))}\n"
+
+
+def annotation(level: str, problem: Problem) -> str:
+    """A finding in a file as a workflow command of GitHub Actions.
+
+    Args:
+        level: "error" or "warning".
+        problem: the finding; its place may be `file:line:column`.
+    """
+    file, line, column = (*problem.where.rsplit(":", 2), "", "")[:3] if problem.excerpt else (problem.where, "", "")
+    places = {"file": file, "line": line, "col": column}
+    said = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in places.items() if value)
+    return f"::{level} {said}::{_escaped(problem.message + (f' ({problem.hint})' if problem.hint else ''))}"
 
 
 def _escaped(text: str, further: str = "") -> str:
