@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ._options import format_option
+from ._options import dims_option, format_option, parse_dims
 from ._report import show_rows
 
 
@@ -103,6 +103,41 @@ def build_model(
     click.echo(f"wrote {output}: {base}, batch {batch}{length}, {len(data) / 1e3:,.0f} kB without weights")
     for note in notes:
         click.echo(f"note: {note}")
+
+
+@command.command("rebatch")
+@click.argument("model", metavar="MODEL", type=click.Path(dir_okay=False))
+@click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in one forward pass.")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
+)
+@dims_option
+def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -> None:
+    """Write an ONNX file that was exported at one batch for another.
+
+    Constants that hold the batch (targets of Reshape and Expand) get the values that plans for that micro-batch state
+    in `model.rebatch`. Weights beside the file stay there: the new file goes into the same folder.
+
+    \b
+    Examples:
+      shardplan models rebatch model.onnx --batch 4 -o model-4.onnx
+      shardplan models rebatch model.onnx --batch 4 --dim seq=128 -o model-4.onnx
+    """
+    from planner import UsageError, plural, rebatched_file, write_whole
+
+    made = rebatched_file(model, batch, dims=parse_dims(dims))
+    if made.external and output.resolve().parent != Path(model).resolve().parent:
+        raise UsageError(
+            f"the weights in {made.external[0]} lie beside {model}, not beside {output}",
+            hint="write the file into the same folder",
+        )
+    write_whole(output, made.model.SerializeToString(deterministic=True))
+    click.echo(f"wrote {output}: batch {batch}, {plural(made.operands, 'operand')} with other values")
+    if made.repeated:
+        shown = ", ".join(made.repeated[:3]) + (", ..." if len(made.repeated) > 3 else "")
+        click.echo(
+            f"note: the first entry is taken for all samples in {plural(len(made.repeated), 'constant')}: {shown}"
+        )
 
 
 def _choices(words: Sequence[str]) -> dict[str, str]:

@@ -97,7 +97,6 @@ def command(
         loss=loss,
         learning_rate=learning_rate,
         check=check,
-        batch=_batch(plan, model),
         dtype=dtype,
         seed=seed,
         timeout_s=timeout_s,
@@ -126,27 +125,3 @@ def _model(plan: planner.Plan, model: str | None) -> Any:  # noqa: ANN401
     if not name:
         raise planner.UsageError("the plan does not name its model", hint="add --model FILE")
     return name
-
-
-def _batch(plan: planner.Plan, model: str | None) -> planner.operators.BatchConstants | None:
-    """What to change in a file that was exported at another batch than the plan's micro-batch."""
-    import planner
-
-    name = model or plan.provenance.model
-    if name in planner.bundled_names():
-        return None
-    graph = planner.load_graph(name, options=planner.ImportOptions(as_written=True), dims=_dims(plan, name))
-    return planner.batch_constants(graph, plan.micro_batches.size)
-
-
-def _dims(plan: planner.Plan, name: str) -> dict[str, int]:
-    """Sizes of the file's symbolic dimensions, read off the plan's inputs."""
-    import planner
-
-    known = planner.runtime.read_model(name)
-    found = {}
-    for spec in plan.model.inputs:
-        for size, symbol in zip(spec.shape, known.input_symbols.get(spec.name, ()), strict=False):
-            if symbol:
-                found[symbol] = size
-    return found

@@ -78,6 +78,8 @@ class GraphBuilder:
         self._parameters: dict[str, Value] = {}
         self._weights_of: tuple[str, str] = ("", "")
         self._constants: dict[tuple[ElementType, tuple[int, ...], bytes], Value] = {}
+        self._attributes: dict[tuple[str, str], onnx.AttributeProto] = {}
+        self._types: dict[tuple[ElementType, tuple[int, ...]], onnx.TypeProto] = {}
         self._random: np.random.Generator | None = None
         if seed is not None:
             import numpy as np
@@ -209,7 +211,7 @@ class GraphBuilder:
             output=[value.name for value in outputs],
         )
         for key, item in (attributes or {}).items():
-            node.attribute.append(self._onnx.helper.make_attribute(key, item))
+            node.attribute.append(self._attribute(key, item))
         node.metadata_props.add(key=NAME_SCOPES, value=repr([*self._scopes, label]))
         for value in outputs:
             self._describe(self._graph.value_info.add(), value)
@@ -229,13 +231,17 @@ class GraphBuilder:
         self._used[name] = 1
         return name
 
-    @staticmethod
-    def _describe(info: onnx.ValueInfoProto, value: Value) -> None:
+    def _attribute(self, key: str, item: Attribute) -> onnx.AttributeProto:
+        """An attribute; made once for each value."""
+        known = key, repr(item)
+        if known not in self._attributes:
+            self._attributes[known] = self._onnx.helper.make_attribute(key, item)
+        return self._attributes[known]
+
+    def _describe(self, info: onnx.ValueInfoProto, value: Value) -> None:
+        """Say a value's name, shape and element type; a type is made once for each shape."""
+        known = value.dtype, value.shape
+        if known not in self._types:
+            self._types[known] = self._onnx.helper.make_tensor_type_proto(int(value.dtype), value.shape)
         info.name = value.name
-        tensor_type = info.type.tensor_type
-        tensor_type.elem_type = int(value.dtype)
-        dims = tensor_type.shape.dim
-        for size in value.shape:
-            dims.add().dim_value = size
-        if not value.shape:
-            tensor_type.shape.SetInParent()
+        info.type.CopyFrom(self._types[known])

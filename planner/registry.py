@@ -66,11 +66,10 @@ class Registry(Generic[T]):
         self._loaded = True  # from here on, so that a module may look up others while it is imported
         try:
             self._import_modules()
-        except Exception as error:
-            self._failure = error
-            raise
-        except BaseException:  # an interrupt: the next look-up goes on
+        except BaseException as error:
             self._loaded = False
+            if isinstance(error, Exception):  # else an interrupt: the next look-up goes on
+                self._failure = error
             raise
 
     def _import_modules(self) -> None:
@@ -102,7 +101,8 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T | None:
         """The entry of that name, None when there is none."""
-        self._load()
+        if not self._loaded:
+            self._load()
         return self._entries.get(name)
 
     def names(self) -> tuple[str, ...]:

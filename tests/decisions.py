@@ -1,5 +1,6 @@
-"""Decisions and seconds of ten jobs as JSON, to compare environments: `python -m tests.decisions OUT` or `--compare A B`.
+"""Decisions and seconds of ten jobs as JSON, to compare environments.
 
+`python -m tests.decisions OUT` writes them, `python -m tests.decisions --compare A B` holds them against each other.
 Versions of the dependencies and of Python must not change what is decided, nor seconds by more than 1e-9.
 """
 
@@ -59,10 +60,13 @@ def main(arguments: list[str]) -> int:
         Path(arguments[0]).write_text(json.dumps(decisions(), indent=1))
         return 0
     files = [json.loads(Path(name).read_text()) for name in arguments[1:]]
-    lines = [f"{name}: {line}" for name, f in zip(arguments[2:], files[1:], strict=True) for line in differing(files[0], f)]
+    lines = [
+        f"{name}: {line}" for name, f in zip(arguments[2:], files[1:], strict=True) for line in differing(files[0], f)
+    ]
     equal = sum(all(f[name]["digest"] == files[0][name]["digest"] for f in files) for name in JOBS)
-    print("\n".join([*lines, f"{equal} of {len(JOBS)} plans are equal to the last digit in {len(files)} environments"]))
-    return 1 if lines else 0
+    lines.append(f"{equal} of {len(JOBS)} plans are equal to the last digit in {len(files)} environments")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if len(lines) > 1 else 0
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from planner.space.types import Configuration, StageChoice
 from planner.space.workers import lay_workers
 from planner.units import format_bytes, format_seconds, plural
 
-_MAY_BE_NEGATIVE = (("options", "keep"), ("predictions", "bubble_fraction"))
+_MAY_BE_NEGATIVE = (("options", "keep"), ("predictions", "bubble_fraction"), ("model", "rebatch"))
 
 
 def check_figures(plan: Plan) -> list[Finding]:

@@ -15,7 +15,7 @@ from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
-from planner.plans import Plan, assemble, with_simulation
+from planner.plans import Plan, assemble, with_price, with_simulation
 from planner.plans.figures import gap_to
 from planner.plans.files import ROUNDED, Difference, differences, seal
 from planner.plans.rank_schedule import lay_out
@@ -98,13 +98,18 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
         decision,
         evaluation,
         _said(plan, played_s) if is_searched(plan) else certificate_alone(decision, evaluation.stages, played_s),
-        origins=pricer.profiles(size)[0].origin,
+        prices=pricer.profiles(size)[0],
         provenance=plan.provenance,
         shardings=pricer.stage_shardings(decision),
         scheduled=lay_out(decision, schedule=schedule),
     )
     again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
     again = with_simulation(again, played_s)
+    if plan.headline is None or again.headline is None:  # of before
+        again = dataclasses.replace(again, headline=None)
+    elif plan.headline.dollars_per_hour != again.headline.dollars_per_hour:  # a price of the user's own
+        own_price = plan.headline.dollars_per_hour / plan.headline.device_count
+        again = dataclasses.replace(again, headline=again.headline.priced(own_price))
     takers = tuple(BACKENDS.get(name) for name in plan.options.backends)
     again = dataclasses.replace(
         again,
@@ -158,6 +163,8 @@ def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
         anew = _searched_again(plan, graph, cluster)
         if anew.free_choice is None:
             anew = dataclasses.replace(anew, free_choice=plan.free_choice)
+    if plan.headline and anew.headline and plan.headline.dollars_per_hour != anew.headline.dollars_per_hour:
+        anew = with_price(anew, plan.headline.dollars_per_hour / anew.headline.device_count)
     return seal(dataclasses.replace(anew, provenance=now))
 
 

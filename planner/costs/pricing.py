@@ -82,6 +82,7 @@ def profile(
         dropout=dropout,
         assume_dropout=assume_dropout,
         loss=loss,
+        fused=device.stack.fused,
     )
     sizes = element_bytes(sized, chosen.compute.bits / 8)
     narrow = narrow_products(sized, specs, chosen)
@@ -161,6 +162,7 @@ def saved_options(
     dropout: bool,
     assume_dropout: bool,
     loss: bool = True,
+    fused: tuple[str, ...] = (),
 ) -> SavedOptions:
     """What decides the kept bytes; mixed precision computes the loss in fp32, a pure one in its own type."""
     pure = precision.master_bytes == 0
@@ -170,6 +172,7 @@ def saved_options(
         assume_dropout=assume_dropout,
         loss=loss,
         loss_bytes=precision.compute.bits / 8 if pure else 4.0,
+        fused=fused,
     )
 
 

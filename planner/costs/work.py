@@ -1,7 +1,8 @@
 """The work of each node as frameworks run it: views are free, and some groups of nodes are one kernel.
 
-What eager frameworks fuse, and nothing else: the bias sum after a matrix product runs inside it; so does all of
-attention where `fused` is set: no traffic for the score matrix, and the score product once more in backward. Products
+What eager frameworks fuse: the bias sum after a matrix product runs inside it; so does all of
+attention where `fused` is set: no traffic for the score matrix, and the score product once more in backward. What a
+stack fuses beyond that (`Stack.fused`) reads its operands and writes its result, once. Products
 with expert weights that were gathered for each token are grouped products over the stored weights. Transposing and
 slicing make views; a copy is made where a reshape or a batched product cannot read one.
 
@@ -12,7 +13,7 @@ cross-entropy loss over them. A loss in the graph costs the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from planner.costs.winograd import FastConvolutions, fast_convolutions
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
 from planner.operators.expert_products import ExpertProduct, find_expert_products
+from planner.operators.rewriting import FusedKernel, fused_kernels
 from planner.operators.saved import float_type
 from planner.operators.site import rule_of
 from planner.operators.specs import call_classes, needs_gradient
@@ -113,6 +115,8 @@ def node_work(
     _free_views(graph, specs, rows, sizes, storages)
     scores = np.array([spec.scores_in_memory(fused) for spec in specs])
     _write_scores(rows, specs, scores, np.array([sizes[d] for d in dtypes]))
+    for kernel in fused_kernels(graph, device.stack.fused):
+        _fuse(graph, rows, kernel, sizes)
     for expert in find_expert_products(graph):
         _group_experts(graph, rows, expert, sizes)
     beside = np.zeros((2, len(graph.nodes)))
@@ -173,6 +177,22 @@ def _fuse_bias(graph: Graph, specs: Sequence[OpSpec], rows: np.ndarray) -> None:
         alone = graph.consumers.get(product, ()) == (i,)
         if at >= 0 and alone and specs[at].weight_grad_matrix_flops and len(graph.tensors[bias].shape) == 1:
             rows[i] = 0.0
+
+
+def _fuse(graph: Graph, rows: np.ndarray, kernel: FusedKernel, sizes: Mapping[DType, float]) -> None:
+    """One kernel for some nodes: operands in and result out; backward works out again what is inside."""
+
+    def size(names: Iterable[str]) -> float:
+        return sum(graph.tensors[name].elements * sizes[graph.tensors[name].dtype] for name in names)
+
+    carrying, result = needs_gradient(graph), graph.nodes[kernel.last].outputs[0]
+    operands, gradients = size(kernel.operands), size(name for name in kernel.operands if name in carrying)
+    inner, every = list(kernel.inner), [*kernel.inner, kernel.last]
+    again = rows[inner, 1].sum()
+    rows[kernel.last, [1, 2, 3]] = rows[every, 1].sum(), operands + size([result]), 1.0
+    if gradients:
+        rows[kernel.last, [6, 7, 8]] = rows[every, 6].sum() + again, size([result]) + operands + gradients, 1.0
+    rows[inner] = 0.0
 
 
 def _write_scores(rows: np.ndarray, specs: Sequence[OpSpec], scores: np.ndarray, widths: np.ndarray) -> None:

@@ -103,6 +103,7 @@ class Chain:
         return tuple(found)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def layer_of(module: str) -> str:
     """The layer a module path belongs to: the path up to its first number, or all of it when it has none."""
     found = _LAYER.match(module)
@@ -254,22 +255,26 @@ def _names(wanted: Sequence[str]) -> list[str]:
 
 def structural_hash(graph: Graph, nodes: Sequence[int]) -> str:
     """A hash (hex), equal for groups of nodes that differ only in names and weights."""
-    numbers: dict[str, int] = {}
-    digest = hashlib.sha256()
+    numbered: dict[str, str] = {"": "-"}
+    texts: list[str] = []
 
     def number(name: str) -> str:
-        if not name:
-            return "-"
-        tensor = graph.tensors.get(name)
-        kind = "?" if tensor is None else f"{tensor.kind}{tensor.dtype}{tensor.shape}"
-        value = graph.constants.get(name)
-        fixed = repr(value) if value is not None and tensor is not None and tensor.kind is TensorKind.CONSTANT else ""
-        return f"{numbers.setdefault(name, len(numbers))}:{kind}{fixed}"
+        if name not in numbered:
+            numbered[name] = f"{len(numbered) - 1}:{_kind_in_words(graph, name)}"
+        return numbered[name]
 
     for i in nodes:
         node = graph.nodes[i]
-        attributes = sorted(node.attributes.items(), key=lambda kv: kv[0])
-        reads = ",".join(number(n) for n in node.inputs)
-        writes = ",".join(number(n) for n in node.outputs)
-        digest.update(f"{node.op}|{node.repeat}|{attributes}|{reads}>{writes};".encode())
-    return digest.hexdigest()[:16]
+        attributes = sorted(node.attributes.items(), key=lambda kv: kv[0]) if node.attributes else []
+        reads, writes = ",".join(map(number, node.inputs)), ",".join(map(number, node.outputs))
+        texts.append(f"{node.op}|{node.repeat}|{attributes}|{reads}>{writes};")
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
+
+
+def _kind_in_words(graph: Graph, name: str) -> str:
+    """What tells tensors of a block apart beside their place: kind, type and shape, and a constant's values."""
+    tensor = graph.tensors.get(name)
+    if tensor is None:
+        return "?"
+    value = graph.constants.get(name) if tensor.kind is TensorKind.CONSTANT else None
+    return f"{tensor.kind}{tensor.dtype}{tensor.shape}{'' if value is None else repr(value)}"

@@ -6,10 +6,12 @@ Results of functions of a graph alone are kept with the graph: computed once, go
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -52,7 +54,7 @@ class DType(StrEnum):
     @property
     def is_float(self) -> bool:
         """Whether gradients can flow through a tensor of this type."""
-        return self.value.startswith(("float", "bfloat", "complex"))
+        return self in _FLOATS
 
 
 _BITS = {
@@ -61,6 +63,9 @@ _BITS = {
     DType.UINT64: 64, DType.UINT32: 32, DType.UINT16: 16, DType.UINT8: 8, DType.UINT4: 4, DType.UINT2: 2,
     DType.BOOL: 8, DType.COMPLEX64: 64, DType.COMPLEX128: 128, DType.STRING: 64,
 }  # fmt: skip
+
+
+_FLOATS = frozenset(dtype for dtype in DType if dtype.value.startswith(("float", "bfloat", "complex")))
 
 
 class TensorKind(StrEnum):
@@ -192,6 +197,27 @@ class ImportReport:
 
 
 @dataclass(frozen=True)
+class SourceFile:
+    """The file that a model was read from.
+
+    Attributes:
+        path: where it lies.
+        written: the model with the operators that the file has, where an importer reads several as one.
+        open_sizes: by model input, the dimensions whose size the file leaves open.
+    """
+
+    path: Path
+    written: Graph
+    open_sizes: Mapping[str, frozenset[int]]
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """sha256 (hex) of the file, weights beside it left out."""
+        with self.path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
 class Graph:
     """A model: operators in topological order over named tensors of known shape.
 
@@ -209,6 +235,8 @@ class Graph:
         opset: version of the default ONNX operator set; 0 for other formats.
         report: what the importer kept, dropped and assumed.
         permuted: for tensors of kind PARAMETER that are one parameter transposed: for each dimension, the parameter's.
+        identities: results of operators of the file that hand on their first operand unchanged and are left out here.
+        source: the file; None for a model in memory and for files that hold no operators of their own.
     """
 
     name: str
@@ -224,6 +252,8 @@ class Graph:
     opset: int = 0
     report: ImportReport = field(default_factory=lambda: ImportReport("memory", 0, 0, 0, 0, 0))
     permuted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    identities: tuple[str, ...] = ()
+    source: SourceFile | None = field(default=None, compare=False, repr=False)
 
     @functools.cached_property
     def producer(self) -> Mapping[str, int]:

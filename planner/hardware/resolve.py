@@ -347,7 +347,9 @@ def _fingerprint(
         "devices": [_figures(each, "stack", "sources", "about", format_rates={}) for each in devices],
         "ranks": runs,
         "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
-        "stack": _figures(devices[0].stack, "name", "compared", "sources", "about", inner_overlap={}, rows_once=False),
+        "stack": _figures(
+            devices[0].stack, "name", "compared", "sources", "about", inner_overlap={}, rows_once=False, fused=()
+        ),
     }
     if unlike:
         content["unlike"] = [[_figures(each, "name") for each in own] for own in unlike]

@@ -190,6 +190,12 @@ class PassesFigure(Cited):
     value: tuple[NonNegativeFloat, NonNegativeFloat]
 
 
+class NamesFigure(Cited):
+    """Some names, such as `[gated_activation]`; `[]` for none."""
+
+    value: tuple[str, ...]
+
+
 class ComparedFigure(Cited):
     """Runs that were compared, and between what measured over predicted lies, `[runs, low, high]`."""
 
@@ -443,6 +449,9 @@ class StackFile(Strict):
     )
     unaligned_rate: FractionFigure | None = Field(
         None, description="what a product of activations reaches of its rate where rows are no multiple of 16 bytes"
+    )
+    fused: NamesFigure | None = Field(
+        None, description="kernels that run several operators as one, such as `[gated_activation]`"
     )
     loss: PassesFigure | None = Field(None, description="times that the loss reads or writes the logits")
     accumulation_bytes: CountFigure | None = Field(

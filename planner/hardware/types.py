@@ -68,6 +68,8 @@ class Stack:
         causal_part: part of the score products that a fused attention kernel does under a causal mask.
         unaligned_rate: what a product of two computed matrices reaches of its rate where rows are no multiple of 16
             bytes long and attention is not fused.
+        fused: kernels that run several operators as one, by name (`planner.operators.patterns`): what is inside takes
+            no launch, no traffic and no memory.
         loss_passes: times that the loss reads or writes its logits in forward and in backward.
         accumulation_bytes: traffic of adding the gradient of a weight to the sum over micro-batches, an element.
         overlap: part of the work of a pass behind which exchanges of gradients and weights hide.
@@ -98,6 +100,7 @@ class Stack:
     attention_rate: Mapping[str, float] = field(default_factory=lambda: {"*": 0.75})
     causal_part: float = 1.0
     unaligned_rate: float = 1.0
+    fused: tuple[str, ...] = ()
     loss_passes: tuple[float, float] = (3.0, 6.0)
     accumulation_bytes: float = 0.0
     overlap: float = 0.0

@@ -10,6 +10,7 @@ from planner.importers.operator_graph import (
     operator_graph_from,
 )
 from planner.importers.piper import PiperFile, PiperNode, piper_from_document, read_piper, sniff_piper
+from planner.importers.rebatched import RebatchedFile, rebatched_file
 
 __all__ = [
     "FORMATS",
@@ -19,6 +20,7 @@ __all__ = [
     "OperatorNode",
     "PiperFile",
     "PiperNode",
+    "RebatchedFile",
     "graph_from_proto",
     "is_operator_graph",
     "load_graph",
@@ -26,5 +28,6 @@ __all__ = [
     "operator_graph_from",
     "piper_from_document",
     "read_piper",
+    "rebatched_file",
     "sniff_piper",
 ]

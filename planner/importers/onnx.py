@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
-from planner.graph import Graph
+from planner.graph import Graph, SourceFile
 from planner.importers.formats import FORMATS, Format, ImportOptions
 from planner.importers.onnx_graph.attributes import assign_modules
 from planner.importers.onnx_graph.freeze import freeze
@@ -93,7 +94,15 @@ def graph_from_proto(
 
 
 def _load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
-    return graph_from_proto(read_model(path), name=path.stem, dims=dims, options=options, where=str(path))
+    model = read_model(path)
+    as_written = replace(options, as_written=True)
+    written = graph_from_proto(model, name=path.stem, dims=dims, options=as_written, where=str(path))
+    open_sizes = {
+        value.name: frozenset(d for d, size in enumerate(value.type.tensor_type.shape.dim) if not size.dim_value)
+        for value in model.graph.input
+    }
+    graph = written if options.as_written else rewritten(written)
+    return replace(graph, source=SourceFile(path, written, open_sizes))
 
 
 FORMATS.register("onnx", Format("ONNX", (".onnx", ".pb"), looks_like_onnx, _load))

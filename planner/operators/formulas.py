@@ -15,7 +15,9 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from planner.graph import Graph, Node, TensorKind
 
@@ -43,8 +45,7 @@ class Call:
 Term = Product | Call | str | float
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """Where a formula is computed.
 
     Attributes:
@@ -53,7 +54,7 @@ class Match:
         axes: how many last dimensions the means are over; 0 without a mean.
     """
 
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = MappingProxyType({})
     nodes: frozenset[int] = frozenset()
     axes: int = 0
 
@@ -104,7 +105,7 @@ def last_operators(formula: str) -> tuple[str, ...]:
     if isinstance(term, Product):
         return ("Mul", "Div")
     name = term.name if isinstance(term, Call) else ""
-    return ({"+": "Add", "-": "Sub"}.get(name, name),)
+    return _LAST.get(name, (name,))
 
 
 def rare_operators(formula: str) -> frozenset[str]:
@@ -147,17 +148,20 @@ def _solve(graph: Graph, term: Term, name: str, match: Match) -> Iterator[Match]
     index = graph.producer.get(name)
     if index is None:
         return
-    node = graph.nodes[index]
-    here = replace(match, nodes=match.nodes | {index})
     if isinstance(term, Product):
         yield from _solve_product(graph, term, name, match)
-    elif term.name in "+-":
+        return
+    node = graph.nodes[index]
+    if node.op not in _LAST.get(term.name, (term.name,)) and node.op != "Cast":
+        return
+    here = match._replace(nodes=match.nodes | {index})
+    if term.name in "+-":
         yield from _solve_sum(graph, term, node, here)
     elif term.name in _NAMED:
         yield from _NAMED[term.name](graph, term.operands[0], node, here)
     elif node.op == term.name:
         yield from _solve_all(graph, term.operands, node.inputs, here)
-    if node.op == "Cast" and graph.tensors[node.inputs[0]].dtype.is_float and not isinstance(term, Product):
+    if node.op == "Cast" and graph.tensors[node.inputs[0]].dtype.is_float:
         yield from _solve(graph, term, node.inputs[0], here)
 
 
@@ -172,7 +176,7 @@ def _bind(graph: Graph, term: str, name: str, match: Match) -> Iterator[Match]:
         return
     if term not in _ANY and (term in _STORED) != stored:
         return
-    yield replace(match, names={**match.names, term: name})
+    yield match._replace(names={**match.names, term: name})
 
 
 def _solve_all(graph: Graph, terms: tuple[Term, ...], names: tuple[str, ...], match: Match) -> Iterator[Match]:
@@ -205,15 +209,18 @@ def _solve_mean(graph: Graph, term: Term, node: Node, match: Match) -> Iterator[
         at = graph.producer.get(sums[0], -1) if len(sums) == 1 else -1
         if at < 0 or graph.nodes[at].op != "ReduceSum":
             return
-        node, match = graph.nodes[at], replace(match, nodes=match.nodes | {at})
+        node, match = graph.nodes[at], match._replace(nodes=match.nodes | {at})
     elif node.op != "ReduceMean":
         return
     axes = _last_axes(graph, node)
     if axes and match.axes in (0, axes):
-        yield from _solve(graph, term, node.inputs[0], replace(match, axes=axes))
+        yield from _solve(graph, term, node.inputs[0], match._replace(axes=axes))
 
 
 _NAMED = {"sqrt": _solve_sqrt, "mean": _solve_mean}
+
+_LAST = {"+": ("Add",), "-": ("Sub",), "sqrt": ("Sqrt", "Pow"), "mean": ("ReduceMean", "Mul", "Div")}
+"""Operators that the last node of a function can be, where that is not the operator of its name; casts apart."""
 
 
 def _last_axes(graph: Graph, node: Node) -> int:
@@ -284,7 +291,7 @@ def _solve_product(graph: Graph, term: Product, name: str, match: Match) -> Iter
     target.collect(graph, name, False, True)
     if not target.nodes or len(target.parts) != len(term.factors) or (target.numbers and not term.scaled):
         return
-    yield from _assign(graph, term.factors, target.parts, replace(match, nodes=match.nodes | target.nodes))
+    yield from _assign(graph, term.factors, target.parts, match._replace(nodes=match.nodes | target.nodes))
 
 
 def _assign(

@@ -5,18 +5,22 @@ a dozen, batch normalisation folded into the convolution before it. A pattern sa
 which operators of `planner.operators.rules` they stand for. From there on one rule says what such an operator costs,
 what it keeps and how it is split. Patterns are files in `planner.operators.patterns`, applied once, when a model is
 read.
+
+A pattern can also stand for a kernel that some software has and other software has not. Its nodes stay as they are; a
+stack that names it (`Stack.fused`) is priced with one kernel in their place (`fused_kernels`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind
+from planner.errors import HardwareError
+from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_graph
 from planner.operators.formulas import Match, find, last_operators, rare_operators
 from planner.operators.site import rule_of
-from planner.registry import Registry
+from planner.registry import Registry, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Pattern:
         after: names of patterns that must have been applied before.
         among: operators of which one is among the nodes; none stands for any.
         note: said to the user where it was applied, `{count}` being how often; "" for nothing.
+        kernel: some software runs its nodes as one kernel; no graph is changed.
     """
 
     ends: frozenset[str]
@@ -53,6 +58,7 @@ class Pattern:
     after: tuple[str, ...] = ()
     among: frozenset[str] = frozenset()
     note: str = ""
+    kernel: bool = False
 
 
 PATTERNS: Registry[Pattern] = Registry("planner.operators.patterns", "pattern")
@@ -78,10 +84,12 @@ def written_out(
         after: as in `Pattern`.
     """
 
+    by_end = _by_last_operator(formulas)
+
     def rewrite(graph: Graph, index: int) -> Rewrite | None:
         node = graph.nodes[index]
-        for formula in formulas:
-            match = find(graph, formula, node.outputs[0]) if node.op in last_operators(formula) else None
+        for formula in by_end.get(node.op, ()):
+            match = find(graph, formula, node.outputs[0])
             chosen = attributes(graph, match) if match is not None and index in match.nodes else None
             if match is not None and chosen is not None:
                 operands = [match.names.get(name, "") for name in inputs]
@@ -90,11 +98,75 @@ def written_out(
                 return Rewrite(match.nodes, (replace(node, op=op, inputs=tuple(operands), attributes=chosen),))
         return None
 
-    ends, among = (
-        frozenset(op for formula in formulas for op in operators(formula))
-        for operators in (last_operators, rare_operators)
-    )
-    return Pattern(ends, rewrite, after, among)
+    return Pattern(frozenset(by_end), rewrite, after, _among(formulas))
+
+
+def one_kernel(formulas: Sequence[str]) -> Pattern:
+    """A pattern for nodes that some software runs as one kernel, which keeps its operands and works out again in
+    backward what is inside.
+
+    Args:
+        formulas: what the kernel computes (see `planner.operators.formulas`); the first that fits counts.
+    """
+
+    by_end = _by_last_operator(formulas)
+
+    def rewrite(graph: Graph, index: int) -> Rewrite | None:
+        node = graph.nodes[index]
+        matches = (find(graph, formula, node.outputs[0]) for formula in by_end.get(node.op, ()))
+        match = next((each for each in matches if each is not None), None)
+        return None if match is None else Rewrite(match.nodes, (node,))
+
+    return Pattern(frozenset(by_end), rewrite, among=_among(formulas), kernel=True)
+
+
+def _by_last_operator(formulas: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Formulas by the operators that their last node can be."""
+    found: dict[str, list[str]] = {}
+    for formula in formulas:
+        for operator in last_operators(formula):
+            found.setdefault(operator, []).append(formula)
+    return found
+
+
+def _among(formulas: Sequence[str]) -> frozenset[str]:
+    """Operators of which a graph must have one for any of the formulas."""
+    return frozenset(operator for formula in formulas for operator in rare_operators(formula))
+
+
+@dataclass(frozen=True, slots=True)
+class FusedKernel:
+    """Nodes that one kernel runs.
+
+    Attributes:
+        inner: indices of the nodes whose results are never in memory.
+        last: index of the node that makes the result.
+        operands: tensors that the kernel reads.
+    """
+
+    inner: tuple[int, ...]
+    last: int
+    operands: tuple[str, ...]
+
+
+def fused_kernels(graph: Graph, names: Iterable[str]) -> tuple[FusedKernel, ...]:
+    """Where software that has kernels of some names uses them, the last first. O(nodes) for each name.
+
+    Raises:
+        HardwareError: no kernel has that name.
+    """
+    kernels = []
+    for name in names:
+        pattern = PATTERNS.find(name)
+        if pattern is None or not pattern.kernel:
+            known = (each for each, entry in PATTERNS.items() if entry.kernel)
+            raise HardwareError(f"no fused kernel is called {name!r}", where="stack", hint=did_you_mean(name, known))
+        for found in _find_all(graph, pattern):
+            *inner, last = sorted(found.nodes)
+            made = {output for i in inner for output in graph.nodes[i].outputs}
+            read = dict.fromkeys(operand for i in (*inner, last) for operand in graph.nodes[i].inputs if operand)
+            kernels.append(FusedKernel(tuple(inner), last, tuple(operand for operand in read if operand not in made)))
+    return tuple(kernels)
 
 
 def rewritten(graph: Graph) -> Graph:
@@ -108,7 +180,7 @@ def rewritten(graph: Graph) -> Graph:
     graph = _without_constant_work(graph)
     for name in _in_order():
         pattern = PATTERNS.get(name)
-        found = _find_all(graph, pattern)
+        found = [] if pattern.kernel else _find_all(graph, pattern)
         if found:
             graph = _apply(graph, found)
             if pattern.note:
@@ -154,14 +226,24 @@ def _in_order() -> list[str]:
     return order
 
 
+@per_graph
+def _places(graph: Graph) -> Mapping[str, Sequence[int]]:
+    """Indices of nodes by operator."""
+    found: dict[str, list[int]] = {}
+    for index, node in enumerate(graph.nodes):
+        found.setdefault(node.op, []).append(index)
+    return found
+
+
 def _find_all(graph: Graph, pattern: Pattern) -> list[Rewrite]:
     """Where a pattern stands, the last first, no two with a node in common."""
     taken: set[int] = set()
     found: list[Rewrite] = []
-    if pattern.among and pattern.among.isdisjoint(node.op for node in graph.nodes):
+    places = _places(graph)
+    if pattern.among and pattern.among.isdisjoint(places):
         return found
-    for index in range(len(graph.nodes) - 1, -1, -1):
-        if index in taken or graph.nodes[index].op not in pattern.ends:
+    for index in sorted((index for op in pattern.ends for index in places.get(op, ())), reverse=True):
+        if index in taken:
             continue
         rewrite = pattern.rewrite(graph, index)
         if rewrite is not None and taken.isdisjoint(rewrite.nodes) and _is_closed(graph, rewrite):

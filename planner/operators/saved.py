@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph
 from planner.operators.expert_products import find_expert_products
+from planner.operators.rewriting import fused_kernels
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 from planner.operators.unseen import logits_of, residual_branches
@@ -31,6 +32,8 @@ class SavedOptions:
         dropout_mask_bytes: bytes a mask takes per element: 1 on GPUs, the element's own width in composite kernels.
         loss: where the graph ends at logits, count the log-softmax that the loss keeps.
         loss_bytes: bytes per element of that log-softmax.
+        fused: names of the kernels that run several nodes as one (`planner.operators.rewriting.fused_kernels`); what is
+            inside is not kept.
     """
 
     fused_attention: bool = True
@@ -39,6 +42,7 @@ class SavedOptions:
     dropout_mask_bytes: float = 1.0
     loss: bool = True
     loss_bytes: float = 4.0
+    fused: tuple[str, ...] = ()
 
 
 @per_graph
@@ -180,6 +184,8 @@ class _Collector:
     ) -> None:
         self.narrow, self.forms = narrow, defaultdict[str, set[float]](set)
         self.graph, self.specs, self.sizes, self.options, self.storages = graph, specs, sizes, options, storages
+        kernels = fused_kernels(graph, options.fused)
+        self.unmade = {output for kernel in kernels for i in kernel.inner for output in graph.nodes[i].outputs}
         self.has_dropout = _draws(graph)
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
 
@@ -206,7 +212,7 @@ class _Collector:
         root = self.storages.root(name)
         tensor = self.graph.tensors[root]
         at = self.graph.producer.get(root)
-        if at is None:
+        if at is None or root in self.unmade:
             return
         self.forms[root].add(self.sizes[tensor.dtype] if form is None else form)
         self.kept[node][root] = tensor.elements * self.graph.nodes[at].repeat

@@ -6,7 +6,7 @@ data of a plan (`types`), read and written by `documents` and `files`; `rank_sch
 and `diff`.
 """
 
-from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_simulation
+from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_price, with_simulation
 from planner.plans.blocks import Block, BlockParameter, BlockRun, compress, expand
 from planner.plans.comparison import PlanComparison, compare_plans
 from planner.plans.configuration_file import (
@@ -31,7 +31,7 @@ from planner.plans.infeasible import (
 )
 from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
 from planner.plans.rank_schedule import lay_out
-from planner.plans.readings import counterparts, has_closed_form, leaders
+from planner.plans.readings import SCHEDULE_KEYS, WORDS, counterparts, has_closed_form, leaders, requirements
 from planner.plans.rebuild import priced_configuration, rebuild
 from planner.plans.records import Boundary, Duplicated, Loss, PlanNote, Provenance, Requirement, SharedParameter
 from planner.plans.rules import RULES, Gate, Metric, Remark, Severity, gate, read_rules
@@ -46,6 +46,8 @@ dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
 __all__ = [
     "NOT_MODELLED",
     "RULES",
+    "SCHEDULE_KEYS",
+    "WORDS",
     "Area",
     "Block",
     "BlockParameter",
@@ -119,12 +121,14 @@ __all__ = [
     "read_plan",
     "read_rules",
     "rebuild",
+    "requirements",
     "seal",
     "split_reasons",
     "summary",
     "to_document",
     "validate",
     "with_exchange",
+    "with_price",
     "with_simulation",
     "write",
     "write_plan",

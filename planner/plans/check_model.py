@@ -186,7 +186,8 @@ def _tensors(plan: Plan, staging: Staging) -> Iterator[Finding]:
 
 def _model(plan: Plan, staging: Staging) -> Iterator[Finding]:
     right = model_section(staging.graph, staging.chosen)
-    for difference in compared(("model",), plain(replace(plan.model, name=right.name)), plain(right)):
+    said = replace(plan.model, name=right.name)
+    for difference in compared(("model",), plain(said), plain(right.comparable(said))):
         yield Finding(Fault.MODEL, str(difference), _FOR_THIS_MODEL)
     divided = staging.divided_modules()
     if bool(divided) != (Requirement.MID_MODULE_CUT in plan.requires):

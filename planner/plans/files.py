@@ -308,6 +308,7 @@ class Difference:
 
 def differences(plan: Plan, right: Plan) -> list[Difference]:
     """All values in which a plan's file differs from another's, digest and provenance left out; O(size of the file)."""
+    right = dataclasses.replace(right, model=right.model.comparable(plan.model))
     said, document = to_document(plan), to_document(right)
     keys = [key for key in dict.fromkeys((*said, *document)) if key not in _LEFT_OUT]
     return [each for key in keys for each in compared((key,), said.get(key, ...), document.get(key, ...))]

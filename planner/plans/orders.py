@@ -38,7 +38,7 @@ _STEPS = r"(?:([+-][0-9]+))?(?:s(-?[0-9]+))?(?:u(-?[0-9]+))?(?:v(-?[0-9]+))?"
 _ITEM = re.compile(
     rf"\s*(?:(\()|(\[)|\)\*([0-9]+){_STEPS}(?=[\s)\]]|$)|(\]){_STEPS}(?=\s|$)|([^\s()\[\]]+)(?=[\s)\]]|$))"
 )
-_WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+)(?:-([0-9]+))?)?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([+-][0-9]+))?")
+WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+)(?:-([0-9]+))?)?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([+-][0-9]+))?")
 _COMPUTE, _EXCHANGE, _UPDATE = range(3)
 _CHANNEL = {
     **dict.fromkeys(ActionKind, _COMPUTE),
@@ -166,11 +166,14 @@ class _Text:
 
     def _item(self, start: int, stop: int) -> tuple[int, str]:
         """The item that covers most rows from `start`, of equal ones the one with the shortest body."""
-        best, period, chosen = 1, 0, Steps()
+        best, period, chosen, heads = 1, 0, Steps(), self._heads
         most = min(MAX_PERIOD, (stop - start) // 2)
         same = np.flatnonzero(self._head[start + 1 : start + most + 1] == self._heads[start]) + 1
         for p in same.tolist():
-            if period and p % period == 0 and stop - start - best < period:
+            last = start + max(2, best // p + 1) * p - 1  # of the fewest rows that make a better item
+            if last >= stop or heads[last] != heads[last - p]:
+                continue
+            if heads[start : start + p] != heads[start + p : start + 2 * p]:
                 continue
             steps = self._steps(start, p)
             covered = (1 + self._matching(start, stop, p, steps) // p) * p
@@ -278,7 +281,7 @@ def _steps_of(groups: Iterable[str | None]) -> Steps:
 
 
 def _read_word(word: str) -> list[Row]:
-    match = _WORD.fullmatch(word)
+    match = WORD.fullmatch(word)
     if match is None or match[2] not in set(ActionKind):
         raise PlanError(f"cannot read action {word!r}", hint=_GRAMMAR)
     kind, stage = ActionKind(match[2]), int(match[3])

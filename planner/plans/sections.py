@@ -6,6 +6,7 @@ From putting operators into stages follow the tensors between stages, inputs, sh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -20,9 +21,9 @@ from planner.costs.errors import JobClass
 from planner.costs.precision import Precision
 from planner.errors import ModelError
 from planner.exchange import Phase, groups_of, recipe_of
-from planner.graph import Graph, Node, Tensor, layer_of
+from planner.graph import Graph, Node, SourceFile, Tensor, layer_of
 from planner.hardware.types import Cluster, Collective
-from planner.operators import needs_gradient, rule_of
+from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.operators.types import Origin
 from planner.plans.blocks import BlockParameter
 from planner.plans.figures import (
@@ -42,6 +43,8 @@ from planner.plans.records import (
     Loss,
     MicroBatches,
     ModelSection,
+    RebatchedOperand,
+    RebatchedTensor,
     SharedParameter,
     Stage,
     TensorSpec,
@@ -59,7 +62,7 @@ _EACH: dict[Phase, Literal["", "forward", "backward"]] = {
 
 def model_section(graph: Graph, chosen: Precision) -> ModelSection:
     """The model."""
-    return ModelSection(
+    section = ModelSection(
         name=graph.name,
         fingerprint=graph.fingerprint,
         opset=graph.opset,
@@ -69,6 +72,35 @@ def model_section(graph: Graph, chosen: Precision) -> ModelSection:
         operators=len(graph.nodes),
         parameters=graph.parameter_count(),
     )
+    return section if graph.source is None else _of_file(section, graph, graph.source)
+
+
+def _of_file(section: ModelSection, graph: Graph, source: SourceFile) -> ModelSection:
+    """The section with what must change in the model's file for the graph's batch."""
+    section = dataclasses.replace(section, file_sha256=source.sha256, identities=graph.identities)
+    written = source.written
+    if written.batch in (0, *_open_sizes(source)):
+        return section
+    change = batch_constants(written, graph.batch)
+    readers: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for (name, operand), values in change.operands.items():
+        readers.setdefault((operand, values), []).append(name)
+    sizes = {name: list(written.tensors[name].shape) for name in change.samples}
+    for name, dims in change.samples.items():
+        for d, size in dims.items():
+            sizes[name][d] = size
+    return dataclasses.replace(
+        section,
+        exported_batch=written.batch,
+        rebatch=tuple(RebatchedOperand(tuple(names), operand, v) for (operand, v), names in readers.items()),
+        rebatched_tensors=tuple(RebatchedTensor(name, tuple(shape)) for name, shape in sizes.items()),
+    )
+
+
+def _open_sizes(source: SourceFile) -> set[int]:
+    """Sizes of the first dimensions of inputs that the file leaves open."""
+    shapes = {name: source.written.tensors[name].shape for name in source.written.inputs}
+    return {shape[0] for name, shape in shapes.items() if shape and 0 in source.open_sizes.get(name, ())}
 
 
 def hardware_section(cluster: Cluster) -> HardwareSection:

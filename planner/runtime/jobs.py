@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from planner.errors import UsageError
-from planner.operators import BatchConstants
 from planner.plans import Plan
 from planner.runtime.data import Data, from_file, loss_by_name, synthetic
 from planner.runtime.launch import Link, in_process, run_ranks, scratch
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
 from planner.runtime.requirements import require_executable
+from planner.runtime.stages import stage_program
 from planner.runtime.trainer import Trainer, model_of
 
 TOLERANCE = 1e-7
@@ -93,7 +93,6 @@ def run(
     loss: str = "auto",
     learning_rate: float = 0.01,
     check: bool = False,
-    batch: BatchConstants | None = None,
     dtype: str = "float32",
     seed: int = 0,
     timeout_s: float = 60.0,
@@ -109,14 +108,14 @@ def run(
         loss: by name (`planner.runtime.data.loss_by_name`).
         learning_rate: of the plan's optimizer.
         check: compare the gradients of a first iteration with those of the whole model, in float64.
-        batch: the constants that hold another batch in the file than the plan's micro-batch.
         dtype: of all floating-point work of the training: float32 or float64.
         seed: of weights without data, synthetic data and dropout.
         timeout_s: longest time in which no rank begins another action.
         progress: told step and loss.
 
     Raises:
-        PlanError: something in the plan is not executed.
+        PlanError: the plan's parts contradict each other, it is for another model, or something in it is not executed;
+            no process is started then.
         RunError: a rank failed.
         UsageError: a check is asked for where the pipeline never drains.
     """
@@ -127,7 +126,9 @@ def run(
             hint="leave it out, or plan with a schedule that drains, such as 1f1b",
         )
     read = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
-    read = model_of(plan, read if batch is None else read.at_batch(batch))
+    read = model_of(plan, read)
+    for stage in plan.stages:
+        stage_program(plan, read, stage.index)
     made = _check(plan, read, data, loss, seed, timeout_s) if check else None
     if not steps:
         return RunReport((), made, (), ())

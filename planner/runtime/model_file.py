@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -60,7 +60,6 @@ class ModelFile:
         seed: of weights whose data are not in the file.
         folder: where external data lie.
         input_types: of each input the ONNX element type and its fixed sizes.
-        input_symbols: of each input the names of its symbolic dimensions, "" for fixed ones.
         resized: tensors with another number of samples than in the file: sizes by dimension.
     """
 
@@ -72,7 +71,6 @@ class ModelFile:
     seed: int = 0
     folder: Path = Path()
     input_types: Mapping[str, tuple[int, tuple[int | None, ...]]] = field(default_factory=dict)
-    input_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     resized: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -138,11 +136,17 @@ class ModelFile:
                 steps[at[step.name]] = replace(here, inputs=inputs)
         return replace(self, steps=tuple(steps), weights=weights)
 
-    def at_batch(self, change: BatchConstants) -> ModelFile:
+    def takes(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether an input may have a shape: sizes that the file fixes are these."""
+        fixed = self.input_types[name][1] if name in self.input_types else ()
+        return all(known in (None, size) for known, size in zip(fixed, shape, strict=False))
+
+    def at_batch(self, change: BatchConstants, identities: Iterable[str]) -> ModelFile:
         """The model at another batch size than the file's.
 
         Args:
-            change: the constants that hold the batch (`planner.operators.batch_constants`).
+            change: the constants that hold the batch.
+            identities: results of operators that hand on their first operand, whatever the others say.
 
         Raises:
             ModelError: the file has not the operator that reads one of them.
@@ -160,6 +164,8 @@ class ModelFile:
             inputs[position] = name
             constants[name] = torch.tensor(values, dtype=torch.int64)
             steps[at] = replace(steps[at], inputs=tuple(inputs))
+        for at in (places[name] for name in identities if name in places):
+            steps[at] = replace(steps[at], op="Identity", inputs=steps[at].inputs[:1], attributes={})
         return replace(self, steps=tuple(steps), constants=constants, resized=change.samples)
 
     def weight(self, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -266,8 +272,7 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
         name: (kind.elem_type, tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim))
         for name, kind in kinds.items()
     }
-    symbols = {name: tuple(d.dim_param for d in kind.shape.dim) for name, kind in kinds.items()}
-    return ModelFile(steps, inputs, outputs, weights, {}, seed, folder, types, symbols)
+    return ModelFile(steps, inputs, outputs, weights, {}, seed, folder, types)
 
 
 def _step(node: Any, versions: Mapping[str, int]) -> Step:  # noqa: ANN401

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner.errors import JobError, PlanError, UsageError
+from planner.errors import JobError, ModelError, PlanError, UsageError
 from planner.plans import Plan, read
 from planner.runtime.data import Batch, Data, Loss, loss_by_name
 from planner.runtime.interpreter import Values
@@ -205,18 +205,32 @@ def load(
         options: as of `Trainer`; `weights_seed` is of weights whose data are not in the file.
 
     Raises:
+        PlanError: the plan cannot be read, its parts contradict each other, or something in it is not executed.
         UsageError: torch.distributed is not ready and the environment does not say how.
     """
+    found = plan if isinstance(plan, Plan) else read(plan)
+    require_executable(found)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise UsageError("torch.distributed is not ready", hint="start by torchrun, or call init_process_group")
         dist.init_process_group("gloo")
-    found = plan if isinstance(plan, Plan) else read(plan)
     seed = int(options.pop("weights_seed", 0))
     known = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
     return Trainer(found, model_of(found, known), dist.get_rank(), **options)
 
 
 def model_of(plan: Plan, model: ModelFile) -> ModelFile:
-    """The model with the weights that the plan trains apart."""
+    """The model at the plan's micro-batch, with the weights that the plan trains apart.
+
+    Raises:
+        ModelError: the file is fixed at another batch, and the plan does not say what changes.
+    """
+    if not all(model.takes(spec.name, spec.shape) for spec in plan.model.inputs):
+        if plan.model.exported_batch in (0, plan.micro_batches.size):
+            raise ModelError(
+                f"the model is not exported at the plan's micro-batch of {plan.micro_batches.size}",
+                where=plan.model.name,
+                hint="write it at that batch: `shardplan models rebatch MODEL --batch N -o FILE`",
+            )
+        model = model.at_batch(plan.model.batch_constants, plan.model.identities)
     return model.apart(p.name for block in plan.block_table for p in block.parameters if p.trainable)

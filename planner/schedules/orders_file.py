@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
+from planner.json_text import JsonError, read_json
 from planner.registry import did_you_mean
 from planner.schedules.compiling import compile_orders
 from planner.schedules.own_orders import COUNTED, check_numbers, check_whole
@@ -187,10 +188,10 @@ def _read_json(text: str, path: Path) -> tuple[Work, _Source]:
         return found
 
     try:
-        document = json.loads(text, object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        where = f"{path}:{error.lineno}:{error.colno}"
-        raise PlanError(f"no JSON: {error.msg}", where=where, hint="mend the file") from error
+        document = read_json(text, pairs=once)
+    except JsonError as error:
+        where = f"{path}:{error.line}:{error.column}"
+        raise PlanError(error.message, where=where, hint="mend the file") from error
     if twice:
         where = f"{path}:{_line(text, text.rfind(json.dumps(twice[0])))}"
         raise PlanError(f"{twice[0]!r} stands twice", where=where, hint="leave one out")

@@ -9,7 +9,7 @@ import pytest
 
 from planner.costs import alignment_advice
 from planner.graph import Graph
-from planner.hardware.types import Stack
+from planner.hardware import Stack
 from tests.costs.test_roofline import DEVICE, node, of, product
 from tests.operators import calls
 
@@ -86,3 +86,17 @@ def test_gradients_are_added_up_in_memory() -> None:
     found, alone = (of(made, replace(DEVICE, stack=Stack(accumulation_bytes=n))) for n in (6, 0))
     assert found.backward_s - alone.backward_s == pytest.approx([6 * 64 * 64 / 1e9, 6 * 64 * 1000 / 1e9])
     assert (found.forward_s == alone.forward_s).all()
+
+
+def test_a_gated_activation_in_one_kernel_passes_once_through_memory() -> None:
+    """Two kernels read 3 tensors and write 2, one reads 2 and writes 1. Backward, 3 are read and 2 written."""
+    tensors = {"i": "i 1024 1", "v": "w 1 4096", "w": "w 1 4096", **dict.fromkeys("gauy", "x 1024 4096")}
+    ups = [node("MatMul", "i v", "g"), node("MatMul", "i w", "u")]
+    made = replace(calls.graph(tensors, [*ups, node("Swish", "g", "a"), node("Mul", "a u", "y")]), batch=1024)
+    slow = replace(DEVICE, vector_flop_per_s=1e30)
+    plain, fused = of(made, slow), of(made, replace(slow, stack=Stack(fused=("gated_activation",))))
+    once_s = 1024 * 4096 * 4 / slow.memory_byte_per_s
+    assert plain.forward_s[2:].sum() == pytest.approx(5 * once_s)
+    assert fused.forward_s[2:].tolist() == pytest.approx([0.0, 3 * once_s])
+    assert fused.backward_s[2:].tolist() == pytest.approx([0.0, 5 * once_s])
+    assert plain.backward_s[2:].sum() > 6 * once_s

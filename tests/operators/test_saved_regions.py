@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from planner.errors import HardwareError
 from planner.graph import DType, Graph, Node, Tensor
 from planner.importers import load_graph
 from planner.operators import (
@@ -43,7 +45,7 @@ def spell(tensor: Tensor) -> str:
     return " ".join([f"{letter}{dtype}", *map(str, tensor.shape)])
 
 
-def kept(written: Graph, **options: bool) -> dict[str, int]:
+def kept(written: Graph, **options: Any) -> dict[str, int]:
     made = rewritten(written)
     saved = saved_for_backward(made, graph_specs(made), options=SavedOptions(loss=False, **options))
     return {item.storage: item.byte_count for items in saved for item in items}
@@ -307,3 +309,36 @@ def test_a_training_export_by_hand(training_export: Graph) -> None:
     assert unique_bytes(saved) == expected
     pure = saved_for_backward(training_export, graph_specs(training_export), width=2.0)
     assert unique_bytes(pure) == expected - 2 * (2 * full + half)
+
+
+GATED = {"g": "x 8 64", "u": "x 8 64", "a": "x 8 64", "y": "x 8 64", "d": "w 64 16", "z": "x 8 16"}
+
+
+def gated(op: str = "Swish", *more: Node, **tensors: str) -> Graph:
+    """A feed-forward layer behind its first two matrices."""
+    first = {"x": "x 8 16", "v": "w 16 64", "w": "w 16 64"}
+    ups = node("MatMul", "x v", "g"), node("MatMul", "x w", "u")
+    gate = node(op, "g", "a"), node("Mul", "a u", "y"), node("MatMul", "y d", "z")
+    return graph(first | GATED | tensors, *ups, *gate, *more)
+
+
+@pytest.mark.parametrize("op", ["Swish", "Gelu"])
+def test_a_gate_in_one_kernel_is_not_kept_activated(op: str) -> None:
+    fused = kept(gated(op), fused=("gated_activation",))
+    assert kept(gated(op)).keys() - fused.keys() == {"a"}
+    assert {name: fused[name] for name in "guy"} == dict.fromkeys("guy", 8 * 64 * 4)
+
+
+def test_a_gate_that_others_read_is_made() -> None:
+    read = gated("Swish", node("Mul", "a a", "b"), b="x 8 64")
+    assert kept(read, fused=("gated_activation",)) == kept(read)
+
+
+def test_no_gate_is_fused_that_is_none() -> None:
+    assert kept(gated("Tanh"), fused=("gated_activation",)) == kept(gated("Tanh"))
+
+
+def test_kernels_that_nobody_has_are_refused() -> None:
+    for name in ("gate", "silu"):
+        with pytest.raises(HardwareError, match=f"no fused kernel is called '{name}'.*gated_activation"):
+            kept(gated(), fused=(name,))

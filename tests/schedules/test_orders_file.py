@@ -129,7 +129,7 @@ def test_json_errors_name_the_line(text: str, line: int, message: str, tmp_path:
 
 def test_broken_json_names_line_and_column(tmp_path: Path) -> None:
     path = written(tmp_path / "own.json", '{"lanes": [\n"F0.0"\n"B0.0"]}')
-    with pytest.raises(PlanError, match="no JSON") as caught:
+    with pytest.raises(PlanError, match="not JSON") as caught:
         read_orders(path)
     assert caught.value.problem.where == f"{path}:3:1"
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from planner.graph import ConstantValue, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
+from planner.graph import ConstantValue, DType, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
 from planner.importers.onnx_graph.dims import batch_size
 from planner.importers.onnx_graph.weights import lost_parameters
 from planner.importers.onnx_graph.work import Array, WorkGraph
@@ -47,6 +47,7 @@ def freeze(work: WorkGraph) -> Graph:
             "onnx", work.total_nodes, len(nodes), work.fates["plumbing"], work.fates["folded"], work.fates["dead"],
             tuple(work.notes),
         ),
+        identities=tuple(work.identities),
     )  # fmt: skip
 
 
@@ -104,15 +105,17 @@ def _fingerprint(
 ) -> str:
     """sha256 of structure and shapes: not of weights, names for people, module paths or notes."""
     digest = hashlib.sha256()
+    text = {each: each.value for each in (*DType, *TensorKind)}
     digest.update(repr((work.opset, work.inputs, work.outputs)).encode())
     for node in nodes:
         digest.update(repr((node.op, node.inputs, node.outputs, sorted(node.attributes.items()), node.repeat)).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        structure = (name, tensor.shape, tensor.dtype.value, tensor.kind.value, sources.get(name), constants.get(name))
+        dtype, kind = text[tensor.dtype], text[tensor.kind]
+        structure = (name, tensor.shape, dtype, kind, sources.get(name), constants.get(name))
         digest.update(repr(structure).encode())
     for p in parameters:
-        digest.update(repr((p.name, p.shape, p.dtype.value, p.trainable, p.tied_to)).encode())
+        digest.update(repr((p.name, p.shape, text[p.dtype], p.trainable, p.tied_to)).encode())
     return digest.hexdigest()
 
 

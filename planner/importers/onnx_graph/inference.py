@@ -107,25 +107,29 @@ class Inference:
         self._versions, self._ir_version, self._where = versions, ir_version, where
         self._protos: dict[str, onnx.TypeProto] = {}
         self._data: dict[str, onnx.TensorProto] = {}
-        self._inferred: dict[Hashable, list[Partial | None]] = {}
+        self._inferred: dict[Hashable, tuple[list[Partial | None], list[TensorType | None]]] = {}
+        self._stated: dict[bytes, Partial] = {}
         self._expert_parts: dict[str, Fraction] = {}
 
     def outputs(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Outcome:
-        """All that can be said of a node's outputs.
+        """All that can be said of a node's outputs. Calls that are alike are checked and inferred once.
 
         Raises:
-            ModelError: the node makes a sequence that cannot be followed, or cannot take what it reads.
+            ModelError: the operator cannot be called so, the node makes a sequence that cannot be followed, or it
+                cannot take what it reads.
         """
         key = self._call_key(proto, node, versions)
-        partial = self._inferred.get(key) if key is not None else None
-        if partial is None:
+        known = self._inferred.get(key) if key is not None else None
+        if known is None:
+            self.check(proto, versions)
             partial, failure = self._standard(proto, node, versions)
             if failure:
                 return Outcome([None] * len(node.outputs), [], failure)
+            known = partial, [p.complete if p is not None else None for p in partial]
             if key is not None:
-                self._inferred[key] = partial
-        kinds = [p.complete if p is not None else None for p in partial]
-        if any(kind is None for kind, name in zip(kinds, node.outputs, strict=True) if name):
+                self._inferred[key] = known
+        partial, kinds = known[0], known[1].copy()
+        if None in kinds and any(kind is None for kind, name in zip(kinds, node.outputs, strict=True) if name):
             filled = self._fill_gaps(proto, node, partial, versions)
             kinds = [p.complete if p is not None else None for p in filled]
         held = self._work.types[node.inputs[0]].elements if node.op == "Reshape" else 0
@@ -150,7 +154,20 @@ class Inference:
 
     def shape_operands(self, node: WorkNode) -> list[str]:
         """Inputs that a node needs by value to know its output shape."""
-        return [node.inputs[i] for i in rule_of(node.op).values if i < len(node.inputs) and node.inputs[i]]
+        return [name for _, name in self._slots(node)]
+
+    @staticmethod
+    def _slots(node: WorkNode) -> list[tuple[int, str]]:
+        """Inputs that say a shape, by position."""
+        slots = rule_of(node.op).values
+        return [(i, node.inputs[i]) for i in slots if i < len(node.inputs) and node.inputs[i]] if slots else []
+
+    def stated(self, name: str) -> Partial:
+        """What the file says of a value that it says something of."""
+        text = self._hints[name].SerializeToString()
+        if text not in self._stated:
+            self._stated[text] = Partial.of(self._hints[name], self._dims)
+        return self._stated[text]
 
     def _standard(
         self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]
@@ -190,23 +207,19 @@ class Inference:
 
         None where there are graphs inside, which read values by name, or an input is read twice.
         """
-        if any(attribute.HasField("g") or attribute.graphs for attribute in proto.attribute):
+        inputs, values, attributes = node.inputs, self._work.values, proto.attribute
+        if len(set(inputs)) < len(inputs):
             return None
-        work, slots = self._work, rule_of(node.op).values
-        if len(set(proto.input)) < len(proto.input):
+        if attributes and any(attribute.HasField("g") or attribute.graphs for attribute in attributes):
             return None
-        values = tuple(
-            work.values[name].tobytes() if at in slots and name in work.values else None
-            for at, name in enumerate(node.inputs)
-        )
         return (
             proto.op_type,
             proto.domain,
             tuple(versions.items()),
-            tuple(attribute.SerializeToString() for attribute in proto.attribute),
-            tuple(work.types[name] if name else None for name in proto.input),
-            tuple(bool(name) for name in proto.output),
-            values,
+            tuple([attribute.SerializeToString() for attribute in attributes]) if attributes else (),
+            tuple(map(self._work.types.get, inputs)),
+            tuple(map(bool, node.outputs)),
+            tuple([(at, values[name].tobytes()) for at, name in self._slots(node) if name in values]),
         )
 
     def _fill_gaps(
@@ -219,7 +232,7 @@ class Inference:
             merged = partial[i]
             said = [ours[i]] if ours is not None and i < len(ours) else []
             if name in self._hints:
-                said.append(Partial.of(self._hints[name], self._dims))
+                said.append(self.stated(name))
             for more in said:
                 merged = more if merged is None else merged.or_else(more)
             result.append(merged)
@@ -255,8 +268,11 @@ class Inference:
                 return [np.array(kind.elements, dtype=np.int64)]
             start, end = node.attributes.get("start", 0), node.attributes.get("end", len(kind.shape))
             return [np.array(kind.shape[int(start) : int(end)], dtype=np.int64)]  # type: ignore[arg-type]
-        if not node.inputs or any(name and name not in work.values for name in node.inputs):
+        if not node.inputs:
             return []
+        for name in node.inputs:
+            if name and name not in work.values:
+                return []
         first = kinds[0] if kinds else None
         if first is not None and first.elements > MAX_CONSTANT_ELEMENTS:
             return []
@@ -283,7 +299,7 @@ class Inference:
         return found
 
     def check(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
-        """Refuse a node that its operator cannot be called as.
+        """Refuse a node that its operator cannot be called as; `outputs` does so, too.
 
         Raises:
             ModelError: the number of inputs or outputs, or an attribute.

@@ -30,7 +30,7 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 def reads(node: onnx.NodeProto) -> list[str]:
     """Names that a node reads, in its bodies too; names that a body defines itself may be among them."""
     names = [name for name in node.input if name]
-    for graph in subgraphs(node):
+    for graph in subgraphs(node) if node.attribute else ():
         for inner in graph.node:
             names.extend(reads(inner))
         names.extend(value.name for value in graph.output)

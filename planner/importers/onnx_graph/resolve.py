@@ -8,7 +8,7 @@ so far, then from our rules for operators that ONNX does not know, then from wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,7 @@ from planner.importers.onnx_graph.attributes import (
 )
 from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
 from planner.importers.onnx_graph.control_flow import call_function, loop_names
-from planner.importers.onnx_graph.inference import Inference, Partial, plain_domain
+from planner.importers.onnx_graph.inference import Inference, plain_domain
 from planner.importers.onnx_graph.order import in_order, live_nodes
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import is_anonymous, is_path
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     import onnx
 
 
-_HANDLERS = {**CONTROL_FLOW, **SEQUENCES}
-"""What is done with operators that stand for more than one node, by operator type."""
-
 MOST_ELEMENTS = 1 << 56
 """Elements of a tensor at the most: byte counts of whole models stay within 64 bits."""
 
@@ -59,9 +56,6 @@ class Frame:
     versions: Mapping[str, int]
     repeat: int = 1
     scope: Scope = NO_SCOPE
-
-
-Handler = Callable[["Resolver", "onnx.NodeProto", Frame], None]
 
 
 class Resolver:
@@ -161,7 +155,7 @@ class Resolver:
         """Add a node whose output types are known."""
         for name, kind in zip(node.outputs, kinds, strict=False):
             if name and kind is not None:
-                self._define(name, kind, f"{node.label} computes")
+                self._define(name, kind, node)
         self.work.nodes.append(node)
 
     def alias(self, source: str, target: str, frame: Frame, *, pinned: bool = False) -> None:
@@ -181,18 +175,19 @@ class Resolver:
     def store(self, name: str, kind: TensorType, value: Array | None = None) -> None:
         """Add a tensor that the file holds."""
         self.work.stored[name] = None
-        self._define(name, kind, "the file stores")
+        self._define(name, kind, None)
         if value is not None and value.size <= MAX_CONSTANT_ELEMENTS:
             self.work.values[name] = value
 
-    def _define(self, name: str, kind: TensorType, origin: str) -> None:
-        """Say what a tensor is, once; `origin` says for an error where this comes from.
+    def _define(self, name: str, kind: TensorType, maker: WorkNode | None) -> None:
+        """Say what a tensor is, once; None makes one that the file stores.
 
         Raises:
             ModelError: it was said already, or the tensor has a negative size or more elements than can be counted.
         """
         if name in self.work.types:
             before = "is stored" if name in self.work.stored else "is an input or computed"
+            origin = "the file stores" if maker is None else f"{maker.label} computes"
             raise self.damaged(f"{origin} {name!r}, which {before} already")
         if min(kind.shape, default=0) < 0 or kind.elements > MOST_ELEMENTS:
             raise self.damaged(f"{name!r} has the shape {list(kind.shape)}")
@@ -282,18 +277,15 @@ class Resolver:
         if key in self.functions:
             call_function(self, node, self.functions[key], frame)
             return
-        self.inference.check(node, frame.versions)
         handler = _HANDLERS.get(node.op_type) if plain_domain(node.domain) == "" else None
-        if handler is not None:
-            handler(self, node, frame)
-        elif node.op_type == "Constant" and plain_domain(node.domain) == "":
-            self._constant(node)
-        elif node.op_type == "ConstantOfShape" and node.input[0] in self.work.stored:
-            self._filled(node)
-        else:
+        if handler is None:
             self._ordinary(node, frame)
+        else:
+            self.inference.check(node, frame.versions)
+            handler(self, node, frame)
 
-    def _constant(self, node: onnx.NodeProto) -> None:
+    def constant(self, node: onnx.NodeProto, frame: Frame) -> None:
+        """Store the tensor of a Constant node."""
         found = constant_value(node)
         if found is None:
             raise ModelError(f"Constant {node.output[0]!r} has no value", where=self.where, hint="export it again")
@@ -304,7 +296,11 @@ class Resolver:
         self.store(node.output[0], kind, value)
         self.work.fates["folded"] += 1
 
-    def _filled(self, node: onnx.NodeProto) -> None:
+    def filled(self, node: onnx.NodeProto, frame: Frame) -> None:
+        """Store the tensor that a ConstantOfShape node makes of a stored shape."""
+        if node.input[0] not in self.work.stored:
+            self._ordinary(node, frame)
+            return
         dims = self.value(node.input[0])
         if dims is None:
             raise self._missing_value(node.input[0], f"ConstantOfShape {node.output[0]!r}")
@@ -322,23 +318,26 @@ class Resolver:
 
     def _ordinary(self, proto: onnx.NodeProto, frame: Frame) -> None:
         node = self.work_node(proto, frame)
-        inputs = [self.type_of(name, node.label) if name else None for name in node.inputs]
+        for name in node.inputs:
+            if name and name not in self.work.types:
+                self.inference.check(proto, frame.versions)
+                self.type_of(name, node.label)
         found = self.inference.outputs(proto, node, frame.versions)
         kinds = found.kinds
         if not kinds or (kinds[0] is None and node.outputs[0]):
-            kinds = self._last_resort(node, inputs, kinds, found.failure)
+            kinds = self._last_resort(node, kinds, found.failure)
         self._require_declared(node, kinds)
-        self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
-        self._taint(node)
+        if None in kinds:
+            self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
+        if self.assumed:
+            self._taint(node)
         self.emit(node, kinds)
         self.inference.follow_choice(node)
         for name, value in zip(node.outputs, found.values, strict=False):
             if name and value.size <= MAX_CONSTANT_ELEMENTS:
                 self.work.values[name] = value
 
-    def _last_resort(
-        self, node: WorkNode, inputs: Sequence[TensorType | None], kinds: Sequence[TensorType | None], failure: str
-    ) -> list[TensorType | None]:
+    def _last_resort(self, node: WorkNode, kinds: Sequence[TensorType | None], failure: str) -> list[TensorType | None]:
         """Types where no rule gave one: an upper bound, an assumption that is said, or an error."""
         said = [] if failure else self.inference.by_rule(node, rule_of(node.op).most) or []
         bound = [kind.complete if kind is not None else None for kind in said]
@@ -346,7 +345,7 @@ class Resolver:
             rows = self.inference.rows_of_expert(node)
             if rows is not None:
                 self.dealt[node.label] = rows
-                return [replace(bound[0], shape=(bound[0].shape[0], rows))]
+                return [bound[0]._replace(shape=(bound[0].shape[0], rows))]
             self.work.warn(
                 "data-dependent-shape",
                 f"the size of {node.label}'s result depends on data; its upper bound {list(bound[0].shape)} is used",
@@ -364,7 +363,7 @@ class Resolver:
                 f"shapes do not fit at {node.label}: {failure}", where=self.where,
                 hint="where a size is baked into the export, bind the axes to the sizes it was exported with",
             )  # fmt: skip
-        first = next((kind for kind in inputs if kind is not None), None)
+        first = next((self.work.types[name] for name in node.inputs if name), None)
         if rule_of(node.op).heavy or first is None:
             raise ModelError(
                 f"the output shape of {node.label} cannot be found", where=self.where,
@@ -376,7 +375,7 @@ class Resolver:
             node.outputs[0],
         )
         self.assumed[node.outputs[0]] = node.label
-        return [k or replace(first) for k in kinds]
+        return [k or first for k in kinds]
 
     def _require_declared(self, node: WorkNode, kinds: Sequence[TensorType | None]) -> None:
         """Refuse a result of another shape than the model's graph declares.
@@ -390,11 +389,12 @@ class Resolver:
         for name, kind in zip(node.outputs, kinds, strict=False):
             if kind is None or name not in self.declared:
                 continue
-            said = Partial.of(self.hints[name], self.dims).shape
-            fixed = said is not None and not any(any(names) for names in self.work.axis_names.values())
-            if said is not None and (
-                len(said) != len(kind.shape)
-                or (fixed and any(a not in (None, b) for a, b in zip(said, kind.shape, strict=True)))
+            said = self.inference.stated(name).shape
+            if said is None or said == kind.shape:
+                continue
+            fixed = not any(any(names) for names in self.work.axis_names.values())
+            if len(said) != len(kind.shape) or (
+                fixed and any(a not in (None, b) for a, b in zip(said, kind.shape, strict=True))
             ):
                 shown = ["?" if size is None else size for size in said]
                 raise self.damaged(f"{node.label} makes {name!r} of shape {list(kind.shape)}, declared as {shown}")
@@ -440,3 +440,14 @@ class Resolver:
         if held and held != needed and kind.dtype is not DType.STRING:
             raise self.damaged(f"{name!r} holds {held:,} bytes of data, its shape {list(kind.shape)} needs {needed:,}")
         return tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None
+
+
+Handler = Callable[[Resolver, "onnx.NodeProto", Frame], None]
+
+_HANDLERS: dict[str, Handler] = {
+    **CONTROL_FLOW,
+    **SEQUENCES,
+    "Constant": Resolver.constant,
+    "ConstantOfShape": Resolver.filled,
+}
+"""What is done with operators that stand for something else than one node, by operator type."""

@@ -48,6 +48,7 @@ def collapse_aliases(graph: WorkGraph, options: ImportOptions) -> None:
         node.inputs = [same.get(name, name) for name in node.inputs]
         if _hands_on(node, graph):
             same[node.outputs[0]] = node.inputs[0]
+            graph.identities.append(node.outputs[0])
             graph.fates["plumbing"] += 1
         else:
             kept.append(node)

@@ -85,6 +85,8 @@ def note_possible_tables(graph: WorkGraph, options: ImportOptions) -> None:
 def note_missing_rules(graph: WorkGraph, options: ImportOptions) -> None:
     """Operators that no rule describes and that hold more than `SMALL_SHARE` of the weights or of the bytes moved."""
     unknown = [node for node in graph.nodes if rule_of(node.op).build is None]
+    if not unknown:
+        return
     of_weights = _weight_elements(graph, unknown) / max(1, _weight_elements(graph, graph.nodes))
     of_bytes = _moved_bytes(graph, unknown) / max(1, _moved_bytes(graph, graph.nodes))
     if max(of_weights, of_bytes) > SMALL_SHARE:

@@ -93,23 +93,21 @@ def _tie_by_origin(graph: WorkGraph) -> None:
 
 def _candidates(graph: WorkGraph) -> list[tuple[str, str]]:
     """Pairs of an embedding table (V, d) and another stored matrix that multiplies (d) to (V)."""
-    tables: dict[tuple[int, int], str] = {}
-    heads: dict[str, tuple[int, int]] = {}
-    found = list(uses(graph))
+    tables: dict[tuple[int, ...], str] = {}
+    found = [use for use in uses(graph) if use.stored in graph.weights and len(graph.types[use.stored].shape) == 2]
     gathered = {use.stored for use in found if use.role is Role.TABLE}
-    last = _last_contractions(graph)
     for use in found:
         shape = graph.types[use.stored].shape
-        if use.stored not in graph.weights or len(shape) != 2:
-            continue
         if use.role is Role.TABLE and shape[0] >= SMALLEST_VOCABULARY:
-            tables.setdefault((shape[0], shape[1]), use.stored)
-        elif use.role is Role.MATRIX and use.stored not in gathered and id(use.node) in last:
-            heads[use.stored] = _out_in(use, shape)
+            tables.setdefault(shape, use.stored)
+    matrices = [use for use in found if use.role is Role.MATRIX and use.stored not in gathered]
+    shapes = [_out_in(use, graph.types[use.stored].shape) for use in matrices]
+    last = frozenset() if tables.keys().isdisjoint(shapes) else _last_contractions(graph)
+    heads = {use.stored: shape for use, shape in zip(matrices, shapes, strict=True) if id(use.node) in last}
     return [(tables[shape], name) for name, shape in heads.items() if shape in tables]
 
 
-def _last_contractions(graph: WorkGraph) -> set[int]:
+def _last_contractions(graph: WorkGraph) -> frozenset[int]:
     """Identities of the nodes after which no weight matrix is applied any more: where a head can be."""
     before: set[str] = set()
     last = set()
@@ -121,7 +119,7 @@ def _last_contractions(graph: WorkGraph) -> set[int]:
         wide = contracts and any(len(graph.types[n].shape) > 1 for n in graph.weight_sources.get(node.inputs[1], ()))
         if inside or wide:
             before.update(node.inputs)
-    return last
+    return frozenset(last)
 
 
 def _out_in(use: Use, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -202,15 +200,20 @@ def separate_merged(graph: WorkGraph, options: ImportOptions) -> None:
     for use in uses(graph):
         if use.stored in graph.weights:
             by_weight.setdefault(use.stored, []).append(use)
+    shared = {
+        stored: group
+        for stored, group in by_weight.items()
+        if len(group) > 1 and sum(size > 1 for size in graph.types[stored].shape) < 2
+    }
+    if not shared:
+        return
     producers = graph.producers()
     partner = _partners(graph)
     matrices_shared = _matrices_shared(graph, by_weight)
     merged = added = 0
     elements = 0
     replaced: dict[tuple[int, int], dict[str, str]] = {}
-    for stored, group in by_weight.items():
-        if len(group) < 2 or sum(size > 1 for size in graph.types[stored].shape) > 1:
-            continue
+    for stored, group in shared.items():
         keys: dict[Key, list[Use]] = {}
         for use in group:
             keys.setdefault(_key(use, partner, producers, matrices_shared), []).append(use)

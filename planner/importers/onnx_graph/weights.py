@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
@@ -45,8 +46,7 @@ Origin = tuple[str, Role, bool, bool]
 """A stored tensor behind a constant one: name, role, whether dequantised or its last two axes swapped on the way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """One stored tensor reaching one input of one node."""
 
     node: WorkNode
@@ -137,13 +137,13 @@ def _makers(graph: WorkGraph, names: list[str], work: Mapping[str, int]) -> list
 def uses(graph: WorkGraph) -> Iterator[Use]:
     """Every stored tensor that reaches a node, in order of nodes."""
     memo: dict[tuple[str, Role], tuple[Origin, ...]] = {}
+    known, computed = graph.stored, graph.region
     for node in graph.nodes:
-        slots = rule_of(node.op).weights
         for slot, tensor in enumerate(node.inputs):
-            if tensor and graph.is_constant(tensor):
-                role = slots.get(slot, Role.OTHER)
-                for stored, final, quantized, flipped in _trace(graph, tensor, role, memo):
-                    yield Use(node, slot, tensor, stored, final, quantized, flipped)
+            if tensor in known or tensor in computed:
+                role = rule_of(node.op).weights.get(slot, Role.OTHER)
+                for origin in _trace(graph, tensor, role, memo):
+                    yield Use(node, slot, tensor, *origin)
 
 
 def _trace(
@@ -244,11 +244,13 @@ def _looks_like_a_mask(graph: WorkGraph, name: str) -> bool:
 _MASKED = -1e4
 
 
+@functools.lru_cache(maxsize=1024)
 def is_anonymous(name: str) -> bool:
     """Whether an exporter made the name up."""
     return bool(_ANONYMOUS.match(name))
 
 
+@functools.lru_cache(maxsize=1024)
 def is_path(name: str) -> bool:
     """Whether a name is a parameter's path in its model, `h.0.attn.weight`."""
     return bool(_DOTTED.match(name)) and not is_anonymous(name) and not _is_result(name)

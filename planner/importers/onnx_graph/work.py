@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ ELEMENT_TYPES: dict[int, DType] = {
 """ONNX element type numbers by DType; the several 8-bit float layouts are one to a planner."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(NamedTuple):
     """Shape and element type of a value; the ONNX element type number is kept for shape inference."""
 
     shape: tuple[int, ...]
@@ -107,6 +106,7 @@ class WorkGraph:
         weight_sources: for a tensor that carries parameters, their names.
         fates: how many nodes left the graph, by reason (plumbing, folded, dead).
         axis_names: symbolic names of each input's axes, "" where the file gives a number.
+        identities: results of nodes that handed on their first input unchanged and were taken out.
     """
 
     name: str
@@ -126,6 +126,7 @@ class WorkGraph:
     weight_sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fates: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
+    identities: list[str] = field(default_factory=list)
 
     def info(self, code: str, message: str, where: str = "") -> None:
         """Record something the user may want to know."""
