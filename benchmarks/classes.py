@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 import planner
-from planner.costs import JobClass, MeasuredError, error_of
+from planner.costs import JobClass, MeasuredError, error_of, read_errors
 
 if TYPE_CHECKING:
     from benchmarks.published import Prediction
@@ -57,15 +58,21 @@ def measured_errors(predictions: Iterable[Prediction]) -> list[tuple[JobClass, M
     return [(job, error_of(job, [1 / p.ratio for p in real if class_of(p) == job])) for job in classes]
 
 
-def errors_yaml(found: Sequence[tuple[JobClass, MeasuredError]]) -> str:
-    """The file of measured errors that the program reads."""
-    lines = ["# How far predictions were off, by class of job: `python -m benchmarks.published FOLDER --errors FILE`."]
+def write_errors(path: Path, found: Iterable[tuple[JobClass, MeasuredError]]) -> None:
+    """Write the errors of these classes into the file that the program reads; other classes there stay."""
+    known = {**read_errors(path), **dict(found)}
+    lines = [
+        "# How far predictions were off, by class of job: `python -m benchmarks.published FOLDER --errors FILE` and"
+    ]
+    lines.append(
+        "# `python -m benchmarks.recipes FOLDER --errors FILE`, each of which writes the classes that it measures."
+    )
     lines.append("# Measured over predicted time lies between low and high with 80 % probability.")
-    for job, error in found:
+    for job, error in sorted(known.items(), key=lambda each: str(each[0])):
         names = f"stack: {job.stack}, device: {job.device}, shared: {job.shared}, schedule: {job.schedule}"
         range_ = "" if error.low is None else f", low: {error.low:.3f}, high: {error.high:.3f}"
         lines.append(f"- {{{names}, runs: {error.runs}{range_}}}")
-    return "\n".join(lines) + "\n"
+    path.write_text("\n".join(lines) + "\n")
 
 
 def class_rows(predictions: Sequence[Prediction]) -> list[list[str]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 import models
 import planner
-from benchmarks.classes import COMPOSED, cell_rows, class_rows, errors_yaml, measured_errors, ranking_rows
+from benchmarks.classes import COMPOSED, cell_rows, class_rows, measured_errors, ranking_rows, write_errors
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
 from models.gpt import GPTSize
 
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exact = [predict(run) for run in runs if not run.obstacle]
     sys.stdout.write(tables(exact, runs, every_row=given.rows))
     if given.errors:
-        given.errors.write_text(errors_yaml(measured_errors(exact)))
+        write_errors(given.errors, measured_errors(exact))
     return 0
 
 

@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import planner
+from benchmarks.classes import write_errors
 from benchmarks.recipe_rows import BACKENDS, MODELS, RECIPES, Recipe, Statement, read_recipes
 from planner import schedules
+from planner.costs import JobClass, MeasuredError, error_of
+from planner.plans.sections import job_class
 
 FEWEST_JOBS = 5
 """Jobs on which a factor has to rest before its error is stated."""
@@ -42,14 +45,14 @@ class Prediction:
     Attributes:
         recipe: the row.
         seconds: an iteration; nan where the planner refuses the configuration.
-        configuration: the one that was meant, in words.
+        degrees: the configuration that was meant; None where there is no prediction.
         missing_bytes: of the fullest device; 0 where the configuration fits.
         refused: why there is no prediction.
     """
 
     recipe: Recipe
     seconds: float
-    configuration: str = ""
+    degrees: planner.Degrees | None = None
     missing_bytes: float = 0.0
     refused: str = ""
 
@@ -58,18 +61,22 @@ class Prediction:
         """Predicted over measured."""
         return self.seconds / self.recipe.measured_s
 
+    @property
+    def configuration(self) -> str:
+        """The configuration that was meant, in words."""
+        return "" if self.degrees is None else _words(self.degrees)
+
 
 def predict(recipe: Recipe) -> Prediction:
     """Price a row: the fastest that fits of what its source leaves open, else the fastest."""
     statement = recipe.statement
     if statement is None:
         return Prediction(recipe, math.nan, refused="; ".join(recipe.lacks))
-    seconds, configuration, missing, refused = _predicted(statement)
-    return Prediction(recipe, seconds, configuration, missing, refused)
+    return Prediction(recipe, *_predicted(statement))
 
 
 @functools.cache
-def _predicted(statement: Statement) -> tuple[float, str, float, str]:
+def _predicted(statement: Statement) -> tuple[float, planner.Degrees | None, float, str]:
     """Seconds, configuration, bytes that are missing, and why it is refused; equal rows are priced once.
 
     Every matrix is cut over the ranks that share it, as frameworks do, in the fastest way that fits.
@@ -78,12 +85,17 @@ def _predicted(statement: Statement) -> tuple[float, str, float, str]:
         cluster, graph = _machine(statement), _graph(statement.model, statement.seq)
         found = planner.predict_many(graph, cluster, statement.job, statement.tried, fewest_weights=True)
     except planner.ShardplanError as error:
-        return math.nan, "", 0.0, error.problem.message
+        return math.nan, None, 0.0, error.problem.message
     best = min(range(len(statement.tried)), key=lambda at: (not found.fits[at], found.iteration_s[at]))
     if not math.isfinite(found.iteration_s[best]):
-        return math.nan, "", 0.0, found.reasons[best]
+        return math.nan, None, 0.0, found.reasons[best]
     missing = max(0.0, float(found.peak_bytes[best] - found.capacity_bytes[best]))
-    return float(found.iteration_s[best]), _words(statement.tried[best]), missing, ""
+    return float(found.iteration_s[best]), statement.tried[best], missing, ""
+
+
+def _usual_machine(statement: Statement) -> planner.Cluster:
+    """The cluster under the stack by whose name the row goes."""
+    return planner.load_cluster(statement.cluster, devices=statement.devices, stack=statement.stack)
 
 
 def _machine(statement: Statement) -> planner.Cluster:
@@ -257,6 +269,23 @@ def _plan_words(own: planner.Configuration) -> str:
     return words + _recomputed(repeated)
 
 
+def measured_errors(predictions: Iterable[Prediction]) -> list[tuple[JobClass, MeasuredError]]:
+    """Errors by class of job, of configurations that are played under their stack as it is, as users predict them.
+
+    A job counts once in a class, by the median of its rows: releases of a software are no runs that are independent.
+    """
+    ratios: dict[JobClass, dict[Any, list[float]]] = {}
+    for one in predictions:
+        statement, degrees = one.recipe.statement, one.degrees
+        if statement is not None and degrees is not None:
+            cluster, graph = _usual_machine(statement), _graph(statement.model, statement.seq)
+            found = planner.predict(graph, cluster, statement.job, degrees, fewest_weights=True)
+            job = job_class(cluster, found.plan.stages, found.plan.schedule.name)
+            own = ratios.setdefault(job, {}).setdefault(one.recipe.job, [])
+            own.append(one.recipe.measured_s / found.iteration_s)
+    return [(job, error_of(job, list(map(statistics.median, own.values())))) for job, own in ratios.items()]
+
+
 def tables(predictions: Sequence[Prediction], pairs: Sequence[Mapping[str, Any]], *, every_row: bool) -> str:
     """The report in Markdown."""
     stated = [one for one in predictions if not one.refused]
@@ -332,10 +361,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--plan", metavar="FRAMEWORK", help="plan each job within what this framework runs, too; row: that of its rows"
     )
     parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="processor time of a plan")
+    parser.add_argument(
+        "--errors", type=Path, help="write the errors by class of job into this file of measured errors"
+    )
     given = parser.parse_args(arguments)
     recipes, pairs = read_recipes(given.folder)
     predictions = [predict(recipe) for recipe in recipes if given.only in recipe.key]
     sys.stdout.write(tables(predictions, pairs, every_row=given.rows))
+    if given.errors:
+        write_errors(given.errors, measured_errors(predictions))
     if given.plan:
         head = ["job", "within", "experts' fastest", "predicted", "our plan", "times as fast", "our configuration"]
         rows = plan_rows([one for one in predictions if not one.refused], given.plan, given.limit)

@@ -69,6 +69,15 @@ attention_option: Decorator = click.option(
     show_default=True,
     help="Whether attention keeps its score matrix.",
 )
+price_option: Decorator = click.option(
+    "--price", type=click.FloatRange(min=0, min_open=True), metavar="DOLLARS",
+    help="Price of a device and hour, for what the headline says of costs. [default: the profile's, where it has one]",
+)  # fmt: skip
+set_option: Decorator = click.option(
+    "--set", "changes", multiple=True, metavar="FIELD=VALUE",
+    help="Change a figure of the hardware or the stack: network.bandwidth=200Gbit/s, nvlink.latency=3us, "
+    "device.memory=141GB, stack.launch=5us; repeatable (docs/questions.md).",
+)  # fmt: skip
 strict_option: Decorator = click.option(
     "--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule."
 )
@@ -115,6 +124,7 @@ def load_against(
     hardware: str | None,
     nodes: int | str | None,
     stack: str,
+    changes: Sequence[str] = (),
 ) -> tuple[Any, Any]:
     """The graph and the cluster that a plan is held against, None for what is not named; by default under its own.
 
@@ -126,11 +136,13 @@ def load_against(
     for flag, some in (("--dim", dims), ("--costs", costs)):
         if some and not model:
             raise click.UsageError(f"{flag} needs --model")
-    for flag, given in (("--nodes", nodes), ("--stack", stack)):
+    for flag, given in (("--nodes", nodes), ("--stack", stack), ("--set", changes)):
         if given and not hardware:
             raise click.UsageError(f"{flag} needs --hardware")
     graph = load_graph(model, dims, costs) if model else None
-    return graph, planner.load_cluster(hardware, nodes=nodes, stack=stack or own_stack) if hardware else None
+    if not hardware:
+        return graph, None
+    return graph, planner.load_cluster(hardware, nodes=nodes, stack=stack or own_stack, changes=changes)
 
 
 def parse_headroom(text: str) -> float:

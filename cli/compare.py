@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from ._report import show, written
 @_options.hardware_option
 @_options.nodes_option
 @_options.stack_option
+@_options.set_option
 @_options.devices_option
 @_options.batch_option
 @click.option(
@@ -45,6 +47,7 @@ from ._report import show, written
 @_options.headroom_option
 @_options.dims_option
 @_options.costs_option
+@_options.price_option
 @_options.format_option("text", "json", "markdown", "csv")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (SVG): time against memory.")
 @click.option(
@@ -59,6 +62,7 @@ def command(
     hardware: str,
     nodes: int | str | None,
     stack: str,
+    changes: tuple[str, ...],
     devices: int | None,
     global_batch: int | None,
     systems: str | None,
@@ -70,6 +74,7 @@ def command(
     headroom: float,
     dims: tuple[str, ...],
     costs: str | None,
+    price: float | None,
     form: str,
     plot: str | None,
     plans_folder: str | None,
@@ -90,7 +95,7 @@ def command(
     if backends and not priced:
         raise click.UsageError("--for says whose limits --backends lifts: add --backends")
     graph = _options.load_graph(model, dims, costs)
-    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
+    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
     batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
     job = planner.Job(batch, precision=precision or "", optimizer=optimizer, devices=devices or 0, headroom=headroom)
     chosen = _names(systems)
@@ -102,6 +107,7 @@ def command(
         semantics=semantics,
         freed=(backends or planner.systems.usual_backends()) if priced else (),
     )
+    found = dataclasses.replace(found, price=price)
     if plot:
         planner.write_whole(plot, planner.comparison_svg(found))
     if plans_folder:

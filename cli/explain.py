@@ -5,13 +5,21 @@ from __future__ import annotations
 import click
 
 from . import _partition
-from ._options import against_options, format_option, load_against
+from ._options import against_options, format_option, load_against, price_option, set_option
 from ._report import show
 
 
 @click.command("explain")
 @click.argument("plan_file", metavar="PLAN")
 @against_options
+@set_option
+@price_option
+@click.option(
+    "--why-not", metavar="CHOICE",
+    help="Price this choice instead and say where it loses: tp=4,pp=8; also cp, ep, dp, interleave, micro-batch, zero, "
+    "schedule and recompute (never, always, or modules as mlp+act). What it leaves open is as suits it best. Needs "
+    "--model and --hardware.",
+)  # fmt: skip
 @format_option("text", "json", "markdown")
 def command(
     plan_file: str,
@@ -21,6 +29,9 @@ def command(
     hardware: str | None,
     nodes: int | str | None,
     stack: str,
+    changes: tuple[str, ...],
+    price: float | None,
+    why_not: str | None,
     form: str,
 ) -> None:
     """Say why PLAN is as it is: bottleneck, memory, what the next best plans cost, what is proven and what left out.
@@ -32,6 +43,7 @@ def command(
     Examples:
       shardplan explain model.plan.json
       shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2
+      shardplan explain 70b.plan.json --model llama3-70b -H dgx-h100 --nodes 8 --why-not tp=4,pp=8
       shardplan explain model.plan.json --format markdown >> summary.md
     """
     import planner
@@ -44,15 +56,33 @@ def command(
             "--hardware": hardware,
             "--nodes": nodes,
             "--stack": stack,
+            "--set": changes,
+            "--price": price,
+            "--why-not": why_not,
         }
         _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
         return
+    if why_not and not (model and hardware):
+        raise click.UsageError("--why-not needs --model and --hardware, which it prices the choice for")
     if bool(model) is not bool(hardware):
         raise click.UsageError("--model and --hardware go together: splits are priced for both")
     plan = planner.read_plan(plan_file)
+    if price:
+        plan = planner.with_price(plan, price)
     graph, cluster = load_against(
-        plan.hardware.stack, model=model, dims=dims, costs=costs, hardware=hardware, nodes=nodes, stack=stack
+        plan.hardware.stack,
+        model=model,
+        dims=dims,
+        costs=costs,
+        hardware=hardware,
+        nodes=nodes,
+        stack=stack,
+        changes=changes,
     )
+    if why_not:
+        answer = planner.explain_why_not(plan, graph, cluster, why_not)
+        show(planner.why_not_report(answer), answer, form)
+        return
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)
     explanation = planner.explain_plan(plan, graph, cluster)

@@ -18,6 +18,7 @@ from ._report import say_where, show
 @click.option("--hardware", "-H", help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.")
 @_options.nodes_option
 @_options.stack_option
+@_options.set_option
 @_options.devices_option
 @_options.batch_option
 @click.option(
@@ -111,6 +112,7 @@ from ._report import say_where, show
 @_options.strict_option
 @_options.dims_option
 @_options.costs_option
+@_options.price_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
 @click.option(
     "--format",
@@ -145,6 +147,7 @@ def command(
       shardplan plan model.onnx -H cluster.yaml -b 256 --dim seq=2048 --schedule 1f1b --format json
       shardplan plan gpt2 --hardware dgx-a100 --schedule chimera:pairs=2
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8 --for megatron
+      shardplan plan llama3-8b --hardware dgx-h100 --nodes 8 --set network.bandwidth=200Gbit/s --price 2.5
       shardplan plan gpt2 --hardware dgx-a100 --system pipedream-2bw -o 2bw.plan.json
       shardplan plan gnmt_training.json --non-contiguous --time-limit 60s
       shardplan plan vgg16.graph.txt --machines 4x2 --bandwidth 10GB/s,1.25GB/s
@@ -159,7 +162,8 @@ def command(
     options = {name: value for name, value in options.items() if name not in OWN}
     graph = _options.load_graph(model, options.pop("dims"), options.pop("costs"))
     hardware = options.pop("hardware")
-    cluster = planner.load_cluster(hardware, nodes=options.pop("nodes"), stack=options.pop("stack"))
+    where = {name: options.pop(name) for name in ("nodes", "stack", "changes")}
+    cluster = planner.load_cluster(hardware, **where)
     job = _job(cluster.device_count, options)
     provenance = planner.default_provenance(model, hardware, sys.argv[1:])
     with progress_line(quiet or form == "json", counted=True) as draw:
@@ -169,6 +173,8 @@ def command(
                 draw(completed=done, total=total, found=best_so_far(incumbent_s * 1e3, bound_s * 1e3, "ms"))
 
         plan = _planned(graph, cluster, job, told if draw else None, provenance, options)
+    if options["price"]:
+        plan = planner.with_price(plan, options["price"])
     if output:
         planner.write_plan(plan, output)
     if form == "json":

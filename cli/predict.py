@@ -13,12 +13,10 @@ from . import _options
 from ._report import say_where, show
 
 _BESIDE = frozenset(
-    ("model", "hardware", "nodes", "stack", "devices", "dims", "costs", "global_batch", "precision", "optimizer",
-     "overlap", "headroom", "best", "config", "output", "form")
+    ("model", "hardware", "nodes", "stack", "changes", "devices", "dims", "costs", "global_batch", "precision",
+     "optimizer", "overlap", "headroom", "price", "best", "config", "output", "form")
 )  # fmt: skip
 """Options that may stand beside --config."""
-
-KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
 
 
 @click.command("predict")
@@ -26,6 +24,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 @_options.hardware_option
 @_options.nodes_option
 @_options.stack_option
+@_options.set_option
 @_options.devices_option
 @click.option(
     "--global-batch", "-b", type=click.IntRange(min=1),
@@ -80,6 +79,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reser
 @click.option("--best", is_flag=True, help="Also plan the job, and say what the configuration lacks to that plan.")
 @_options.dims_option
 @_options.costs_option
+@_options.price_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the configuration as a plan file.")
 @_options.format_option("text", "json")
 def command(
@@ -87,8 +87,10 @@ def command(
     hardware: str,
     nodes: int | str | None,
     stack: str,
+    changes: tuple[str, ...],
     dims: tuple[str, ...],
     costs: str | None,
+    price: float | None,
     config: str | None,
     best: bool,
     output: str | None,
@@ -97,8 +99,9 @@ def command(
 ) -> None:
     """Price exactly one configuration of MODEL on a cluster; nothing is searched.
 
-    A configuration that does not fit is priced all the same, and what is missing is said. Of a plan file, its
-    configuration, number formats and optimizer are taken.
+    A configuration that does not fit is priced all the same; what is missing is said, memory by kind and stage, and
+    changes that would make it fit with their price. Of a plan file, its configuration, number formats and optimizer
+    are taken.
 
     \b
     Examples:
@@ -111,7 +114,7 @@ def command(
     import planner
 
     graph = _options.load_graph(model, dims, costs)
-    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack)
+    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
     if config:
         _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
         asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
@@ -120,15 +123,18 @@ def command(
     job = _job(options, asked)
     provenance = planner.default_provenance(model, hardware, sys.argv[1:])
     found = planner.predict(graph, cluster, job, asked, provenance=provenance)
+    if price:
+        found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))
     lack = _lack(found, graph, cluster, job) if best else None
+    wanted = isinstance(asked, planner.Degrees) and not found.fits
+    fixes = planner.find_fixes(graph, cluster, job, asked) if wanted else ()  # type: ignore[arg-type]
     if output:
         planner.write_plan(found.plan, output)
     if form == "json":
-        click.echo(json.dumps(_document(found, lack), indent=2))
+        click.echo(json.dumps(_document(found, lack, fixes), indent=2))
         return
-    show(planner.plan_report(found.plan))
+    show(planner.prediction_report(found, fixes))
     say_where(output)
-    _print_memory(found)
     if lack:
         click.echo(_lack_words(lack))
 
@@ -228,12 +234,13 @@ def _starts(text: str | None) -> tuple[int, ...]:
     return starts
 
 
-def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noqa: ANN401
+def _document(found: Any, lack: dict[str, Any] | None, fixes: Any) -> dict[str, Any]:  # noqa: ANN401
     """The prediction as JSON: times, what is missing, the configuration as a file has it, memory of every worker."""
     import planner
 
     error = found.plan.predictions.measured_error
     return {
+        "headline": dataclasses.asdict(found.plan.headline),
         "iteration_s": found.iteration_s,
         "measured_error": error and dataclasses.asdict(error),
         "bound_s": found.plan.predictions.bound_s,
@@ -242,6 +249,7 @@ def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noq
         "fits_with_headroom": found.fits_with_headroom,
         "driver_bytes": found.driver_bytes,
         "problems": list(found.problems),
+        "fixes": [dataclasses.asdict(fix) for fix in fixes],
         **planner.configuration_document(found.configuration),
         "workers": [
             {**dataclasses.asdict(worker), "missing_bytes": max(0.0, worker.memory.total - worker.capacity_bytes)}
@@ -249,33 +257,3 @@ def _document(found: Any, lack: dict[str, Any] | None) -> dict[str, Any]:  # noq
         ],
         **(lack or {}),
     }
-
-
-def _headroom_words(found: Any) -> str:  # noqa: ANN401
-    """Whether a prediction that fits leaves the headroom free."""
-    from planner import format_bytes
-
-    left = (1 - found.headroom) * found.fullest.capacity_bytes
-    if found.fits_with_headroom:
-        return f"leaves the headroom of {found.headroom:.1%} free"
-    over = format_bytes(found.fullest.memory.total - left)
-    return f"{over} more than the {format_bytes(left)} below a headroom of {found.headroom:.1%}, so it may run out"
-
-
-def _print_memory(found: Any) -> None:  # noqa: ANN401
-    """The fullest worker's memory by kind, and what it lacks."""
-    from planner import format_bytes
-
-    worker = found.fullest
-    stages = ", ".join(map(str, worker.stages[:6])) + (", ..." if len(worker.stages) > 6 else "")
-    kinds = ", ".join(f"{kind} {format_bytes(getattr(worker.memory, kind))}" for kind in KINDS)
-    click.echo(f"\nfullest worker (stage{'s' if len(worker.stages) > 1 else ''} {stages}): {kinds}")
-    total, capacity = worker.memory.total, worker.capacity_bytes
-    click.echo(f"the driver would show about {format_bytes(found.driver_bytes)}, caches of the allocator included")
-    if found.fits:
-        click.echo(f"fits: {format_bytes(total)} of {format_bytes(capacity)}; {_headroom_words(found)}")
-        return
-    for problem in found.problems:
-        click.echo(f"does not fit: {problem}")
-    if total > capacity:
-        click.echo(f"missing: {format_bytes(total - capacity)} a device")

@@ -19,11 +19,19 @@ DEFAULT_TOP = 12
 
 @click.command("profile")
 @_options.model_argument
-@click.option("--device", "-d", help="Device to price for (`shardplan hardware list`), such as h100-sxm-80gb.")
+@click.option(
+    "--device",
+    "-d",
+    help="Device to price for (`shardplan hardware list`), such as h100-sxm-80gb; with --measure, cuda or cpu.",
+)
 @click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device computes in]")
 @_options.dims_option
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Samples per execution. [default: the model's own]")
-@click.option("--measure", is_flag=True, help="Run each operator on this machine's CPU (onnxruntime) instead.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Run each operator on this machine instead: on its CPU (onnxruntime), or on --device (torch).",
+)
 @click.option("--cache", type=click.Path(file_okay=False), help="Folder of kept measurements.")
 @_options.stack_option
 @_options.attention_option
@@ -46,6 +54,7 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, output: str 
       shardplan profile model.onnx --device h100-sxm-80gb
       shardplan profile llama3-8b --device a100-sxm-80gb --dim seq=4096 --micro-batch 2
       shardplan profile model.onnx --measure --format json
+      shardplan profile model.onnx --measure --device cuda --precision bf16 -o measured.json
       shardplan profile model.onnx --measure -o measured.json
       shardplan plan model.onnx -H pool.yaml -b 64 --costs measured.json
     """
@@ -70,14 +79,21 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
 
     attention = {"fused_attention": options["attention"] == "fused", "dropout": not options["no_dropout"]}
     if options["measure"]:
-        if options["device"]:
-            raise planner.UsageError("--measure and --device exclude each other", hint="leave one out")
+        chosen = {"device", "precision"} if options["device"] else set()
         _options.refuse_others(
-            ctx, {*_ANY, *_KEPT, "measure", "cache"}, "--measure, which runs the file's operators as they are"
+            ctx, {*_ANY, *_KEPT, *chosen, "measure", "cache"}, "--measure, which runs the file's operators as they are"
         )
+        runner = None
+        if options["device"]:
+            runner = planner.runtime.TorchRunner(options["device"], options["precision"] or "bf16")
         cache = Path(options["cache"]) if options["cache"] else None
         return planner.costs.measure(
-            graph, micro_batch=options["micro_batch"], cache_folder=cache, progress=say_progress, **attention
+            graph,
+            runner=runner,
+            micro_batch=options["micro_batch"],
+            cache_folder=cache,
+            progress=say_progress,
+            **attention,
         )
     if planner.costs.is_priced(graph):
         _options.refuse_others(ctx, _ANY, "a model that carries measured times of its own")
@@ -100,6 +116,6 @@ def _remark(precision: str, options: dict[str, Any]) -> str:
     """Why the precision was chosen where none was asked for."""
     import planner
 
-    if options["precision"] or not options["device"]:
+    if options["precision"] or options["measure"] or not options["device"]:
         return ""
     return planner.costs.precision_remark(precision, [planner.load_device(options["device"], stack=options["stack"])])

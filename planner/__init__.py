@@ -75,6 +75,11 @@ if TYPE_CHECKING:
     from planner.space.named import Degrees as Degrees
     from planner.space.repeats import recomputed_modules as recomputed_modules
 
+    # questions about plans
+    from planner import ask as ask
+    from planner.ask import explain_why_not as explain_why_not
+    from planner.ask import find_fixes as find_fixes
+
     # measured runs to figures of one's own
     from planner import calibration as calibration
     from planner.calibration import calibrate as calibrate
@@ -98,6 +103,7 @@ if TYPE_CHECKING:
     from planner.plans import load_plan as load_plan
     from planner.plans import plan_schema as plan_schema
     from planner.plans import read_plan as read_plan
+    from planner.plans import with_price as with_price
     from planner.plans import write_plan as write_plan
 
     # comparison with published systems
@@ -151,6 +157,8 @@ if TYPE_CHECKING:
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report
     from planner.report.catalogue import stacks_report as stacks_report
+    from planner.report.choices import prediction_report as prediction_report
+    from planner.report.choices import why_not_report as why_not_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
     from planner.report.difference import diff_report as diff_report

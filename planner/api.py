@@ -203,7 +203,7 @@ class _Task:
             chosen.decision,
             chosen.evaluation,
             _certificate(answer, simulated_s),
-            origins=pricer.profiles(chosen.decision.micro_batch)[0].origin,
+            prices=pricer.profiles(chosen.decision.micro_batch)[0],
             provenance=self.provenance or default_provenance(pricer.graph.name, pricer.cluster.name),
             alternatives=others,
             shardings=pricer.stage_shardings(chosen.decision),

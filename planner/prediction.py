@@ -173,7 +173,7 @@ def predict(
         chosen,
         evaluation,
         certificate_alone(chosen, evaluation.stages, played_s),
-        origins=pricer.profiles(chosen.micro_batch)[0].origin,
+        prices=pricer.profiles(chosen.micro_batch)[0],
         provenance=provenance or default_provenance(graph.name, cluster.name),
         shardings=pricer.stage_shardings(chosen),
     )

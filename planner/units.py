@@ -190,6 +190,14 @@ def format_fraction(fraction: float, digits: int = 3) -> str:
     return render(fraction, Dimension.FRACTION, digits)
 
 
+def short_count(count: float, digits: int = 3) -> str:
+    """A large number as people say it: 124M, 70.6B, 1.01T."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if count >= size:
+            return f"{count / size:.{digits}g}{unit}"
+    return f"{count:,.0f}"
+
+
 def plural(count: int, noun: str) -> str:
     """`1 stage`, `2 stages`, `3 copies`."""
     if count == 1:

@@ -96,13 +96,18 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
         decision,
         evaluation,
         _said(plan, played_s) if is_searched(plan) else certificate_alone(decision, evaluation.stages, played_s),
-        origins=pricer.profiles(size)[0].origin,
+        prices=pricer.profiles(size)[0],
         provenance=plan.provenance,
         shardings=pricer.stage_shardings(decision),
         scheduled=lay_out(decision, schedule=schedule),
     )
     again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
     again = with_simulation(again, played_s)
+    if plan.headline is None or again.headline is None:  # of before
+        again = dataclasses.replace(again, headline=None)
+    elif plan.headline.dollars_per_hour != again.headline.dollars_per_hour:  # a price of the user's own
+        own_price = plan.headline.dollars_per_hour / plan.headline.device_count
+        again = dataclasses.replace(again, headline=again.headline.priced(own_price))
     takers = tuple(BACKENDS.get(name) for name in plan.options.backends)
     again = dataclasses.replace(
         again,

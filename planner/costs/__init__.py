@@ -1,6 +1,6 @@
 """Work to seconds: roofline, measured and imported profiles."""
 
-from planner.costs.errors import JobClass, MeasuredError, error_of, measured_error
+from planner.costs.errors import JobClass, MeasuredError, error_of, measured_error, read_errors
 from planner.costs.imported import imported_profile, is_priced
 from planner.costs.measured import measure
 from planner.costs.own import costs_document, with_costs
@@ -37,5 +37,6 @@ __all__ = [
     "precision",
     "precision_remark",
     "profile",
+    "read_errors",
     "with_costs",
 ]

@@ -1,9 +1,10 @@
 """How far predictions were off for jobs that were measured, by class of the job, and the interval that follows.
 
-The table is data: `hardware_profiles/errors.yaml`, written by the benchmark that predicts published runs
-(docs/accuracy.md). A class is what predictions of one kind have in common: the stack, the device, what ranks share and
-the order of work. Of a class of n runs with logarithms l of measured / predicted, of mean m and deviation s, the next
-run lies with 80 % probability within m +- t s sqrt(1 + 1/n), t being Student's quantile of n - 1 degrees of freedom.
+The table is data: `hardware_profiles/errors.yaml`, written by the benchmarks that predict published runs
+(docs/accuracy.md) and hand-tuned jobs (docs/recipes.md). A class is what predictions of one kind have in common: the
+stack, the device, what ranks share and the order of work. Of a class of n runs with logarithms l of measured /
+predicted, of mean m and deviation s, the next run lies with 80 % probability within m +- t s sqrt(1 + 1/n), t being
+Student's quantile of n - 1 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from planner.hardware.catalog import profile_folder
 from planner.units import format_seconds, plural
@@ -41,9 +43,12 @@ class JobClass:
 
     @classmethod
     def of(cls, stack: str, device: str, *, ranks: int, zero: int, stages: int, schedule: str) -> JobClass:
-        """The class of a job of so many ranks a replica, at a ZeRO stage, with so many stages."""
+        """The class of a job of so many ranks a replica, at a ZeRO stage, with so many stages; the schedule's options
+        do not count."""
         names = [name for name, so in (("operators", ranks > 1), ("weights", zero > 1)) if so]
-        return cls(stack, device, " and ".join(names) or "nothing", schedule if stages > 1 else "one stage")
+        return cls(
+            stack, device, " and ".join(names) or "nothing", schedule.partition(":")[0] if stages > 1 else "one stage"
+        )
 
     def __str__(self) -> str:
         return f"{self.stack} on {self.device}, {self.shared} shared, {self.schedule}"
@@ -111,10 +116,15 @@ def _student_quantile(freedom: int) -> float:
 
 @cache
 def _table() -> dict[JobClass, MeasuredError]:
+    return read_errors(profile_folder() / ERRORS_FILE)
+
+
+def read_errors(path: Path) -> dict[JobClass, MeasuredError]:
+    """The classes of a file of measured errors, empty where there is no file."""
     from planner.hardware.document import read_document
 
     found = {}
-    for row in read_document(profile_folder() / ERRORS_FILE).data or ():
+    for row in (read_document(path).data or ()) if path.exists() else ():
         job = JobClass(*(str(row[key]) for key in ("stack", "device", "shared", "schedule")))
         low, high = row.get("low"), row.get("high")
         found[job] = MeasuredError(

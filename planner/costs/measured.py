@@ -1,22 +1,25 @@
-"""Measured prices: every distinct operator call is run alone by onnxruntime on this machine's CPU.
+"""Measured prices: every distinct operator call is run alone on this machine.
 
-A call becomes a model of one node with random operands of the true shapes, in fp32; the median of several warm runs is
-its price. Results are cached as JSON, keyed by what the call's cost depends on, the onnxruntime version and the
-machine. Calls that need more memory than allowed, or that onnxruntime cannot run, are scaled from the nearest call that
-was measured, with a note. Backward passes are not run: they take as much longer as they have more work.
+A call becomes a model of one node with random operands of the true shapes; the median of several warm runs is its
+price. Who runs it is a `Runner`: onnxruntime on the CPU in fp32, or torch on any of its devices
+(`planner.runtime.TorchRunner`), which runs backward passes, too; where none was run, it takes as much longer than the
+forward pass as it has more work. Results are cached as JSON, keyed by what the call's cost depends on, the runner and
+the machine. Calls that need more memory than allowed, or that cannot be run, are scaled from the nearest call that was
+measured, with a note.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,21 +37,90 @@ from planner.operators.saved import element_bytes, saved_for_backward, saved_not
 from planner.operators.specs import graph_specs
 from planner.operators.types import OpCall, OpSpec, Origin
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 DEFAULT_MEMORY_CAP_BYTES = 1 << 30
 _WARM_RUNS = 1
 _RUNS = 5
 _ENOUGH_S = 0.25
+_NAN = float("nan")
 Progress = Callable[[int, int, str], None]
 """Called with calls done, calls in all, and the operator at hand."""
+
+
+Seconds = tuple[float, float]
+"""Of the forward and of the backward pass of a call; nan for a backward pass that was not run."""
+
+
+class Runner(Protocol):
+    """What runs operator calls on a device of this machine.
+
+    Attributes:
+        software: name and version of the library.
+        machine: name of the device.
+        precision: number format of the operands, by name.
+    """
+
+    software: str
+    machine: str
+    precision: str
+
+    def seconds(self, model: bytes, feeds: Mapping[str, np.ndarray]) -> Seconds:
+        """Median seconds of the passes of a model of one node with these operands.
+
+        Raises:
+            Exception: it cannot be run; the first line of the message says why.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds of one distinct call; None where it was not run, with the reason."""
 
-    seconds: float | None
+    seconds: Seconds | None
     reason: str = ""
+
+
+class OnnxRuntime:
+    """Runs calls by onnxruntime on this machine's CPU, in fp32, forward alone."""
+
+    precision = "fp32"
+
+    def __init__(self) -> None:
+        """Import onnxruntime.
+
+        Raises:
+            UsageError: it is not installed.
+        """
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UsageError(
+                "measuring needs onnxruntime, which is not installed", hint="pip install 'shardplan[measure]'"
+            ) from None
+        onnxruntime.set_default_logger_severity(4)
+        self.library: Any = onnxruntime
+        self.software = f"onnxruntime {onnxruntime.__version__}"
+        self.machine = machine_name()
+
+    def seconds(self, model: bytes, feeds: Mapping[str, np.ndarray]) -> Seconds:
+        """As `Runner` says."""
+        options = self.library.SessionOptions()
+        options.log_severity_level = 4
+        session = self.library.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return median_s(lambda: session.run(None, feeds)), _NAN
+
+
+def median_s(run: Callable[[], object]) -> float:
+    """Median seconds of some runs after a warm one: at least three, until a quarter of a second is spent."""
+    for _ in range(_WARM_RUNS):
+        run()
+    runs: list[float] = []
+    while len(runs) < _RUNS and (not runs or sum(runs) < _ENOUGH_S or len(runs) < 3):
+        start = time.perf_counter()
+        run()
+        runs.append(time.perf_counter() - start)
+    return statistics.median(runs)
 
 
 def default_cache_folder() -> Path:
@@ -59,6 +131,7 @@ def default_cache_folder() -> Path:
 def measure(
     graph: Graph,
     *,
+    runner: Runner | None = None,
     micro_batch: int | None = None,
     cache_folder: Path | None = None,
     memory_cap_bytes: int = DEFAULT_MEMORY_CAP_BYTES,
@@ -66,10 +139,11 @@ def measure(
     dropout: bool = True,
     progress: Progress | None = None,
 ) -> Profile:
-    """Price every node by running its operator on this machine's CPU.
+    """Price every node by running its operator on this machine.
 
     Args:
         graph: the graph.
+        runner: what runs the operators; onnxruntime on the CPU when None.
         micro_batch: samples per execution; by default the batch that the graph's shapes are for.
         cache_folder: where measurements are kept; `default_cache_folder()` when None.
         memory_cap_bytes: calls whose operands and results together need more are not run but scaled.
@@ -82,11 +156,10 @@ def measure(
         OutputError: the cache cannot be written.
         ModelError: a node stops the change of batch, or no operator could be run at all.
     """
-    runtime = _onnxruntime()
+    runner = runner or OnnxRuntime()
     sized = graph if micro_batch is None else rebatch(graph, micro_batch)
     specs = graph_specs(sized)
-    machine = machine_name()
-    store = _Store((cache_folder or default_cache_folder()), machine, runtime.__version__)
+    store = _Store((cache_folder or default_cache_folder()), runner)
     calls = [OpCall.of(sized, node) for node in sized.nodes]
     keys = ["" if _is_free(s) else _key(c) for c, s in zip(calls, specs, strict=True)]
     distinct = {key: i for i, key in reversed(list(enumerate(keys))) if key}
@@ -95,22 +168,11 @@ def measure(
         if progress:
             progress(done, len(distinct), calls[i].op)
         known = store.get(key)
-        timings[key] = Timing(known) if known is not None else _run_call(runtime, calls[i], memory_cap_bytes)
+        timings[key] = Timing(known) if known is not None else _run_call(runner, calls[i], memory_cap_bytes)
         store.put(key, timings[key].seconds)
     store.write()
-    forward, notes = _forward_seconds(sized, specs, keys, timings)
-    return _assemble(sized, specs, forward, machine, notes, fused_attention=fused_attention, dropout=dropout)
-
-
-def _onnxruntime() -> Any:  # noqa: ANN401
-    try:
-        import onnxruntime
-    except ImportError:
-        raise UsageError(
-            "measuring needs onnxruntime, which is not installed", hint="pip install 'shardplan[measure]'"
-        ) from None
-    onnxruntime.set_default_logger_severity(4)
-    return onnxruntime
+    seconds, notes = _node_seconds(sized, specs, keys, timings)
+    return _assemble(sized, specs, seconds, runner, notes, fused_attention=fused_attention, dropout=dropout)
 
 
 def _is_free(spec: OpSpec) -> bool:
@@ -124,45 +186,34 @@ def _key(call: OpCall) -> str:
 # --- running one call --------------------------------------------------------------------------------------------
 
 
-def _run_call(runtime: Any, call: OpCall, memory_cap_bytes: int) -> Timing:  # noqa: ANN401
+def _run_call(runner: Runner, call: OpCall, memory_cap_bytes: int) -> Timing:
     needed = call_bytes(call)
     if needed > memory_cap_bytes:
         return Timing(None, f"needs {needed / 2**30:.1f} GiB, more than the {memory_cap_bytes / 2**30:.1f} GiB allowed")
     try:
-        model, feeds = one_node_model(call)
-        options = runtime.SessionOptions()
-        options.log_severity_level = 4
-        session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        return Timing(_median_run(session, feeds))
-    except Exception as error:  # onnxruntime raises classes of its own, one a cause, none public
-        return Timing(None, f"onnxruntime cannot run it: {str(error).splitlines()[0][:160]}")
-
-
-def _median_run(session: Any, feeds: Mapping[str, np.ndarray]) -> float:  # noqa: ANN401
-    for _ in range(_WARM_RUNS):
-        session.run(None, feeds)
-    runs: list[float] = []
-    while len(runs) < _RUNS and (not runs or sum(runs) < _ENOUGH_S or len(runs) < 3):
-        start = time.perf_counter()
-        session.run(None, feeds)
-        runs.append(time.perf_counter() - start)
-    return statistics.median(runs)
+        return Timing(runner.seconds(*one_node_model(call)))
+    except Exception as error:  # libraries raise classes of their own, one a cause, not all public
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        return Timing(None, f"{runner.software.partition(' ')[0]} cannot run it: {reason}")
 
 
 # --- cache -------------------------------------------------------------------------------------------------------
 
 
 class _Store:
-    """Measured seconds of one machine and one onnxruntime version, in one JSON file."""
+    """Seconds that one runner measured on one machine, in one JSON file."""
 
-    def __init__(self, folder: Path, machine: str, version: str) -> None:
-        tag = hashlib.sha256(f"{machine}|{version}".encode()).hexdigest()[:12]
+    def __init__(self, folder: Path, runner: Runner) -> None:
+        self.head = {
+            "version": CACHE_VERSION, "machine": runner.machine, "software": runner.software,
+            "precision": runner.precision,
+        }  # fmt: skip
+        tag = hashlib.sha256("|".join(map(str, self.head.values())).encode()).hexdigest()[:12]
         self.path = folder / f"measured-{tag}.json"
-        self.head = {"version": CACHE_VERSION, "machine": machine, "onnxruntime": version}
-        self.seconds: dict[str, float] = self._read()
+        self.seconds: dict[str, Seconds] = self._read()
         self.changed = False
 
-    def _read(self) -> dict[str, float]:
+    def _read(self) -> dict[str, Seconds]:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -171,12 +222,13 @@ class _Store:
             return {}
         stored = content.get("seconds")
         pairs = stored.items() if isinstance(stored, dict) else ()
-        return {str(k): float(v) for k, v in pairs if isinstance(v, (int, float)) and v > 0}
+        known = ((key, value if isinstance(value, list) else []) for key, value in pairs)
+        return {key: (v[0], _NAN if v[1] is None else v[1]) for key, v in known if len(v) == 2 and _is_time(v[0])}
 
-    def get(self, key: str) -> float | None:
+    def get(self, key: str) -> Seconds | None:
         return self.seconds.get(key)
 
-    def put(self, key: str, seconds: float | None) -> None:
+    def put(self, key: str, seconds: Seconds | None) -> None:
         if seconds is not None and self.seconds.get(key) != seconds:
             self.seconds[key] = seconds
             self.changed = True
@@ -189,7 +241,8 @@ class _Store:
         except OSError as error:
             reason = error.strerror or str(error)
             raise OutputError(f"cannot keep measurements: {reason}", where=str(self.path.parent)) from None
-        text = json.dumps({**self.head, "seconds": dict(sorted(self.seconds.items()))}, indent=1)
+        stored = {key: [f, None if math.isnan(b) else b] for key, (f, b) in sorted(self.seconds.items())}
+        text = json.dumps({**self.head, "seconds": stored}, indent=1)
         write_whole(self.path, text + "\n")
 
 
@@ -201,18 +254,26 @@ def _work(spec: OpSpec) -> float:
     return spec.matrix_flops or spec.forward_bytes or 1.0
 
 
-def _forward_seconds(
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _node_seconds(
     graph: Graph, specs: Sequence[OpSpec], keys: Sequence[str], timings: Mapping[str, Timing]
 ) -> tuple[np.ndarray, tuple[Note, ...]]:
-    forward = np.zeros(len(specs))
+    """Seconds of the passes of every node [nodes, 2], and what was not run."""
+    found = np.zeros((len(specs), 2))
     run = [i for i, key in enumerate(keys) if key and timings[key].seconds is not None]
     missing: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
-        seconds = timings[key].seconds if key else 0.0
+        seconds = timings[key].seconds if key else (0.0, 0.0)
         if seconds is None:
             missing.setdefault(key, []).append(i)
-        else:
-            forward[i] = seconds * graph.nodes[i].repeat
+            continue
+        forward_s, backward_s = seconds
+        if math.isnan(backward_s):
+            backward_s = forward_s * _backward_ratio(specs[i])
+        found[i] = graph.nodes[i].repeat * forward_s, graph.nodes[i].repeat * backward_s
     if missing and not run:
         reason = next(timings[key].reason for key in missing)
         raise ModelError("no operator of the model could be run", hint=f"price it with --device; the first: {reason}")
@@ -220,11 +281,12 @@ def _forward_seconds(
     for key, nodes in missing.items():
         first = nodes[0]
         nearest = _nearest(graph, specs, run, first)
-        forward[nodes] = forward[nearest] * _work(specs[first]) / _work(specs[nearest])
+        forward_s = found[nearest, 0] * _work(specs[first]) / _work(specs[nearest])
+        found[nodes] = forward_s, forward_s * _backward_ratio(specs[first])
         how = f"scaled from {graph.nodes[nearest].op} {graph.nodes[nearest].key!r}"
         message = f"{graph.nodes[first].op} ({len(nodes)} nodes) was not run: {timings[key].reason}; {how}"
         notes.append(Note(NoteLevel.WARNING, "not-measured", message, graph.nodes[first].key))
-    return forward, tuple(notes)
+    return found, tuple(notes)
 
 
 def _nearest(graph: Graph, specs: Sequence[OpSpec], run: Sequence[int], wanted: int) -> int:
@@ -238,38 +300,42 @@ def _nearest(graph: Graph, specs: Sequence[OpSpec], run: Sequence[int], wanted: 
     return min(run, key=unlikeness)
 
 
-def _backward_ratio(spec: OpSpec) -> tuple[float, float]:
-    """Backward over forward time, and the part of it that goes to weights."""
-    matrix = spec.input_grad_matrix_flops + spec.weight_grad_matrix_flops
+def _backward_ratio(spec: OpSpec) -> float:
+    """Backward over forward time, by their work."""
     if spec.matrix_flops:
-        return matrix / spec.matrix_flops, spec.weight_grad_matrix_flops / spec.matrix_flops
-    return (spec.backward_bytes / spec.forward_bytes if spec.forward_bytes else 0.0), 0.0
+        return (spec.input_grad_matrix_flops + spec.weight_grad_matrix_flops) / spec.matrix_flops
+    return spec.backward_bytes / spec.forward_bytes if spec.forward_bytes else 0.0
+
+
+def _weight_part(spec: OpSpec) -> float:
+    """The part of a backward pass that goes to weights."""
+    matrix = spec.input_grad_matrix_flops + spec.weight_grad_matrix_flops
+    return spec.weight_grad_matrix_flops / matrix if spec.matrix_flops and matrix else 0.0
 
 
 def _assemble(
     graph: Graph,
     specs: Sequence[OpSpec],
-    forward: np.ndarray,
-    machine: str,
+    seconds: np.ndarray,
+    runner: Runner,
     notes: tuple[Note, ...],
     *,
     fused_attention: bool,
     dropout: bool,
 ) -> Profile:
-    chosen = precision_named("fp32")
+    chosen = precision_named(runner.precision)
     options = saved_options(chosen, fused_attention=fused_attention, dropout=dropout, assume_dropout=False)
-    sizes = element_bytes(graph, 4.0)
-    ratios = np.array([_backward_ratio(s) for s in specs]).reshape(-1, 2)
+    sizes = element_bytes(graph, chosen.compute.bits / 8)
     scores = np.array([s.scores_in_memory(fused_attention) for s in specs])
     outputs, workspace = tensor_bytes(graph, sizes, scores)
     return Profile(
-        device=machine,
+        device=runner.machine,
         precision=chosen.name,
         micro_batch=graph.batch,
         source="measured",
-        forward_s=forward,
-        backward_s=forward * ratios[:, 0],
-        weight_grad_s=forward * ratios[:, 1],
+        forward_s=seconds[:, 0],
+        backward_s=seconds[:, 1],
+        weight_grad_s=seconds[:, 1] * np.array([_weight_part(s) for s in specs]),
         forward_flops=np.array([s.matrix_flops for s in specs]),
         backward_flops=np.array([s.input_grad_matrix_flops + s.weight_grad_matrix_flops for s in specs]),
         moved_bytes=np.array([s.forward_bytes for s in specs]),

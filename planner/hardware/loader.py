@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError, Problem
 from planner.hardware.catalog import bundled_path, cluster_names, device_names, looks_like_path, stack_names
+from planner.hardware.changes import (
+    Change,
+    changed_profile,
+    cluster_changes,
+    device_changes,
+    read_changes,
+    stack_changes,
+)
+from planner.hardware.document import Document, read_document
 from planner.hardware.types import NO_STACK, Cluster, Device, Stack
 from planner.registry import did_you_mean
 
@@ -27,6 +38,7 @@ def load_cluster(
     nodes: int | str | None = None,
     devices: int | None = None,
     stack: str | Path | Stack = "",
+    changes: Sequence[str] = (),
 ) -> Cluster:
     """A bundled cluster by name, or one from a YAML file; a device stands for a cluster of one.
 
@@ -35,29 +47,48 @@ def load_cluster(
         nodes: how many nodes, the profile's own number when absent; `4x64` for 64 devices of each of 4.
         devices: in place of nodes, how many devices: of as few nodes as can give equally many of them.
         stack: the software that trains: a `Stack`, or as in `load_stack`.
+        changes: figures in place of those of the profiles, as `network.bandwidth=200Gbit/s` (`planner.hardware.changes`
+            says how fields are named). The cluster's name says them.
 
     Raises:
         HardwareError: no such profile, findings in its file (`problems` has all of them), or a number of nodes or
-            devices that the profile cannot have.
+            devices that the profile cannot have; or a changed figure that is none.
+        UsageError: a change names no field.
 
     >>> load_cluster("dgx-a100", nodes=2).device_count
     16
     >>> load_cluster("gb200-nvl72", devices=256).node_size
     64
     """
-    spec = read_profile(name_or_path)
+    own = read_changes(changes)
+    on_links, on_devices, on_stack = cluster_changes(own), device_changes(own), stack_changes(own)
+    inline = getattr(read_profile(name_or_path), "device_types", ())
+    on_links += tuple(
+        Change(("device_types", name, *each.path), each.value, each.text) for name in inline for each in on_devices
+    )
+    spec = _changed(name_or_path, on_links)
     from planner.hardware import resolve
     from planner.hardware.schema import DeviceFile, StackFile
 
     software = stack if isinstance(stack, Stack) else load_stack(stack)
+    if on_stack:
+        file: Any = changed_profile(Document("changed stack", [], {"stack": software.name}), on_stack)
+        software = resolve.build_stack(file, software)
     if isinstance(spec, StackFile):
         raise HardwareError(f"{spec.stack!r} is a stack, not a cluster", hint=f"give it as --stack {spec.stack}")
     if isinstance(spec, DeviceFile):
         if nodes not in (None, 1) or devices not in (None, 1):
             hint = "take a cluster profile, or write one with `shardplan hardware init`"
             raise HardwareError(f"{spec.device!r} is a single device, not a cluster", hint=hint)
-        return resolve.single_device(spec.device, resolve.build_device(spec.device, spec, spec.sources, software))
-    return resolve.build_cluster(spec, device_types(spec), resolve.nodes_of(spec, nodes, devices), software)
+        device: Any = _changed(name_or_path, on_devices)
+        found = resolve.single_device(
+            device.device, resolve.build_device(device.device, device, device.sources, software)
+        )
+    else:
+        types = device_types(spec, on_devices)
+        found = resolve.build_cluster(spec, types, resolve.nodes_of(spec, nodes, devices), software)
+    said = "".join(f", {change.text}" for change in own)
+    return dataclasses.replace(found, name=found.name + said)
 
 
 def load_stack(name_or_path: str | Path = "") -> Stack:
@@ -105,16 +136,27 @@ def load_device(name_or_path: str | Path, *, stack: str | Path = "") -> Device:
     return resolve.build_device(spec.device, spec, spec.sources, load_stack(stack))
 
 
-def device_types(spec: ClusterFile) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Each device type that a cluster uses, with the sources of the file that describes it."""
+def device_types(spec: ClusterFile, changes: Sequence[Change] = ()) -> dict[str, tuple[Any, dict[str, str]]]:
+    """Each device type that a cluster uses, with the sources of the file that describes it.
+
+    Raises:
+        UsageError: a change of the devices names no field of theirs.
+        HardwareError: a changed figure is none.
+    """
     found: dict[str, tuple[Any, dict[str, str]]] = {}
     for part in spec.devices:
         if part.type in spec.device_types:
             found[part.type] = (spec.device_types[part.type], dict(spec.sources))
         else:
-            device: Any = read_profile(part.type)
+            device: Any = _changed(part.type, changes)
             found[part.type] = (device, device.sources)
     return found
+
+
+def _changed(name_or_path: str | Path, changes: Sequence[Change]) -> ProfileFile:
+    """The checked content of a profile file, with some of its figures changed."""
+    spec = read_profile(name_or_path)
+    return changed_profile(read_document(profile_path(name_or_path)), changes) if changes else spec
 
 
 def lint(path: str | Path) -> list[Problem]:
@@ -189,7 +231,6 @@ def _checked(path: Path) -> ProfileFile:
 
 
 def _check(path: Path) -> tuple[ProfileFile | None, list[Problem]]:
-    from planner.hardware.document import read_document
     from planner.hardware.validate import validate
 
     return validate(read_document(path))

@@ -44,6 +44,11 @@ def _place(problem: Problem) -> tuple[int, int]:
     return int(line), int(column)
 
 
+def kind_of(data: Mapping[str, Any]) -> type[ProfileFile]:
+    """What the data of a profile describes, by the key that names it; a cluster where no key does."""
+    return next((model for key, model in _KINDS.items() if key in data), ClusterFile)
+
+
 def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[ProfileFile | None, list[Problem]]:
     kinds = [key for key in _KINDS if key in data]
     if len(kinds) != 1:

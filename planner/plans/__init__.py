@@ -6,7 +6,7 @@ data of a plan (`types`), read and written by `documents` and `files`; `rank_sch
 and `diff`.
 """
 
-from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_simulation
+from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_price, with_simulation
 from planner.plans.blocks import Block, BlockParameter, BlockRun, compress, expand
 from planner.plans.configuration_file import (
     configuration_document,
@@ -23,7 +23,7 @@ from planner.plans.files import dumps, json_schema, loads, read, seal, to_docume
 from planner.plans.findings import Fault, Finding
 from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
 from planner.plans.rank_schedule import lay_out
-from planner.plans.readings import counterparts, has_closed_form, leaders
+from planner.plans.readings import SCHEDULE_KEYS, WORDS, counterparts, has_closed_form, leaders, requirements
 from planner.plans.rebuild import priced_configuration, rebuild
 from planner.plans.records import Boundary, Duplicated, Loss, PlanNote, Provenance, Requirement, SharedParameter
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
@@ -36,6 +36,8 @@ dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
 
 __all__ = [
     "NOT_MODELLED",
+    "SCHEDULE_KEYS",
+    "WORDS",
     "Area",
     "Block",
     "BlockParameter",
@@ -96,12 +98,14 @@ __all__ = [
     "read",
     "read_plan",
     "rebuild",
+    "requirements",
     "seal",
     "split_reasons",
     "summary",
     "to_document",
     "validate",
     "with_exchange",
+    "with_price",
     "with_simulation",
     "write",
     "write_plan",

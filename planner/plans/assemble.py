@@ -7,25 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from planner.costs import Profile
 from planner.costs.errors import MeasuredError, measured_error
 from planner.costs.precision import Precision
 from planner.errors import PlanError
 from planner.exchange import Exchange, Step
 from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
-from planner.operators.types import Origin
 from planner.plans.blocks import Block, compress
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
+from planner.plans.headline import headline_of
 from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tied_groups
 from planner.plans.readings import requirements
 from planner.plans.records import (
+    OF_MINOR_1,
     Duplicated,
     ExchangeSection,
     FusedMessage,
     LinkBytes,
     PlanNote,
     Provenance,
+    Requirement,
     SharedParameter,
     Stage,
     StageCorrection,
@@ -85,7 +88,7 @@ def assemble(
     evaluation: Evaluation,
     certificate: Certificate,
     *,
-    origins: Sequence[Origin],
+    prices: Profile,
     provenance: Provenance,
     alternatives: Sequence[Candidate] = (),
     shardings: Mapping[int, StageSharding] = _NONE,
@@ -101,7 +104,7 @@ def assemble(
         decision: the answer.
         evaluation: the judge's verdict on it.
         certificate: what is proven about it.
-        origins: how each node of the graph was priced (`Profile.origin`).
+        prices: what the nodes of the graph cost.
         provenance: how the plan came to be.
         alternatives: other decisions worth showing, the answer left out.
         shardings: how groups of several ranks share the work, by `StageChoice.sharding`.
@@ -129,6 +132,7 @@ def assemble(
     judged = stages, decision, evaluation, certificate, chosen
     predictions = predictions_section(*judged, rank_shared, cluster.node_size)
     predictions = dataclasses.replace(predictions, measured_error=_error(cluster, stages, laid))
+    fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
@@ -150,7 +154,7 @@ def assemble(
         schedule=dataclasses.replace(laid.section, orders=met_in_order(laid.section.orders, groups)),
         predictions=with_inside(predictions, decision, used),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
-        coverage=coverage_section(graph, origins),
+        coverage=coverage_section(graph, prices.origin),
         notes=(
             *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
             *(_apart(entry) for entry in shared if entry.reduction == "none"),
@@ -162,9 +166,27 @@ def assemble(
         ),
         blocks=compress(blocks),
         shardings=sharding_sections(graph, decision, used, blocks),
+        headline=headline_of(
+            graph,
+            cluster,
+            prices,
+            chosen=chosen,
+            global_batch=decision.micro_batch * decision.micro_batches * decision.copies,
+            ranks={rank for stage in stages for rank in stage.ranks},
+            iteration_s=evaluation.iteration_s,
+            memory_bytes=fullest.memory.total,
+            capacity_bytes=fullest.capacity_bytes,
+            error=predictions.measured_error,
+        ),
     )
     divided = bool(staging.divided_modules())
-    return seal(dataclasses.replace(plan, requires=requirements(plan, divided=divided)))
+    return _with_requirements(plan, divided=divided)
+
+
+def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
+    """The plan with what it needs of a backend, sealed."""
+    needed = requirements(plan, divided=divided)
+    return seal(dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed))))
 
 
 def _error(cluster: Cluster, stages: Sequence[Stage], laid: RankSchedule) -> MeasuredError | None:
@@ -216,7 +238,13 @@ def with_simulation(plan: Plan, iteration_s: float) -> Plan:
     bound_s = min(plan.predictions.bound_s, simulated_s)
     gap = significant(gap_to(bound_s, simulated_s))
     predictions = dataclasses.replace(plan.predictions, simulated_iteration_s=simulated_s, bound_s=bound_s, gap=gap)
-    return seal(dataclasses.replace(plan, predictions=predictions))
+    headline = plan.headline and plan.headline.at(simulated_s, predictions.measured_error)
+    return seal(dataclasses.replace(plan, predictions=predictions, headline=headline))
+
+
+def with_price(plan: Plan, dollars_per_device_hour: float) -> Plan:
+    """The plan with the price of a device and hour, in US dollars, in its headline; sealed anew."""
+    return seal(dataclasses.replace(plan, headline=plan.headline and plan.headline.priced(dollars_per_device_hour)))
 
 
 def _named_stages(
@@ -378,9 +406,9 @@ def with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
     """A plan of data parallelism whose gradients travel by a scheme, tensor by tensor, not by a plan's collectives."""
     stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
     section = exchange_section(exchange, {v.name: v.gradient_bytes for v in step.variables})
-    return seal(
-        dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=stages), exchange=section)
-    )
+    predictions = dataclasses.replace(plan.predictions, stages=stages)
+    exchanged = dataclasses.replace(plan, predictions=predictions, exchange=section)
+    return _with_requirements(exchanged, divided=Requirement.MID_MODULE_CUT in plan.requires)
 
 
 def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:

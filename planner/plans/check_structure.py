@@ -14,7 +14,7 @@ from planner.plans.files import digest_of
 from planner.plans.findings import AGAIN, Fault, Finding
 from planner.plans.rank_schedule import placed_groups
 from planner.plans.readings import requirements
-from planner.plans.records import Requirement
+from planner.plans.records import OF_MINOR_1, Requirement
 from planner.plans.types import Plan
 from planner.schedules import WeightPolicy
 
@@ -215,6 +215,7 @@ def _predictions(plan: Plan) -> Iterator[Finding]:
 
 def _requires(plan: Plan) -> Iterator[Finding]:
     derived = set(requirements(plan, divided=Requirement.MID_MODULE_CUT in plan.requires))
+    derived -= OF_MINOR_1 if plan.minor < 1 else set()
     for name in sorted(derived - set(plan.requires)):
         yield Finding(Fault.REQUIRES, f"the plan needs {name} but does not require it", AGAIN)
     for name in sorted(set(plan.requires) - derived):

@@ -11,6 +11,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans.explain_shardings import GroupView, SplitReason, group_views, split_reasons
 from planner.plans.figures import Alternative, gap_to
+from planner.plans.headline import Headline
 from planner.plans.records import Loss, Stage
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
@@ -118,6 +119,7 @@ class Explanation:
         headroom: part of each device's memory that is left free.
         advice: sizes of the model that cost time by themselves; "" where there are none, or model and hardware were not
             given.
+        headline: the figures that people compare training runs by; None in plans of before.
     """
 
     model: str
@@ -149,6 +151,7 @@ class Explanation:
     reasons: tuple[SplitReason, ...] = ()
     headroom: float = 0.0
     advice: str = ""
+    headline: Headline | None = None
 
 
 def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> Explanation:
@@ -197,6 +200,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         groups=group_views(plan),
         reasons=() if graph is None or cluster is None else split_reasons(plan, graph, cluster),
         advice="" if graph is None or cluster is None else _advice(plan, graph, cluster),
+        headline=plan.headline,
     )
 
 

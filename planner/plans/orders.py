@@ -38,7 +38,7 @@ _STEPS = r"(?:([+-][0-9]+))?(?:s(-?[0-9]+))?(?:u(-?[0-9]+))?(?:v(-?[0-9]+))?"
 _ITEM = re.compile(
     rf"\s*(?:(\()|(\[)|\)\*([0-9]+){_STEPS}(?=[\s)\]]|$)|(\]){_STEPS}(?=\s|$)|([^\s()\[\]]+)(?=[\s)\]]|$))"
 )
-_WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+)(?:-([0-9]+))?)?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([+-][0-9]+))?")
+WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+)(?:-([0-9]+))?)?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([+-][0-9]+))?")
 _COMPUTE, _EXCHANGE, _UPDATE = range(3)
 _CHANNEL = {
     **dict.fromkeys(ActionKind, _COMPUTE),
@@ -281,7 +281,7 @@ def _steps_of(groups: Iterable[str | None]) -> Steps:
 
 
 def _read_word(word: str) -> list[Row]:
-    match = _WORD.fullmatch(word)
+    match = WORD.fullmatch(word)
     if match is None or match[2] not in set(ActionKind):
         raise PlanError(f"cannot read action {word!r}", hint=_GRAMMAR)
     kind, stage = ActionKind(match[2]), int(match[3])

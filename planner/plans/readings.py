@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
+from planner.plans.orders import WORD
 from planner.plans.records import Requirement
+from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
 from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, get, own_schedule
+from planner.sharding import Axis, AxisRole
 from planner.space.evaluate import in_closed_form
 
 _SEVERAL = re.compile(r"\.[1-9]|[-*\[]")
@@ -171,16 +175,51 @@ def _alike(plan: Plan, first_copy: range, step: int) -> bool:
     return len(lines) == copies * sum(rank in first_copy for rank, _ in lines)
 
 
+WORDS: Mapping[str, Requirement | None] = {
+    **dict.fromkeys(("F", "B", "S", "U")),
+    **dict.fromkeys(("I", "W"), Requirement.SPLIT_BACKWARD),
+    **dict.fromkeys(("SA", "RA", "SG", "RG"), Requirement.EXPLICIT_TRANSFERS),
+    **dict.fromkeys(("E", "L", ">"), Requirement.EVICTIONS),
+    "R": Requirement.EXPLICIT_RECOMPUTE,
+    "G": Requirement.EARLY_EXCHANGE,
+    "+": Requirement.PAIRED_ACTIONS,
+    "/": Requirement.SUB_SEQUENCES,
+    "@": Requirement.ASYNC_WEIGHTS,
+}
+"""What a backend must be able to do for each word of an order and each mark on one; None where all backends do it."""
+
+SCHEDULE_KEYS: Mapping[str, Requirement] = {
+    "parts": Requirement.SUB_SEQUENCES,
+    "side_by_side": Requirement.LANES,
+    "streaming": Requirement.STREAMING,
+    "limits": Requirement.IN_FLIGHT_LIMITS,
+    "averaged": Requirement.PARTIAL_UPDATES,
+    "clock_distance": Requirement.BOUNDED_STALENESS,
+    "corrections": Requirement.CORRECTIONS,
+    "optimizer": Requirement.CORRECTIONS,
+}
+"""The same for keys of the schedule section that say something beside the orders."""
+
+
 def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
-    """Capabilities that a plan needs, in the order of `Requirement`.
+    """Capabilities that a plan needs, in the order of `Requirement`; O(file).
 
     Args:
         plan: the plan; its own `requires` is not looked at.
         divided: whether a layer is divided between stages (only the model knows).
     """
+    needed = {*_of_stages(plan), *_of_orders(plan), *_inside(plan)}
+    if divided:
+        needed.add(Requirement.MID_MODULE_CUT)
+    return tuple(requirement for requirement in Requirement if requirement in needed)
+
+
+def _of_stages(plan: Plan) -> Iterator[Requirement]:
+    """What stages, the tensors between them and their weights need."""
     counts = [len(stage.replicas) for stage in plan.stages]
     sharded = {stage.zero for stage in plan.stages if len(stage.replicas) > 1}
     pairs = [(b.from_stage, to) for b in plan.boundaries for to in b.to_stages]
+    repeated = [(stage.recompute, stage.repeats) for stage in plan.stages]
     holds = {
         Requirement.PIPELINE: len(plan.stages) > 1,
         Requirement.REPLICATED_STAGE: max(counts, default=0) > 1,
@@ -190,25 +229,43 @@ def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
         Requirement.DUPLICATED_NODES: any(len(entry.stages) > 1 for entry in plan.duplicated),
         Requirement.TIED_PARAMETERS: any(s.reduction == "sum" for s in plan.shared_parameters),
         Requirement.SEPARATE_COPIES: any(s.reduction == "none" for s in plan.shared_parameters),
-        Requirement.MID_MODULE_CUT: divided,
-        Requirement.RECOMPUTE: any(stage.recompute or stage.repeats for stage in plan.stages),
+        Requirement.RECOMPUTE: any(recompute or repeats for recompute, repeats in repeated),
+        Requirement.MODULE_RECOMPUTE: any(repeats for _, repeats in repeated),
+        Requirement.MIXED_RECOMPUTE: len(set(repeated)) > 1,
         Requirement.ZERO1: 1 in sharded,
         Requirement.ZERO2: 2 in sharded,
         Requirement.ZERO3: 3 in sharded,
-        Requirement.ASYNC_WEIGHTS: plan.schedule.weight_policy != WeightPolicy.SYNC,
         Requirement.MULTI_STAGE_RANK: any(len(plan.stages_of(rank)) > 1 for s in plan.stages for rank in s.ranks),
-        Requirement.SPLIT_BACKWARD: _splits_backward(plan),
         Requirement.IDLE_RANKS: bool(plan.idle_ranks),
-        **_inside(plan),
+        Requirement.OFFLOAD: bool(plan.configuration.offload),
+        Requirement.EXCHANGE_SCHEME: plan.exchange is not None,
     }
-    return tuple(requirement for requirement in Requirement if holds[requirement])
+    yield from (requirement for requirement, needed in holds.items() if needed)
 
 
-def _splits_backward(plan: Plan) -> bool:
-    return any(str(ActionKind.WEIGHT_GRAD) in order.actions for order in plan.schedule.orders)
+def _of_orders(plan: Plan) -> Iterator[Requirement]:
+    """What the words of the orders and the keys beside them need."""
+    section = plan.schedule
+    if section.weight_policy != WeightPolicy.SYNC:
+        yield Requirement.ASYNC_WEIGHTS
+    if plan.routing == "by_order":
+        yield Requirement.ORDER_ROUTING
+    if any(order.lane for order in section.orders):
+        yield Requirement.LANES
+    for field in dataclasses.fields(section):
+        if field.name in SCHEDULE_KEYS and getattr(section, field.name) != field.default:
+            yield SCHEDULE_KEYS[field.name]
+    words = {word for text in {order.actions for order in section.orders} for word in _words(text)}
+    yield from (needed for word in words if (needed := WORDS.get(word)) is not None)
 
 
-def _inside(plan: Plan) -> dict[Requirement, bool]:
+def _words(actions: str) -> Iterator[str]:
+    """Kinds of a line's words, and the marks on them."""
+    for paired, kind, *_, part, version, peer in WORD.findall(actions):
+        yield from filter(None, (paired, kind, part and "/", version and "@", peer and ">"))
+
+
+def _inside(plan: Plan) -> Iterator[Requirement]:
     """What groups of several ranks need."""
     used = {stage.sharding for stage in plan.stages if stage.sharding}
     shardings = [s for s in plan.shardings if s.name in used]
@@ -217,9 +274,11 @@ def _inside(plan: Plan) -> dict[Requirement, bool]:
     reasons = {collective.reason for entry in entries for collective in entry.collectives}
     layouts = {text for entry in entries for o in entry.operators for text in (*o.reads, *o.writes)}
     layouts |= {text for entry in entries for p in entry.tensors for text in (p.value, p.gradient, p.optimizer)}
-    return {
+    boundaries = {boundary for sharding in shardings for boundary in sharding.boundaries}
+    axes = {Axis(axis.name, axis.size).role for sharding in shardings for axis in sharding.axes}
+    holds = {
         Requirement.TENSOR_PARALLEL: any(stage.group_ranks > 1 for stage in plan.stages),
-        Requirement.SEQUENCE_PARALLEL: any("sequence" in s.boundaries for s in shardings),
+        Requirement.SEQUENCE_PARALLEL: "sequence" in boundaries,
         Requirement.EXPERT_PARALLEL: "experts" in dealt,
         Requirement.VOCABULARY_PARALLEL: "rows" in dealt,
         Requirement.RING_ATTENTION: "ring" in reasons,
@@ -227,4 +286,15 @@ def _inside(plan: Plan) -> dict[Requirement, bool]:
         Requirement.SHARED_STATISTICS: "statistics" in reasons,
         Requirement.INTERLEAVED_SPLIT: any("~" in text for text in layouts),
         Requirement.PADDED_SPLIT: any(s.padded for s in shardings),
+        Requirement.MIXED_SHARDINGS: len({stage.sharding for stage in plan.stages}) > 1,
+        Requirement.CONTEXT_PARALLEL: AxisRole.CONTEXT in axes,
+        Requirement.BATCH_PARALLEL: "batch" in boundaries,
+        Requirement.FREE_LAYOUTS: "free" in boundaries,
+        Requirement.GATHERED_WEIGHTS: any(map(_gathers_weights, entries)),
     }
+    yield from (requirement for requirement, needed in holds.items() if needed)
+
+
+def _gathers_weights(entry: ShardedBlock) -> bool:
+    weights = {place.tensor for place in entry.tensors if place.optimizer}
+    return any(c.of in weights and c.phase != "step" and c.kind == "all_gather" for c in entry.collectives)

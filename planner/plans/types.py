@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from planner.errors import PlanError
 from planner.plans.blocks import Block, BlockParameter, BlockRun, expand
 from planner.plans.figures import Alternative, Coverage, FreeChoice, Predictions
+from planner.plans.headline import Headline
 from planner.plans.orders import RankOrder
 from planner.plans.records import (
     Boundary,
@@ -79,6 +80,9 @@ class Plan:
         runs_on: training frameworks, of those that the plan is for, that take it as it is; left out where it is for
             none.
         free_choice: what no framework needs to take, beside it; left out where the plan is for none.
+        headline: the figures that people compare training runs by; left out in files of before.
+        minor: minor version of this schema; left out at 0. From 1 on `requires` is complete: files of 0 say nothing of
+            order_routing and what follows it in the list.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
@@ -112,6 +116,8 @@ class Plan:
     exchange: ExchangeSection | None = None
     runs_on: tuple[str, ...] = ()
     free_choice: FreeChoice | None = None
+    headline: Headline | None = None
+    minor: int = 0
 
     def compared_s(self, other: Alternative) -> tuple[float, float | None]:
         """Iteration times of this plan and of an alternative: simulated where both were, else by closed form."""

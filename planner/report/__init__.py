@@ -5,7 +5,7 @@ A module for each kind of answer makes a `Report` of it (title, sections, typed 
 """
 
 from planner.report.render import to_csv, to_lines, to_markdown, to_rows, to_text
-from planner.report.tables import Form, Report, Section, Table, bar, short_count, table
+from planner.report.tables import Form, Report, Section, Table, bar, table
 
 report_to_csv, report_to_lines, report_to_markdown = to_csv, to_lines, to_markdown
 report_to_rows, report_to_text = to_rows, to_text
@@ -21,7 +21,6 @@ __all__ = [
     "report_to_markdown",
     "report_to_rows",
     "report_to_text",
-    "short_count",
     "table",
     "to_csv",
     "to_lines",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.costs import precision
+from planner.plans.files import plain
+from planner.plans.headline import Headline, headline_of
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
 from planner.systems import Comparison, Semantics, SystemRow
 from planner.units import format_bytes
@@ -41,7 +44,10 @@ def comparison_report(comparison: Comparison, remark: str = "") -> Report:
         remark: why its precision was chosen, where nobody asked for one.
     """
     title = f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}"
-    sections = [Section(heading, table=shown) for heading, shown in _groups(comparison) if shown.rows]
+    title += f", {comparison.precision}{f' ({remark})' if remark else ''}"
+    first = headline_of_row(comparison, comparison.rows[0]) if comparison.rows else None
+    sections = [] if first is None else [Section(lines=(title, f"the line above is of {comparison.rows[0].system}"))]
+    sections += [Section(heading, table=shown) for heading, shown in _groups(comparison) if shown.rows]
     links = _links(comparison)
     if links.rows:
         sections.append(Section("Busiest port of each level, out / in", table=links))
@@ -51,8 +57,26 @@ def comparison_report(comparison: Comparison, remark: str = "") -> Report:
     if notes:
         sections.append(Section("Notes", lines=notes))
     sections.append(Section(MEANING, items=LEGEND))
-    remark = f" ({remark})" if remark else ""
-    return Report(f"{title}, {comparison.precision}{remark}", tuple(sections), _data(comparison))
+    return Report(str(first or title), tuple(sections), _data(comparison))
+
+
+def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
+    """The figures that people compare training runs by, of one row; None where it does not fit or nothing is known."""
+    setting = comparison.setting
+    if setting is None or row.memory is None or not row.feasible:
+        return None
+    found = headline_of(
+        setting.prices.graph_at(row.micro_batch),
+        setting.cluster,
+        setting.prices.profiles(row.micro_batch)[0],
+        chosen=precision(comparison.precision),
+        global_batch=comparison.global_batch,
+        ranks=range(row.devices),
+        iteration_s=row.iteration_s,
+        memory_bytes=row.memory.total,
+        capacity_bytes=row.capacity_bytes,
+    )
+    return found if comparison.price is None else found.priced(comparison.price)
 
 
 def _freedoms(comparison: Comparison) -> Table:
@@ -136,8 +160,13 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "precision": comparison.precision,
         "semantics": comparison.semantics,
         "notes": list(comparison.notes),
-        "rows": [_document(row) for row in comparison.rows],
+        "rows": [_document(row) | _headline(comparison, row) for row in comparison.rows],
     }
+
+
+def _headline(comparison: Comparison, row: SystemRow) -> dict[str, Any]:
+    found = headline_of_row(comparison, row)
+    return {} if found is None else {"headline": plain(found)}
 
 
 def _document(row: SystemRow) -> dict[str, Any]:

@@ -15,13 +15,23 @@ _SHORT_KINDS = ("weights", "grads", "optim", "activ", "work", "reserve")
 
 def explanation_report(e: Explanation) -> Report:
     """The explanation, most important things first."""
-    sections = [_verdict(e), _time(e), _stages(e), _memory(e), *group_sections(e.groups, e.reasons), _why(e), _proof(e)]
+    title = f"{e.model} on {e.hardware}: {e.shape}"
+    sections = [] if e.headline is None else [Section(lines=(title,))]
+    sections += [
+        _verdict(e),
+        _time(e),
+        _stages(e),
+        memory_section(e),
+        *group_sections(e.groups, e.reasons),
+        _why(e),
+        _proof(e),
+    ]
     sections.append(Section("Assumptions", items=e.assumptions))
     sections.append(Section("Not modelled", items=e.not_modelled))
     sections.append(_coverage(e))
     if e.notes:
         sections.append(Section("Notes on the model", items=e.notes))
-    return Report(f"{e.model} on {e.hardware}: {e.shape}", tuple(sections))
+    return Report(str(e.headline or title), tuple(sections))
 
 
 def percent(fraction: float) -> str:
@@ -82,7 +92,8 @@ def _stages(e: Explanation) -> Section:
     return Section("Stages (times of one micro-batch; * sets the pace)", table=table(columns, rows))
 
 
-def _memory(e: Explanation) -> Section:
+def memory_section(e: Explanation) -> Section:
+    """What fills a device of each stage, by kind."""
     kinds_of_memory = dict.fromkeys((*_SHORT_KINDS, "total"), Form.BYTES)
     columns = {"stage": Form.NAME, **kinds_of_memory, "used": Form.SHARE, "": Form.BAR}
     rows = []

@@ -11,9 +11,9 @@ from planner.plans.figures import StagePrediction
 from planner.plans.records import PlanNote, Stage
 from planner.plans.shardings import Sharding
 from planner.plans.words import recompute_word, why_not
-from planner.report.tables import Cell, Form, Report, Section, Table, short_count, table
+from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.simulate import rank_ranges
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import format_bytes, format_seconds, plural, short_count
 
 LIES = {
     "replicated": "whole on every rank",
@@ -44,14 +44,15 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
         f"({hardware.device_count} devices), {plan.options.precision}{f' ({remark})' if remark else ''}, "
         f"{plan.options.optimizer}{f', stack {hardware.stack}' if hardware.stack else ''}"
     )
+    about = () if plan.headline is None else (title,)
     doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
     own = (_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan), *_runs_on(plan), *_headroom(plan))
-    sections = [Section(lines=(*doubts, *own))]
+    sections = [Section(lines=(*about, *doubts, *own))]
     sections += _stages(plan)
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
     sections.append(Section(lines=tuple(_remarks(plan))))
-    return Report(title, tuple(sections))
+    return Report(str(plan.headline or title), tuple(sections))
 
 
 def _runs_on(plan: Plan) -> Iterator[str]:

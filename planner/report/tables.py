@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from planner.units import format_bytes, format_flop_rate, format_flops, format_rate, format_seconds
+from planner.units import (
+    format_bytes,
+    format_flop_rate,
+    format_flops,
+    format_rate,
+    format_seconds,
+    short_count,
+)
 
 BAR_WIDTH = 20
 
@@ -112,14 +119,6 @@ def bar(fraction: float, width: int = BAR_WIDTH) -> str:
     halves = round(min(max(fraction, 0.0), 1.0) * width * 2)
     text = "█" * (halves // 2) + ("▌" if halves % 2 else "")
     return text + "·" * (width - len(text))
-
-
-def short_count(count: float, digits: int = 3) -> str:
-    """A large number as people say it: 124M, 70.6B, 1.01T."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= size:
-            return f"{count / size:.{digits}g}{unit}"
-    return f"{count:,.0f}"
 
 
 _FORMATS: Mapping[Form, Callable[[Any], str]] = {

@@ -22,22 +22,28 @@ if TYPE_CHECKING:
     from planner.runtime.jobs import RunReport as RunReport
     from planner.runtime.jobs import run as run
     from planner.runtime.launch import run_ranks as run_ranks
+    from planner.runtime.measuring import TorchRunner as TorchRunner
     from planner.runtime.model_file import read_model as read_model
     from planner.runtime.operators import RULES as RULES
     from planner.runtime.requirements import EXECUTED as EXECUTED
+    from planner.runtime.requirements import REFUSED as REFUSED
     from planner.runtime.requirements import refusals as refusals
+    from planner.runtime.requirements import require_executable as require_executable
     from planner.runtime.trainer import Trainer as Trainer
     from planner.runtime.trainer import load as load
 
 _WHERE = {
     "EXECUTED": "requirements",
     "GradientCheck": "jobs",
+    "REFUSED": "requirements",
     "RULES": "operators",
     "RunReport": "jobs",
+    "TorchRunner": "measuring",
     "Trainer": "trainer",
     "load": "trainer",
     "read_model": "model_file",
     "refusals": "requirements",
+    "require_executable": "requirements",
     "run": "jobs",
     "run_graph": "interpreter",
     "run_ranks": "launch",

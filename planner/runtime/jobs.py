@@ -16,6 +16,7 @@ from planner.runtime.launch import Link, in_process, run_ranks, scratch
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
 from planner.runtime.requirements import require_executable
+from planner.runtime.stages import stage_program
 from planner.runtime.trainer import Trainer, model_of
 
 TOLERANCE = 1e-7
@@ -113,7 +114,8 @@ def run(
         progress: told step and loss.
 
     Raises:
-        PlanError: something in the plan is not executed.
+        PlanError: the plan's parts contradict each other, it is for another model, or something in it is not executed;
+            no process is started then.
         RunError: a rank failed.
         UsageError: a check is asked for where the pipeline never drains.
     """
@@ -125,6 +127,8 @@ def run(
         )
     read = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
     read = model_of(plan, read)
+    for stage in plan.stages:
+        stage_program(plan, read, stage.index)
     made = _check(plan, read, data, loss, seed, timeout_s) if check else None
     if not steps:
         return RunReport((), made, (), ())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.errors import PlanError
-from planner.plans import Plan, Requirement
-from planner.schedules import Action, ActionKind
+from planner.plans import Fault, Plan, Requirement, requirements, validate
+from planner.units import plural
 
 EXECUTED: Mapping[Requirement, str] = {
     Requirement.PIPELINE: "as it stands",
@@ -35,44 +35,60 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.SHARED_STATISTICS: "the whole tensor is gathered, not its statistics",
     Requirement.INTERLEAVED_SPLIT: "as it stands",
     Requirement.PADDED_SPLIT: "pieces are uneven, without padding",
+    Requirement.ORDER_ROUTING: "as it stands",
+    Requirement.LANES: "merged in an order in which each action has what it needs",
+    Requirement.STREAMING: "a stage passes on whole results",
+    Requirement.PAIRED_ACTIONS: "one after the other",
+    Requirement.EXPLICIT_TRANSFERS: "as it stands",
+    Requirement.EXPLICIT_RECOMPUTE: "as it stands",
+    Requirement.EARLY_EXCHANGE: "as it stands",
+    Requirement.IN_FLIGHT_LIMITS: "as it stands",
+    Requirement.PARTIAL_UPDATES: "as it stands",
+    Requirement.MIXED_RECOMPUTE: "as it stands",
+    Requirement.MODULE_RECOMPUTE: "the modules are kept: the same values, more memory",
+    Requirement.EXCHANGE_SCHEME: "as one reduction of all gradients of a stage",
+    Requirement.MIXED_SHARDINGS: "as it stands",
+    Requirement.CONTEXT_PARALLEL: "as it stands",
+    Requirement.BATCH_PARALLEL: "as it stands",
+    Requirement.FREE_LAYOUTS: "as it stands",
+    Requirement.GATHERED_WEIGHTS: "as it stands",
 }
 """How each requirement of a plan is executed."""
+
+REFUSED: Mapping[Requirement, str] = {
+    Requirement.SUB_SEQUENCES: "sub-sequences of a micro-batch need attention over earlier parts",
+    Requirement.CORRECTIONS: "learning rates and weights that are corrected for delay are not executed",
+    Requirement.BOUNDED_STALENESS: "copies that run ahead of each other are not executed",
+    Requirement.EVICTIONS: "activations are not moved to other ranks or the host",
+    Requirement.OFFLOAD: "state is not moved to the host",
+}
+"""Requirements that are refused, and why."""
+
+_NOT_EXECUTED = frozenset({Fault.DIGEST, Fault.MEMORY, Fault.PREDICTIONS})
+"""Kinds of findings about what a plan predicts, and about its text."""
 
 
 def refusals(plan: Plan) -> tuple[str, ...]:
     """What of a plan the runtime does not execute, each with its reason; () where it executes all of it."""
-    found = [f"{r.value}: not executed" for r in plan.requires if r not in EXECUTED]
-    schedule = plan.schedule
-    if schedule.parts > 1:
-        found.append(f"parts: {schedule.parts} sub-sequences of a micro-batch need attention over earlier parts")
-    if schedule.corrections:
-        found.append("corrections: learning rates and weights that are corrected for delay are not executed")
-    if schedule.clock_distance is not None:
-        found.append("clock_distance: copies that run ahead of each other are not executed")
-    if any(action.kind is ActionKind.EVICT for rank in _ranks(plan) for action in _actions(plan, rank)):
-        found.append("evictions: activations are not moved to other ranks or the host")
-    if plan.configuration.offload:
-        found.append("offload: state is not moved to the host")
-    return tuple(found)
+    return tuple(f"{needed}: {REFUSED[needed]}" for needed in requirements(plan, divided=False) if needed in REFUSED)
 
 
 def require_executable(plan: Plan) -> None:
-    """See that the runtime executes everything in a plan.
+    """See that a plan's parts agree and that the runtime executes everything in it.
+
+    Predictions and the digest are not looked at: they change nothing in what is executed. O(actions + operators).
 
     Raises:
-        PlanError: it does not; all reasons are named.
+        PlanError: they do not, or it does not; the first finding is named and the others counted, or all reasons named.
     """
+    wrong = [finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED]
+    if wrong:
+        first = min(wrong, key=lambda finding: finding.fault is Fault.REQUIRES)
+        more = f", and {plural(len(wrong) - 1, 'further finding')}" if wrong[1:] else ""
+        raise PlanError(f"{first.fault}: {first.message}{more}", where="plan", hint="`shardplan check` tells all")
     found = refusals(plan)
     if found:
         raise PlanError(
             f"cannot be run: {'; '.join(found)}", where=f"schedule {plan.schedule.name}",
             hint="plan with another --schedule, such as 1f1b or interleaved",
         )  # fmt: skip
-
-
-def _ranks(plan: Plan) -> list[int]:
-    return [rank for order in plan.schedule.orders for rank in order.ranks[:1]]
-
-
-def _actions(plan: Plan, rank: int) -> tuple[Action, ...]:
-    return plan.actions(rank)

@@ -205,13 +205,15 @@ def load(
         options: as of `Trainer`; `weights_seed` is of weights whose data are not in the file.
 
     Raises:
+        PlanError: the plan cannot be read, its parts contradict each other, or something in it is not executed.
         UsageError: torch.distributed is not ready and the environment does not say how.
     """
+    found = plan if isinstance(plan, Plan) else read(plan)
+    require_executable(found)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise UsageError("torch.distributed is not ready", hint="start by torchrun, or call init_process_group")
         dist.init_process_group("gloo")
-    found = plan if isinstance(plan, Plan) else read(plan)
     seed = int(options.pop("weights_seed", 0))
     known = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
     return Trainer(found, model_of(found, known), dist.get_rank(), **options)

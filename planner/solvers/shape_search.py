@@ -122,6 +122,7 @@ class ShapeSearch:
         self._blocks = self.looked = 0
         self._wide, self._thorough = math.inf, False
         self._tops: dict[tuple[object, ...], tuple[float, Configuration]] = {}
+        self._alike: dict[tuple[int, int], tuple[BlockCosts, ...]] = {}
 
     def run(
         self,
@@ -168,7 +169,8 @@ class ShapeSearch:
                         break
 
     def _neighbours(self, configuration: Configuration) -> list[Configuration]:
-        """Each boundary a place up or down, and each stage's forward repeated where it is not, or not where it is."""
+        """Each boundary a place up or down, each stage's forward repeated where it is not, or not where it is, and each
+        stage's operators shared in another way."""
         stages, found = configuration.stages, []
         starts = stage_starts(self._shelves[configuration.micro_batch][stages[0].sharding], self._job)
         for at in range(1, len(stages)):
@@ -180,6 +182,11 @@ class ShapeSearch:
         for at, stage in enumerate(stages if not self._job.structure.alike else ()):
             other = dataclasses.replace(stage, recompute=not (stage.recompute or stage.repeats), repeats=())
             found.append((*stages[:at], other, *stages[at + 1 :]))
+        for at, stage in enumerate(stages if not self._job.structure.alike else ()):
+            for way in self._alike.get((configuration.micro_batch, stage.sharding), ()):
+                if way.sharding != stage.sharding:
+                    other = dataclasses.replace(stage, sharding=way.sharding)
+                    found.append((*stages[:at], other, *stages[at + 1 :]))
         return [dataclasses.replace(configuration, stages=changed) for changed in found]
 
     def _search(self, every: Sequence[Ways], *, any_plan: bool, report: Callable[[], None]) -> None:
@@ -262,6 +269,7 @@ class ShapeSearch:
     def _solve(self, ways: Ways, shapes: Sequence[Shape], *, any_plan: bool) -> None:
         """Cut the most promising shapes; what is left of them is bounded."""
         self._solved += 1
+        self._alike |= {(way.micro_batch, way.sharding): ways.costs for way in ways.costs}
         left, cut = math.inf, 0
         tables = functools.cache(
             lambda whole: stage_options(ways.costs, dataclasses.replace(self._job, whole_stages=whole))

@@ -31,6 +31,7 @@ class Comparison:
         notes: what holds for all rows.
         precision: number formats of all rows.
         freedoms: what the limits of some training frameworks cost, if that was asked for.
+        price: of a device and hour in US dollars, in place of the profile's.
         setting, decisions: what the systems were asked about and what each came to, for their plans (`plans_of`).
     """
 
@@ -42,6 +43,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     precision: str = ""
     freedoms: tuple[Freedom, ...] = ()
+    price: float | None = None
     setting: Setting | None = field(default=None, repr=False, compare=False)
     decisions: tuple[tuple[System, Decided], ...] = field(default=(), repr=False, compare=False)
 
@@ -87,5 +89,5 @@ def compare_systems(
     rows.sort(key=order)
     takers = [BACKENDS.get(name) for name in dict.fromkeys(freed)]
     lifted = freedoms(setting, takers) if takers else ()
-    said = (setting.notes, setting.job.precision, lifted, setting, tuple(decisions))
+    said = (setting.notes, setting.job.precision, lifted, None, setting, tuple(decisions))
     return Comparison(setting.name, cluster.name, job.global_batch, semantics, tuple(rows), *said)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.graph import Graph
 from planner.plans import Plan
-from planner.plans.records import Requirement
+from planner.plans.records import OF_MINOR_1, Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
 from planner.sharding import Axis, AxisRole, attention_heads
 from planner.sharding.layer_strategies import SMALL
@@ -63,6 +63,8 @@ def _at_large(plan: Plan, backend: Backend) -> Iterator[str]:
     for requirement in plan.requires:
         can = requirement in backend.can or requirement in ZERO or (free_groups and requirement in _INSIDE)
         can |= requirement is Requirement.RING_ATTENTION and AxisRole.CONTEXT in backend.structure.axes
+        if requirement in OF_MINOR_1:  # by the schedule's name, stage by stage and group by group, below
+            continue
         told = requirement in PIPELINE and requirement is not Requirement.PIPELINE and not backend.pipelines
         if requirement not in own and not can and not told:
             yield WORDS.get(requirement, requirement.replace("_", " "))

@@ -124,7 +124,7 @@ def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) 
         configuration,
         evaluation,
         certificate_alone(configuration, evaluation.stages, judged.iteration_s),
-        origins=setting.prices.profiles(size)[0].origin,
+        prices=setting.prices.profiles(size)[0],
         provenance=provenance or Provenance("shardplan", version("shardplan"), (), setting.name, setting.cluster.name),
         shardings=setting.prices.stage_shardings(configuration),
     )

@@ -16,14 +16,16 @@ def test_text_markdown_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path = written(make_plan(), tmp_path)
     assert run("explain", path) == 0
     text = capsys.readouterr().out
-    assert text.startswith("toy on toy-box: 3 stages, 1f1b, micro-batch 1 x 6\n")
+    assert text.startswith("toy, 3 x toy-gpu, 6 samples a step: 500 ms, 4 samples/s/device, 18.0% MFU, 3 of 16 GiB\n")
+    assert "toy on toy-box: 3 stages, 1f1b, micro-batch 1 x 6\n" in text
     assert run("explain", path, "--format", "markdown") == 0
     markdown = capsys.readouterr().out
-    assert markdown.startswith("## toy on toy-box: 3 stages")
+    assert markdown.startswith("## toy, 3 x toy-gpu, 6 samples a step: 500 ms")
     assert "| part | time | share |" in markdown
     assert run("explain", path, "--format", "json") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["bottleneck"] == 2
+    assert data["headline"]["mfu"] == pytest.approx(6 * 15 * 3e9 / 0.5 / 3e12)  # samples, operators, work, s, peak
     assert [rival["label"] for rival in data["rivals"]] == ["runner-up", "one device"]
 
 
@@ -41,3 +43,18 @@ def test_on_a_terminal_tables_keep_their_numbers_whole(
 def test_a_file_that_is_not_there_exits_with_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("explain", tmp_path / "no.json") == 7
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_why_not_prices_a_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, model = tmp_path / "gpt2.json", ("gpt2", "-H", "dgx-a100", "--dim", "seq=128")
+    assert run("plan", *model, "-b", 64, "--for", "any", "-q", "-o", path) == 0
+    against = ("--model", *model)
+    assert run("explain", path, *against, "--why-not", "tp=8,zero=0") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("gpt2, 8 x a100-sxm-80gb, seq 128, 8,192 tokens a step: ")
+    assert "tp=8,zero=0 is slower: " in text
+    assert run("explain", path, *against, "--why-not", "tp=8,zero=0", "--format", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["iteration_s"] > data["plan_s"]
+    assert run("explain", path, "--why-not", "tp=8") == 2
+    assert "--why-not needs --model and --hardware" in capsys.readouterr().err

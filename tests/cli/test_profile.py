@@ -107,7 +107,7 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "code", "message"),
     [
         (["{model}"], 2, "no device to price for"),
-        (["{model}", "-d", "h100-sxm-80gb", "--measure"], 2, "exclude each other"),
+        (["{model}", "-d", "h100-sxm-80gb", "--measure", "--stack", "graphs"], 2, "--stack"),
         (["{model}", "-d", "h1000"], 4, "h1000"),
         (["{model}", "-d", "h100-sxm-80gb", "--precision", "fp12"], 2, "unknown precision"),
         (["nowhere.onnx", "-d", "h100-sxm-80gb"], 3, "nowhere.onnx"),

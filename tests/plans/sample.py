@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs import Profile
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster, Curve, Device, Level
 from planner.operators import Origin
@@ -21,6 +22,7 @@ from planner.space.types import (
     StageChoice,
     StageTerms,
     Violation,
+    WorkerMemory,
 )
 from tests.graph import make_graph
 
@@ -82,7 +84,8 @@ def evaluation(chosen: Configuration, iteration_s: float = 0.5, violations: tupl
         return_s=0.0001,
         unit_bytes=GIB * 0.375,
     )
-    return Evaluation(iteration_s, (terms,) * len(chosen.stages), violations, len(chosen.stages) - 1)
+    workers = (WorkerMemory((0,), terms.memory, terms.capacity_bytes),)
+    return Evaluation(iteration_s, (terms,) * len(chosen.stages), violations, len(chosen.stages) - 1, workers)
 
 
 def chain_of(graph: Graph) -> Chain:
@@ -111,10 +114,18 @@ def make_plan(
         chosen,
         evaluation(chosen),
         Certificate(0.4, 0.2, "all contiguous stages of this chain", False),
-        origins=[Origin.RULE] * (len(graph.nodes) - 1) + [Origin.FALLBACK],
+        prices=prices(graph),
         provenance=Provenance("shardplan", "0.0", ("shardplan", "plan", "toy.onnx"), "toy.onnx", "toy-box"),
         alternatives=default_alternatives() if alternatives is None else alternatives,
     )
+
+
+def prices(graph: Graph) -> Profile:
+    """A billion floating-point operations an operator, forward, and twice as many backward."""
+    each = np.ones(len(graph.nodes))
+    origins = (*(Origin.RULE,) * (len(graph.nodes) - 1), Origin.FALLBACK)
+    seconds, flops, sizes = (each,) * 3, (1e9 * each, 2e9 * each), (each,) * 3
+    return Profile("toy-gpu", "fp32", max(1, graph.batch), "roofline", *seconds, *flops, *sizes, origins, ())
 
 
 def default_alternatives() -> tuple[Candidate, ...]:

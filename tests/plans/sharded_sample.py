@@ -94,7 +94,7 @@ def sharded_plan(
         decision,
         verdict,
         Certificate(verdict.iteration_s, 0.0, "one decision", False),
-        origins=prices.origin,
+        prices=prices,
         provenance=Provenance("shardplan", version("shardplan"), (), model, hardware),
         shardings={costs.sharding: entry},
     )

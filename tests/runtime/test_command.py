@@ -20,10 +20,16 @@ from tests.plans.fixed_batch import model_file, plan_of  # noqa: E402
 from tests.runtime import cases  # noqa: E402
 
 
-def _files(folder: Path, *, tied: bool = True) -> tuple[str, str]:
-    """A plan of two stages and its model."""
+def _files(folder: Path, *, gradient: bool = True) -> tuple[str, str]:
+    """A plan of two stages and its model.
+
+    Args:
+        folder: for both.
+        gradient: whether a gradient goes back to the first stage, as it should.
+    """
     plan = cases.plan(cases.Case("", "gpt", 2, {"pipeline": 2}, 4))
-    plan = plan if tied else dataclasses.replace(plan, shared_parameters=())
+    boundaries = tuple(dataclasses.replace(b, gradient=b.gradient and gradient) for b in plan.boundaries)
+    plan = dataclasses.replace(plan, boundaries=boundaries)
     planner.write_plan(plan, folder / "plan.json")
     onnx.save(cases.model("gpt"), folder / "model.onnx")
     return str(folder / "plan.json"), str(folder / "model.onnx")
@@ -44,13 +50,25 @@ def test_run_checks_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 
 def test_run_says_where_gradients_part(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    plan, model = _files(tmp_path, tied=False)
+    plan, model = _files(tmp_path, gradient=False)
     with pytest.raises(SystemExit) as ended:
         main(["run", plan, "--model", model, "--check", "--steps", "0"])
     assert ended.value.code == 10
     out = capfd.readouterr().out
     assert "gradients differ" in out
-    assert "transformer.wte.weight of stage 0" in out
+    assert "transformer.wpe.weight of stage 0" in out
+
+
+def test_run_refuses_a_plan_of_another_model_before_a_process_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: pytest.fail("a process is started"))
+    plan, _ = _files(tmp_path)
+    onnx.save(cases.model("gpt, untied"), tmp_path / "other.onnx")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", plan, "--model", str(tmp_path / "other.onnx")])
+    assert ended.value.code not in (0, None)
+    assert "is this the model that the plan was made for" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4])

@@ -173,4 +173,5 @@ def test_what_is_not_executed_is_refused_by_name() -> None:
 def test_every_requirement_has_a_word() -> None:
     from planner.plans import Requirement
 
-    assert set(runtime.EXECUTED) == set(Requirement)
+    assert {*runtime.EXECUTED, *runtime.REFUSED} == set(Requirement)
+    assert not set(runtime.EXECUTED) & set(runtime.REFUSED)

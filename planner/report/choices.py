@@ -1,0 +1,126 @@
+"""Choices of one's own: what a configuration takes and what would make it fit, and why a plan makes another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from planner.ask import Fix, WhyNot
+from planner.ask.choices import Part
+from planner.plans import explain
+from planner.prediction import Prediction
+from planner.report.explanation import memory_section
+from planner.report.plans import plan_report
+from planner.report.tables import Form, Report, Section, Table, table
+from planner.units import format_bytes, format_seconds
+
+KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
+MOST_STAGES = 6
+MOST_PARTS = 3
+"""Parts that a verdict names."""
+SMALL = 0.005
+"""Share of a step below which a part is not worth a word."""
+
+
+def prediction_report(found: Prediction, fixes: Sequence[Fix] = ()) -> Report:
+    """What one configuration takes; of one that does not fit its memory by kind and stage, and what would make it fit.
+
+    Args:
+        found: the prediction.
+        fixes: changes that save memory.
+    """
+    plan = plan_report(found.plan)
+    sections = [*plan.sections, Section(lines=tuple(_memory(found)))]
+    if not found.fits:
+        sections.append(memory_section(explain(found.plan)))
+    if fixes:
+        sections.append(Section("What would make it fit, and its price", table=_fixes(fixes)))
+    elif not found.fits and found.fullest.memory.total > found.fullest.capacity_bytes:
+        sections.append(Section(lines=("no single change or pair of changes that was tried saves memory",)))
+    return Report(plan.title, tuple(sections))
+
+
+def _memory(found: Prediction) -> Iterator[str]:
+    """The fullest worker's memory by kind, and what it lacks."""
+    worker = found.fullest
+    stages = ", ".join(map(str, worker.stages[:MOST_STAGES])) + (", ..." if len(worker.stages) > MOST_STAGES else "")
+    kinds = ", ".join(f"{kind} {format_bytes(getattr(worker.memory, kind))}" for kind in KINDS)
+    yield f"fullest worker (stage{'s' if len(worker.stages) > 1 else ''} {stages}): {kinds}"
+    yield f"the driver would show about {format_bytes(found.driver_bytes)}, caches of the allocator included"
+    total, capacity = worker.memory.total, worker.capacity_bytes
+    if found.fits:
+        yield f"fits: {format_bytes(total)} of {format_bytes(capacity)}; {_headroom(found)}"
+    for problem in found.problems:
+        yield f"does not fit: {problem}"
+    if total > capacity:
+        yield f"missing: {format_bytes(total - capacity)} a device"
+
+
+def _headroom(found: Prediction) -> str:
+    """Whether a prediction that fits leaves the headroom free."""
+    left = (1 - found.headroom) * found.fullest.capacity_bytes
+    if found.fits_with_headroom:
+        return f"leaves the headroom of {found.headroom:.1%} free"
+    over = format_bytes(found.fullest.memory.total - left)
+    return f"{over} more than the {format_bytes(left)} below a headroom of {found.headroom:.1%}, so it may run out"
+
+
+def _fixes(fixes: Sequence[Fix]) -> Table:
+    columns = {"change": Form.TEXT, "memory": Form.FIGURE, "step": Form.CHANGE, "then": Form.TEXT}
+    rows = (
+        (fix.words, f"{fix.bytes / (1 << 30):+.3g} GiB", fix.time, _then(fix))
+        for fix in fixes
+    )  # fmt: skip
+    return table(columns, rows)
+
+
+def _then(fix: Fix) -> str:
+    return "fits" if fix.fits else f"lacks {format_bytes(fix.missing_bytes)}"
+
+
+def why_not_report(answer: WhyNot) -> Report:
+    """The verdict first, then where the choice loses time and memory."""
+    verdict = [_verdict(answer), *_reasons(answer)]
+    shapes = (
+        f"the plan: {answer.plan_shape}",
+        f"{answer.asked}: {answer.shape}",
+        f"configurations priced: {answer.tried}",
+    )
+    sections = [
+        Section(lines=(*verdict, *shapes)),
+        Section("Where a step goes, on a device of the slowest stage", table=_parts(answer.times, Form.SECONDS)),
+        Section("Memory of the fullest device", table=_parts(answer.memory, Form.BYTES)),
+    ]
+    return Report(str(answer.headline or answer.asked), tuple(sections))
+
+
+def _verdict(answer: WhyNot) -> str:
+    apart = answer.iteration_s / answer.plan_s - 1
+    times = f"{format_seconds(answer.iteration_s)} against {format_seconds(answer.plan_s)}"
+    if answer.problems:
+        missing = sum(part.other for part in answer.memory) - answer.capacity_bytes
+        lacks = f"a device lacks {format_bytes(missing)}" if missing > 0 else answer.problems[0]
+        return f"{answer.asked} does not fit: {lacks}; it would take {times} ({apart:+.1%})"
+    if abs(apart) < SMALL:
+        return f"{answer.asked} takes about as long: {times} ({apart:+.1%})"
+    return f"{answer.asked} is {'slower' if apart > 0 else 'faster'}: {times} ({apart:+.1%})"
+
+
+def _reasons(answer: WhyNot) -> Iterator[str]:
+    """The parts of a step in which the choice loses most, and those in which it gains."""
+    changes = sorted(answer.times, key=lambda part: part.own - part.other)
+    for word, parts in (("loses", changes), ("gains", reversed(changes))):
+        sign = 1 if word == "loses" else -1
+        large = [p for p in parts if sign * (p.other - p.own) > SMALL * answer.plan_s][:MOST_PARTS]
+        if large:
+            yield f"it {word} " + ", ".join(f"{format_seconds(abs(p.other - p.own))} in {p.name}" for p in large)
+
+
+def _parts(parts: Sequence[Part], form: Form) -> Table:
+    columns = {"part": Form.TEXT, "plan": form, "choice": form, "change": Form.FIGURE}
+    total = Part("total", sum(p.own for p in parts), sum(p.other for p in parts))
+    rows = ((p.name, p.own, p.other, _change(p)) for p in (*parts, total))
+    return table(columns, rows)
+
+
+def _change(part: Part) -> str:
+    return f"{part.other / part.own - 1:+.1%}" if part.own else ("new" if part.other else "-")
