@@ -14,7 +14,7 @@ layer are launched.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -150,12 +150,14 @@ class ChainView:
         kinds: by block, a number that blocks with equal keys have in common.
         shared: by block, places in its names of those that other blocks have, too: tensors, storages, and weights of
             parameters that are read elsewhere.
+        work_s: seconds of the nodes when each does a share of its work (`Setting.work_s`).
     """
 
     facts: Facts
     blocks: tuple[BlockView, ...]
     kinds: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...]
+    work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None
 
 
 @dataclass
@@ -191,7 +193,7 @@ class InnerCache:
             blocks = tuple(BlockView.of(chain, graph, b, facts) for b in range(len(chain.blocks)))
             keys = (block.key(chain.blocks[b], graph, facts, trained) for b, block in enumerate(blocks))
             kinds = tuple([self.kinds.setdefault(each, len(self.kinds)) for each in keys])
-            self._views[key] = ChainView(facts, blocks, kinds, _shared_places(graph, blocks))
+            self._views[key] = ChainView(facts, blocks, kinds, _shared_places(graph, blocks), setting.work_s)
         return self._views[key]
 
     def place(self, mesh: Mesh) -> tuple[object, ...]:
@@ -282,6 +284,7 @@ def inner_costs(
     chosen, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
     setting = inner_setting(chain, graph, prices, mesh, chosen)
     view = cache.view(chain, prices, setting)
+    setting = replace(setting, work_s=view.work_s)
     crossing = {name: graph.tensors[name] for name in chain.handed_on}
     treatment = chosen.options
     boundaries = variants(
@@ -317,6 +320,7 @@ def trained_parameters(graph: Graph) -> dict[str, tuple[tuple[str, int], ...]]:
     return found
 
 
+@per_model
 def _weight_groups(graph: Graph) -> dict[str, int]:
     """For each trained weight tensor a number that those with a parameter in common, also by way of others, share."""
     groups: dict[str, int] = {}

@@ -211,8 +211,10 @@ def weight_gathers(spec: OpSpec) -> float:
 def _carrying(setting: Setting) -> frozenset[str]:
     """Names of the tensors that carry a gradient; one that rests like another carries one if the other does."""
     found = needs_gradient(setting.graph)
-    found |= {other for name, other in setting.tied.items() if name in found}
-    return found | {name for name, other in setting.tied.items() if other in found}
+    if setting.tied:
+        found |= {other for name, other in setting.tied.items() if name in found}
+        found |= {name for name, other in setting.tied.items() if other in found}
+    return found
 
 
 def _saved(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedBytes, ...], ...]:
