@@ -185,7 +185,7 @@ def read_toml(text: str) -> FrameworkJob:
         context=context,
         expert=max(1, expert * number(own, "expert_tensor_parallel_degree", 1) // tensor),
         micro_batch=number(own, "pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local,
-        schedule="" if schedule in ("1f1b", "interleaved") else schedule,
+        schedule=schedule,
         zero=(3 if whole else 2) if sharded else 0,
         recompute=mode == "full",
         layout="|".join(map(_items, parts)) if pipeline > 1 else "",
