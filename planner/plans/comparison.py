@@ -247,13 +247,20 @@ def costs_of(old: Plan, new: Plan) -> tuple[Cost, ...]:
     a, b = old.predictions, new.predictions
     batches = old.micro_batches.global_batch, new.micro_batches.global_batch
     (held, room), (holds, has) = fullest(old), fullest(new)
+    prices = [_price(plan) for plan in (old, new)]
     return (
         Cost(Metric.STEP_TIME, a.reached_s, b.reached_s),
         Cost(Metric.THROUGHPUT, _ratio(batches[0], a.reached_s), _ratio(batches[1], b.reached_s)),
         Cost(Metric.PEAK_MEMORY, held, holds, held / room if room else None, holds / has if has else None),
         Cost(Metric.BUBBLE, a.bubble_fraction, b.bubble_fraction),
         Cost(Metric.GAP, a.gap, b.gap),
+        *([Cost(Metric.PRICE, prices[0], prices[1])] if all(prices) else []),
     )
+
+
+def _price(plan: Plan) -> float:
+    """US dollars for 10^12 tokens, or for 10^6 samples of a model without tokens; 0 where it is not known."""
+    return (plan.headline.dollars_per_tera_tokens or plan.headline.dollars_per_mega_samples) if plan.headline else 0.0
 
 
 Said = tuple[str, str, int]

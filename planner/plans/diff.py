@@ -260,6 +260,8 @@ def _schedule(plan: Plan) -> Iterator[tuple[Key, Value]]:
 
 def _predictions(plan: Plan) -> Iterator[tuple[Key, Value]]:
     yield from _fields(plan.predictions, leave=("stages", "bubble_convention", "measured_error"))
+    if plan.headline is not None and plan.headline.dollars_per_hour:
+        yield ("dollars_per_hour",), plan.headline.dollars_per_hour
     for index, terms in enumerate(plan.predictions.stages):
         head = f"stage {index}"
         yield from _fields(terms, head, leave=("memory", "collectives"))

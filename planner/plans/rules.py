@@ -116,6 +116,7 @@ class Metric(StrEnum):
     PEAK_MEMORY = "peak_memory"
     BUBBLE = "bubble"
     GAP = "gap"
+    PRICE = "price"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ class Cost:
 
     Attributes:
         metric: which.
-        old: in the old plan: seconds, samples a second, bytes of the fullest device, or a fraction.
+        old: in the old plan: seconds, samples a second, bytes of the fullest device, a fraction, or US dollars for
+            10^12 tokens, for models without tokens 10^6 samples.
         new: in the new plan.
         old_share: of its capacity in the old plan, for memory.
         new_share: of its capacity in the new plan, for memory.
@@ -151,7 +153,7 @@ class Cost:
             return f"{value:,.4g} samples/s"
         if self.metric is Metric.PEAK_MEMORY:
             return format_bytes(value) + (f" ({share:.0%})" if share is not None else "")
-        return format_fraction(value)
+        return f"${value:,.4g}" if self.metric is Metric.PRICE else format_fraction(value)
 
 
 _DIMENSIONS = {Metric.STEP_TIME: Dimension.SECONDS, Metric.PEAK_MEMORY: Dimension.BYTES}
@@ -239,5 +241,6 @@ def gate(text: str) -> Gate:
             raise UsageError(f"{text!r} names no limit", where="--fail-on", hint=f"write {metric}:+3% for a change")
         return Gate(text, metric=metric, limit=parse(limit, Dimension.FRACTION), kind="share")
     dimension = _DIMENSIONS.get(metric, Dimension.FRACTION)
-    value = float(limit) if below and re.fullmatch(r"[0-9.]+", limit) else parse(limit, dimension)
+    bare = metric in (Metric.THROUGHPUT, Metric.PRICE) and re.fullmatch(r"\$?([0-9]+\.?[0-9]*)", limit)
+    value = float(bare[1]) if bare else parse(limit, dimension)
     return Gate(text, metric=metric, limit=value, kind="value", below=below)

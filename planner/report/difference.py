@@ -48,6 +48,7 @@ _FIGURES = {
     Metric.PEAK_MEMORY: "fullest device",
     Metric.BUBBLE: "bubble",
     Metric.GAP: "gap to the bound",
+    Metric.PRICE: "price of the work",
 }
 
 

@@ -9,7 +9,18 @@ import pytest
 from planner import compare_answers, compare_plans, diff_annotations, diff_markdown, load_answer
 from planner.errors import InfeasibleError, PlanError, UsageError
 from planner.graph import Graph
-from planner.plans import Plan, PlanNote, Provenance, dump_answer, dumps, gate, infeasible_answer, read_rules, seal
+from planner.plans import (
+    Plan,
+    PlanNote,
+    Provenance,
+    dump_answer,
+    dumps,
+    gate,
+    infeasible_answer,
+    read_rules,
+    seal,
+    with_price,
+)
 from tests.graph import make_graph
 from tests.plans.sample import decision, language_model, make_plan
 
@@ -132,6 +143,15 @@ def slower(plan: Plan, factor: float) -> Plan:
 def test_gates(text: str, factor: float, fails: bool) -> None:
     found = compare_plans(make_plan(), slower(make_plan(), factor))
     assert bool(gate(text).struck(found.costs, found.remarks)) == fails
+
+
+def test_a_price_that_changed_is_told_and_can_be_a_gate() -> None:
+    old, new = with_price(make_plan(), 2.0), with_price(make_plan(), 2.5)
+    found = compare_plans(old, new)
+    assert [change.path for change in found.changes] == [("dollars_per_hour",)]
+    assert gate("price:+20%").struck(found.costs, found.remarks).endswith(", +25.00%")
+    assert not gate("price:+30%").struck(found.costs, found.remarks)
+    assert gate("price:+30%").struck(compare_plans(make_plan(), make_plan()).costs, ()) == "price is not known"
 
 
 def test_a_gate_fails_on_what_is_no_number_and_on_what_is_not_known() -> None:
