@@ -7,7 +7,6 @@ import operator
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -257,7 +256,7 @@ def read_file(path: str) -> bytes:
     import planner
 
     if path == "-":
-        return sys.stdin.buffer.read()
+        return planner.input_bytes()
     try:
         revised = _at_revision(path)
         return Path(path).read_bytes() if revised is None else revised

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 import click
@@ -17,6 +18,7 @@ COMMANDS = {
     "predict": "Price exactly one configuration of a model on a cluster.",
     "calibrate": "Fit a stack to measured iterations of your own.",
     "compare": "Compare what the named systems would do with a model on a cluster.",
+    "sweep": "Plan with many values of devices, batch, sequence, options and figures of hardware.",
     "profile": "Price a model: totals, costliest blocks and operators, coverage.",
     "check": "Check a plan file against its schema, model and hardware.",
     "migrate": "Write a plan file of an older version as one of this version.",
@@ -83,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = [argument for argument in given if argument != "--debug"]
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     try:
-        with _checked_output():
+        with _checked_output(), _aside(arguments):
             result: Any = app.main(args=arguments, prog_name="shardplan", standalone_mode=False)
             sys.stdout.flush()
     except click.exceptions.Abort:
@@ -101,6 +103,16 @@ def main(argv: list[str] | None = None) -> None:
             raise
         sys.exit(_report(error))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _aside(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Where a file goes to standard output (`-o -`), what is printed goes to standard error."""
+    pairs = itertools.pairwise(arguments)
+    if not any(flag in _FILES and name == "-" for flag, name in pairs) and "-o-" not in arguments:
+        return contextlib.nullcontext()
+    from planner import talk_aside
+
+    return talk_aside()
 
 
 def _report_usage(error: click.ClickException) -> int:
@@ -141,6 +153,10 @@ def _say(text: str) -> None:
 def _discard(stream: TextIO) -> None:
     """Let what a stream still holds go nowhere, so that Python does not fail over it again when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+_FILES = ("-o", "--output", "--svg", "--trace", "--plot")
+"""Options that name a file to write."""
 
 
 class _CheckedStream:

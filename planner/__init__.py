@@ -79,6 +79,9 @@ if TYPE_CHECKING:
     from planner import ask as ask
     from planner.ask import explain_why_not as explain_why_not
     from planner.ask import find_fixes as find_fixes
+    from planner.ask import least_devices as least_devices
+    from planner.ask import read_target as read_target
+    from planner.ask import sweep as sweep
 
     # measured runs to figures of one's own
     from planner import calibration as calibration
@@ -181,6 +184,9 @@ if TYPE_CHECKING:
     from planner.report.profile import profile_report as profile_report
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
+    from planner.report.sweeps import sweep_report as sweep_report
+    from planner.report.sweeps import sweep_svg as sweep_svg
+    from planner.report.targets import target_report as target_report
     from planner.report.timeline import timeline_report as timeline_report
     from planner.report.timeline_svg import draw_svg as draw_svg
 
@@ -194,6 +200,8 @@ if TYPE_CHECKING:
     from planner.errors import RunError as RunError
     from planner.errors import ShardplanError as ShardplanError
     from planner.errors import UsageError as UsageError
+    from planner.files import input_bytes as input_bytes
+    from planner.files import talk_aside as talk_aside
     from planner.files import write_whole as write_whole
     from planner.registry import did_you_mean as did_you_mean
     from planner.units import format_bytes as format_bytes

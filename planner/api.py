@@ -458,9 +458,10 @@ def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configur
 
 
 def _shape(decision: Configuration) -> tuple[object, ...]:
-    """What tells plans apart at a glance: all but where exactly stages are cut."""
-    stages = tuple((stage.replicas, stage.ranks, stage.recompute, stage.repeats) for stage in decision.stages)
-    return stages, decision.copies, decision.micro_batch, decision.schedule, decision.zero
+    """What tells plans apart at a glance: all but where exactly stages are cut, and whether replicas of all stages are
+    called replicas or copies of the pipeline."""
+    stages = tuple((decision.copies * s.replicas, s.ranks, s.recompute, s.repeats) for s in decision.stages)
+    return stages, decision.micro_batch, decision.schedule, decision.zero
 
 
 def _certificate(answer: Answer, simulated_s: float) -> Certificate:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner.files import write_whole
+from planner.files import STANDARD, input_bytes, write_whole
 from planner.partitions.types import FORMAT, SCHEMA_VERSION, ChoiceRun, Part, PartitionPlan, TrivialPlan
 from planner.plans import documents
 
@@ -82,7 +82,8 @@ def is_partition_plan(source: str | Path | bytes) -> bool:
     Plans say their format first; only where the beginning does not, the whole file is read.
     """
     try:
-        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as stream:
+        content = input_bytes() if str(source) == STANDARD else source
+        with io.BytesIO(content) if isinstance(content, bytes) else Path(content).open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
             if b'"format"' in head:
                 return f'"{FORMAT}"'.encode() in head
