@@ -26,7 +26,7 @@ from benchmarks.headlines_recorded import (
 from planner.exchange import Exchange
 from planner.space.terms import elements_of
 from planner.systems import System, get
-from planner.systems.exchanged import data_parallel
+from planner.systems.proposals import data_parallel
 from planner.systems.rows import bubble_of
 from planner.systems.setting import Setting
 
@@ -126,7 +126,7 @@ def bapipe(folder: Path) -> Iterator[str]:
             _ms(work_s),
             _ms(ring_s),
             _ms(step_s),
-            f"{_ms(found.iteration_s)} ({bubble_of(bench, found):.0%}, {found.proposal.parts[0].micro_batch})",
+            f"{_ms(found.iteration_s)} ({bubble_of(found):.0%}, {found.proposal.parts[0].micro_batch})",
             f"{step_s / found.iteration_s:.2f}",
             f"{step_s / work_s:.2f}",
         ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import click
@@ -129,7 +128,7 @@ def command(
         taken = _taken(framework, options) if framework else {}
         asked = dataclasses.replace(_degrees(options), **taken)
     job = _job(options, asked)
-    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+    provenance = planner.default_provenance(model, hardware)
     found = planner.predict(graph, cluster, job, asked, provenance=provenance)
     if price:
         found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))

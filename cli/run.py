@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._options import format_option
+from ._options import beside, format_option
 from ._report import show
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def command(
     import planner
 
     plan = planner.read_plan(plan_file)
+    model = model or beside(plan_file, plan.provenance.model)
     shown = form == "text" and not alone
     found = planner.runtime.run(
         plan,

@@ -347,9 +347,9 @@ class Provenance:
     Attributes:
         tool: program that wrote it.
         version: of the program.
-        command: the command line, empty when the plan was made by a library call.
-        model: the model as the user named it (a path, or the name of a bundled model).
-        hardware: the hardware as the user named it.
+        command: the command line that wrote a plan of version 0.1; left out since.
+        model: the model as the user named it: the name of a bundled model, or of a file without its folders.
+        hardware: the hardware as the user named it, likewise.
     """
 
     tool: str

@@ -305,6 +305,8 @@ def alternative_section(candidate: Candidate) -> Alternative:
         ranks=tuple(s.ranks for s in decision.stages) if any(s.ranks > 1 for s in decision.stages) else (),
         simulated_iteration_s=None if candidate.simulated_s is None else significant(candidate.simulated_s),
         repeats=tuple(",".join(s.repeats) for s in decision.stages) if any(s.repeats for s in decision.stages) else (),
+        context=decision.stages[0].context,
+        expert=decision.stages[0].expert,
     )
 
 
