@@ -212,7 +212,9 @@ class SourceFile:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """sha256 (hex) of the file, weights beside it left out."""
+        """sha256 (hex) of the file, weights beside it left out; "" where it is gone since it was read."""
+        if not self.path.is_file():
+            return ""
         with self.path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
