@@ -126,7 +126,7 @@ def bapipe(folder: Path) -> Iterator[str]:
             _ms(work_s),
             _ms(ring_s),
             _ms(step_s),
-            f"{_ms(found.iteration_s)} ({bubble_of(bench, found):.0%}, {found.proposal.parts[0].micro_batch})",
+            f"{_ms(found.iteration_s)} ({bubble_of(found):.0%}, {found.proposal.parts[0].micro_batch})",
             f"{step_s / found.iteration_s:.2f}",
             f"{step_s / work_s:.2f}",
         ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 import click
@@ -17,6 +18,7 @@ COMMANDS = {
     "predict": "Price exactly one configuration of a model on a cluster.",
     "calibrate": "Fit a stack to measured iterations of your own.",
     "compare": "Compare what the named systems would do with a model on a cluster.",
+    "sweep": "Plan with many values of devices, batch, sequence, options and figures of hardware.",
     "profile": "Price a model: totals, costliest blocks and operators, coverage.",
     "check": "Check a plan file against its schema, model and hardware.",
     "migrate": "Write a plan file of an older version as one of this version.",
@@ -28,6 +30,7 @@ COMMANDS = {
     "hardware": "List, show, lint and write hardware profiles.",
     "models": "List and build bundled models.",
     "schema": "Print the JSON Schema of a file format.",
+    "completion": "Print what makes a shell complete commands, options and names.",
 }
 
 GARBAGE_THRESHOLDS = (100_000, 50, 100)
@@ -82,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = [argument for argument in given if argument != "--debug"]
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     try:
-        with _checked_output():
+        with _checked_output(), _aside(arguments):
             result: Any = app.main(args=arguments, prog_name="shardplan", standalone_mode=False)
             sys.stdout.flush()
     except click.exceptions.Abort:
@@ -90,14 +93,26 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
     except click.ClickException as error:
         sys.exit(_report_usage(error))
-    except (BrokenPipeError, SystemExit):  # click ends with a SystemExit where nobody reads the output any more
-        _discard(sys.stdout)
+    except (BrokenPipeError, SystemExit) as ended:
+        if isinstance(ended, SystemExit) and not ended.code:  # a shell has been told its completions
+            raise
+        _discard(sys.stdout)  # nobody reads the output any more
         sys.exit(141)
     except Exception as error:
         if len(arguments) < len(given):
             raise
         sys.exit(_report(error))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _aside(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Where a file goes to standard output (`-o -`), what is printed goes to standard error."""
+    pairs = itertools.pairwise(arguments)
+    if not any(flag in _FILES and name == "-" for flag, name in pairs) and "-o-" not in arguments:
+        return contextlib.nullcontext()
+    from planner import talk_aside
+
+    return talk_aside()
 
 
 def _report_usage(error: click.ClickException) -> int:
@@ -138,6 +153,10 @@ def _say(text: str) -> None:
 def _discard(stream: TextIO) -> None:
     """Let what a stream still holds go nowhere, so that Python does not fail over it again when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+_FILES = ("-o", "--output", "--svg", "--trace", "--plot")
+"""Options that name a file to write."""
 
 
 class _CheckedStream:

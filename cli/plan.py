@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -15,7 +16,12 @@ from ._report import say_where, show
 
 @click.command("plan")
 @_options.model_argument
-@click.option("--hardware", "-H", help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.")
+@click.option(
+    "--hardware",
+    "-H",
+    shell_complete=_options.complete("hardware"),
+    help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
+)
 @_options.nodes_option
 @_options.stack_option
 @_options.set_option
@@ -38,7 +44,11 @@ from ._report import say_where, show
 @click.option(
     "--schedule-file", type=click.Path(exists=True, dir_okay=False), help="The best stages for these orders of work."
 )
-@click.option("--system", help="What this system's own planner would choose: gpipe, pipedream, chimera, ..")
+@click.option(
+    "--system",
+    shell_complete=_options.complete("systems"),
+    help="What this system's own planner would choose: gpipe, pipedream, chimera, ..",
+)
 @_options.for_option(
     "Plan for this training framework: megatron, torchtitan, deepspeed, .. (docs/backends.md), or any; repeatable: one "
     "of them is to take the plan as it is. [default: megatron, torchtitan and deepspeed]"
@@ -113,6 +123,15 @@ from ._report import say_where, show
 @_options.dims_option
 @_options.costs_option
 @_options.price_option
+@click.option(
+    "--target", metavar="WHAT",
+    help="The least devices that reach step=2s, tokens=1e12/7d or samples=1e9/12h; needs --global-batch. --nodes is "
+    "then the most that may be used.",
+)  # fmt: skip
+@click.option(
+    "--least", type=click.Choice(["devices", "dollars"]), default="devices", show_default=True,
+    help="What --target is to be reached with.",
+)  # fmt: skip
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
 @click.option(
     "--format",
@@ -120,7 +139,7 @@ from ._report import say_where, show
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="What to print: a summary, or the plan itself.",
+    help="What to print: a summary, or the plan itself; where none fits, as JSON, the answer that there is none.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress, no summary.")
 @partition_options
@@ -148,6 +167,7 @@ def command(
       shardplan plan gpt2 --hardware dgx-a100 --schedule chimera:pairs=2
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8 --for megatron
       shardplan plan llama3-8b --hardware dgx-h100 --nodes 8 --set network.bandwidth=200Gbit/s --price 2.5
+      shardplan plan llama3-8b --hardware dgx-h100 --global-batch 1024 --target tokens=1e12/14d
       shardplan plan gpt2 --hardware dgx-a100 --system pipedream-2bw -o 2bw.plan.json
       shardplan plan gnmt_training.json --non-contiguous --time-limit 60s
       shardplan plan vgg16.graph.txt --machines 4x2 --bandwidth 10GB/s,1.25GB/s
@@ -165,14 +185,18 @@ def command(
     where = {name: options.pop(name) for name in ("nodes", "stack", "changes")}
     cluster = planner.load_cluster(hardware, **where)
     job = _job(cluster.device_count, options)
-    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
-    with progress_line(quiet or form == "json", counted=True) as draw:
-
-        def told(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
-            if draw:
-                draw(completed=done, total=total, found=best_so_far(incumbent_s * 1e3, bound_s * 1e3, "ms"))
-
-        plan = _planned(graph, cluster, job, told if draw else None, provenance, options)
+    provenance = planner.default_provenance(model, hardware)
+    asked = options.pop("target"), options.pop("least")
+    try:
+        if asked[0]:
+            plan, answer = _for_target(graph, hardware, where, provenance, options, asked)
+        else:
+            plan, answer = _planned(graph, cluster, job, provenance, options, silent=quiet or form == "json"), None
+    except planner.InfeasibleError as error:
+        if form == "json":
+            refusal = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, provenance)
+            click.echo(planner.plans.dump_answer(refusal), nl=False)
+        raise
     if options["price"]:
         plan = planner.with_price(plan, options["price"])
     if output:
@@ -181,11 +205,57 @@ def command(
         click.echo(planner.dump_plan(plan), nl=False)
     elif not quiet:
         remark = "" if options["precision"] else planner.costs.precision_remark(plan.options.precision, cluster.devices)
-        show(planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark))
+        shown = planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark)
+        show(shown if answer is None else planner.target_report(dataclasses.replace(answer, plan=plan), remark=remark))
         say_where(output)
 
 
-def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _for_target(
+    graph: Any,  # noqa: ANN401
+    hardware: str,
+    where: dict[str, Any],
+    provenance: Any,  # noqa: ANN401
+    options: dict[str, Any],
+    asked: tuple[str, str],
+) -> tuple[Any, Any]:
+    """The plan that reaches a target with the least, and the answer that it is of.
+
+    Raises:
+        click.UsageError: no global batch is given, which would else follow from the devices.
+    """
+    import planner
+
+    if options["global_batch"] is None:
+        raise click.UsageError("--target needs --global-batch, the same for all numbers of devices")
+    nodes = where.pop("nodes")
+    largest = planner.load_cluster(hardware, nodes=nodes, **where)
+
+    def plan_on(devices: int) -> Any:  # noqa: ANN401
+        cluster = planner.load_cluster(hardware, devices=devices, **where)
+        plan = _planned(graph, cluster, _job(devices, options), provenance, options, silent=True)
+        return planner.with_price(plan, options["price"]) if options["price"] else plan
+
+    def tell(devices: int) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\rplanning for {planner.plural(devices, 'device')} \x1b[K", nl=False, err=True)
+
+    sizes = planner.ask.sizes_of(largest, largest.device_count) if nodes else ()
+    answer = planner.least_devices(
+        planner.read_target(asked[0]), graph, largest, options["global_batch"], plan_on,
+        sizes=sizes, least=planner.ask.Least(asked[1]), progress=tell,
+    )  # fmt: skip
+    return answer.plan, answer
+
+
+def _planned(
+    graph: Any,  # noqa: ANN401
+    cluster: Any,  # noqa: ANN401
+    job: Any,  # noqa: ANN401
+    provenance: Any,  # noqa: ANN401
+    options: dict[str, Any],
+    *,
+    silent: bool,
+) -> Any:  # noqa: ANN401
     """The plan: of the joint search, or of a system."""
     import planner
 
@@ -195,9 +265,15 @@ def _planned(graph: Any, cluster: Any, job: Any, progress: Any, provenance: Any,
         raise click.UsageError("--system chooses its own schedule: leave out --schedule and --schedule-file")
     if orders and options["schedules"]:
         raise click.UsageError("--schedule-file has the schedule: leave out --schedule")
-    if options["system"] and options["system"] != "auto":
-        return planner.plan_system(options["system"], graph, cluster, job, **given)
-    return planner.plan(graph, cluster, job, orders=orders, progress=progress, **given)
+    with progress_line(silent, counted=True) as draw:
+
+        def told(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
+            if draw:
+                draw(completed=done, total=total, found=best_so_far(incumbent_s * 1e3, bound_s * 1e3, "ms"))
+
+        if options["system"] and options["system"] != "auto":
+            return planner.plan_system(options["system"], graph, cluster, job, **given)
+        return planner.plan(graph, cluster, job, orders=orders, progress=told if draw else None, **given)
 
 
 def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401

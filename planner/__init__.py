@@ -79,6 +79,9 @@ if TYPE_CHECKING:
     from planner import ask as ask
     from planner.ask import explain_why_not as explain_why_not
     from planner.ask import find_fixes as find_fixes
+    from planner.ask import least_devices as least_devices
+    from planner.ask import read_target as read_target
+    from planner.ask import sweep as sweep
 
     # measured runs to figures of one's own
     from planner import calibration as calibration
@@ -93,13 +96,18 @@ if TYPE_CHECKING:
     # plan files: read, write, check, explain, compare
     from planner import plans as plans
     from planner.check import CheckReport as CheckReport
+    from planner.check import attribute as attribute
     from planner.check import check_plan as check_plan
+    from planner.check import replan as replan
     from planner.plans import Area as Area
     from planner.plans import Plan as Plan
+    from planner.plans import compare_answers as compare_answers
+    from planner.plans import compare_plans as compare_plans
     from planner.plans import diff_plans as diff_plans
     from planner.plans import dump_plan as dump_plan
     from planner.plans import explain_plan as explain_plan
     from planner.plans import has_closed_form as has_closed_form
+    from planner.plans import load_answer as load_answer
     from planner.plans import load_plan as load_plan
     from planner.plans import plan_schema as plan_schema
     from planner.plans import read_plan as read_plan
@@ -161,7 +169,11 @@ if TYPE_CHECKING:
     from planner.report.choices import why_not_report as why_not_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
+    from planner.report.difference import annotation as annotation
+    from planner.report.difference import diff_annotations as diff_annotations
+    from planner.report.difference import diff_markdown as diff_markdown
     from planner.report.difference import diff_report as diff_report
+    from planner.report.difference import diff_verdict as diff_verdict
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.gantt import draw_gantt as draw_gantt
     from planner.report.hardware import cluster_report as cluster_report
@@ -172,6 +184,9 @@ if TYPE_CHECKING:
     from planner.report.profile import profile_report as profile_report
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
+    from planner.report.sweeps import sweep_report as sweep_report
+    from planner.report.sweeps import sweep_svg as sweep_svg
+    from planner.report.targets import target_report as target_report
     from planner.report.timeline import timeline_report as timeline_report
     from planner.report.timeline_svg import draw_svg as draw_svg
 
@@ -185,6 +200,8 @@ if TYPE_CHECKING:
     from planner.errors import RunError as RunError
     from planner.errors import ShardplanError as ShardplanError
     from planner.errors import UsageError as UsageError
+    from planner.files import input_bytes as input_bytes
+    from planner.files import talk_aside as talk_aside
     from planner.files import write_whole as write_whole
     from planner.registry import did_you_mean as did_you_mean
     from planner.units import format_bytes as format_bytes
@@ -197,7 +214,7 @@ if TYPE_CHECKING:
 
 _RENAMED = {
     "Evaluations": "space.evaluate_many.Evaluations",
-    "PartitionChange": "partitions.check.PartitionChange",
+    "PartitionChange": "plans.Change",
     "PartitionFinding": "partitions.check.PartitionFinding",
     "PartitionPlan": "partitions.types.PartitionPlan",
     "Prediction": "prediction.Prediction",

@@ -458,9 +458,10 @@ def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configur
 
 
 def _shape(decision: Configuration) -> tuple[object, ...]:
-    """What tells plans apart at a glance: all but where exactly stages are cut."""
-    stages = tuple((stage.replicas, stage.ranks, stage.recompute, stage.repeats) for stage in decision.stages)
-    return stages, decision.copies, decision.micro_batch, decision.schedule, decision.zero
+    """What tells plans apart at a glance: all but where exactly stages are cut, and whether replicas of all stages are
+    called replicas or copies of the pipeline."""
+    stages = tuple((decision.copies * s.replicas, s.ranks, s.recompute, s.repeats) for s in decision.stages)
+    return stages, decision.micro_batch, decision.schedule, decision.zero
 
 
 def _certificate(answer: Answer, simulated_s: float) -> Certificate:
@@ -470,6 +471,9 @@ def _certificate(answer: Answer, simulated_s: float) -> Certificate:
     return dataclasses.replace(answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
 
 
-def default_provenance(model: str = "", hardware: str = "", command: Sequence[str] = ()) -> Provenance:
-    """Who made a plan: this program and version, the command line and what the user called model and hardware."""
-    return Provenance("shardplan", version("shardplan"), tuple(command), model, hardware)
+def default_provenance(model: str = "", hardware: str = "") -> Provenance:
+    """Who made a plan: this program and version, and what the user called model and hardware, without folders.
+
+    Nothing of it depends on where files lie or how the command line was written: the same question has the same bytes.
+    """
+    return Provenance("shardplan", version("shardplan"), (), Path(model).name, Path(hardware).name)

@@ -1,18 +1,51 @@
-"""Results written whole or not at all."""
+"""Results written whole or not at all; `-` stands for standard output and standard input."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import stat
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 from planner.errors import OutputError
+
+STANDARD = "-"
+"""The name of standard output, and of standard input."""
+_output: ContextVar[TextIO | None] = ContextVar("output", default=None)
+"""Standard output while what is printed goes elsewhere."""
+
+
+@contextlib.contextmanager
+def talk_aside() -> Iterator[None]:
+    """Let what is printed go to standard error, so that standard output has nothing but the file named `-`."""
+    token = _output.set(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _output.reset(token)
+
+
+def input_bytes() -> bytes:
+    """All of standard input, however often it is asked for."""
+    return _all_of(sys.stdin.buffer)
+
+
+@functools.lru_cache(maxsize=1)
+def _all_of(stream: BinaryIO) -> bytes:
+    return stream.read()
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write a file by way of a temporary one beside it, so that a failure leaves nothing half-written.
 
+    `-` is standard output.
     A link is followed, and the file that it leads to is replaced; a file that is there keeps its permissions. What is
     no regular file (a device, a pipe) is written to as it is and never replaced.
 
@@ -21,6 +54,12 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     """
     try:
         data = content.encode() if isinstance(content, str) else content
+        if str(path) == STANDARD:
+            stream = _output.get() or sys.stdout
+            stream.flush()
+            stream.buffer.write(data)
+            stream.flush()
+            return
         mode = _mode(path)
         if mode is not None and not stat.S_ISREG(mode):
             with open(path, "wb") as special:

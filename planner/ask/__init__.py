@@ -4,5 +4,24 @@ Each is answered with the search and the judge that plans are made with; nothing
 """
 
 from planner.ask.choices import Fix, WhyNot, explain_why_not, find_fixes
+from planner.ask.sweeps import Row, Store, points_of, read_axes, run_point, sweep
+from planner.ask.targets import Least, Target, TargetAnswer, least_devices, read_target, sizes_of
 
-__all__ = ["Fix", "WhyNot", "explain_why_not", "find_fixes"]
+__all__ = [
+    "Fix",
+    "Least",
+    "Row",
+    "Store",
+    "Target",
+    "TargetAnswer",
+    "WhyNot",
+    "explain_why_not",
+    "find_fixes",
+    "least_devices",
+    "points_of",
+    "read_axes",
+    "read_target",
+    "run_point",
+    "sizes_of",
+    "sweep",
+]

@@ -17,6 +17,7 @@ from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import ROUNDED, to_document
 from planner.plans.findings import AGAIN
 from planner.plans.readings import schedule_of
+from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import Stage
 from planner.plans.sections import bubble_fraction, stage_collectives
 from planner.plans.words import module_ranges, summary
@@ -24,8 +25,6 @@ from planner.play.memory import peak_in_flight
 from planner.simulate import Timeline, closed_form_s, simulate
 from planner.simulate.timeline import times_of
 from planner.space.limits import forbidden_choices
-from planner.space.repeats import recomputed_modules
-from planner.space.types import Configuration, StageChoice
 from planner.space.workers import lay_workers
 from planner.units import format_bytes, format_seconds, plural
 
@@ -170,22 +169,11 @@ def _problems(plan: Plan, other: Alternative) -> Iterator[str]:
     batch = other.copies * other.micro_batch * other.micro_batches
     if batch != plan.micro_batches.global_batch:
         yield f"its micro-batches are {plural(batch, 'sample')}, not {plan.micro_batches.global_batch}"
-    if other.summary != summary(_decision(other, len(plan.block_table))):
+    if other.summary != summary(alternative_configuration(other, len(plan.block_table))):
         yield f"it is not {other.summary!r}"
     seconds = other.simulated_iteration_s
     if seconds is not None and not other.infeasible and seconds < plan.predictions.bound_s * (1 - TOLERANCE):
         yield f"it takes {format_seconds(seconds)}, less than the bound for all plans"
-
-
-def _decision(other: Alternative, blocks: int) -> Configuration:
-    ranks: Sequence[int] = other.ranks or (1,) * len(other.starts)
-    ends = (*other.starts[1:], blocks)
-    repeats = [recomputed_modules(said) for said in other.repeats] or [()] * len(other.starts)
-    stages = tuple(
-        StageChoice(start, stop, replicas, index in other.recompute, ranks[index], repeats=repeats[index])
-        for index, (start, stop, replicas) in enumerate(zip(other.starts, ends, other.replicas, strict=True))
-    )
-    return Configuration(stages, other.copies, other.micro_batch, other.micro_batches, other.schedule, other.zero)
 
 
 def check_sums(plan: Plan) -> list[Finding]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import PlanError, Problem
+from planner.files import STANDARD, input_bytes
 from planner.json_text import JsonError, Pairs, read_json
 from planner.registry import did_you_mean
 
@@ -29,11 +30,13 @@ MAKE_AGAIN = "plan again with this version"
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """What a file holds.
+    """What a file holds; `-` is standard input.
 
     Raises:
         PlanError: it is missing or cannot be read.
     """
+    if str(path) == STANDARD:
+        return input_bytes()
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.costs import alignment_advice, precision
@@ -12,10 +12,11 @@ from planner.hardware.types import Cluster
 from planner.plans.explain_shardings import GroupView, SplitReason, group_views, split_reasons
 from planner.plans.figures import Alternative, gap_to
 from planner.plans.headline import Headline
+from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import Loss, Stage
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
-from planner.plans.words import recompute_words, short_list
+from planner.plans.words import short_list, words_of
 from planner.schedules import WeightPolicy
 from planner.units import format_seconds, plural
 
@@ -213,22 +214,8 @@ def _advice(plan: Plan, graph: Graph, cluster: Cluster) -> str:
 
 
 def plan_shape(plan: Plan) -> str:
-    """`4 stages x 2 replicas, 2 copies, 1f1b, micro-batch 4 x 64`: replicas in one copy, micro-batches in all."""
-    replicas = [len(stage.replicas) // plan.copies for stage in plan.stages]
-    equal = len(set(replicas)) == 1
-    text = plural(len(replicas), "stage")
-    if not equal or replicas[0] > 1:
-        text += f" x {replicas[0] if equal else short_list(replicas)} replicas"
-    ranks = [stage.group_ranks for stage in plan.stages]
-    if max(ranks) > 1:
-        text += f" x {ranks[0] if len(set(ranks)) == 1 else short_list(ranks)} ranks"
-    if plan.copies > 1:
-        text += f", {plural(plan.copies, 'copy')}"
-    text += f", {plan.schedule.name}, micro-batch {plan.micro_batches.size} x {plan.micro_batches.count}"
-    text += "".join(f", {words}" for words in recompute_words(plan.stages))
-    if any(stage.zero for stage in plan.stages):
-        text += f", ZeRO-{max(stage.zero for stage in plan.stages)}"
-    return text
+    """`DP 2 x TP 4 x PP 4, micro-batch 1 x 256, 1f1b, ZeRO-1`."""
+    return words_of(plan.configuration, plan.schedule.name)
 
 
 def _shares(plan: Plan) -> tuple[Share, ...]:
@@ -273,7 +260,8 @@ def _stage_view(plan: Plan, stage: Stage) -> StageView:
 def _rival(plan: Plan, other: Alternative) -> Rival:
     own_s, other_s = plan.compared_s(other)
     ratio = None if other_s is None else other_s / own_s
-    return Rival(other.label, other.summary, other_s, ratio, _differences(plan, other), other.infeasible)
+    shape = words_of(alternative_configuration(other, len(plan.block_table)), other.schedule)
+    return Rival(other.label, shape, other_s, ratio, _differences(plan, other), other.infeasible)
 
 
 def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
@@ -288,15 +276,10 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
     elif other.starts != starts:
         moved = sum(a != b for a, b in zip(starts, other.starts, strict=True))
         found.append(f"{plural(moved, 'cut')} elsewhere")
-    if len(starts) == len(other.starts) == 1:
-        ours, theirs = replicas[0] * plan.copies, other.replicas[0] * other.copies
-        if ours != theirs:
-            found.append(f"{plural(theirs, 'replica')} instead of {ours}")
-    else:
-        if other.copies != plan.copies:
-            found.append(f"{plural(other.copies, 'copy')} instead of {plan.copies}")
-        if other.replicas != replicas and len(other.starts) == len(starts):
-            found.append(f"replicas {short_list(other.replicas)} instead of {short_list(replicas)}")
+    own_data = [plan.copies * count for count in replicas]
+    other_data = [other.copies * count for count in other.replicas]
+    if set(own_data) != set(other_data) or (len(own_data) == len(other_data) and own_data != other_data):
+        found.append(f"DP {_said(other_data)} instead of {_said(own_data)}")
     if other.micro_batch != plan.micro_batches.size:
         found.append(f"micro-batch {other.micro_batch} instead of {plan.micro_batches.size}")
     if other.schedule != plan.schedule.name:
@@ -314,10 +297,21 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
     widths = {stage.group_ranks for stage in plan.stages}
     others = set(other.ranks) or {1}
     if widths != others:
-        found.append(f"groups of {short_list(sorted(others))} ranks instead of {short_list(sorted(widths))}")
+        word = "TP" if other.context * other.expert == 1 and not _dealt(plan) else "ranks a replica"
+        found.append(f"{word} {short_list(sorted(others))} instead of {short_list(sorted(widths))}")
     if other.zero != zero:
         found.append(f"ZeRO-{other.zero} instead of ZeRO-{zero}")
     return tuple(found)
+
+
+def _said(values: Sequence[int]) -> str:
+    """One number where all are equal, else all."""
+    return str(values[0]) if len(set(values)) == 1 else short_list(values)
+
+
+def _dealt(plan: Plan) -> bool:
+    """Whether steps or experts are dealt to the ranks of a replica."""
+    return any(stage.context * stage.expert > 1 for stage in plan.configuration.stages)
 
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:

@@ -162,6 +162,8 @@ class Alternative:
         ranks: ranks of a replica of each stage; left out where all are one.
         simulated_iteration_s: played out event by event; left out where it was not.
         repeats: modules that each stage repeats, `layernorm,act`, empty for none; left out where no stage repeats any.
+        context: ranks of a replica that share the sequence; left out where that is 1.
+        expert: ranks of a replica to which samples and experts are dealt; left out where that is 1.
     """
 
     label: str
@@ -180,6 +182,8 @@ class Alternative:
     ranks: tuple[int, ...] = ()
     simulated_iteration_s: float | None = None
     repeats: tuple[str, ...] = ()
+    context: int = 1
+    expert: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from planner.errors import UsageError
 from planner.graph import Graph, TensorKind, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import OpCall
+from planner.plans.figures import Alternative
 from planner.plans.shard_sections import by_position
 from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, TensorPlace
 from planner.plans.types import Plan
@@ -38,9 +39,10 @@ from planner.sharding import (
     strategies,
 )
 from planner.sharding.problem import Choice, Facts
-from planner.space.configuration import Configuration
+from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import experts_of_row
 from planner.space.pricer import Pricer
+from planner.space.repeats import recomputed_modules
 from planner.space.types import BlockCosts
 
 
@@ -248,3 +250,19 @@ def _price_shardings(plan: Plan, graph: Graph, pricer: Pricer) -> list[BlockCost
 def _named(name: str, names: Mapping[str, str]) -> str:
     """What a variable of an entry's first block is called in another block."""
     return f"op:{names[name[3:]]}" if name.startswith("op:") else names[name]
+
+
+def alternative_configuration(other: Alternative, blocks: int) -> Configuration:
+    """The configuration of an alternative of a plan of so many blocks, as far as the plan says it."""
+    count = len(other.starts)
+    ends = (*other.starts[1:], blocks)
+    ranks = other.ranks or (1,) * count
+    repeats = [recomputed_modules(said) for said in other.repeats] or [()] * count
+    stages = tuple(
+        StageChoice(
+            other.starts[i], ends[i], other.replicas[i], i in other.recompute, ranks[i],
+            context=other.context, expert=other.expert, repeats=repeats[i],
+        )
+        for i in range(count)
+    )  # fmt: skip
+    return Configuration(stages, other.copies, other.micro_batch, other.micro_batches, other.schedule, other.zero)

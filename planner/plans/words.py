@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from planner.errors import UsageError
+from planner.schedules import get
 from planner.space.limits import EXCLUDED
 from planner.space.types import Configuration
 from planner.units import plural
@@ -120,26 +122,49 @@ def significant(value: float, digits: int = 9) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def words_of(configuration: Configuration) -> str:
-    """A configuration as people say it: `2 stages of 15-1 replicas, micro-batch 64 x 16`, or `8 replicas, ..`."""
-    stages, count = configuration.stages, len(configuration.stages)
-    replicas, ranks = [s.replicas for s in stages], sorted({s.ranks for s in stages})
-    shared = ranks[-1] > 1
-    if count == 1 and not shared:
-        total = replicas[0] * configuration.copies
-        text = f"{total} replicas" if total > 1 else "1 device"
-    else:
-        text = "1 stage" if count == 1 else f"{count} stages"
-        if len(set(replicas)) > 1:
-            text += f" of {_runs(replicas)} replicas"
-        elif replicas[0] > 1:
-            text += f" x {replicas[0]} replicas"
-        if shared:
-            text += f" of {ranks[0]} ranks" if len(ranks) == 1 else f" of {ranks[0]} to {ranks[-1]} ranks"
-        text += f" x {configuration.copies} copies" if configuration.copies > 1 else ""
-        text += ", placed stage by stage" if configuration.adjacent else ""
-    own = configuration.micro_batches // (replicas[0] if count == 1 else 1)
-    text += f", micro-batch {configuration.micro_batch} x {own}"
+def degree_words(configuration: Configuration) -> str:
+    """The degrees of parallelism, `DP 8 x TP 4 x PP 2`: CP and EP only where they are above 1, EP being among DP.
+
+    DP counts all replicas of a stage, one number a stage where they differ; PP counts the workers of a pipeline.
+    """
+    stages = configuration.stages
+    chunks = _chunks(configuration.schedule)
+    by_stage = {
+        "DP": [configuration.copies * s.replicas * s.expert for s in stages],
+        "TP": [s.ranks // (s.context * s.expert) for s in stages],
+        "PP": [max(1, len(stages) // chunks)],
+        "CP": [s.context for s in stages],
+    }
+    parts = [
+        f"{name} {values[0] if len(set(values)) == 1 else _each(values)}"
+        for name, values in by_stage.items()
+        if name != "CP" or max(values) > 1
+    ]
+    experts = max(s.expert for s in stages)
+    more = f", EP {experts}" if experts > 1 else ""
+    return " x ".join(parts) + more + (f", {chunks} chunks a worker" if chunks > 1 else "")
+
+
+def _chunks(schedule: str) -> int:
+    """Stages that each worker holds in a schedule; 1 for orders of one's own, which no name stands for."""
+    try:
+        return get(schedule).chunks_per_worker
+    except UsageError:
+        return 1
+
+
+def words_of(configuration: Configuration, schedule: str = "") -> str:
+    """A configuration as people say it: `DP 8 x TP 1 x PP 2, micro-batch 64 x 16, ZeRO-1`.
+
+    Args:
+        configuration: what is said; behind its micro-batch stands how many of them a replica runs in a step, or a
+            pipeline where stages have different numbers of replicas.
+        schedule: its order of work, where that is to be said, too.
+    """
+    stages = configuration.stages
+    text = degree_words(configuration) + (", placed stage by stage" if configuration.adjacent else "")
+    own = configuration.micro_batches // (stages[0].replicas if len({s.replicas for s in stages}) == 1 else 1)
+    text += f", micro-batch {configuration.micro_batch} x {own}" + (f", {schedule}" if schedule else "")
     if configuration.whole_stages and all(s.recompute for s in stages):
         text += ", recompute whole stages"
     else:
@@ -147,7 +172,10 @@ def words_of(configuration: Configuration) -> str:
     return text + (f", ZeRO-{configuration.zero}" if configuration.zero else "")
 
 
-def _runs(replicas: Sequence[int]) -> str:
-    groups = [(value, len(list(same))) for value, same in itertools.groupby(replicas)]
+def _each(values: Sequence[int]) -> str:
+    """`2-1-1`; of many stages equal neighbours together, `14-12x1`."""
+    if len(values) <= 8:
+        return "-".join(map(str, values))
+    groups = [(value, len(list(same))) for value, same in itertools.groupby(values)]
     shown = [str(value) if times == 1 else f"{times}x{value}" for value, times in groups]
     return "-".join(shown if len(shown) <= 8 else [*shown[:6], "..", shown[-1]])

@@ -24,7 +24,8 @@ MEANING = "What the columns mean"
 LEGEND = (
     "iteration: time of the global batch: the makespan where a pipeline drains, its steady pace where it does not",
     "peak memory: of the fullest device, the runtime's reserve included",
-    "bubble: share of the used devices' total time in which they compute nothing, transfers and exchanges included",
+    "bubble: share of the used devices' time in which they run no stage and no update, as in plans: waits, transfers "
+    "between stages and exchanges, but not communication inside a group",
     "sent: what leaves devices in an iteration; busiest port: the same through the fullest port of a level, out / in",
 )
 

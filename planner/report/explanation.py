@@ -74,7 +74,7 @@ def _time(e: Explanation) -> Section:
 
 def _stages(e: Explanation) -> Section:
     columns = {
-        "stage": Form.NAME, "modules": Form.TEXT, "replicas": Form.NUMBER, "micro-batches each": Form.NUMBER,
+        "stage": Form.NAME, "modules": Form.TEXT, "DP": Form.NUMBER, "micro-batches each": Form.NUMBER,
         "compute": Form.SECONDS, "transfer": Form.SECONDS, "busy": Form.SHARE,
     }  # fmt: skip
     rows = (

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from planner.graph import NO_RULE
 from planner.plans import Plan, has_closed_form
 from planner.plans.figures import StagePrediction
+from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import PlanNote, Stage
 from planner.plans.shardings import Sharding
-from planner.plans.words import recompute_word, why_not
+from planner.plans.words import degree_words, recompute_word, why_not, words_of
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.simulate import rank_ranges
 from planner.units import format_bytes, format_seconds, plural, short_count
@@ -94,8 +95,7 @@ def _shape(plan: Plan, batch_given: bool) -> str:
     assumed = "" if batch_given else " (assumed: none was given)"
     return (
         f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batch{'es' if batch.count > 1 else ''} of "
-        f"{batch.size}; schedule {plan.schedule.name}; {plural(len(plan.stages), 'stage')}, "
-        f"{plural(plan.copies, 'copy')}"
+        f"{batch.size}; {degree_words(plan.configuration)}; schedule {plan.schedule.name}"
     )
 
 
@@ -153,17 +153,17 @@ def _stages(plan: Plan) -> list[Section]:
     """Stages and their times, and what the times are of."""
     groups, several = bool(plan.shardings), len(plan.stages) > 1
     figures = ["forward", "backward", *(["inside"] if groups else []), "transfer", "sync"]
+    width = {"TP" if _tensor_alone(plan) else "group": Form.NUMBER} if groups else {}
     columns = {
-        "stage": Form.NAME, "modules": Form.TEXT, "ranks": Form.NAME, **({"tp": Form.NUMBER} if groups else {}),
+        "stage": Form.NAME, "modules": Form.TEXT, "ranks": Form.NAME, **width,
         **dict.fromkeys(figures, Form.SECONDS), "memory": Form.BYTES, "of": Form.BYTES, "options": Form.NAME,
     }  # fmt: skip
     rows = [_stage(plan, *of) for of in zip(plan.stages[:MOST_STAGES], plan.predictions.stages, strict=False)]
     notes = [plural(len(plan.stages) - MOST_STAGES, "more stage")] if len(plan.stages) > MOST_STAGES else []
-    if several or groups:
-        once = "sync" + (" and inside, communication among the tp ranks of a group," if groups else ":")
-        notes.append(f"times a micro-batch ({once} an iteration){'; < sets the pace' if several else ''}")
+    inside = "; inside, communication among the ranks of a group, is part of forward and backward" if groups else ""
+    notes.append(f"times of a step, all micro-batches of a replica{inside}{'; < sets the pace' if several else ''}")
     shown = Section(table=table(columns, rows))
-    return [shown, Section(lines=tuple(notes))] if notes else [shown]
+    return [shown, Section(lines=tuple(notes))]
 
 
 def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ...]:
@@ -171,7 +171,10 @@ def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ..
     pace = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
     ranks = rank_ranges(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas)
     width, inside_s = ((stage.group_ranks,), (_inside_s(plan, stage),)) if plan.shardings else ((), ())
-    times = (figures.forward_s, figures.backward_s, *inside_s, figures.receive_s + figures.return_s)
+    count = plan.micro_batches.count // len(stage.replicas)
+    each = (figures.forward_s, figures.backward_s, figures.receive_s + figures.return_s)
+    forward_s, backward_s, transfer_s = (count * seconds for seconds in each)
+    times = (forward_s, backward_s, *inside_s, transfer_s)
     memory = (figures.exposed_sync_s, figures.memory.total_bytes, figures.capacity_bytes, ", ".join(options))
     return f"{stage.index}{pace}", ", ".join(stage.modules), ranks, *width, *times, *memory
 
@@ -179,6 +182,11 @@ def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ..
 def _inside_s(plan: Plan, stage: Stage) -> float:
     """Seconds of communication inside a group in an iteration, recomputation's included."""
     return plan.micro_batches.count // len(stage.replicas) * sum(plan.inside_s(stage.index))
+
+
+def _tensor_alone(plan: Plan) -> bool:
+    """Whether the ranks of a replica share operators alone, not steps or experts."""
+    return all(stage.context * stage.expert == 1 for stage in plan.configuration.stages)
 
 
 def _groups(groups: tuple[tuple[int, ...], ...]) -> str:
@@ -200,7 +208,8 @@ def _alternatives(plan: Plan) -> Table:
         price: tuple[Cell, Cell] = (other_s, None if other_s is None else other_s / own_s - 1)
         if other.infeasible:
             price = (why_not(other.infeasible), None)
-        rows.append((other.label, other.summary, *price, other.memory_bytes))
+        shape = words_of(alternative_configuration(other, len(plan.block_table)), other.schedule)
+        rows.append((other.label, shape, *price, other.memory_bytes))
     return table(columns, rows)
 
 

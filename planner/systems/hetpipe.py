@@ -95,7 +95,7 @@ class _Wave:
         shape = words_of(parts[0])
         if len(parts) > 1:
             slowest = max(parts, key=lambda part: self.setting.evaluate(part).iteration_s)
-            shape = f"{len(slowest.stages)} stages, cut by kind, micro-batch {self._base.micro_batch} x {self.each}"
+            shape = f"PP {len(slowest.stages)}, cut by kind, micro-batch {self._base.micro_batch} x {self.each}"
         delays = f"own updates: up to {local}" + (f"; of others: up to {overall}" if overall > local else "")
         return Proposal(
             parts,

@@ -38,7 +38,7 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
         throughput=setting.job.global_batch / best.iteration_s,
         memory=fullest.memory,
         capacity_bytes=fullest.capacity_bytes,
-        bubble=bubble_of(setting, best),
+        bubble=bubble_of(best),
         sent_bytes=sent,
         weight_versions=max(max(_schedule(p).weight_versions(pipeline_of(p))) for p in parts),
         staleness=stale,
@@ -52,11 +52,11 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
     )
 
 
-def bubble_of(setting: Setting, judged: Judged) -> float:
-    """Share of the used devices' time in which they compute nothing, communication among the ranks of a group too."""
+def bubble_of(judged: Judged) -> float:
+    """Share of the used devices' time in which they run no stage and no update, as plans say it."""
     parts = judged.proposal.parts
     busy_s = sum(
-        _devices(part) * (evaluation.iteration_s * (1 - bubble) - _talk_s(setting, part))
+        _devices(part) * evaluation.iteration_s * (1 - bubble)
         for part, evaluation, bubble in zip(parts, judged.evaluations, judged.bubbles, strict=True)
     )
     total_s = judged.iteration_s * sum(map(_devices, parts))
@@ -77,17 +77,6 @@ def exchange_details(setting: Setting, judged: Judged) -> ExchangeWords:
     found, ranks = setting.exchange(part), part.copies * part.stages[0].replicas
     share = (setting.precision.held_weight_bytes + setting.state_bytes) / setting.element_bytes
     return exchange_words(found.exchange, ranks, setting.states_bytes * share, found.host_s)
-
-
-def _talk_s(setting: Setting, configuration: Configuration) -> float:
-    """Seconds of an iteration in which the mean worker's ranks exchange what they share of operators."""
-    entries = setting.shardings(configuration)
-    total_s = sum(
-        configuration.micro_batches * float(entries[s.sharding].sharded.communication_s[s.start : s.stop].sum())
-        for s in configuration.stages
-        if s.sharding
-    )
-    return total_s / len(lay_workers(configuration, _schedule(configuration)).hosted)
 
 
 def _devices(configuration: Configuration) -> int:

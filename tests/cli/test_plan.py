@@ -211,3 +211,28 @@ def test_output_that_nobody_reads_is_no_difference_between_plans() -> None:
         started.stdout.close()
         assert started.stderr.read() == b""
     assert started.returncode == 141
+
+
+def test_a_target_takes_the_least_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, asked = tmp_path / "gpt2.json", ("plan", "gpt2", "-H", "dgx-a100", "--dim", "seq=128")
+    assert run(*asked, "-b", 64, "--target", "step=40ms", "--nodes", 1, "-o", path) == 0
+    out = capsys.readouterr().out
+    plan = planner.read_plan(path)
+    assert plan.predictions.reached_s <= 0.04
+    assert f"step=40ms needs steps of at most 40 ms: {plan.hardware.device_count} device" in out
+    assert "reaches it" in out
+    assert run(*asked, "--target", "step=40ms") == 2
+    assert "--target needs --global-batch" in capsys.readouterr().err
+    assert run(*asked, "-b", 64, "--nodes", 1, "--target", "step=1ms") == 6
+    assert "no number of devices does: " in capsys.readouterr().err
+
+
+def test_changed_hardware_changes_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("plan", "gpt2", "-H", "dgx-a100", "--nodes", 2, "--dim", "seq=128", "-b", 64, "--for", "any")
+    seconds = []
+    for change in ((), ("--set", "network.bandwidth=1Gbit/s", "--set", "nvlink.bandwidth=1GB/s")):
+        assert run(*asked, *change, "--format", "json") == 0
+        seconds.append(planner.load_plan(capsys.readouterr().out).predictions.reached_s)
+    assert seconds[1] > 1.5 * seconds[0]
+    assert run(*asked, "--set", "network.bandwith=1Gbit/s") == 2
+    assert "did you mean 'network.bandwidth'" in capsys.readouterr().err

@@ -41,9 +41,9 @@ def test_differences_of_alternatives_are_named() -> None:
     found = explain(dataclasses.replace(plan, alternatives=others)).rivals
     assert [rival.differs for rival in found] == [
         ("1 cut elsewhere",),
-        ("replicas 3-1 instead of 2-2", "gpipe instead of 1f1b"),
+        ("DP 3-1 instead of 2", "gpipe instead of 1f1b"),
         (
-            "2 copies instead of 1",
+            "DP 4 instead of 2",
             "micro-batch 2 instead of 1",
             "recompute in 1 stage instead of 0",
             "ZeRO-1 instead of ZeRO-0",

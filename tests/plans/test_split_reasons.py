@@ -79,7 +79,7 @@ def test_an_explanation_tells_of_groups() -> None:
     assert sum(share.seconds for share in found.shares) == pytest.approx(found.iteration_s)
     assert "communication inside a group" in {share.name for share in found.shares}
     text = to_text(explanation_report(found))
-    assert "2 stages x 8 ranks, 1f1b" in text
+    assert "DP 1 x TP 8 x PP 2" in text
     assert "8 ranks share every operator of a replica (2 stages): mesh tensor 8" in " ".join(text.split())
     assert "Why operators are split as they are" in text
     assert "Why operators are split" not in to_text(explanation_report(explain(sample.plan)))

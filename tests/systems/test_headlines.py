@@ -26,7 +26,7 @@ def test_vgg16_on_four_servers_over_10_gbit() -> None:
     bench = recorded("vgg16", "ethernet-10g", 4, 64)
     assert rings_s(bench) / two_stages_s(bench, 64) == pytest.approx(5.28, rel=0.4)
     found = decide(bench, get("pipedream"))
-    assert found.plan.startswith("2 stages of 15-1 replicas")
+    assert found.plan.startswith("DP 15-1 x TP 1 x PP 2")
     assert rings_s(bench) / found.iteration_s == pytest.approx(5.28, rel=0.4)
 
 
@@ -37,7 +37,7 @@ def test_vgg16_priced_by_the_package_takes_15_1() -> None:
     pricer = planner.Pricer(planner.load_graph("vgg16"), cluster, job)
     table = planner.compare_systems(pricer, cluster, job, systems=("pipedream",), semantics="any")
     row = next(row for row in table.rows if row.system == "pipedream")
-    assert row.plan.startswith("2 stages of 15-1 replicas")
+    assert row.plan.startswith("DP 15-1 x TP 1 x PP 2")
 
 
 def test_alexnet_on_four_servers_over_10_gbit() -> None:
@@ -51,7 +51,7 @@ def test_resnet50_stays_data_parallel() -> None:
     """Published: the planner takes 16 replicas, as fast as data parallelism."""
     bench = recorded("resnet50", "ethernet-10g", 4, 128)
     found = decide(bench, get("pipedream"))
-    assert found.plan.startswith("16 replicas")
+    assert found.plan.startswith("DP 16 x TP 1 x PP 1")
     assert rings_s(bench) / found.iteration_s == pytest.approx(1.0, rel=0.05)
 
 

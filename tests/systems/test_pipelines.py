@@ -17,7 +17,7 @@ def test_replicas_of_a_stage_share_a_node_where_gradients_are_large(name: str) -
     among two: 2 * 1/2 * 32 / 100 = 0.32 s inside a node, 32 s or more between the nodes.
     """
     found = run_system(get(name), setting(chain([1.0, 1.0], elements=8.0), cluster((2, 2), (100.0, 1.0)), 4))
-    assert found.plan == "2 stages x 2 replicas, micro-batch 1 x 4"
+    assert found.plan == "DP 2 x TP 1 x PP 2, micro-batch 1 x 2"
     assert found.iteration_s == pytest.approx(9.32)
     # Both stages: 2 (2 - 1) * 32 B leave the devices.
     assert found.sent_bytes == pytest.approx(128)
@@ -30,7 +30,7 @@ def test_stages_of_a_pipeline_share_a_node_where_activations_are_large() -> None
     its second backward from there: 9.4 s.
     """
     found = run_system(get("1f1b"), setting(chain([1.0, 1.0], boundary=10.0), cluster((2, 2), (100.0, 1.0)), 4))
-    assert found.plan == "2 stages x 2 copies, micro-batch 1 x 2"
+    assert found.plan == "DP 2 x TP 1 x PP 2, micro-batch 1 x 2"
     assert found.iteration_s == pytest.approx(9.4)
 
 

@@ -29,7 +29,7 @@ def test_a_wave_of_unlike_workers_is_pushed_and_pulled_through_the_nodes_ports()
     One wave of two mini-batches each is an iteration; the slow node alone takes 2 * 6 s.
     """
     found = run_system(get("hetpipe:policy=NP"), setting(BLOCKS, pool(1.0), 4))
-    assert found.plan == "2 virtual workers (NP), Nm 2, 2 stages, cut by kind, micro-batch 1 x 2"
+    assert found.plan == "2 virtual workers (NP), Nm 2, PP 2, cut by kind, micro-batch 1 x 2"
     assert found.iteration_s == pytest.approx(64)
     # 2 * 64 B of weights, and 2 workers * 2 mini-batches * (3 + 3) B between stages.
     assert found.sent_bytes == pytest.approx(128 + 24)

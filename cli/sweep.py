@@ -1,0 +1,85 @@
+"""`shardplan sweep`: many plans at once, over devices, batch, sequence, options and figures of hardware."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from . import _options
+from ._progress import progress_line
+from ._report import show, written
+
+NOTHING_FITS = 6
+"""Exit code where no point has a plan."""
+
+
+@click.command("sweep")
+@_options.model_argument
+@_options.hardware_option
+@click.option(
+    "--over", "axes", multiple=True, required=True, metavar="NAME=VALUE[,VALUE..]",
+    help="Values to plan with, each with each of the others; repeatable. NAME: devices, nodes, batch, seq, dim.NAME, "
+    "precision, optimizer, schedule, recompute, for, tp, cp, ep, pp, dp, micro-batch, zero, max-stages, overlap, "
+    "headroom, stack, model, hardware, or a figure of the hardware: network.bandwidth=100Gbit/s,200Gbit/s.",
+)  # fmt: skip
+@_options.price_option
+@click.option("--store", type=click.Path(dir_okay=False), help="SQLite file that keeps rows: a sweep goes on from it.")
+@click.option(
+    "--jobs", "-j", "workers", type=click.IntRange(min=1), help="Processes. [default: as many as there are cores]"
+)
+@click.option("--on", default="", metavar="tcp://HOST:PORT", help="Plan on the workers of this dask scheduler.")
+@_options.format_option("text", "csv", "json", "markdown")
+@click.option("--svg", "picture", type=click.Path(dir_okay=False), help="Write a picture: throughput against price.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the table here instead of printing it.")
+def command(
+    model: str,
+    hardware: str,
+    axes: tuple[str, ...],
+    price: float | None,
+    store: str | None,
+    workers: int | None,
+    on: str,
+    form: str,
+    picture: str | None,
+    output: str | None,
+) -> int:
+    """Plan MODEL on a cluster with all combinations of some values, and mark the best in throughput, price and memory.
+
+    One value holds for all points. A point that cannot be planned says why.
+
+    \b
+    Examples:
+      shardplan sweep llama3-8b -H dgx-h100 --over devices=8,16,32,64 --over batch=512
+      shardplan sweep llama3-8b -H dgx-h100 --over seq=2048,8192 --over tp=1,2,4,8 --over nodes=4 --format csv -o tp.csv
+      shardplan sweep llama3-70b -H dgx-h100 --over nodes=8,16 --over network.bandwidth=100Gbit/s,200Gbit/s,400Gbit/s
+      shardplan sweep gpt2-xl -H dgx-a100 --over hardware=dgx-a100,dgx-h100 --over batch=64,128 --store s.sqlite -j 4
+      shardplan sweep llama3-70b -H dgx-h100 --over nodes=4,8,16 --price 2.5 --svg sweep.svg --on tcp://head:8786
+    """
+    import planner
+
+    given = planner.ask.read_axes(axes)
+    fixed = {name: (value,) for name, value in (("model", model), ("hardware", hardware)) if name not in given}
+    points = planner.ask.points_of({**fixed, **given})
+    kept = planner.ask.Store(store) if store else None
+    with progress_line(not sys.stderr.isatty(), counted=True, doing="planning") as draw:
+
+        def tell(done: int, total: int, left_s: float) -> None:
+            if draw:
+                draw(completed=done, total=total, found=f"about {planner.format_seconds(left_s)} left")
+
+        if draw:
+            draw(completed=0, total=len(points), found="")
+        rows: Any = planner.sweep(points, price=price, store=kept, workers=workers or 0, on=on, progress=tell)
+    if kept:
+        kept.close()
+    if picture:
+        planner.write_whole(picture, planner.sweep_svg(rows))
+    report = planner.sweep_report(rows)
+    answer = report, planner.report_to_rows(report), form
+    if output:
+        planner.write_whole(output, written(*answer))
+    else:
+        show(*answer)
+    return 0 if any(row.headline for row in rows) else NOTHING_FITS
