@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from planner.errors import JobError, Problem
 from planner.graph import Graph
 from planner.plans.records import Requirement
-from planner.registry import Registry, did_you_mean
+from planner.registry import Registry
 from planner.sharding import attention_heads
 from planner.space.asked import given
 from planner.space.repeats import recomputed_modules
@@ -214,8 +214,3 @@ def _too_wide(job: Job, backend: Backend, graph: Graph, other: str) -> Problem |
 def largest_divisor(count: int, most: int) -> int:
     """The largest divisor of a count that is no more than a number."""
     return next(n for n in range(min(count, most), 0, -1) if count % n == 0)
-
-
-def unknown_backend(name: str) -> str:
-    """A hint for a name that no framework has."""
-    return did_you_mean(name, (*backend_names(), ANY))
