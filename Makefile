@@ -7,11 +7,12 @@ GLOBAL_BATCH ?= 512
 INPUTS ?= 100000
 SEED ?= 1
 
-.PHONY: help plan torch test fuzz check format bench clean
+.PHONY: help plan torch test test-backends fuzz check format bench clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
 	@echo "make test    run all tests; those that run plans are skipped without torch"
+	@echo "make test-backends  install torch and JAX, and run what is exported to them in these backends themselves"
 	@echo "make torch   install torch for them (about 3 GB)"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make check   formatting, lint, types, layering"
@@ -32,6 +33,10 @@ torch: $(BIN)/.ready
 
 test: $(BIN)/.ready
 	$(BIN)/python -m pytest -n 2
+
+test-backends: torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check jax
+	$(BIN)/python -m pytest tests/backends
 
 fuzz: $(BIN)/.ready
 	$(BIN)/python -m tests.fuzz --count $(INPUTS) --seed $(SEED)

@@ -206,10 +206,13 @@ def _published(row: Mapping[str, Any]) -> Run:
 
 
 def _stack(framework: str, gpu: str) -> str:
-    """The stack of a framework as the tables name it; BigScience's launches waited on its A100s."""
+    """The stack of a framework as the tables name it.
+
+    BigScience's launches waited on its A100s; Composer's runs on H100 were among the first there.
+    """
     if "Megatron-DeepSpeed (BigScience)" in framework and gpu.startswith("A100"):
         return "bigscience-2022"
-    known = {"ZeRO-3": "deepspeed-2021", "Composer": "fsdp-2023"}
+    known = {"ZeRO-3": "deepspeed-2021", "Composer": "fsdp-2023-h100" if gpu.startswith("H100") else "fsdp-2023"}
     return next((stack for phrase, stack in known.items() if phrase in framework), "megatron-2021")
 
 

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
+import os
 import re
-from collections.abc import Callable, Collection, Sequence
+import subprocess
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-model_argument: Decorator = click.argument("model")
+_NAMES = {
+    "models": ("bundled_names",),
+    "hardware": ("cluster_names", "device_names"),
+    "devices": ("device_names",),
+    "stacks": ("stack_names",),
+    "systems": ("systems.names",),
+}
+"""Functions of `planner` whose names complete an argument."""
+
+
+def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Completion of bundled names by kind, and of file names."""
+
+    def items(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        import planner
+
+        functions = (operator.attrgetter(name)(planner) for kind in kinds for name in _NAMES[kind])
+        names = sorted({name for function in functions for name in function() if name.startswith(incomplete)})
+        return [*(CompletionItem(name) for name in names), CompletionItem(incomplete, type="file")]
+
+    return items
+
+
+model_argument: Decorator = click.argument("model", shell_complete=complete("models"))
 dims_option: Decorator = click.option(
     "--dim",
     "dims",
@@ -22,7 +51,11 @@ dims_option: Decorator = click.option(
     "batch needs none: it is taken as 1, and the micro-batch is searched.",
 )
 hardware_option: Decorator = click.option(
-    "--hardware", "-H", required=True, help="Hardware profile: a name or a YAML file."
+    "--hardware",
+    "-H",
+    required=True,
+    shell_complete=complete("hardware"),
+    help="Hardware profile: a name or a YAML file.",
 )
 
 
@@ -44,7 +77,7 @@ nodes_option: Decorator = click.option(
     help="Number of nodes, instead of the profile's own; 4x64 uses 64 devices of each of 4, of racks of 72 say.",
 )  # fmt: skip
 stack_option: Decorator = click.option(
-    "--stack", default="", metavar="NAME",
+    "--stack", default="", metavar="NAME", shell_complete=complete("stacks"),
     help="Software that trains: a name (`shardplan hardware list --stacks`) or a YAML file. [default: megatron-2025, "
     "or that of the plan file]",
 )  # fmt: skip
@@ -106,10 +139,17 @@ def format_option(*forms: str) -> Decorator:
 def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The model and the hardware that a plan is held against."""
     model = click.option(
-        "--model", metavar="MODEL", help="ONNX file, config.json or bundled model that the plan is for."
+        "--model",
+        metavar="MODEL",
+        shell_complete=complete("models"),
+        help="ONNX file, config.json or bundled model that the plan is for.",
     )
     hardware = click.option(
-        "--hardware", "-H", metavar="NAME", help="Hardware profile (name or YAML file) that the plan is for."
+        "--hardware",
+        "-H",
+        metavar="NAME",
+        shell_complete=complete("hardware"),
+        help="Hardware profile (name or YAML file) that the plan is for.",
     )
     return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 
@@ -208,7 +248,7 @@ class Kept(click.ParamType):  # type: ignore[type-arg]
 
 
 def read_file(path: str) -> bytes:
-    """What a file holds; `-` is standard input.
+    """What a file holds; `-` is standard input, and `REV:path` a file of a git revision where no file has that name.
 
     Raises:
         PlanError: it is missing or cannot be read.
@@ -218,10 +258,51 @@ def read_file(path: str) -> bytes:
     if path == "-":
         return planner.input_bytes()
     try:
-        return Path(path).read_bytes()
+        revised = _at_revision(path)
+        return Path(path).read_bytes() if revised is None else revised
     except OSError as error:
         message = f"cannot read: {error.strerror or error}"
         raise planner.PlanError(message, where=path, hint="name a file that `shardplan` wrote") from error
+
+
+def _at_revision(path: str) -> bytes | None:
+    """What `git show REV:path` says; None where the name is that of a file, or not of this form.
+
+    Raises:
+        PlanError: git does not find it; its own words say what is missing.
+    """
+    import planner
+
+    if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or os.path.exists(path):
+        return None
+    try:
+        shown = subprocess.run(["git", "show", path], capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+    if shown.returncode:
+        lines = shown.stderr.decode(errors="replace").strip().splitlines() or ["git show failed"]
+        hint = "name a file, or REV:path of this git repository, such as main:model.plan.json"
+        raise planner.PlanError(lines[0].removeprefix("fatal: "), where=path, hint=hint)
+    return shown.stdout
+
+
+@contextlib.contextmanager
+def file_at(path: str) -> Iterator[str]:
+    """The name of a file that holds what `REV:path` says, for as long as it is needed; any other name as it is."""
+    content = _at_revision(path)
+    if content is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / Path(path).name.rpartition(":")[2]
+        copy.write_bytes(content)
+        yield str(copy)
+
+
+def beside(plan_file: str, name: str) -> str:
+    """A file that a plan names without its folder: here, else where the plan lies; any other name as it is."""
+    there = Path(plan_file).parent / name
+    return str(there) if name and not os.path.exists(name) and there.is_file() else name
 
 
 def shown_name(path: str) -> str:

@@ -106,12 +106,12 @@ def plan_partition(model: str, form: str, output: str | None, quiet: bool, optio
         say_where(output)
 
 
-def check(plan_file: str, model: str | None, form: str, stray: Sequence[str]) -> int:
+def check(plan_file: str, text: bytes, model: str | None, form: str, stray: Sequence[str]) -> int:
     """`shardplan check` of a partition plan."""
     import planner
 
     _refuse(stray)
-    plan = planner.read_partition(plan_file)
+    plan = planner.load_partition(text, name=plan_file)
     findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
     goal = plan.objective
     ok = f"ok ({len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit})"
@@ -129,19 +129,22 @@ def explain(plan_file: str, form: str, stray: Sequence[str]) -> None:
     show(planner.partition_report(plan), plan, form)
 
 
-def diff(old: str, new: str, form: str, tolerance: float, ignore: Sequence[str]) -> int:
-    """`shardplan diff` of two partition plans."""
+def diff(names: tuple[str, str], texts: tuple[bytes, bytes], form: str, tolerance: float, stray: Sequence[str]) -> int:
+    """`shardplan diff` of two partition plans, by what their files are called and hold."""
     import planner
 
-    _refuse(["--ignore"] if ignore else [])
-    for path in (old, new):
-        if not planner.is_partition_plan(path):
+    _refuse(stray)
+    if form == "github":
+        raise planner.UsageError("--format github does not apply to a partition plan", hint="use markdown or json")
+    for name, text in zip(names, texts, strict=True):
+        if not planner.is_partition_plan(text):
             raise planner.PlanError(
-                "is no partition plan, and the other one is", where=path, hint="compare two plans of the same kind"
+                "is no partition plan, and the other one is", where=name, hint="compare two plans of the same kind"
             )
-    before, after = planner.read_partition(old), planner.read_partition(new)
-    changes = planner.partition_changes(before, after, tolerance=tolerance)
-    show(planner.partition_diff_report(before, after, changes), {"old": old, "new": new, "changes": changes}, form)
+    old, new = (planner.load_partition(text, name=name) for name, text in zip(names, texts, strict=True))
+    changes = planner.partition_changes(old, new, tolerance=tolerance)
+    document = {"old": names[0], "new": names[1], "changes": changes}
+    show(planner.partition_diff_report(old, new, changes), document, form)
     return DIFFERENT if changes else 0
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from . import _partition
-from ._options import against_options, for_option, format_option, load_against
-from ._report import say_checked
+from ._options import against_options, beside, for_option, format_option, load_against, read_file, shown_name
+from ._report import FOUND, say_checked, show, written
 
 LACKING = 9
 """Exit code for a sound plan that needs what a training framework lacks."""
@@ -24,6 +26,12 @@ LACKING = 9
     show_default=True,
     help="Time for searching again what the plan claims about all others; 0: do not.",
 )
+@click.option(
+    "--replan",
+    is_flag=True,
+    help="Plan anew, for --model and --hardware or those that the plan names, and exit with 7 unless the same plan "
+    "comes out, as of a lock file.",
+)
 @for_option("Say what this training framework (megatron, torchtitan, ..) lacks of what the plan needs; repeatable.")
 @format_option("text", "json")
 def command(
@@ -35,6 +43,7 @@ def command(
     nodes: int | str | None,
     stack: str,
     search_s: float,
+    replan: bool,
     backends: tuple[str, ...],
     form: str,
 ) -> int:
@@ -45,25 +54,37 @@ def command(
 
     With --model and --hardware the plan's own decision is evaluated anew, as planning does it: every value of the file
     is compared with what comes out, and what the plan claims about all other plans is searched again. With one of them
-    what the model or the hardware alone can tell. What could not be checked is listed.
+    what the model or the hardware alone can tell. What could not be checked is listed. With --replan the plan is made
+    anew, which takes as long as `shardplan plan`, and what comes out otherwise is told as `shardplan diff` tells it.
 
     \b
     Examples:
       shardplan check model.plan.json
       shardplan check model.plan.json --model model.onnx --dim seq=2048 --hardware dgx-a100 --nodes 2
+      shardplan check model.plan.json --replan --model model.onnx --hardware cluster.yaml
       shardplan check model.plan.json --for megatron --for torchtitan
       shardplan check gnmt.partition.json --model gnmt_training.json
     """
     import planner
 
-    if planner.is_partition_plan(plan_file):
+    text = read_file(plan_file)
+    if planner.is_partition_plan(text):
         given = {"--dim": dims, "--costs": costs, "--hardware": hardware, "--nodes": nodes, "--stack": stack}
         given["--for"] = backends
-        return _partition.check(plan_file, model, form, [flag for flag, value in given.items() if value])
-    plan = planner.read_plan(plan_file)
+        given["--replan"] = replan
+        return _partition.check(plan_file, text, model, form, [flag for flag, value in given.items() if value])
+    plan = planner.load_plan(text, name=shown_name(plan_file))
+    if replan:
+        model = model or beside(plan_file, plan.provenance.model)
+        hardware = hardware or beside(plan_file, plan.provenance.hardware)
+        if not (model and hardware):
+            raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
+        nodes = nodes or _nodes(plan, hardware)
     against = load_against(
         plan.hardware.stack, model=model, dims=dims, costs=costs, hardware=hardware, nodes=nodes, stack=stack
     )
+    if replan:
+        return _replanned(plan_file, plan, *against, form=form)
     report = planner.check_plan(plan, *against, search_s=search_s, backends=backends)
     names = {"plan": plan_file, "model": model, "hardware": hardware}
     known = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
@@ -75,3 +96,35 @@ def command(
     code = say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)
     lacking = all(finding.fault == planner.plans.Fault.BACKEND for finding in report.findings)
     return LACKING if code and lacking else code
+
+
+def _nodes(plan: Any, hardware: str) -> int | None:  # noqa: ANN401
+    """How many nodes make the plan's devices of a profile that has another number by itself."""
+    import planner
+
+    own = planner.load_cluster(hardware).device_count
+    return None if own == plan.hardware.device_count else plan.hardware.nodes
+
+
+def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> int:  # noqa: ANN401
+    """Say whether planning anew gives the same plan, and what else it gives."""
+    import planner
+
+    anew: Any
+    try:
+        anew = planner.replan(plan, graph, cluster)
+    except planner.InfeasibleError as error:
+        anew = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, plan.provenance)
+    found = planner.compare_answers(plan, anew)
+    same = isinstance(anew, planner.Plan) and anew.digest == plan.digest
+    if form == "json":
+        document = {"plan": name, "ok": same, "verdict": planner.diff_verdict(found), "causes": found.causes}
+        document |= {"decisions": found.decisions, "costs": found.costs, "changes": found.changes}
+        click.echo(written(None, document, "json"), nl=False)
+    elif same:
+        tool = "" if anew == plan else f"; made by version {plan.provenance.version}, this is {anew.provenance.version}"
+        click.echo(f"{name}: planning anew gives the same plan{tool}")
+    else:
+        click.echo(f"{name}: planning anew gives another answer\n")
+        show(planner.diff_report(found, planner.attribute(plan, anew) if isinstance(anew, planner.Plan) else None))
+    return 0 if same else FOUND

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import sys
 from typing import Any
 
 import click
@@ -115,7 +114,7 @@ def command(
     if plot:
         planner.write_whole(plot, planner.comparison_svg(found))
     if plans_folder:
-        provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+        provenance = planner.default_provenance(model, hardware)
         _write_plans(plans_folder, *planner.plans_of(found, provenance))
     remark = "" if precision else planner.costs.precision_remark(found.precision, cluster.devices)
     answer = planner.comparison_report(found, remark), planner.comparison_document(found), form

@@ -1,12 +1,15 @@
-"""`shardplan diff`: what differs between two plans, by meaning."""
+"""`shardplan diff`: what changed between two plans, what the planner did about it, and what it costs."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from . import _partition
-from ._options import format_option
-from ._report import show
+from ._options import dims_option, file_at, format_option, parse_dims, read_file, shown_name
+from ._report import show, written
 
 AREAS = (
     "model", "hardware", "options", "batches", "stages", "blocks", "shardings", "boundaries", "parameters", "schedule",
@@ -29,7 +32,7 @@ def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.command("diff")
 @click.argument("old")
 @click.argument("new")
-@format_option("text", "json", "markdown")
+@format_option("text", "json", "markdown", "github")
 @click.option(
     "--tolerance",
     default="0%",
@@ -38,23 +41,126 @@ def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
     help="Predicted numbers that differ by no more than this count as equal, such as 1%.",
 )
 @click.option("--ignore", multiple=True, type=click.Choice(AREAS), help="Leave this part out; repeatable.")
-def command(old: str, new: str, form: str, tolerance: float, ignore: tuple[str, ...]) -> int:
-    """Compare two plan files by meaning; exits with 0 when they say the same and with 1 when they differ.
+@click.option(
+    "--fail-on",
+    "gates",
+    multiple=True,
+    metavar="GATE",
+    help="Exit with 1 on this alone, not on any difference: a change (step_time:+3%, throughput:-3%), a share "
+    "(peak_memory:95%), a limit (step_time:2s, peak_memory:70GiB), a severity (error, warning, info) or a rule; "
+    "repeatable.",
+)
+@click.option("--rules", metavar="FILE", help="Severities of your own: a YAML file of `rule: error|warning|info|off`.")
+@click.option(
+    "--model", "models", multiple=True, metavar="MODEL", help="Model of one of the plans, to price causes; repeatable."
+)
+@click.option(
+    "--hardware", "-H", "hardware", multiple=True, metavar="NAME", help="Hardware of one of the plans; repeatable."
+)
+@dims_option
+@click.option("--all", "every_value", is_flag=True, help="List every value that differs, too.")
+def command(
+    old: str,
+    new: str,
+    form: str,
+    tolerance: float,
+    ignore: tuple[str, ...],
+    gates: tuple[str, ...],
+    rules: str | None,
+    models: tuple[str, ...],
+    hardware: tuple[str, ...],
+    dims: tuple[str, ...],
+    every_value: bool,
+) -> int:
+    """Compare two plan files: what changed, what the planner did about it, and what it costs.
 
-    Moved blocks, changed replicas, meshes, layouts, boundaries, schedules and predictions are told by name; digest and
-    provenance do not count.
+    OLD and NEW are files, `-` (standard input), or REV:path (a file of a git revision). Layers are matched by
+    structure, so that one more layer is one change. With --model and --hardware the old decisions are priced under the
+    new inputs, so that each cause is told what it costs; inputs belong to the plan whose fingerprint they have.
+
+    Exits with 0 when the plans say the same and with 1 when they differ; with --fail-on with 1 when a gate fails.
+    `planner.plans.RULES` and docs/diff.md list the rules.
 
     \b
     Examples:
       shardplan diff old.plan.json new.plan.json
-      shardplan diff main.plan.json branch.plan.json --tolerance 1% --format markdown
-      shardplan diff a.plan.json b.plan.json --ignore predictions --ignore alternatives
+      shardplan diff main:model.plan.json model.plan.json --fail-on step_time:+3% --fail-on peak_memory:95%
+      shardplan diff main:p.json p.json -H main:cluster.yaml -H cluster.yaml --model model.onnx --format markdown
+      shardplan diff <(git show HEAD:model.plan.json) model.plan.json --fail-on error --format github
     """
     import planner
 
-    if planner.is_partition_plan(old) or planner.is_partition_plan(new):
-        return _partition.diff(old, new, form, tolerance, ignore)
-    before, after = planner.read_plan(old), planner.read_plan(new)
-    changes = planner.diff_plans(before, after, tolerance=tolerance, ignore=[planner.Area(area) for area in ignore])
-    show(planner.diff_report(before, after, changes), {"old": old, "new": new, "changes": changes}, form)
-    return _partition.DIFFERENT if changes else 0
+    if old == new == "-":
+        raise planner.UsageError("only one of both plans can come from standard input", hint="name the other one")
+    watched = [planner.plans.gate(text) for text in gates]
+    texts = read_file(old), read_file(new)
+    if any(planner.is_partition_plan(text) for text in texts):
+        stray = [("--fail-on", gates), ("--rules", rules), ("--model", models), ("--hardware", hardware)]
+        return _partition.diff(
+            (old, new), texts, form, tolerance, [flag for flag, said in (*stray, ("--ignore", ignore)) if said]
+        )
+    before, after = (
+        planner.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
+    )
+    found = planner.compare_answers(
+        before,
+        after,
+        tolerance=tolerance,
+        ignore=tuple(planner.Area(area) for area in ignore),
+        rules=planner.plans.read_rules(read_file(rules).decode(errors="replace"), name=rules) if rules else None,
+    )
+    causes = _attributed(before, after, models, hardware, dims)
+    struck = {gate.text: gate.struck(found.costs, found.remarks) for gate in watched}
+    if watched and not isinstance(after, planner.Plan):
+        struck["a plan that fits"] = found.decisions[0]
+    if form == "markdown":
+        click.echo(planner.diff_markdown(found, causes, struck), nl=False)
+    elif form == "github":
+        click.echo(planner.diff_annotations(found, struck, file="" if new == "-" else new), nl=False)
+    elif form == "json":
+        document = {"old": old, "new": new, "verdict": planner.diff_verdict(found, struck)}
+        further = {"attribution": causes, "gates": struck}
+        click.echo(written(None, {**document, **_fields(found), **further}, "json"), nl=False)
+    else:
+        show(planner.diff_report(found, causes, struck, every_value=every_value))
+    if watched:
+        return _partition.DIFFERENT if any(struck.values()) else 0
+    return _partition.DIFFERENT if found.changes or found.decisions or found.causes else 0
+
+
+def _fields(found: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {name: getattr(found, name) for name in found.__dataclass_fields__}
+
+
+def _attributed(old: Any, new: Any, models: Sequence[str], hardware: Sequence[str], dims: Sequence[str]) -> Any:  # noqa: ANN401
+    """Which cause makes which part of the difference; None where a side has no plan."""
+    import planner
+
+    plans = [plan for plan in (old, new) if isinstance(plan, planner.Plan)]
+    if dims and not models:
+        raise planner.UsageError("--dim needs --model", hint="name the model that has the dimension")
+    graphs = []
+    for model in models:
+        with file_at(model) as path:
+            graphs.append(planner.load_graph(path, dims=parse_dims(dims)))
+    clusters = []
+    for name in hardware:
+        with file_at(name) as path:
+            clusters.append(_cluster(path, plans))
+    return planner.attribute(old, new, graphs, clusters) if len(plans) == 2 else None
+
+
+def _cluster(name: str, plans: Sequence[Any]) -> Any:  # noqa: ANN401
+    """The hardware with the nodes and the stack of the plan that it belongs to, where it belongs to one."""
+    import planner
+
+    cluster = planner.load_cluster(name)
+    for plan in plans:
+        for nodes in (None, plan.hardware.nodes):
+            try:
+                sized = planner.load_cluster(name, nodes=nodes, stack=plan.hardware.stack)
+            except planner.ShardplanError:  # this many nodes are not those of this profile: it is the other plan's
+                continue
+            if sized.fingerprint == plan.hardware.fingerprint:
+                return sized
+    return cluster

@@ -30,6 +30,7 @@ COMMANDS = {
     "hardware": "List, show, lint and write hardware profiles.",
     "models": "List and build bundled models.",
     "schema": "Print the JSON Schema of a file format.",
+    "completion": "Print what makes a shell complete commands, options and names.",
 }
 
 GARBAGE_THRESHOLDS = (100_000, 50, 100)
@@ -92,8 +93,10 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
     except click.ClickException as error:
         sys.exit(_report_usage(error))
-    except (BrokenPipeError, SystemExit):  # click ends with a SystemExit where nobody reads the output any more
-        _discard(sys.stdout)
+    except (BrokenPipeError, SystemExit) as ended:
+        if isinstance(ended, SystemExit) and not ended.code:  # a shell has been told its completions
+            raise
+        _discard(sys.stdout)  # nobody reads the output any more
         sys.exit(141)
     except Exception as error:
         if len(arguments) < len(given):

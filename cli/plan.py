@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import click
@@ -16,7 +15,12 @@ from ._report import say_where, show
 
 @click.command("plan")
 @_options.model_argument
-@click.option("--hardware", "-H", help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.")
+@click.option(
+    "--hardware",
+    "-H",
+    shell_complete=_options.complete("hardware"),
+    help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
+)
 @_options.nodes_option
 @_options.stack_option
 @_options.set_option
@@ -39,7 +43,11 @@ from ._report import say_where, show
 @click.option(
     "--schedule-file", type=click.Path(exists=True, dir_okay=False), help="The best stages for these orders of work."
 )
-@click.option("--system", help="What this system's own planner would choose: gpipe, pipedream, chimera, ..")
+@click.option(
+    "--system",
+    shell_complete=_options.complete("systems"),
+    help="What this system's own planner would choose: gpipe, pipedream, chimera, ..",
+)
 @_options.for_option(
     "Plan for this training framework: megatron, torchtitan, deepspeed, .. (docs/backends.md), or any; repeatable: one "
     "of them is to take the plan as it is. [default: megatron, torchtitan and deepspeed]"
@@ -130,7 +138,7 @@ from ._report import say_where, show
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="What to print: a summary, or the plan itself.",
+    help="What to print: a summary, or the plan itself; where none fits, as JSON, the answer that there is none.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress, no summary.")
 @partition_options
@@ -173,16 +181,22 @@ def command(
     options = {name: value for name, value in options.items() if name not in OWN}
     where = {name: options.pop(name) for name in ("nodes", "stack", "changes")}
     hardware, target = options.pop("hardware"), options.pop("target")
-    provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+    provenance = planner.default_provenance(model, hardware)
     with progress_line(quiet or form == "json", counted=True, doing="reading the model") as draw:
         graph = _options.load_graph(model, options.pop("dims"), options.pop("costs"))
         cluster = planner.load_cluster(hardware, **where)
         answer = None
-        if target:
-            answer = _for_target(graph, hardware, where, provenance, options, target, draw)
-            plan = answer.plan
-        else:
-            plan = _planned(graph, cluster, _job(cluster.device_count, options), provenance, options, draw)
+        try:
+            if target:
+                answer = _for_target(graph, hardware, where, provenance, options, target, draw)
+                plan = answer.plan
+            else:
+                plan = _planned(graph, cluster, _job(cluster.device_count, options), provenance, options, draw)
+        except planner.InfeasibleError as error:
+            if form == "json":
+                refusal = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, provenance)
+                click.echo(planner.plans.dump_answer(refusal), nl=False)
+            raise
     if options["price"]:
         plan = planner.with_price(plan, options["price"])
     if output:

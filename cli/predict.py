@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import click
@@ -32,6 +31,11 @@ _BESIDE = frozenset(
     help="Samples per optimizer step. [required unless --config says the number of micro-batches]",
 )  # fmt: skip
 @click.option("--config", metavar="FILE", help="A configuration or plan file instead of degrees; - is standard input.")
+@click.option(
+    "--from", "framework", nargs=2, metavar="FRAMEWORK FILE",
+    help="Take degrees, batch sizes, number formats and optimizer from a framework's own configuration: megatron (a "
+    "file of arguments or launch script), torchtitan (config.toml), deepspeed (ds_config.json). Options beside it win.",
+)  # fmt: skip
 @click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
 @click.option(
     "--cp", "context", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks sharing a sequence."
@@ -93,6 +97,7 @@ def command(
     costs: str | None,
     price: float | None,
     config: str | None,
+    framework: tuple[str, str] | None,
     best: bool,
     output: str | None,
     form: str,
@@ -111,6 +116,7 @@ def command(
       shardplan predict llama3.1-405b -H dgx-h100 --nodes 64 -b 512 --tp 8 --pp 8 --pipeline-layout "Et|(tt|)*62tL"
       shardplan predict gpt2 -H dgx-a100 -b 64 --pp 4 --schedule zb-h1 --recompute always --format json
       shardplan predict gpt2 -H dgx-h100 --config gpt2.plan.json --best
+      shardplan predict llama3-8b -H dgx-h100 --from megatron arguments.txt
     """
     import planner
 
@@ -121,9 +127,10 @@ def command(
             _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
             asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
         else:
-            asked = _degrees(options)
+            taken = _taken(framework, options) if framework else {}
+            asked = dataclasses.replace(_degrees(options), **taken)
         job = _job(options, asked)
-        provenance = planner.default_provenance(model, hardware, sys.argv[1:])
+        provenance = planner.default_provenance(model, hardware)
         found = planner.predict(graph, cluster, job, asked, provenance=provenance)
         if price:
             found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))
@@ -186,6 +193,25 @@ def _lack_words(lack: dict[str, Any]) -> str:
     more, ratio = lack["lacks_s"], lack["ratio"]
     differs = f"{format_seconds(abs(more))} {'more' if more > 0 else 'less'}" if more else "as long"
     return f"best plan: {format_seconds(lack['best_s'])} an iteration; this takes {differs} ({ratio:.3f} times)"
+
+
+def _taken(framework: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
+    """Degrees of a framework's configuration that no option names; what else it says of the job goes into `options`."""
+    import planner
+
+    name, path = framework
+    text = _options.read_file(path).decode(errors="replace")
+    read = planner.export.read_job(text, name, _options.shown_name(path))
+    for key in ("global_batch", "precision", "optimizer", "overlap"):
+        if options[key] is None and getattr(read, key) != "":
+            options[key] = getattr(read, key)
+    for words in read.ignored:
+        click.echo(f"note: not taken over from {_options.shown_name(path)}: {words}", err=True)
+    given = set(_options.given(click.get_current_context()))
+    named = {"recompute": {"recompute", "repeats"}}
+    beside = {field for option in given for field in named.get(option, {option})}
+    degrees = {field.name: getattr(read.degrees, field.name) for field in dataclasses.fields(read.degrees)}
+    return {key: value for key, value in degrees.items() if key not in beside}
 
 
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401

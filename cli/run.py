@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._options import format_option
+from ._options import beside, format_option
 from ._report import show
 
 if TYPE_CHECKING:
@@ -42,6 +42,16 @@ DIFFERENT = 10
     "--check", is_flag=True, help="First compare the gradients of an iteration with the whole model's, in float64."
 )
 @click.option(
+    "--measure", is_flag=True,
+    help="Also show what an iteration would take with the times measured here, and the memory of ranks, beside what "
+    "the plan predicts. Takes at least 3 steps.",
+)  # fmt: skip
+@click.option("--rank", help="With --alone: the rank to run, by number, or `fullest`.")
+@click.option(
+    "--alone", is_flag=True,
+    help="Run --rank only, on stand-ins for what others would send: does it fit, and how long does it take?",
+)  # fmt: skip
+@click.option(
     "--dtype",
     type=click.Choice(["float32", "float64"]),
     default="float32",
@@ -69,6 +79,9 @@ def command(
     loss: str,
     learning_rate: float,
     check: bool,
+    measure: bool,
+    rank: str | None,
+    alone: bool,
     dtype: str,
     seed: int,
     timeout_s: float,
@@ -84,14 +97,18 @@ def command(
     Examples:
       shardplan run model.plan.json --model model.onnx --check
       shardplan run model.plan.json --model model.onnx --steps 20 --data samples.npz
+      shardplan run model.plan.json --model model.onnx --measure
+      shardplan run model.plan.json --model model.onnx --rank fullest --alone
     """
     import planner
 
     plan = planner.read_plan(plan_file)
+    model = model or beside(plan_file, plan.provenance.model)
+    shown = form == "text" and not alone
     found = planner.runtime.run(
         plan,
         _model(plan, model),
-        steps=steps,
+        steps=max(steps, 3) if measure else steps,
         data=data,
         loss=loss,
         learning_rate=learning_rate,
@@ -99,13 +116,31 @@ def command(
         dtype=dtype,
         seed=seed,
         timeout_s=timeout_s,
-        progress=(lambda step, value: click.echo(f"step {step + 1}: loss {value:.6g}")) if form == "text" else _silent,
+        alone=_alone(plan, rank, alone=alone),
+        progress=(lambda step, value: click.echo(f"step {step + 1}: loss {value:.6g}")) if shown else _silent,
     )
     if form == "json":
         click.echo(json.dumps(planner.run_document(found), indent=2))
     else:
-        show(planner.run_report(plan, found))
+        show(planner.run_report(plan, found, measured=measure or alone))
     return DIFFERENT if found.check is not None and found.check.wrong else 0
+
+
+def _alone(plan: planner.Plan, rank: str | None, *, alone: bool) -> int | None:
+    """The rank that runs alone; None for all.
+
+    Raises:
+        click.UsageError: one of both options stands alone, or the rank is no number.
+    """
+    import planner
+
+    if alone != (rank is not None):
+        raise click.UsageError("--rank and --alone belong together, as --rank fullest --alone")
+    if rank is None or rank == "fullest":
+        return None if rank is None else int(planner.runtime.fullest_rank(plan))
+    if not rank.isdecimal():
+        raise click.BadParameter(f"{rank!r} is no rank: give its number, or fullest", param_hint="--rank")
+    return int(rank)
 
 
 def _silent(step: int, loss: float) -> None:

@@ -97,13 +97,18 @@ if TYPE_CHECKING:
     # plan files: read, write, check, explain, compare
     from planner import plans as plans
     from planner.check import CheckReport as CheckReport
+    from planner.check import attribute as attribute
     from planner.check import check_plan as check_plan
+    from planner.check import replan as replan
     from planner.plans import Area as Area
     from planner.plans import Plan as Plan
+    from planner.plans import compare_answers as compare_answers
+    from planner.plans import compare_plans as compare_plans
     from planner.plans import diff_plans as diff_plans
     from planner.plans import dump_plan as dump_plan
     from planner.plans import explain_plan as explain_plan
     from planner.plans import has_closed_form as has_closed_form
+    from planner.plans import load_answer as load_answer
     from planner.plans import load_plan as load_plan
     from planner.plans import plan_schema as plan_schema
     from planner.plans import read_plan as read_plan
@@ -166,7 +171,11 @@ if TYPE_CHECKING:
     from planner.report.choices import worth_report as worth_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
+    from planner.report.difference import annotation as annotation
+    from planner.report.difference import diff_annotations as diff_annotations
+    from planner.report.difference import diff_markdown as diff_markdown
     from planner.report.difference import diff_report as diff_report
+    from planner.report.difference import diff_verdict as diff_verdict
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.gantt import draw_gantt as draw_gantt
     from planner.report.hardware import cluster_report as cluster_report
@@ -207,7 +216,7 @@ if TYPE_CHECKING:
 
 _RENAMED = {
     "Evaluations": "space.evaluate_many.Evaluations",
-    "PartitionChange": "partitions.check.PartitionChange",
+    "PartitionChange": "plans.Change",
     "PartitionFinding": "partitions.check.PartitionFinding",
     "PartitionPlan": "partitions.types.PartitionPlan",
     "Prediction": "prediction.Prediction",

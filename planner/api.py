@@ -471,6 +471,9 @@ def _certificate(answer: Answer, simulated_s: float) -> Certificate:
     return dataclasses.replace(answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
 
 
-def default_provenance(model: str = "", hardware: str = "", command: Sequence[str] = ()) -> Provenance:
-    """Who made a plan: this program and version, the command line and what the user called model and hardware."""
-    return Provenance("shardplan", version("shardplan"), tuple(command), model, hardware)
+def default_provenance(model: str = "", hardware: str = "") -> Provenance:
+    """Who made a plan: this program and version, and what the user called model and hardware, without folders.
+
+    Nothing of it depends on where files lie or how the command line was written: the same question has the same bytes.
+    """
+    return Provenance("shardplan", version("shardplan"), (), Path(model).name, Path(hardware).name)

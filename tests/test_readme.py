@@ -1,4 +1,4 @@
-"""Every command that the README shows runs, in its order, and prints lines of the kind it shows."""
+"""Every command that the README and the tour show runs, in its order, and prints lines of the kind it shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.cli.plan_files import run
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-SHOWN = re.findall(r"^\$ shardplan (.+)$", README, re.M)
+TOUR = (ROOT / "docs" / "tour.md").read_text()
+SHOWN = re.findall(r"^\$ shardplan (.+)$", README + TOUR, re.M)
 MAY_DIFFER = {"diff": 1}
 
 
@@ -34,14 +35,19 @@ def test_every_option_named_in_the_readme_exists() -> None:
     helps = "".join(CliRunner().invoke(app, [name, "--help"]).output for name in COMMANDS)
     helps += CliRunner().invoke(app, ["--help"]).output
     helps += "".join(
-        CliRunner().invoke(app, ["hardware", sub, "--help"]).output for sub in ("init", "list", "show", "lint")
+        CliRunner().invoke(app, ["hardware", sub, "--help"]).output
+        for sub in ("init", "list", "show", "lint", "import")
     )
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--nodes"}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README + TOUR)) - {"--nodes"}
     assert {option for option in named if option not in helps} == set()
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
+
+
 def test_every_place_of_the_code_map_exists() -> None:
-    table = README.partition("## Code map")[2].partition("## Dependencies")[0]
+    table = README.partition("## Code map")[2].partition("## Working on it")[0]
     places = [place for row in re.findall(r"^\| (`.+?) \|", table, re.M) for place in re.findall(r"`([^`]+)`", row)]
     assert len(places) > 12
     folder = ""
@@ -51,7 +57,10 @@ def test_every_place_of_the_code_map_exists() -> None:
         assert path.exists(), place
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/*.md"))])
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_link_to_a_file_leads_somewhere(page: str) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text())
     assert {link for link in links if not (ROOT / page).parent.joinpath(link).exists()} == set()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from importlib.metadata import version
 
 from planner import api
 from planner.api import allowed_sizes
@@ -14,13 +15,14 @@ from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
-from planner.plans import Plan, assemble, with_simulation
+from planner.plans import Plan, assemble, with_price, with_simulation
 from planner.plans.figures import gap_to
 from planner.plans.files import ROUNDED, Difference, differences, seal
 from planner.plans.rank_schedule import lay_out
 from planner.plans.readings import schedule_of
 from planner.plans.rebuild import priced_configuration
 from planner.plans.words import significant
+from planner.prediction import predict
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer
 from planner.space.timing import certificate_alone
@@ -137,6 +139,42 @@ class Claims:
     otherwise: str = ""
 
 
+def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
+    """Plan anew what a plan is for, by what chose it: the own search, a system's rules, or the user's configuration.
+
+    The same version of this program on the same inputs gives the same plan, so that a plan file can be held fixed as a
+    lock file is.
+
+    Args:
+        plan: the plan; its options, and its orders or configuration where the user gave them, are taken.
+        graph: the model as it is now.
+        cluster: the hardware as it is now.
+
+    Raises:
+        InfeasibleError: nothing fits any more.
+        ShardplanError: the options make no sense for the model and the hardware.
+    """
+    now = dataclasses.replace(plan.provenance, version=version("shardplan"))
+    if plan.system is not None:
+        anew = decide_again(plan, graph, cluster)
+    elif plan.schedule.given in ("name", "configuration"):
+        anew = predict(graph, cluster, plan.options, plan).plan
+    else:
+        anew = _searched_again(plan, graph, cluster)
+        if anew.free_choice is None:
+            anew = dataclasses.replace(anew, free_choice=plan.free_choice)
+    if plan.headline and anew.headline and plan.headline.dollars_per_hour != anew.headline.dollars_per_hour:
+        anew = with_price(anew, plan.headline.dollars_per_hour / anew.headline.device_count)
+    return seal(dataclasses.replace(anew, provenance=now))
+
+
+def _searched_again(plan: Plan, graph: Graph, cluster: Cluster, progress: api.Progress | None = None) -> Plan:
+    """The answer of a search for what a plan was asked for."""
+    own = schedule_of(plan) if plan.schedule.given == "orders" else None
+    options = dataclasses.replace(plan.options, backends=plan.options.backends or (ANY,))
+    return api.plan(graph, cluster, options, orders=own, progress=progress, provenance=plan.provenance)
+
+
 _BOUND = ("bound_s", "gap", "proven_optimal", "space", "tried_bound_s", "line_bound_s")
 
 
@@ -161,9 +199,7 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
             raise _TooLongError
 
     try:
-        own = schedule_of(plan) if plan.schedule.given == "orders" else None
-        options = dataclasses.replace(plan.options, backends=plan.options.backends or (ANY,))
-        again = api.plan(graph, cluster, options, orders=own, progress=stop, provenance=plan.provenance)
+        again = _searched_again(plan, graph, cluster, stop)
     except _TooLongError:
         return Claims(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
     found = differences(plan, again)

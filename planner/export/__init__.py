@@ -1,4 +1,4 @@
-"""Plans written out as the configuration of a training framework, one module a framework.
+"""Plans written out as the configuration of a training framework, and such configurations read; one module each.
 
 >>> from planner import export
 >>> export.names()
@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.errors import PlanError, Problem
+from planner.errors import PlanError, Problem, UsageError
 from planner.graph import Graph
 from planner.plans import Plan
 from planner.registry import Registry
+from planner.space.named import Degrees
 from planner.systems.backends import Backend
 from planner.systems.needs import lacks
 from planner.units import plural
 
-__all__ = ["EXPORTERS", "PAGE", "Export", "Exporter", "Lack", "Mapped", "export", "lacking", "names", "register"]
+__all__ = [
+    "EXPORTERS", "PAGE", "Export", "Exporter", "FrameworkJob", "Lack", "Mapped", "export", "lacking", "names",
+    "read_job", "readable", "register",
+]  # fmt: skip
 
 PAGE = "EXPORT.md"
 """Name of the page that says what was mapped how."""
@@ -59,6 +63,27 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameworkJob:
+    """What a framework's own configuration says of a job.
+
+    Attributes:
+        degrees: how the job is divided.
+        global_batch: samples of an update; None where the file leaves it to the number of ranks.
+        precision: number formats, by our name; "" where the file does not say.
+        optimizer: by our name; "" where the file does not say.
+        overlap: 0 where the file turns off that exchanges hide behind work; None where it does not.
+        ignored: settings that would change a prediction and are not taken over, each with the reason.
+    """
+
+    degrees: Degrees
+    global_batch: int | None = None
+    precision: str = ""
+    optimizer: str = ""
+    overlap: float | None = None
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Exporter:
     """A framework that plans can be written for.
 
@@ -69,6 +94,7 @@ class Exporter:
         lacks: what of a plan the files cannot say, beyond what the limits tell.
         write: the files of a plan that lacks nothing.
         start: how the files are used, in one or two sentences.
+        read: what the text of the framework's configuration says of a job; None where it cannot be read.
     """
 
     key: str
@@ -77,6 +103,7 @@ class Exporter:
     lacks: Callable[[Plan], Sequence[Lack]]
     write: Callable[[Plan], Export]
     start: str
+    read: Callable[[str], FrameworkJob] | None = None
 
 
 EXPORTERS: Registry[Exporter] = Registry(__name__, "export format")
@@ -91,6 +118,31 @@ def register(exporter: Exporter) -> None:
 def names() -> tuple[str, ...]:
     """Names of all exporters, sorted."""
     return EXPORTERS.names()
+
+
+def readable() -> tuple[str, ...]:
+    """Names of the frameworks whose configuration can be read, sorted."""
+    return tuple(name for name, exporter in EXPORTERS.items() if exporter.read)
+
+
+def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
+    """What a framework's configuration says of a job: the way back from `export`.
+
+    Args:
+        text: Megatron's arguments, torchtitan's TOML or DeepSpeed's JSON.
+        name: of the framework.
+        where: what errors call the text (a file name).
+
+    Raises:
+        UsageError: no framework of that name can be read, or a setting that decides the division cannot be taken over.
+    """
+    reader = EXPORTERS.get(name).read
+    if reader is None:
+        raise UsageError(f"configurations of {name} cannot be read", hint=f"use {' or '.join(readable())}")
+    try:
+        return reader(text)
+    except UsageError as error:
+        raise UsageError(error.problem.message, where=where, hint=error.problem.hint) from error
 
 
 def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Lack, ...]:

@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.errors import UsageError
+from planner.export import Export, Exporter, FrameworkJob, Lack, Mapped, readings, register
 from planner.plans import Plan
 from planner.plans.documents import pretty
+from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -138,6 +140,37 @@ def _write(plan: Plan) -> Export:
     )
 
 
+def read_json(text: str) -> FrameworkJob:
+    """What DeepSpeed's JSON says of a job; stages of a pipeline and experts are in the program, not there.
+
+    Raises:
+        UsageError: it is no JSON object, or leaves the micro-batch open ("auto").
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"cannot be read as JSON: {error}", hint="give DeepSpeed's ds_config.json") from error
+    if not isinstance(document, dict):
+        raise UsageError("is no JSON object", hint="give DeepSpeed's ds_config.json")
+    number = readings.number
+    zero, tensor = (readings.table(document, key) for key in ("zero_optimization", "tensor_parallel"))
+    micro_batch = number(document, "train_micro_batch_size_per_gpu", 1)
+    degrees = Degrees(tensor=number(tensor, "autotp_size", 1), micro_batch=micro_batch, zero=number(zero, "stage", 0))
+    types = readings.table(document, "data_types").get("grad_accum_dtype")
+    kind = next((name for name in ("bf16", "fp16") if readings.table(document, name).get("enabled")), "fp32")
+    if kind == "bf16":
+        kind = {"bf16": "bf16", "fp32": "bf16-fp32grad"}.get(str(types), "bf16-deepspeed")
+    said = str(readings.table(document, "optimizer").get("type", "")).lower()
+    devices = {key: readings.table(zero, key).get("device", "none") for key in ("offload_optimizer", "offload_param")}
+    ignored = [f"zero_optimization.{key}: state stays on the device" for key, to in devices.items() if to != "none"]
+    names = {title.lower(): name for name, title in OPTIMIZERS.items()}
+    if said and said not in names:
+        ignored.append(f"optimizer.type {said}: no optimizer of that name")
+    overlap = 0.0 if zero.get("overlap_comm") is False else None
+    batch = number(document, "train_batch_size", 0)
+    return FrameworkJob(degrees, batch or None, kind, names.get(said, ""), overlap, tuple(ignored))
+
+
 register(
     Exporter(
         key="deepspeed",
@@ -147,5 +180,6 @@ register(
         write=_write,
         start="Give `ds_config.json` to `deepspeed.initialize`, and the model as `PlannedPipeline` where there is a "
         "`pipeline.py`; `launch.sh` starts the program in `TRAIN`.",
+        read=read_json,
     )
 )

@@ -7,10 +7,14 @@ chunk i // p of pipeline rank i % p (`core/transformer/pipeline_parallel_layer_l
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Iterator, Mapping
 
-from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.errors import UsageError
+from planner.export import Export, Exporter, FrameworkJob, Lack, Mapped, readings, register
 from planner.plans import Plan
+from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 from planner.units import plural
 
@@ -209,6 +213,113 @@ def _write(plan: Plan) -> Export:
     )
 
 
+FLAGS = re.compile(r"--(bf16|fp16|fp8|fp4|grad-reduce-in-bf16|first-last-layers-bf16|reuse-grad-buf|num-layers-at-)")
+"""Arguments about number formats."""
+
+_IGNORED = {
+    "--recompute-method block": "some layers of each stage recomputed: none are here",
+    "--optimizer-cpu-offload": "optimizer state in host memory",
+    "--cpu-offloading-num-layers": "activations in host memory",
+    "--use-megatron-fsdp": "FSDP",
+    "--use-torch-fsdp2": "FSDP",
+    "--moe-token-dispatcher-type flex": "the way of tokens to experts",
+}
+"""Arguments that would change a prediction and that it cannot take over."""
+
+
+def _words(text: str) -> dict[str, str]:
+    """Arguments and their values, joined by spaces, in a file of arguments or a launch script."""
+    try:
+        tokens = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
+    found: dict[str, list[str]] = {}
+    name = ""
+    for token in tokens:
+        if token.startswith("--"):
+            name, _, value = token.partition("=")
+            found[name] = [value] if value else []
+        elif name:
+            found[name].append(token)
+    return {name: " ".join(values) for name, values in found.items()}
+
+
+def _number(words: Mapping[str, str], name: str, usual: int) -> int:
+    """The whole number behind an argument.
+
+    Raises:
+        UsageError: something else stands there.
+    """
+    value = words.get(name, str(usual))
+    if not value.isdecimal():
+        raise UsageError(f"{name} is {value or 'without a value'!r}", hint="write the number itself, no variable")
+    return int(value)
+
+
+def read_arguments(text: str) -> FrameworkJob:
+    """What Megatron's arguments say of a job; widths and heads are those of the model, and not looked at.
+
+    Raises:
+        UsageError: an argument of the division has no whole number.
+    """
+    words = _words(text)
+    tensor, pipeline = (_number(words, f"--{kind}-model-parallel-size", 1) for kind in ("tensor", "pipeline"))
+    expert_tensor = _number(words, "--expert-tensor-parallel-size", tensor)
+    dealt = _number(words, "--expert-model-parallel-size", 1) * expert_tensor
+    chunks = _number(words, "--num-virtual-stages-per-pipeline-rank", 1)
+    if "--num-layers-per-virtual-pipeline-stage" in words:
+        own = _number(words, "--num-layers-per-virtual-pipeline-stage", 1)
+        chunks = _number(words, "--num-layers", 0) // (pipeline * own)
+    group = _number(words, "--microbatch-group-size-per-virtual-pipeline-stage", 0)
+    modules = words.get("--recompute-modules", "core_attn").split()
+    selective = words.get("--recompute-granularity") == "selective" or "--recompute-activations" in words
+    precision, left = _format_of(words)
+    degrees = Degrees(
+        tensor=tensor,
+        pipeline=pipeline,
+        chunks=max(1, chunks),
+        context=_number(words, "--context-parallel-size", 1),
+        expert=max(1, dealt // tensor),
+        micro_batch=_number(words, "--micro-batch-size", 1),
+        schedule=f"interleaved:group={group}" if group else "",
+        zero=int("--use-distributed-optimizer" in words),
+        recompute=words.get("--recompute-granularity") == "full",
+        repeats=tuple(modules) if selective else (),
+        layout=words.get("--pipeline-model-parallel-layout", ""),
+        first_layers=_number(words, "--decoder-first-pipeline-num-layers", 0),
+        last_layers=_number(words, "--decoder-last-pipeline-num-layers", 0),
+        adjacent="--use-tp-pp-dp-mapping" not in words,
+    )
+    said = {f"{name} {value}".strip() for name, value in words.items()} | set(words)
+    return FrameworkJob(
+        degrees,
+        _number(words, "--global-batch-size", 0) or None,
+        precision,
+        _optimizer_of(words),
+        None if "--overlap-grad-reduce" in words else 0.0,
+        (*left, *(f"{argument}: {why}" for argument, why in _IGNORED.items() if argument in said)),
+    )
+
+
+def _format_of(words: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The precision with most of the arguments that are given, and those that it does not mean."""
+    given = {f"{name} {value}".strip() for name, value in words.items() if FLAGS.match(name)}
+    ends = [_number(words, f"--num-layers-at-{end}-in-bf16", 1) for end in ("start", "end")]
+    ends = ends if "--first-last-layers-bf16" in words else [0, 0]
+    given = {argument for argument in given if not argument.startswith(("--num-layers-at-", "--first-last-layers"))}
+    known = {name: arguments for name, arguments in FORMATS.items() if given.issuperset(arguments)}
+    name = max(known, key=lambda name: len(known[name]))
+    options = [f"{end}={count}" for end, count in zip(("first", "last"), ends, strict=True) if count]
+    left = tuple(f"{argument}: no precision has it beside {name}" for argument in sorted(given - set(known[name])))
+    return f"{name}:{','.join(options)}" if options else name, left
+
+
+def _optimizer_of(words: Mapping[str, str]) -> str:
+    """The optimizer, with the type of its moments."""
+    name, moments = words.get("--optimizer", "adam"), words.get("--exp-avg-dtype", "")
+    return f"{name}:moments={moments}" if moments and "--use-precision-aware-optimizer" in words else name
+
+
 register(
     Exporter(
         key="megatron",
@@ -218,5 +329,6 @@ register(
         write=_write,
         start="Run `launch.sh` in Megatron-LM's folder on every machine, with `MODEL_ARGS` and `DATA_ARGS` set "
         "(`arguments.txt` has the arguments alone).",
+        read=read_arguments,
     )
 )

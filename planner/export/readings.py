@@ -6,7 +6,9 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from planner.errors import UsageError
 from planner.graph.blocks import layer_of
 from planner.plans import Plan, Sharding
 from planner.plans.blocks import Block
@@ -236,6 +238,30 @@ def ranks_file(plan: Plan, grid: Sequence[str] = GRID) -> Mapping[str, str]:
     the same."""
     order = rank_order(plan, grid)
     return {} if order == tuple(range(len(order))) else {"ranks.json": pretty({"device_of_rank": list(order)}) + "\n"}
+
+
+def table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table of a framework's configuration; empty where it has none.
+
+    Raises:
+        UsageError: something else stands there.
+    """
+    found = document.get(key, {})
+    if not isinstance(found, dict):
+        raise UsageError(f"{key} is {found!r}, not a table", hint="see the framework's documentation")
+    return found
+
+
+def number(document: Mapping[str, Any], key: str, usual: int) -> int:
+    """A whole number of a framework's configuration, or what it is where none is said.
+
+    Raises:
+        UsageError: something else stands there.
+    """
+    found = document.get(key, usual)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise UsageError(f"{key} is {found!r}, no whole number", hint="write the number itself")
+    return found
 
 
 def launch(plan: Plan, program: str, arguments: Sequence[str] = (), before: Sequence[str] = ()) -> str:

@@ -7,10 +7,14 @@ Keys are those of `torchtitan/config/job_config.py`; releases whose configuratio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.errors import UsageError
+from planner.export import Export, Exporter, FrameworkJob, Lack, Mapped, readings, register
 from planner.plans import Plan
+from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 
 SCHEDULES = {
@@ -151,6 +155,69 @@ def _write(plan: Plan) -> Export:
     return Export(files, tuple(mapped), tuple(left_out))
 
 
+def read_toml(text: str) -> FrameworkJob:
+    """What torchtitan's TOML file says of a job.
+
+    Raises:
+        UsageError: it is no TOML, or divides the job as no configuration can.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"cannot be read as TOML: {error}", hint="give torchtitan's config.toml") from error
+    number = readings.number
+    own, training = readings.table(tables, "parallelism"), readings.table(tables, "training")
+    pipeline, tensor, context, expert = (
+        number(own, f"{kind}_parallel_degree", 1) for kind in ("pipeline", "tensor", "context", "expert")
+    )
+    sharded = number(own, "data_parallel_shard_degree", -1) != 1
+    if sharded and number(own, "data_parallel_replicate_degree", 1) != 1:
+        raise UsageError("replicas of sharded groups (HSDP) are no ZeRO stage", hint="set one of both degrees to 1")
+    schedule = _schedule_of(own) if pipeline > 1 else ""
+    reshard = own.get("fsdp_reshard_after_forward", "default")
+    whole = reshard == "always" or (reshard == "default" and pipeline == 1)
+    local = number(training, "local_batch_size", 1)
+    mode = readings.table(tables, "activation_checkpoint").get("mode", "selective")
+    parts = own.get("module_fqns_per_model_part") or []
+    degrees = Degrees(
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=max(1, expert * number(own, "expert_tensor_parallel_degree", 1) // tensor),
+        micro_batch=number(own, "pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local,
+        schedule=schedule,
+        zero=(3 if whole else 2) if sharded else 0,
+        recompute=mode == "full",
+        layout="|".join(map(_items, parts)) if pipeline > 1 else "",
+    )
+    types = training.get("mixed_precision_param", "bfloat16"), training.get("mixed_precision_reduce", "float32")
+    precision = next((name for name, known in TYPES.items() if known == types), "")
+    ignored = [] if precision else [f"mixed_precision of {' and '.join(map(str, types))}: no precision has them"]
+    if mode == "selective":
+        ignored.append("activation_checkpoint.mode selective: nothing is computed again here")
+    batch = number(training, "global_batch_size", -1)
+    return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored))
+
+
+def _schedule_of(own: Mapping[str, Any]) -> str:
+    """Our name of a pipeline's schedule.
+
+    Raises:
+        UsageError: it has none.
+    """
+    said = own.get("pipeline_parallel_schedule", "1F1B")
+    names = {title: name for name, title in SCHEDULES.items()}
+    if said not in names:
+        raise UsageError(f"the schedule {said} has no name here", hint=f"one of {', '.join(names)}")
+    return names[said]
+
+
+def _items(modules: Sequence[str]) -> str:
+    """The modules of a stage as items of a layout: E the embedding, t a layer, L the output; norms go with the next."""
+    letters = {"tok_embeddings": "E", "output": "L"}
+    return "".join("t" if name.startswith("layers.") else letters.get(name, "") for name in modules)
+
+
 register(
     Exporter(
         key="torchtitan",
@@ -159,5 +226,6 @@ register(
         lacks=lambda plan: tuple(_lacks(plan)),
         write=_write,
         start="Run `launch.sh` on every machine, with `MODEL_ARGS` set; `config.toml` is torchtitan's configuration.",
+        read=read_toml,
     )
 )

@@ -28,6 +28,7 @@ from planner.graph.types import (
     TensorKind,
     hand_on,
     per_graph,
+    per_model,
     remember,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "hand_on",
     "layer_of",
     "per_graph",
+    "per_model",
     "prefix_ideals",
     "remember",
     "side_nodes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -325,24 +325,27 @@ def per_graph(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
     return remembered
 
 
+_PER_MODEL = {"producer", "parameter_index", "node_parameters"}
+"""What graphs of a model at several batch sizes have in common: keys of results and of cached properties."""
+
+
+def per_model(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
+    """Like `per_graph`, for a result that is the same at every batch size of a model (`hand_on`)."""
+    _PER_MODEL.add(_key(function))
+    return per_graph(function)
+
+
 def remember(graph: Graph, function: Callable[[Graph], T], result: T) -> None:
     """Give a graph the result of a function that is remembered, which then is not called."""
     vars(graph)[_key(function)] = result
 
 
-def hand_on(source: Graph, target: Graph, functions: Iterable[Callable[[Graph], object]], *properties: str) -> None:
-    """Give a graph those results of another that are known: for graphs that differ in nothing these depend on.
-
-    Args:
-        source: the graph that has them.
-        target: the graph that gets them.
-        functions: functions that are remembered.
-        properties: names of cached properties of graphs.
-    """
+def hand_on(source: Graph, target: Graph) -> None:
+    """Give a graph what is known of the same model at another batch size and depends on no sizes."""
     known = vars(source)
-    for key in (*map(_key, functions), *properties):
-        if key in known:
-            vars(target)[key] = known[key]
+    vars(target).update((key, known[key]) for key in _PER_MODEL & known.keys())
+    if target.nodes is source.nodes and "consumers" in known:
+        vars(target)["consumers"] = known["consumers"]
 
 
 def _key(function: Callable[[Graph], object]) -> str:

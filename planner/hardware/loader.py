@@ -168,20 +168,50 @@ def lint(path: str | Path) -> list[Problem]:
     return _check(Path(path))[1]
 
 
+def warnings(path: str | Path) -> list[Problem]:
+    """Figures of a sound profile file that are not plausible, in the order of the file; none of a file with findings.
+
+    Raises:
+        HardwareError: the file cannot be read.
+    """
+    from planner.hardware.document import read_document
+    from planner.hardware.plausibility import doubts
+    from planner.hardware.validate import validate
+
+    document = read_document(Path(path))
+    spec, _ = validate(document)
+    return doubts(document, spec) if spec is not None else []
+
+
 def profile_json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of profile files, for editors."""
+    """The JSON Schema (draft 7, which editors read) of profile files: it accepts what `lint` accepts.
+
+    Names of sources and devices, and figures that must agree with each other, are left to `lint`.
+    """
     from pydantic.json_schema import models_json_schema
 
     from planner.hardware.schema import ClusterFile, DeviceCount, DeviceFile, StackFile
 
     kinds = [(kind, "validation") for kind in (ClusterFile, DeviceFile, StackFile, DeviceCount)]
-    _, body = models_json_schema(kinds)  # type: ignore[arg-type]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "shardplan hardware profile",
-        "oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in ("ClusterFile", "DeviceFile", "StackFile")],
-        "$defs": body["$defs"],
-    }
+    _, body = models_json_schema(kinds, ref_template="#/definitions/{model}")  # type: ignore[arg-type]
+    found: dict[str, Any] = _draft7(
+        {
+            "title": "shardplan hardware profile",
+            "oneOf": [{"$ref": f"#/definitions/{kind}"} for kind in ("ClusterFile", "DeviceFile", "StackFile")],
+            "definitions": body["$defs"],
+        }
+    )
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **found}
+
+
+def _draft7(schema: Any) -> Any:  # noqa: ANN401
+    """A schema of 2020-12 in the words of draft 7: lists of fixed length are `items`."""
+    if isinstance(schema, list):
+        return [_draft7(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    renamed = {"items" if key == "prefixItems" else key: _draft7(value) for key, value in schema.items()}
+    return renamed | ({"additionalItems": False} if "prefixItems" in schema else {})
 
 
 def profile_path(name_or_path: str | Path) -> Path:

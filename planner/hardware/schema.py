@@ -52,8 +52,11 @@ def _read(dimension: Dimension, least: float, most: float) -> BeforeValidator:
 
 def _text(dimension: Dimension) -> WithJsonSchema:
     units = "|".join(u.replace("$", r"\$") for u in UNITS[dimension] if u)
-    pattern = rf"^\s*[0-9][0-9_]*\.?[0-9]*([eE][-+]?[0-9]+)?\s*({units}){'?' if '' in UNITS[dimension] else ''}\s*$"
-    return WithJsonSchema({"type": "string", "pattern": pattern, "description": f"with {EXAMPLES[dimension]}"})
+    bare = "" in UNITS[dimension]
+    number = r"\+?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+    pattern = rf"^\s*{number}\s*({units}){'?' if bare else ''}\s*$"
+    text = {"type": "string", "pattern": pattern, "description": f"with {EXAMPLES[dimension]}"}
+    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, text]} if bare else text)
 
 
 _BIG = float("inf")
@@ -399,7 +402,7 @@ def _device_list(data: object) -> object:
 _DEVICES_SCHEMA = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/DeviceCount"}},
+        {"type": "array", "minItems": 1, "items": {"$ref": "#/definitions/DeviceCount"}},
     ]
 }
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import HardwareError
 from planner.hardware.catalog import bundled_path, citations
 from planner.hardware.loader import device_types, profile_path, read_profile
+from planner.hardware.sketch import ClusterSketch
+from planner.hardware.types import Collective
 from planner.units import Dimension, render
 
 if TYPE_CHECKING:
@@ -177,6 +179,40 @@ def profile_template(name_or_path: str | Path, name: str) -> str:
     if inlined and not spec.device_types:
         body += ["", "device_types: # remove one to use the bundled device of that name", *_inlined(inlined)]
     return _HEADER.format(file=f"{name}.yaml") + "\n".join(body) + "\n"
+
+
+def sketch_text(sketch: ClusterSketch) -> str:
+    """A commented profile of a cluster that is known in a few figures.
+
+    Raises:
+        UsageError: no bundled device has its device's name.
+    """
+    return _HEADER.format(file=f"{sketch.name}.yaml") + profile_yaml(sketch.document())
+
+
+def with_measured(name_or_path: str | Path, level: str, rows: Mapping[Collective, Mapping[str, Any]], name: str) -> str:
+    """A profile called `name`: another one resolved, with measured collectives of a level in place of those it had.
+
+    Args:
+        name_or_path: the profile.
+        level: name of the level.
+        rows: what was measured, as `measured` of a profile has it, by collective.
+        name: what the new one is called.
+
+    Raises:
+        HardwareError: there is no such profile or level.
+    """
+    content = resolved_profile(name_or_path)
+    levels = [entry for place in ("node", "network") for entry in content.get(place, [])]
+    chosen = next((entry for entry in levels if entry["level"] == level), None)
+    if chosen is None:
+        known = ", ".join(entry["level"] for entry in levels) or "none"
+        raise HardwareError(f"no level {level!r}", where=str(name_or_path), hint=f"it has {known}")
+    measured = chosen.setdefault("measured", {})
+    for kind, row in rows.items():
+        kept = [own for own in measured.get(str(kind), []) if own["ranks"] != row["ranks"]]
+        measured[str(kind)] = sorted([*kept, dict(row)], key=lambda own: own["ranks"])
+    return profile_yaml({**content, "cluster": name})
 
 
 def _inlined(types: list[str]) -> list[str]:

@@ -6,12 +6,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
-from planner.graph import ConstantValue, Graph, Node, Tensor, hand_on, per_graph, remember
-from planner.operators.expert_products import find_expert_products
+from planner.graph import ConstantValue, Graph, Node, Tensor, hand_on, per_graph, per_model, remember
 from planner.operators.flow import Flow, Mark, Marks, along_nests
-from planner.operators.saved import float_type
 from planner.operators.site import rule_of
-from planner.operators.specs import CallClasses, call_classes, gradient_readers, group_calls, needs_gradient
+from planner.operators.specs import CallClasses, call_classes, group_calls
 
 _MOST_TRIES = 40
 
@@ -114,7 +112,7 @@ def _walk(flow: Flow) -> None:
             known[classes[i], reads] = tuple(map(flow.marks.get, node.outputs))
 
 
-@per_graph
+@per_model
 def _lasting_classes(graph: Graph) -> CallClasses:
     """Nodes that make the same call at every batch size."""
     flow = batch_flow(graph)
@@ -148,10 +146,7 @@ def rebatch(graph: Graph, batch: int) -> Graph:
     result = replace(graph, nodes=nodes, tensors=tensors, constants=constants, batch=batch)
     remember(result, batch_flow, replace(flow, batch=batch))
     remember(result, call_classes, _lasting_classes(graph))
-    same = (_lasting_classes, needs_gradient, gradient_readers, find_expert_products, float_type)
-    hand_on(graph, result, same, "producer", "parameter_index", "node_parameters")
-    if nodes is graph.nodes:
-        hand_on(graph, result, (), "consumers")
+    hand_on(graph, result)
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.graph import Graph, TensorKind, per_graph
+from planner.graph import Graph, TensorKind, per_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ExpertProduct:
     weight: str
 
 
-@per_graph
+@per_model
 def find_expert_products(graph: Graph) -> tuple[ExpertProduct, ...]:
     """All products with weights gathered by computed indices, in graph order. O(nodes)."""
     found = []

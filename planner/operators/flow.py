@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from planner.errors import ModelError
 from planner.graph import Graph, Node, TensorKind
@@ -19,8 +20,7 @@ from planner.operators.specs import graph_specs
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """The batch inside one dimension: its size is `outer * batch * inner`."""
 
     outer: int = 1

@@ -13,7 +13,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from planner.graph import Graph, Node, TensorKind, per_graph
+from planner.graph import Graph, Node, TensorKind, per_graph, per_model
 from planner.graph.blocks import layer_of
 from planner.operators.expert_products import find_expert_products
 
@@ -126,7 +126,7 @@ def _matrices(graph: Graph, node: int) -> tuple[str, ...]:
     return tuple(name for name in graph.nodes[node].inputs if name in graph.sources or name in picked)
 
 
-@per_graph
+@per_model
 def _picked_weights(graph: Graph) -> frozenset[str]:
     return frozenset(graph.nodes[found.gather].outputs[0] for found in find_expert_products(graph))
 

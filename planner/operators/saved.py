@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph
+from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_model
 from planner.operators.expert_products import find_expert_products
 from planner.operators.rewriting import fused_kernels
 from planner.operators.storage import Storages
@@ -45,7 +45,7 @@ class SavedOptions:
     fused: tuple[str, ...] = ()
 
 
-@per_graph
+@per_model
 def float_type(graph: Graph) -> DType:
     """The floating-point type in which the model computes: that of most of its weights, else of most activations."""
     weights: dict[DType, int] = {}
@@ -182,7 +182,8 @@ class _Collector:
         storages: Storages,
         narrow: Mapping[int, float],
     ) -> None:
-        self.narrow, self.forms = narrow, defaultdict[str, set[float]](set)
+        self.narrow, self.forms = narrow, dict[str, tuple[float, ...]]()
+        self.alone = {width: (width,) for width in (*sizes.values(), *narrow.values())}
         self.graph, self.specs, self.sizes, self.options, self.storages = graph, specs, sizes, options, storages
         kernels = fused_kernels(graph, options.fused)
         self.unmade = {output for kernel in kernels for i in kernel.inner for output in graph.nodes[i].outputs}
@@ -199,7 +200,7 @@ class _Collector:
             self._keep_loss()
         nothing: dict[str, float] = {}
         found = (self.kept.get(i, nothing) for i in range(len(self.graph.nodes)))
-        own = {1.0}
+        own = (1.0,)
         return tuple(
             tuple(SavedBytes(name, round(size * sum(self.forms.get(name, own)))) for name, size in items.items())
             for items in found
@@ -214,7 +215,10 @@ class _Collector:
         at = self.graph.producer.get(root)
         if at is None or root in self.unmade:
             return
-        self.forms[root].add(self.sizes[tensor.dtype] if form is None else form)
+        width = self.sizes[tensor.dtype] if form is None else form
+        forms = self.forms.setdefault(root, self.alone[width])
+        if width not in forms:
+            self.forms[root] = (*forms, width)
         self.kept[node][root] = tensor.elements * self.graph.nodes[at].repeat
 
     def _keep_own(self, node: int, what: str, byte_count: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.graph import Graph, Node, Tensor, TensorKind, per_graph
+from planner.graph import Graph, Node, Tensor, TensorKind, per_graph, per_model
 from planner.operators.assemble import Traffic, fallback, traffic
 from planner.operators.site import Site, default_needs, rule_of
 from planner.operators.types import OpCall, OpSpec
@@ -114,7 +114,7 @@ def _trainable(graph: Graph, name: str) -> bool:
     return any(p.trainable for p in known) or not known
 
 
-@per_graph
+@per_model
 def needs_gradient(graph: Graph) -> frozenset[str]:
     """Names of the tensors whose gradient training computes.
 
@@ -137,7 +137,7 @@ def needs_gradient(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-@per_graph
+@per_model
 def gradient_readers(graph: Graph) -> Counter[str]:
     """For each tensor, how many operands hand a gradient back to it."""
     carrying = needs_gradient(graph)
@@ -151,7 +151,7 @@ def gradient_readers(graph: Graph) -> Counter[str]:
 def fan_out(graph: Graph, node: Node) -> tuple[int, ...]:
     """For each result of a node, how many gradients are summed to its own; at least 1."""
     readers = gradient_readers(graph)
-    return tuple(max(1, readers[name]) for name in node.outputs)
+    return tuple([readers.get(name, 1) for name in node.outputs])
 
 
 @per_graph
@@ -190,11 +190,12 @@ def group_calls(
     index = np.zeros(len(graph.nodes), dtype=np.int64)
     first: list[int] = []
     for i, node in enumerate(graph.nodes):
-        places = tuple(node.inputs.index(name) for name in node.inputs)
+        reads, writes = node.inputs, node.outputs
         key = (
-            node.op, node.repeat, tuple(sorted(node.attributes.items())), places,
-            tuple(map(kind_of, node.inputs)), tuple(map(kind_of, node.outputs)), fan_out(graph, node),
-            tuple(flags.get((i, p)) for p in range(len(places))) if flags else (),
+            node.op, node.repeat, tuple(sorted(node.attributes.items())) if node.attributes else (),
+            tuple(map(reads.index, reads)) if len(set(reads)) < len(reads) else (),
+            tuple(map(kind_of, reads)), tuple(map(kind_of, writes)), fan_out(graph, node),
+            tuple(flags.get((i, p)) for p in range(len(reads))) if flags else (),
         )  # fmt: skip
         index[i] = numbers.setdefault(key, len(first))
         if index[i] == len(first):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,49 +13,39 @@ from planner.partitions.families import FAMILIES, Instance
 from planner.partitions.files import digest_of
 from planner.partitions.options import from_recorded
 from planner.partitions.types import PartitionPlan
+from planner.plans.diff import Change, changed_values
 from planner.space.partition import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionChange:
-    """One difference: where, and what it was and is (None where it is absent)."""
-
-    path: str
-    old: Any
-    new: Any
-
-
-def partition_changes(old: PartitionPlan, new: PartitionPlan, *, tolerance: float = 0.0) -> tuple[PartitionChange, ...]:
-    """What differs between two plans, digest left aside.
+def partition_changes(old: PartitionPlan, new: PartitionPlan, *, tolerance: float = 0.0) -> list[Change]:
+    """What differs between two plans, digest left aside; by the comparison that plans of models have, too.
 
     Args:
         old: the one.
         new: the other.
         tolerance: relative difference of two numbers that counts as none.
     """
-    found: list[PartitionChange] = []
+    found: list[Change] = []
     for field in dataclasses.fields(PartitionPlan):
         if field.name != "digest":
-            _compare(field.name, getattr(old, field.name), getattr(new, field.name), tolerance, found)
-    return tuple(found)
+            before, after = (dict(_values((field.name,), getattr(plan, field.name))) for plan in (old, new))
+            found += changed_values(field.name, before, after, tolerance)
+    return found
 
 
-def _compare(path: str, old: Any, new: Any, tolerance: float, found: list[PartitionChange]) -> None:  # noqa: ANN401
-    if dataclasses.is_dataclass(old) and type(old) is type(new):
-        for field in dataclasses.fields(old):
-            _compare(f"{path}.{field.name}", getattr(old, field.name), getattr(new, field.name), tolerance, found)
-    elif isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            _compare(f"{path}.{key}", old.get(key), new.get(key), tolerance, found)
-    elif isinstance(old, tuple) and isinstance(new, tuple) and any(map(dataclasses.is_dataclass, (*old, *new))):
-        for i in range(max(len(old), len(new))):
-            pair = (old[i] if i < len(old) else None, new[i] if i < len(new) else None)
-            _compare(f"{path}[{i}]", *pair, tolerance, found)
-    elif isinstance(old, float) and isinstance(new, float):
-        if abs(old - new) > tolerance * max(abs(old), abs(new)):
-            found.append(PartitionChange(path, old, new))
-    elif old != new:
-        found.append(PartitionChange(path, old, new))
+def _values(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401
+    """The plain values of a plan by their paths."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _values((*path, field.name), getattr(value, field.name))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _values((*path, key), item)
+    elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+        for number, item in enumerate(value):
+            yield from _values((*path, str(number)), item)
+    else:
+        yield path, value
 
 
 TOLERANCE = 1e-9

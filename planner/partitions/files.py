@@ -76,13 +76,14 @@ def write_partition(plan: PartitionPlan, path: str | Path) -> None:
     write_whole(path, dump_partition(plan))
 
 
-def is_partition_plan(path: str | Path) -> bool:
-    """Whether a file is JSON that says that it holds a partition plan; whatever else it is, others will say.
+def is_partition_plan(source: str | Path | bytes) -> bool:
+    """Whether a file, or what it holds, is JSON that says that it is a partition plan; else others will say what it is.
 
     Plans say their format first; only where the beginning does not, the whole file is read.
     """
     try:
-        with io.BytesIO(input_bytes()) if str(path) == STANDARD else Path(path).open("rb") as stream:
+        content = input_bytes() if str(source) == STANDARD else source
+        with io.BytesIO(content) if isinstance(content, bytes) else Path(content).open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
             if b'"format"' in head:
                 return f'"{FORMAT}"'.encode() in head

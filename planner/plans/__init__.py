@@ -8,6 +8,7 @@ and `diff`.
 
 from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_price, with_simulation
 from planner.plans.blocks import Block, BlockParameter, BlockRun, compress, expand
+from planner.plans.comparison import PlanComparison, compare_plans
 from planner.plans.configuration_file import (
     configuration_document,
     configuration_schema,
@@ -21,11 +22,19 @@ from planner.plans.explain_shardings import SplitReason, group_views, split_reas
 from planner.plans.figures import FreeChoice, StageCollective, gap_to
 from planner.plans.files import dumps, json_schema, loads, read, seal, to_document, write
 from planner.plans.findings import Fault, Finding
+from planner.plans.infeasible import (
+    InfeasibleAnswer,
+    compare_answers,
+    dump_answer,
+    infeasible_answer,
+    load_answer,
+)
 from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
 from planner.plans.rank_schedule import lay_out
 from planner.plans.readings import SCHEDULE_KEYS, WORDS, counterparts, has_closed_form, leaders, requirements
 from planner.plans.rebuild import priced_configuration, rebuild
 from planner.plans.records import Boundary, Duplicated, Loss, PlanNote, Provenance, Requirement, SharedParameter
+from planner.plans.rules import RULES, Gate, Metric, Remark, Severity, gate, read_rules
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
@@ -36,6 +45,7 @@ dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
 
 __all__ = [
     "NOT_MODELLED",
+    "RULES",
     "SCHEDULE_KEYS",
     "WORDS",
     "Area",
@@ -50,15 +60,21 @@ __all__ = [
     "Fault",
     "Finding",
     "FreeChoice",
+    "Gate",
     "GroupCollective",
     "Holding",
+    "InfeasibleAnswer",
     "Loss",
     "MeshAxis",
+    "Metric",
     "Plan",
+    "PlanComparison",
     "PlanNote",
     "Provenance",
     "RankOrder",
+    "Remark",
     "Requirement",
+    "Severity",
     "ShardedBlock",
     "Sharding",
     "SharedParameter",
@@ -67,6 +83,8 @@ __all__ = [
     "Steady",
     "Steps",
     "assemble",
+    "compare_answers",
+    "compare_plans",
     "compress",
     "configuration_document",
     "configuration_schema",
@@ -75,6 +93,7 @@ __all__ = [
     "decode",
     "diff",
     "diff_plans",
+    "dump_answer",
     "dump_configuration",
     "dump_plan",
     "dumps",
@@ -84,11 +103,14 @@ __all__ = [
     "explain",
     "explain_plan",
     "gap_to",
+    "gate",
     "group_views",
     "has_closed_form",
+    "infeasible_answer",
     "json_schema",
     "lay_out",
     "leaders",
+    "load_answer",
     "load_configuration",
     "load_plan",
     "loads",
@@ -97,6 +119,7 @@ __all__ = [
     "priced_configuration",
     "read",
     "read_plan",
+    "read_rules",
     "rebuild",
     "requirements",
     "seal",

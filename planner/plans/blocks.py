@@ -6,7 +6,6 @@ Names that differ only in numbers which grow by constant steps are written `laye
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -175,7 +174,7 @@ def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:
     Blocks form a run when they differ only in numbers inside their strings, each number growing by a constant step from
     copy to copy. O(blocks * MAX_PERIOD) comparisons.
     """
-    known: dict[Block, int] = {}
+    known: dict[object, int] = {}
     skeletons = [_skeleton(block, known) for block in blocks]
     runs: list[BlockRun] = []
     position = 0
@@ -201,12 +200,13 @@ class _Skeleton:
     numbers: tuple[int, ...]
 
 
-def _skeleton(block: Block, known: dict[Block, int]) -> _Skeleton:
+def _skeleton(block: Block, known: dict[object, int]) -> _Skeleton:
     texts = _strings(block)
     if not all(map(fits_template, texts)):
         return _Skeleton(-1, ())
-    shape = known.setdefault(_map_strings(block, outline), len(known))
-    return _Skeleton(shape, tuple(n for text in texts for n in numbers(text)))
+    rest = tuple([(p.shape, p.dtype, p.trainable, p.transposed) for p in block.parameters])
+    shape = known.setdefault((len(block.nodes), *map(outline, texts), rest), len(known))
+    return _Skeleton(shape, tuple([n for text in texts for n in numbers(text)]))
 
 
 def _best_run(skeletons: Sequence[_Skeleton], start: int) -> tuple[int, int]:
@@ -242,13 +242,9 @@ def _template(first: Block, second: Block) -> Block:
 
 def _strings(block: Block) -> list[str]:
     """Every name in a block, in the order in which `_map_strings` meets them."""
-    texts: list[str] = []
-
-    def note(text: str) -> str:
-        texts.append(text)
-        return text
-
-    _map_strings(block, note)
+    texts = [block.name, *block.nodes]
+    for p in block.parameters:
+        texts += (p.name, p.label, p.module, p.tied_to)
     return texts
 
 
@@ -258,8 +254,15 @@ def _map_strings(block: Block, change: Callable[[str], str]) -> Block:
         change(block.name),
         tuple(change(node) for node in block.nodes),
         tuple(
-            dataclasses.replace(
-                p, name=change(p.name), label=change(p.label), module=change(p.module), tied_to=change(p.tied_to)
+            BlockParameter(
+                change(p.name),
+                p.shape,
+                p.dtype,
+                change(p.label),
+                change(p.module),
+                p.trainable,
+                p.transposed,
+                change(p.tied_to),
             )
             for p in block.parameters
         ),

@@ -1,6 +1,7 @@
-"""What differs between two plans, told by stage, block, tensor or option, never by position in a list.
+"""Every value that differs between two plans, told by stage, block, tensor or option, never by position in a list.
 
-Blocks whose shardings changed alike are told once.
+Names whose numbers shifted, because a layer was inserted before them, are told by their new number. Blocks whose
+shardings changed alike are told once. What matters about the differences says `planner.plans.comparison`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from planner.plans.files import left_out
+from planner.plans.matching import match_blocks, renamed
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
@@ -49,7 +51,7 @@ class Change:
     """One difference.
 
     Attributes:
-        area: the part of the plan.
+        area: the part of the plan, of plans of models an `Area`.
         path: what it is about, from general to particular: ("stage 2", "replicas"), ("layers.7", "stage"); a name alone
             for a thing that only one plan has.
         old: value in the old plan; None when it is new.
@@ -57,7 +59,7 @@ class Change:
         relative: (new - old) / |old| for numbers, else None.
     """
 
-    area: Area
+    area: str
     path: Key
     old: Value
     new: Value
@@ -84,6 +86,7 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
     require_sound(new)
     skipped = set(ignore)
     changes: list[Change] = []
+    names = renamed(old, new, match_blocks(old.block_table, new.block_table))
     for area in Area:
         if area not in skipped:
             close = tolerance if area in (Area.PREDICTIONS, Area.ALTERNATIVES, Area.COVERAGE) else 0.0
@@ -91,11 +94,34 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
                 before, after = sharding_facts(old, new)
             else:
                 before, after = (dict(_FACTS[area](plan)) for plan in (old, new))
-            changes += _compare(area, before, after, close)
+            if names:
+                before = dict(_with_names(before, names))
+            changes += changed_values(area, before, after, close)
     return changes
 
 
-def _compare(area: Area, old: Mapping[Key, Value], new: Mapping[Key, Value], tolerance: float) -> Iterator[Change]:
+def _with_names(facts: Mapping[Key, Value], names: Mapping[str, str]) -> Iterator[tuple[Key, Value]]:
+    """Facts of the old plan by the names that blocks, operators and weights have in the new one."""
+
+    def new_name(said: str | int) -> str | int:
+        return names.get(said, said) if isinstance(said, str) else said
+
+    for key, value in facts.items():
+        told = tuple(map(new_name, value)) if isinstance(value, tuple) else value
+        yield tuple(names.get(part, part) for part in key), names.get(told, told) if isinstance(told, str) else told
+
+
+def changed_values(
+    area: str, old: Mapping[Key, Value], new: Mapping[Key, Value], tolerance: float = 0.0
+) -> Iterator[Change]:
+    """The values by key that differ; a thing that only one side has is one change.
+
+    Args:
+        area: the part of the plan that they are of.
+        old: values of the old plan, by key from general to particular.
+        new: those of the new plan.
+        tolerance: relative difference of two numbers that counts as none.
+    """
     heads_old, heads_new = {key[0] for key in old}, {key[0] for key in new}
     told: set[str] = set()
     for key in dict.fromkeys((*old, *new)):
@@ -234,6 +260,8 @@ def _schedule(plan: Plan) -> Iterator[tuple[Key, Value]]:
 
 def _predictions(plan: Plan) -> Iterator[tuple[Key, Value]]:
     yield from _fields(plan.predictions, leave=("stages", "bubble_convention", "measured_error"))
+    if plan.headline is not None and plan.headline.dollars_per_hour:
+        yield ("dollars_per_hour",), plan.headline.dollars_per_hour
     for index, terms in enumerate(plan.predictions.stages):
         head = f"stage {index}"
         yield from _fields(terms, head, leave=("memory", "collectives"))

@@ -74,6 +74,7 @@ class ModelSection:
         loss: whether the graph computes the loss or ends at outputs that a loss is to be put on.
         operators: operators that the stages divide among themselves.
         parameters: trained weight elements, a tied copy counted once.
+        loss_output: the output that is the loss, where the graph computes it and it is not the first output.
         file_sha256: sha256 (hex) of the model file, without weights beside it; for information, since another file of
             the same structure (other weights) has the same plan. Left out for models that are built by name.
         identities: operators of the file, by first output, that hand on their first operand unchanged: they are in no
@@ -92,6 +93,7 @@ class ModelSection:
     loss: Loss
     operators: int
     parameters: int
+    loss_output: str = ""
     file_sha256: str = ""
     identities: tuple[str, ...] = ()
     exported_batch: int = 0
@@ -345,9 +347,9 @@ class Provenance:
     Attributes:
         tool: program that wrote it.
         version: of the program.
-        command: the command line, empty when the plan was made by a library call.
-        model: the model as the user named it (a path, or the name of a bundled model).
-        hardware: the hardware as the user named it.
+        command: the command line that wrote a plan of version 0.1; left out since.
+        model: the model as the user named it: the name of a bundled model, or of a file without its folders.
+        hardware: the hardware as the user named it, likewise.
     """
 
     tool: str

@@ -62,13 +62,15 @@ _EACH: dict[Phase, Literal["", "forward", "backward"]] = {
 
 def model_section(graph: Graph, chosen: Precision) -> ModelSection:
     """The model."""
+    losses = loss_outputs(graph)
     section = ModelSection(
         name=graph.name,
         fingerprint=graph.fingerprint,
         opset=graph.opset,
         inputs=tensor_specs(graph, graph.inputs, chosen),
         outputs=tensor_specs(graph, graph.outputs, chosen),
-        loss=Loss.IN_GRAPH if loss_outputs(graph) else Loss.AT_OUTPUTS,
+        loss=Loss.IN_GRAPH if losses else Loss.AT_OUTPUTS,
+        loss_output=losses[0] if losses and losses[0] != graph.outputs[0] else "",
         operators=len(graph.nodes),
         parameters=graph.parameter_count(),
     )

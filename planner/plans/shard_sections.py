@@ -255,8 +255,8 @@ def rank_share(
     held = [
         elements
         for entry, _ in used.values()
-        for each in entry.costs.parameters
-        for name, elements in each
+        for each in entry.parameters
+        for name, elements in each.items()
         if name == shared.parameter
     ]
     return dataclasses.replace(shared, bytes=round(max(held) * chosen.gradient_bytes)) if held else shared
@@ -283,10 +283,10 @@ def rank_replicas(entry: StageSharding, start: int, stop: int) -> tuple[RankRepl
 def _held(entry: StageSharding, start: int, stop: int) -> dict[str, float]:
     """By parameter of some blocks, the elements that a rank holds where it holds most."""
     most: dict[str, float] = {}
-    for each in entry.costs.parameters:
-        for name, elements in each:
+    for each in entry.parameters:
+        for name, elements in each.items():
             most[name] = max(most.get(name, 0.0), elements)
-    own = dict.fromkeys(name for each in entry.costs.parameters[start:stop] for name, _ in each)
+    own = dict.fromkeys(name for each in entry.parameters[start:stop] for name in each)
     return {name: most[name] for name in own}
 
 

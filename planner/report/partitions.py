@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from planner.partitions.check import PartitionChange
 from planner.partitions.options import FLAGS
 from planner.partitions.types import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar, in_words
+from planner.plans.diff import Change
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.units import format_bytes, format_rate, plural
 
@@ -136,7 +136,7 @@ def _option(name: str, value: Scalar | None) -> str:
     return str(value)
 
 
-def partition_diff_report(old: PartitionPlan, new: PartitionPlan, changes: Sequence[PartitionChange]) -> Report:
+def partition_diff_report(old: PartitionPlan, new: PartitionPlan, changes: Sequence[Change]) -> Report:
     """The changes, values first."""
     if not changes:
         return Report("The plans say the same", ())
@@ -144,7 +144,7 @@ def partition_diff_report(old: PartitionPlan, new: PartitionPlan, changes: Seque
     lines = [f"{a.name} {_figure(a.value, a.unit)} -> {b.name} {_figure(b.value, b.unit)}"]
     if (a.name, a.unit) == (b.name, b.unit) and a.value > 0:
         lines[0] += f" ({b.value / a.value - 1:+.2%})"
-    rows = ((change.path, _cell(change.old), _cell(change.new)) for change in changes)
+    rows = ((".".join(change.path), _cell(change.old), _cell(change.new)) for change in changes)
     shown = table(dict.fromkeys(("what", "old", "new"), Form.TEXT), rows)
     title = f"{plural(len(changes), 'change')} between the plans"
     return Report(title, (Section(lines=tuple(lines)), Section("Changes", table=shown)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.plans import Plan
 from planner.report.tables import Form, Report, Section, table
-from planner.units import format_seconds
+from planner.simulate import simulate
+from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.runtime import GradientCheck, RunReport
@@ -28,21 +31,66 @@ def run_document(found: RunReport) -> dict[str, Any]:
         {"stage": t.stage, "kind": t.kind, "measured_s": t.measured_s, "predicted_s": t.predicted_s}
         for t in found.times
     ]
-    return {"losses": list(found.losses), "step_s": list(found.step_s), "check": checked, "times": times}
+    memory = [
+        {"rank": m.rank, "measured_bytes": m.measured_bytes, "predicted_bytes": m.predicted_bytes} for m in found.memory
+    ]
+    document = {"losses": list(found.losses), "step_s": list(found.step_s), "check": checked, "times": times}
+    return {**document, "memory": memory, "alone": found.alone}
 
 
-def run_report(plan: Plan, found: RunReport) -> Report:
-    """A run as it is shown."""
+def run_report(plan: Plan, found: RunReport, *, measured: bool = False) -> Report:
+    """A run as it is shown.
+
+    Args:
+        plan: the plan.
+        found: what came of it.
+        measured: also say what an iteration would take with the times measured here, and what ranks kept.
+    """
     sections = [] if found.check is None else [_checked(found.check)]
     if found.times:
-        columns = {"stage": Form.NUMBER, "pass": Form.TEXT, "here": Form.FIGURE, "predicted": Form.FIGURE}
-        rows = [
-            (str(t.stage), t.kind, format_seconds(t.measured_s), format_seconds(t.predicted_s)) for t in found.times
-        ]
         heading = f"thread CPU time of one micro-batch here, and what the plan predicts for {plan.hardware.name}"
+        columns = {"stage": Form.NUMBER, "pass": Form.TEXT, **_COMPARED}
+        rows = [(str(t.stage), t.kind, *_beside(format_seconds, t.measured_s, t.predicted_s)) for t in found.times]
         sections.append(Section(heading, table=table(columns, rows)))
-    title = f"{plan.model.name}: {plan.schedule.name} on {plan.world_size} processes"
-    return Report(title, tuple(sections))
+    if measured:
+        sections += [*_iteration(plan, found), _memory(found)]
+    processes = f"{plan.world_size} processes" if found.alone is None else f"rank {found.alone} of {plan.world_size}"
+    return Report(f"{plan.model.name}: {plan.schedule.name} on {processes}", tuple(sections))
+
+
+_COMPARED = {"here": Form.FIGURE, "predicted": Form.FIGURE, "here / predicted": Form.FIGURE}
+
+
+def _beside(form: Callable[[float], str], measured: float, predicted: float) -> tuple[str, str, str]:
+    """A measured and a predicted figure, and how many times the second the first is."""
+    return form(measured), form(predicted), f"{measured / predicted:.3g}" if predicted else ""
+
+
+def _iteration(plan: Plan, found: RunReport) -> list[Section]:
+    """An iteration played with the stages' times of this machine, which is what ranks with a core each would take."""
+    if found.alone is not None:
+        steps = ", ".join(format_seconds(s) for s in found.step_s[:_NAMED])
+        line = f"{steps}: wall seconds of its steps; what others would send is stood in for"
+        return [Section(f"rank {found.alone} alone", (line,))]
+    times = {(t.stage, t.kind): t.measured_s for t in found.times}
+    stages = tuple(
+        replace(
+            said, forward_s=times[at, "forward"], backward_s=times[at, "backward"], update_s=times[at, "update"],
+            recompute_s=0.0,
+        )
+        for at, said in enumerate(plan.predictions.stages)
+    )  # fmt: skip
+    here = replace(plan, predictions=replace(plan.predictions, stages=stages))
+    row = ("iteration", *_beside(format_seconds, simulate(here).step_s, simulate(plan).step_s))
+    heading = "an iteration with a core for each rank: these times in the plan's orders, exchanges as predicted"
+    return [Section(heading, table=table({"": Form.TEXT, **_COMPARED}, [row]))]
+
+
+def _memory(found: RunReport) -> Section:
+    columns = {"rank": Form.NUMBER, **_COMPARED}
+    rows = [(str(m.rank), *_beside(format_bytes, m.measured_bytes, m.predicted_bytes)) for m in found.memory]
+    heading = "memory by which a process grew, and what the plan predicts beside its reserve"
+    return Section(heading, table=table(columns, rows))
 
 
 def _checked(check: GradientCheck) -> Section:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from planner.runtime.data import synthetic as synthetic
     from planner.runtime.interpreter import run_graph as run_graph
     from planner.runtime.jobs import GradientCheck as GradientCheck
+    from planner.runtime.jobs import RankMemory as RankMemory
     from planner.runtime.jobs import RunReport as RunReport
+    from planner.runtime.jobs import fullest_rank as fullest_rank
     from planner.runtime.jobs import run as run
     from planner.runtime.launch import run_ranks as run_ranks
     from planner.runtime.measuring import TorchRunner as TorchRunner
@@ -37,9 +39,11 @@ _WHERE = {
     "GradientCheck": "jobs",
     "REFUSED": "requirements",
     "RULES": "operators",
+    "RankMemory": "jobs",
     "RunReport": "jobs",
     "TorchRunner": "measuring",
     "Trainer": "trainer",
+    "fullest_rank": "jobs",
     "load": "trainer",
     "read_model": "model_file",
     "refusals": "requirements",

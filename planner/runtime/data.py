@@ -115,7 +115,7 @@ def loss_by_name(name: str, plan: Plan) -> Loss:
     """The loss that goes on a model's outputs.
 
     Args:
-        name: "graph": the graph computes it, as its first output of one element; "next-token": cross entropy of the
+        name: "graph": the graph computes it, as the output that the plan names; "next-token": cross entropy of the
             last output [batch, sequence, words] with `labels`, or else with the integer input of the same batch and
             sequence one position on; "labels": cross entropy of the last output [batch, classes] with `labels`;
             "squares": half the mean square of each floating output's distance from fixed pseudo-random targets, summed
@@ -130,8 +130,8 @@ def loss_by_name(name: str, plan: Plan) -> Loss:
     if name not in known:
         raise UsageError(f"no loss is called {name!r}", hint=f"one of {', '.join(known)}")
     last = plan.model.outputs[-1].name if plan.model.outputs else ""
-    first = plan.model.outputs[0].name if plan.model.outputs else ""
-    return lambda outputs, batch: known[name](outputs, batch, first if known[name] is _graph_loss else last)
+    in_graph = plan.model.loss_output or (plan.model.outputs[0].name if plan.model.outputs else "")
+    return lambda outputs, batch: known[name](outputs, batch, in_graph if known[name] is _graph_loss else last)
 
 
 def _usual(plan: Plan) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +58,8 @@ class ActionTime:
 
     Attributes:
         stage: its number.
-        kind: "forward" or "backward".
-        measured_s: thread CPU seconds of a rank for one micro-batch, the median.
+        kind: "forward", "backward" or "update".
+        measured_s: thread CPU seconds of a rank for one micro-batch (or update), the median.
         predicted_s: as the plan says.
     """
 
@@ -65,6 +67,21 @@ class ActionTime:
     kind: str
     measured_s: float
     predicted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of a rank beside the plan's prediction for its own hardware, without what its runtime reserves.
+
+    Attributes:
+        rank: its number.
+        measured_bytes: by how much the process grew at the most.
+        predicted_bytes: weights, gradients, optimizer state, activations and workspace of its stages.
+    """
+
+    rank: int
+    measured_bytes: int
+    predicted_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +93,16 @@ class RunReport:
         check: of gradients; None where none was asked for.
         times: by stage and kind.
         step_s: wall seconds of each step, of the slowest rank; of all together where the pipeline never drains.
+        memory: by rank.
+        alone: the rank that ran alone, its exchanges stood in for: losses mean nothing then; None where all ran.
     """
 
     losses: tuple[float, ...]
     check: GradientCheck | None
     times: tuple[ActionTime, ...]
     step_s: tuple[float, ...]
+    memory: tuple[RankMemory, ...] = ()
+    alone: int | None = None
 
 
 def run(
@@ -96,6 +117,7 @@ def run(
     dtype: str = "float32",
     seed: int = 0,
     timeout_s: float = 60.0,
+    alone: int | None = None,
     progress: Callable[[int, float], None] = lambda step, loss: None,
 ) -> RunReport:
     """Run a plan on this machine, one process a rank.
@@ -111,13 +133,15 @@ def run(
         dtype: of all floating-point work of the training: float32 or float64.
         seed: of weights without data, synthetic data and dropout.
         timeout_s: longest time in which no rank begins another action.
+        alone: run this rank only, on stand-ins for what others would send: does it fit, and how long does it take?
         progress: told step and loss.
 
     Raises:
         PlanError: the plan's parts contradict each other, it is for another model, or something in it is not executed;
             no process is started then.
         RunError: a rank failed.
-        UsageError: a check is asked for where the pipeline never drains.
+        UsageError: a check is asked for where the pipeline never drains, or of one rank alone; or no stage runs on the
+            rank that is to run alone.
     """
     require_executable(plan)
     if check and plan.schedule.continuous:
@@ -125,6 +149,9 @@ def run(
             "--check compares the gradients of one iteration, and this pipeline never drains",
             hint="leave it out, or plan with a schedule that drains, such as 1f1b",
         )
+    if alone is not None and (check or not plan.stages_of(alone)):
+        message = "--check compares all ranks, not one alone" if check else f"no stage runs on rank {alone}"
+        raise UsageError(message, hint=f"leave out --check, and name one of the ranks 0 to {plan.world_size - 1}")
     read = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
     read = model_of(plan, read)
     for stage in plan.stages:
@@ -136,26 +163,58 @@ def run(
     feed = _data(plan, read, data, kind, seed)
 
     def body(rank: int, link: Link) -> dict[str, Any]:
-        clock = _Clock(link)
+        clock, (before_bytes, _) = _Clock(link), _process_bytes()
         trainer = Trainer(
             plan, read, rank, learning_rate=learning_rate, loss=loss, dtype=kind, seed=seed, report=clock.at,
             times=steps if plan.schedule.continuous else 1,
         )  # fmt: skip
+        _forget_peak()
         found: list[float] = []
         walls = []
         while len(found) < steps:
             begin, before = clock.now(), len(found)
             found += trainer.steps(feed)
             walls.append(clock.now() - begin)
-            if rank == 0:
+            if rank == (alone or 0):
                 for step in range(before, len(found)):
                     link.tell("step", (step, found[step]))
-        return {"losses": found, "times": clock.times, "walls": walls}
+        grown = _process_bytes()[1] - before_bytes
+        return {"losses": found, "times": clock.times, "walls": walls, "rank": rank, "grown": grown}
 
     told: Callable[[int, str, Any], None] = lambda rank, word, value: progress(*value)  # noqa: E731
-    results = run_ranks(plan, body, timeout_s=timeout_s, told=told)
+    results = run_ranks(plan, body, timeout_s=timeout_s, told=told, alone=alone)
     walls = tuple(max(r["walls"][k] for r in results) for k in range(len(results[0]["walls"])))
-    return RunReport(tuple(results[0]["losses"]), made, _times(plan, [r["times"] for r in results]), walls)
+    times = _times(plan, {r["rank"]: r["times"] for r in results})
+    memory = tuple(RankMemory(r["rank"], r["grown"], held_bytes(plan, r["rank"])) for r in results)
+    return RunReport(tuple(results[0]["losses"]), made, times, walls, memory, alone)
+
+
+def held_bytes(plan: Plan, rank: int) -> int:
+    """What the plan predicts that a rank's stages keep, without what the runtime of its device reserves."""
+    memory = [plan.predictions.stages[stage].memory for stage in plan.stages_of(rank)]
+    return sum(own.total_bytes - own.reserve_bytes for own in memory)
+
+
+def fullest_rank(plan: Plan) -> int:
+    """The rank whose stages keep most; the first of several."""
+    return max(range(plan.world_size), key=lambda rank: (held_bytes(plan, rank), -rank))
+
+
+def _process_bytes() -> tuple[int, int]:
+    """Memory that this process has now and the most that it had; where the system does not say, the second twice."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return peak, peak
+    words = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    now, peak = (int(words[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
+    return now, peak
+
+
+def _forget_peak() -> None:
+    """Count the most memory from here on: what drawing the first weights took is not training's."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 class _Clock:
@@ -181,17 +240,21 @@ class _Clock:
         self._link.at(place, text)
 
 
-def _times(plan: Plan, by_rank: list[dict[str, list[float]]]) -> tuple[ActionTime, ...]:
+def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[ActionTime, ...]:
     found = []
     for stage in plan.stages:
+        own = [times for rank, times in by_rank.items() if rank in stage.ranks]
+        if not own:
+            continue
         said = plan.predictions.stages[stage.index]
         for kind, words, predicted in (
             ("forward", ("F",), said.forward_s),
             ("backward", ("B", "I", "W", "R"), said.backward_s),
+            ("update", ("U",), said.update_s),
         ):
             total = 0.0
             for word in words:
-                values = sorted(s for rank in stage.ranks for s in by_rank[rank].get(f"{word}{stage.index}", ()))
+                values = sorted(s for times in own for s in times.get(f"{word}{stage.index}", ()))
                 total += values[len(values) // 2] if values else 0.0
             found.append(ActionTime(stage.index, kind, total, predicted))
     return tuple(found)

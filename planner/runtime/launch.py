@@ -61,6 +61,22 @@ def ready_to_fork() -> None:
     torch.optim.SGD([weight], lr=0.0).step()
 
 
+def _join(rank: int, world: int, store: str, timeout_s: float) -> None:
+    """Make the process group of all ranks; without a store one whose other ranks are stood in for.
+
+    A stand-in sends nothing and takes what a rank itself has for what others would contribute.
+    """
+    if store:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )  # fmt: skip
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+
+
 def _child(body: Body, rank: int, world: int, store: str, link: Link, timeout_s: float) -> None:
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -68,10 +84,7 @@ def _child(body: Body, rank: int, world: int, store: str, link: Link, timeout_s:
     torch.set_num_threads(1)
     code = 0
     try:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
-            timeout=datetime.timedelta(seconds=timeout_s),
-        )  # fmt: skip
+        _join(rank, world, store, timeout_s)
         link.tell("done", body(rank, link))
         dist.barrier()
     except BaseException as error:
@@ -93,8 +106,9 @@ def run_ranks(
     *,
     timeout_s: float = 60.0,
     told: Callable[[int, str, Any], None] = lambda rank, kind, value: None,
+    alone: int | None = None,
 ) -> list[Any]:
-    """Run every rank of a plan in a process of its own on this machine.
+    """Run every rank of a plan in a process of its own on this machine, or one alone.
 
     The first rank that fails, dies, or stands still for too long ends all of them; no process is left behind.
 
@@ -103,6 +117,7 @@ def run_ranks(
         body: what a rank does; forked, so it may be a closure.
         timeout_s: longest time in which no rank begins another action.
         told: called for every message but the last of a rank.
+        alone: the only rank that is run; its exchanges with others are stood in for.
 
     Returns:
         What the bodies returned, by rank.
@@ -116,20 +131,20 @@ def run_ranks(
     world = plan.world_size
     places = context.Array(ctypes.c_long, 2 * world, lock=False)
     with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
-        pipes, processes = [], []
-        for rank in range(world):
+        pipes, processes = {}, {}
+        store = str(Path(folder) / "store") if alone is None else ""
+        for rank in range(world) if alone is None else [alone]:
             here, there = context.Pipe(duplex=False)
             link = Link(places, there, rank)
-            store = str(Path(folder) / "store")
             process = context.Process(target=_child, args=(body, rank, world, store, link, 4 * timeout_s), daemon=True)
             process.start()
             there.close()
-            pipes.append(here)
-            processes.append(process)
+            pipes[rank] = here
+            processes[rank] = process
         try:
             return _Watch(plan, pipes, processes, places, timeout_s, told).results()
         finally:
-            _end(processes)
+            _end(list(processes.values()))
 
 
 def _end(processes: list[Any]) -> None:
@@ -149,8 +164,8 @@ class _Watch:
     def __init__(
         self,
         plan: Plan,
-        pipes: list[Any],
-        processes: list[Any],
+        pipes: dict[int, Any],
+        processes: dict[int, Any],
         places: Any,  # noqa: ANN401
         timeout_s: float,
         told: Callable[[int, str, Any], None],
@@ -163,10 +178,10 @@ class _Watch:
     def results(self) -> list[Any]:
         """What the ranks returned."""
         seen, since = list(self._places), time.monotonic()
-        open_pipes = dict(enumerate(self._pipes))
+        open_pipes = dict(self._pipes)
         while open_pipes:
             self._read(open_pipes, 0.2)
-            dead = [r for r, p in enumerate(self._processes) if p.exitcode not in (None, 0)]
+            dead = [r for r, p in self._processes.items() if p.exitcode not in (None, 0)]
             if self._errors or dead:
                 self._read(open_pipes, 0.5)
                 self._fail(dead)
@@ -174,7 +189,7 @@ class _Watch:
                 seen, since = list(self._places), time.monotonic()
             elif time.monotonic() - since > self._timeout_s and len(self._done) < len(self._pipes):
                 raise self._stands_still()
-        return [self._done.get(rank) for rank in range(len(self._pipes))]
+        return [self._done.get(rank) for rank in self._pipes]
 
     def _read(self, open_pipes: dict[int, Any], wait_s: float) -> None:
         ready = multiprocessing.connection.wait(list(open_pipes.values()), timeout=wait_s)
@@ -212,7 +227,7 @@ class _Watch:
         return RunError(cause, where=f"rank {rank} at {self._action(rank)}", hint="--debug shows the traceback")
 
     def _stands_still(self) -> RunError:
-        waiting = [r for r in range(len(self._pipes)) if r not in self._done]
+        waiting = [r for r in self._pipes if r not in self._done]
         shown = ", ".join(f"rank {rank} at {self._action(rank)}" for rank in waiting[:4])
         return RunError(
             f"no rank went on for {self._timeout_s:g} s", where=shown,

@@ -334,7 +334,7 @@ class Worker:
         if peer == self.rank:
             return self._mail.pop((boundary.tensor, to if not back else -1 - to, micro_batch))
         carried = torch.uint8 if dtype is torch.bool else dtype
-        room = torch.empty(shape, dtype=carried)
+        room = torch.zeros(shape, dtype=carried)
         dist.recv(room, peer, tag=self._tag(boundary, to, micro_batch, back))
         return room.to(dtype)
 

@@ -3,7 +3,6 @@
 from planner.sharding.annotations import load_annotations
 from planner.sharding.choices import Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
-from planner.sharding.embedding_tables import TableCut, embedding_tables, place_tables
 from planner.sharding.forbidden import split_refusals, unmatched
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
@@ -68,7 +67,6 @@ __all__ = [
     "StateBytes",
     "Step",
     "Strategy",
-    "TableCut",
     "TensorChoice",
     "TensorLayout",
     "Verdict",
@@ -77,7 +75,6 @@ __all__ = [
     "axes_text",
     "canonical_layout",
     "describe",
-    "embedding_tables",
     "evaluate",
     "exchange_bytes",
     "exchange_s",
@@ -93,7 +90,6 @@ __all__ = [
     "mesh_on",
     "padding",
     "parse_layout",
-    "place_tables",
     "priced_once",
     "refusal",
     "reshard",

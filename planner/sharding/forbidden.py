@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from planner.errors import Problem
-from planner.graph import Graph, Node
+from planner.graph import Graph
 from planner.operators import DimKind, OpCall, OpSpec, graph_specs, rule_of
+from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
 from planner.sharding.choices import Local, Means, Options, choices, divides, evenly_or_alone
 from planner.sharding.layout import named_nests
@@ -30,22 +31,12 @@ def _sides(pattern: str) -> tuple[str, str]:
     return (operator, dim) if colon else (pattern, "")
 
 
-def _names(node: Node) -> Iterator[str]:
-    """What a node goes by: its type, name and first result, and every module that it lies in."""
-    yield from (name for name in (node.op, node.name, node.key) if name)
-    steps = node.module.split(".") if node.module else []
-    yield from (".".join(steps[: k + 1]) for k in range(len(steps)))
-
-
-def _matches(node: Node, operator: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, operator) for name in _names(node))
-
-
 def forbidden_dims(graph: Graph, patterns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """By node of a graph, the dimensions that some patterns rule out; O(nodes times patterns)."""
     sides = [_sides(pattern) for pattern in patterns]
     return tuple(
-        tuple(dict.fromkeys(dim for operator, dim in sides if dim and _matches(node, operator))) for node in graph.nodes
+        tuple(dict.fromkeys(dim for operator, dim in sides if dim and is_called(node, operator)))
+        for node in graph.nodes
     )
 
 
@@ -81,12 +72,12 @@ def unmatched(graph: Graph, patterns: Iterable[str]) -> tuple[Problem, ...]:
     found = []
     for pattern in patterns:
         operator, dim = _sides(pattern)
-        nodes = [i for i, node in enumerate(graph.nodes) if _matches(node, operator)]
+        nodes = [i for i, node in enumerate(graph.nodes) if is_called(node, operator)]
         if not operator or not dim:
             hint = "write an operator and a dimension, as in MatMul:k or layers.0.attn*:n"
             found.append(Problem("a split to forbid has two sides", pattern, hint))
         elif not nodes:
-            known = {name for node in graph.nodes for name in _names(node)}
+            known = {name for node in graph.nodes for name in node_names(node)}
             found.append(Problem("no operator, node or module has that name", pattern, did_you_mean(operator, known)))
         else:
             specs = specs or graph_specs(graph)

@@ -14,13 +14,13 @@ layer are launched.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from planner.graph import Chain, Graph
+from planner.graph import Chain, Graph, per_model
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.choices import Options
@@ -111,11 +111,13 @@ class BlockSharding:
         block: index in the chain.
         points: by boundaries, in the names of the block of this structure that was solved.
         names: from those names to this block's own; empty where it was solved itself.
+        shared: the same of names that other blocks have, too, whether it was solved itself or not.
     """
 
     block: int
     points: BlockPoints
     names: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, point: InnerPoint) -> InnerPoint:
         """A point of this block, its tensors, operators and storages under the block's own names."""
@@ -138,6 +140,26 @@ class BlockSharding:
         return self.names.get(name, name)
 
 
+@dataclass(frozen=True)
+class ChainView:
+    """The blocks of a chain as the inner search sees them on any mesh.
+
+    Attributes:
+        facts: of the graph.
+        blocks: in the chain's order.
+        kinds: by block, a number that blocks with equal keys have in common.
+        shared: by block, places in its names of those that other blocks have, too: tensors, storages, and weights of
+            parameters that are read elsewhere.
+        work_s: seconds of the nodes when each does a share of its work (`Setting.work_s`).
+    """
+
+    facts: Facts
+    blocks: tuple[BlockView, ...]
+    kinds: tuple[int, ...]
+    shared: tuple[tuple[int, ...], ...]
+    work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None
+
+
 @dataclass
 class InnerCache:
     """Solved blocks, to be handed from call to call; of use while graph sizes and hardware repeat.
@@ -145,10 +167,13 @@ class InnerCache:
     Attributes:
         entries: by block and its operators' seconds, the names in the block that was solved, and its points.
         shares: by block, the shares at which the seconds of its operators count.
+        kinds: numbers of distinct blocks by their keys.
     """
 
     entries: dict[object, tuple[tuple[str, ...], BlockPoints]] = field(default_factory=dict)
     shares: dict[object, tuple[float, ...]] = field(default_factory=dict)
+    kinds: dict[object, int] = field(default_factory=dict)
+    _views: dict[tuple[object, ...], ChainView] = field(default_factory=dict)
     _alive: list[object] = field(default_factory=list)
     _renamed: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, str]] = field(default_factory=dict)
 
@@ -157,6 +182,19 @@ class InnerCache:
         if (solved, own) not in self._renamed:
             self._renamed[solved, own] = {} if solved == own else dict(zip(solved, own, strict=True))
         return self._renamed[solved, own]
+
+    def view(self, chain: Chain, prices: NodePrices, setting: Setting) -> ChainView:
+        """The blocks of a chain at the prices of a setting of its graph, whatever the mesh; O(nodes) once."""
+        graph = setting.graph
+        key = id(chain), id(graph), id(prices), setting.forbidden
+        if key not in self._views:
+            self._alive += (chain, graph, prices)
+            facts, trained = Facts.of(setting), trained_parameters(graph)
+            blocks = tuple(BlockView.of(chain, graph, b, facts) for b in range(len(chain.blocks)))
+            keys = (block.key(chain.blocks[b], graph, facts, trained) for b, block in enumerate(blocks))
+            kinds = tuple([self.kinds.setdefault(each, len(self.kinds)) for each in keys])
+            self._views[key] = ChainView(facts, blocks, kinds, _shared_places(graph, blocks), setting.work_s)
+        return self._views[key]
 
     def place(self, mesh: Mesh) -> tuple[object, ...]:
         """What identifies a mesh; clusters count as one by identity and are kept alive."""
@@ -245,7 +283,8 @@ def inner_costs(
     """
     chosen, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
     setting = inner_setting(chain, graph, prices, mesh, chosen)
-    facts = Facts.of(setting)
+    view = cache.view(chain, prices, setting)
+    setting = replace(setting, work_s=view.work_s)
     crossing = {name: graph.tensors[name] for name in chain.handed_on}
     treatment = chosen.options
     boundaries = variants(
@@ -254,19 +293,59 @@ def inner_costs(
     found, solved = [], 0
     settings = {again: priced_once(setting, again) for again in chain.repeats}
     all_marks = {again: PriceMarks(each) for again, each in settings.items()}
-    for b, again in enumerate(chain.repeats):
-        view = BlockView.of(chain, graph, b, facts)
-        like = (view.key, boundaries, cache.place(mesh), chosen, prices.micro_batch)
-        problem = BlockProblem(replace(settings[again], nodes=view.members), facts, view, prices.workspace_bytes)
+    for b, (again, block) in enumerate(zip(chain.repeats, view.blocks, strict=True)):
+        like = (view.kinds[b], boundaries, cache.place(mesh), chosen, prices.micro_batch)
+        own = replace(settings[again], nodes=block.members)
+        problem = BlockProblem(own, view.facts, block, prices.workspace_bytes)
         if like not in cache.shares:
             cache.shares[like] = problem.shares
-        key = (like, all_marks[again].of(view.members, cache.shares[like]))
+        key = (like, all_marks[again].of(block.members, cache.shares[like]))
         if key not in cache.entries:
             solved += 1
-            cache.entries[key] = view.names, BlockPoints(problem, boundaries)
+            cache.entries[key] = block.names, BlockPoints(problem, boundaries)
         names, sets = cache.entries[key]
-        found.append(BlockSharding(b, sets, cache.renamed(names, view.names)))
+        shared = {names[place]: block.names[place] for place in view.shared[b]}
+        found.append(BlockSharding(b, sets, cache.renamed(names, block.names), shared))
     return InnerCosts(chain, graph, mesh, prices.micro_batch, chosen, boundaries, tuple(found), solved)
+
+
+@per_model
+def trained_parameters(graph: Graph) -> dict[str, tuple[tuple[str, int], ...]]:
+    """For each weight tensor, names and elements of the trainable parameters it comes from, ties resolved."""
+    index, found = graph.parameter_index, dict[str, tuple[tuple[str, int], ...]]()
+    for tensor, sources in graph.sources.items():
+        own = (graph.parameters[index[source]] for source in sources)
+        resolved = (graph.parameters[index[p.tied_to]] if p.tied_to else p for p in own)
+        found[tensor] = tuple((p.name, p.elements) for p in resolved if p.trainable)
+    return found
+
+
+@per_model
+def _weight_groups(graph: Graph) -> dict[str, int]:
+    """For each trained weight tensor a number that those with a parameter in common, also by way of others, share."""
+    groups: dict[str, int] = {}
+    trained = {tensor: [name for name, _ in own] for tensor, own in trained_parameters(graph).items() if own}
+    for parameters in trained.values():
+        known = {groups[name] for name in parameters if name in groups}
+        number = min(known, default=len(groups))
+        if len(known) > 1:
+            groups = {name: number if group in known else group for name, group in groups.items()}
+        groups.update(dict.fromkeys(parameters, number))
+    return {tensor: groups[parameters[0]] for tensor, parameters in trained.items()}
+
+
+def _shared_places(graph: Graph, blocks: Sequence[BlockView]) -> tuple[tuple[int, ...], ...]:
+    """By block, places in its names of those that other blocks have, too (`ChainView.shared`). O(names)."""
+    groups = _weight_groups(graph)
+    seen: set[str | int] = set()
+    twice: set[str | int] = set()
+    for block in blocks:
+        own: set[str | int] = {*block.names, *(groups[name] for name in block.names if name in groups)}
+        twice |= seen & own
+        seen |= own
+    return tuple(
+        tuple(k for k, name in enumerate(block.names) if name in twice or groups.get(name) in twice) for block in blocks
+    )
 
 
 def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, options: InnerOptions) -> Setting:

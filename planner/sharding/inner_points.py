@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.graph import Chain, Graph
+from planner.graph import Block, Chain, Graph
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
@@ -72,14 +72,12 @@ class BlockView:
         inputs: tensors it reads that other blocks write.
         outputs: tensors it writes that later blocks read.
         names: names of its tensors and kept storages in order of first use.
-        key: equal for blocks that are the same problem but for the seconds of their operators (`PriceMarks`).
     """
 
     members: tuple[int, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     names: tuple[str, ...]
-    key: tuple[object, ...]
 
     @staticmethod
     def of(chain: Chain, graph: Graph, b: int, facts: Facts) -> BlockView:
@@ -92,24 +90,39 @@ class BlockView:
         outputs = tuple(n for n in chain.crossing[b + 1] if n in made)
         kept = [s for i in members for s in facts.saved[i]]
         names = tuple(dict.fromkeys([*used, *(s.storage for s in kept)]))
-        number = {name: k for k, name in enumerate(names)}
+        return BlockView(members, inputs, outputs, names)
+
+    def key(
+        self, block: Block, graph: Graph, facts: Facts, trained: Mapping[str, Sequence[tuple[str, int]]]
+    ) -> tuple[object, ...]:
+        """Equal for blocks that are the same problem but for the seconds of their operators (`PriceMarks`).
+
+        Args:
+            block: the block of the view.
+            graph, facts: as for `of`.
+            trained: by weight tensor, the parameters it comes from and their elements.
+        """
+        members = self.members
+        number = {name: k for k, name in enumerate(self.names)}
         places = {graph.nodes[i].key: k for k, i in enumerate(members)}
+        used = [name for name in self.names if name in graph.tensors]
+        parameters: dict[str, int] = {}
 
         def mark(storage: str) -> object:
             owner, _, what = storage.rpartition("#")
             return (places[owner], what) if owner in places else number[storage]
 
-        key = (
+        return (
             block.signature,
             len(block.side),
-            tuple(number[n] for n in inputs),
-            tuple(number[n] for n in outputs),
-            tuple(n in facts.carrying for n in used),
-            tuple(graph.tensors[n].shape for n in used),
-            tuple((mark(s.storage), s.byte_count) for s in kept),
-            tuple(facts.forbidden[i] for i in members),
+            tuple([number[n] for n in self.inputs]),
+            tuple([number[n] for n in self.outputs]),
+            tuple([n in facts.carrying for n in used]),
+            tuple([graph.tensors[n].shape for n in used]),
+            tuple([(mark(s.storage), s.byte_count) for i in members for s in facts.saved[i]]),
+            tuple([facts.forbidden[i] for i in members]),
+            tuple([(parameters.setdefault(p, len(parameters)), n) for w in used for p, n in trained.get(w, ())]),
         )
-        return BlockView(members, inputs, outputs, names, key)
 
 
 @dataclass(frozen=True)

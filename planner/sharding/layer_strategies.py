@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from planner.graph import Graph, Tensor, TensorKind
+from planner.graph import Graph, Tensor, TensorKind, per_graph
 from planner.operators import JointCut, OpCall, OpSpec, graph_specs, rule_of
 from planner.sharding.choices import Options
 from planner.sharding.mesh import AxisRole
@@ -24,6 +24,7 @@ _HEADS = frozenset("grh")
 """Iteration dimensions of attention that count heads: groups, heads of a group, heads."""
 
 
+@per_graph
 def attention_heads(graph: Graph) -> tuple[int, int]:
     """Numbers that divide all attentions' heads and all their key-value heads; zeros where there is no attention."""
     heads, groups = 0, 0

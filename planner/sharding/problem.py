@@ -14,8 +14,6 @@ the operator's again in the backward pass.
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -210,26 +208,13 @@ def weight_gathers(spec: OpSpec) -> float:
     return 2.0 if spec.matrix_flops else 1.0
 
 
-_DESCRIBED: OrderedDict[int, tuple[weakref.ref[Graph], tuple[OpSpec, ...], frozenset[str]]] = OrderedDict()
-_DESCRIBED_MOST = 64
-
-
-def _described(graph: Graph) -> tuple[tuple[OpSpec, ...], frozenset[str]]:
-    """Descriptions of a graph's nodes and the tensors that carry a gradient, found once while the graph lives."""
-    known = _DESCRIBED.get(id(graph))
-    if known is None or known[0]() is not graph:
-        known = weakref.ref(graph), graph_specs(graph), needs_gradient(graph)
-        _DESCRIBED[id(graph)] = known
-        while len(_DESCRIBED) > _DESCRIBED_MOST:
-            _DESCRIBED.popitem(last=False)
-    return known[1], known[2]
-
-
 def _carrying(setting: Setting) -> frozenset[str]:
     """Names of the tensors that carry a gradient; one that rests like another carries one if the other does."""
-    found = set(_described(setting.graph)[1])
-    found |= {other for name, other in setting.tied.items() if name in found}
-    return frozenset(found | {name for name, other in setting.tied.items() if other in found})
+    found = needs_gradient(setting.graph)
+    if setting.tied:
+        found |= {other for name, other in setting.tied.items() if name in found}
+        found |= {name for name, other in setting.tied.items() if other in found}
+    return found
 
 
 def _saved(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedBytes, ...], ...]:
@@ -270,7 +255,7 @@ class Facts:
     @staticmethod
     def of(setting: Setting) -> Facts:
         """The facts of a setting's graph; O(nodes of the graph)."""
-        specs, _ = _described(setting.graph)
+        specs = graph_specs(setting.graph)
         forbidden = forbidden_dims(setting.graph, setting.forbidden)
         return Facts(specs, _carrying(setting), _saved(setting, specs), forbidden)
 

@@ -9,6 +9,7 @@ The sharding that a stage of a plan has is the points of all blocks on one mesh,
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
-from planner.graph import Graph, per_graph
-from planner.sharding.inner import InnerCosts
+from planner.sharding.inner import InnerCosts, trained_parameters
 from planner.sharding.inner_points import InnerPoint, point
 from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, rest_of
@@ -29,6 +29,27 @@ FINE = (1e-9, 0.01, 0.03, 0.1, 0.3, 1000.0)
 """Prices where the choice matters most."""
 CLOSE, FINE_CLOSE = 0.01, 0.03
 """A choice that is better than another by less than this fraction in every figure is not offered beside it."""
+
+
+Sizes = tuple[tuple[str, float], ...]
+"""Storages, tensors or parameters by name, and how much of each a rank holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank holds of a block; what no other block has is added up.
+
+    Attributes:
+        parameter_elements: trainable elements of parameters that no other block reads.
+        parameters: names of all others (ties resolved), and the elements held of each.
+        saved_bytes: bytes of storages that no other block keeps.
+        saved: names of all others, and their bytes. A storage that several blocks of a stage keep is there once.
+    """
+
+    parameter_elements: float
+    parameters: Sizes
+    saved_bytes: float
+    saved: Sizes
 
 
 @dataclass(frozen=True)
@@ -46,13 +67,10 @@ class ShardedCosts:
         communication_s: [n] the communication in `forward_s + backward_s`.
         sent_bytes: [n] bytes sent inside the fat device, forward and backward.
         parameter_elements: [n] trainable elements; a parameter counts in every block that uses it.
-        parameters: by block, names of those parameters (ties resolved) and the elements held of each.
         whole_on: by parameter, the mesh axes that deal out samples or steps and on which every rank holds the same.
-        saved: by block, storages kept for backward and their bytes. A storage that several blocks of a stage keep is
-            there once.
-        saved_bytes: [n] their sum.
-        checkpoints: by block, input tensors and their bytes: what recomputation keeps.
-        checkpoint_bytes: [n] their sum.
+        saved_bytes: [n] bytes of the storages kept for backward.
+        checkpoint_bytes: [n] bytes of the input tensors: what recomputation keeps.
+        held: by block, what of parameters and of kept storages it has alone, and what it shares with others.
         boundary_bytes: [n + 1] bytes of the tensors that cross each boundary. Where they are replicated every rank has
             all of them, so the ranks may share the sending and gather on the other side.
         gradient_boundary_bytes: [n + 1] the same of their gradients.
@@ -68,12 +86,10 @@ class ShardedCosts:
     communication_s: np.ndarray
     sent_bytes: np.ndarray
     parameter_elements: np.ndarray
-    parameters: tuple[tuple[tuple[str, float], ...], ...]
     whole_on: Mapping[str, tuple[int, ...]]
-    saved: tuple[tuple[tuple[str, float], ...], ...]
     saved_bytes: np.ndarray
-    checkpoints: tuple[tuple[tuple[str, float], ...], ...]
     checkpoint_bytes: np.ndarray
+    held: tuple[Held, ...]
     boundary_bytes: np.ndarray
     gradient_boundary_bytes: np.ndarray
     workspace_bytes: np.ndarray
@@ -162,28 +178,32 @@ def _picked(
     return [tuple(each[k] for each, k in zip(sets, picked, strict=True)) for picked in sorted(chosen)]
 
 
-Held = tuple[tuple[str, float], ...]
-"""Storages, tensors or parameters by name, and how much of each a rank holds."""
-
-
 class _Chain:
-    """Makes arrays of the blocks of a chain; points are translated to the names of each block once."""
+    """Makes arrays of the blocks of a chain; what a point holds is added up once for all blocks that are alike."""
 
     def __init__(self, costs: InnerCosts, differentiable: frozenset[str] | None) -> None:
         self._costs, self._graph, self._differentiable = costs, costs.graph, differentiable
-        self._names = [block.names for block in costs.blocks]
-        self._known: dict[tuple[int, int], tuple[Held, Held, Held]] = {}
+        self._known: dict[tuple[int, tuple[str, ...]], tuple[float, Sizes, float, Sizes]] = {}
 
-    def _named(self, b: int, point: InnerPoint) -> tuple[Held, Held, Held]:
-        """Storages kept, inputs and parameters of a point in the names of block b."""
-        if (b, id(point)) not in self._known:
-            at = self._names[b]
-            saved, inputs, weights = (
-                tuple((at.get(name, name), size) for name, size in each)
-                for each in (point.saved, point.checkpoints, point.weights)
+    def _held(self, b: int, point: InnerPoint) -> Held:
+        """What a rank holds of block b at a point."""
+        block, trained = self._costs.blocks[b], trained_parameters(self._graph)
+        shared = block.shared
+        if self._costs.options.options.dealing:  # `whole_on` tells parameters apart
+            shared = {**shared, **{name: block.named_as(name) for name, _ in point.weights}}
+        key = id(point), tuple(shared)
+        if key not in self._known:
+            alone = ((block.named_as(name), part) for name, part in point.weights if name not in shared)
+            self._known[key] = (
+                sum(held_parameters(trained, alone).values()),
+                tuple(each for each in point.weights if each[0] in shared),
+                sum(size for name, size in point.saved if name not in shared),
+                tuple(each for each in point.saved if each[0] in shared),
             )
-            self._known[b, id(point)] = saved, inputs, _parameters(self._graph, weights)
-        return self._known[b, id(point)]
+        elements, weights, saved_bytes, saved = self._known[key]
+        parameters = held_parameters(trained, ((shared[name], part) for name, part in weights))
+        named = tuple((shared[name], size) for name, size in saved)
+        return Held(elements, tuple(parameters.items()), saved_bytes, named)
 
     def _crossing_bytes(self, layouts: Mapping[str, TensorLayout], *, gradients: bool) -> np.ndarray:
         """[n + 1] bytes of the tensors that cross each boundary on a rank, or of their gradients."""
@@ -208,11 +228,11 @@ class _Chain:
     def _whole_on(self, picked: Sequence[InnerPoint]) -> dict[str, tuple[int, ...]]:
         """By parameter, the axes that deal out samples or steps and leave it whole in all blocks that read it."""
         dealing, found = self._costs.options.options.dealing, dict[str, tuple[int, ...]]()
-        trained = _trained(self._graph) if dealing else {}
-        for b, own in enumerate(picked if dealing else ()):
+        trained = trained_parameters(self._graph)
+        for own, block in zip(picked, self._costs.blocks, strict=True) if dealing else ():
             for weight, _ in own.weights:
                 layout = rest_of(own.decision[weight]).value
-                for name, _ in trained.get(self._names[b].get(weight, weight), ()):
+                for name, _ in trained.get(block.named_as(weight), ()):
                     known = found.get(name, dealing)
                     found[name] = tuple(axis for axis in known if layout[axis] == REPLICATED)
         return found
@@ -225,7 +245,8 @@ class _Chain:
         gradients: np.ndarray,
         picked: tuple[InnerPoint, ...],
     ) -> ShardedCosts:
-        saved, inputs, parameters = zip(*(self._named(b, p) for b, p in enumerate(picked)), strict=True)
+        held = tuple(self._held(b, p) for b, p in enumerate(picked))
+        elements = [own.parameter_elements + sum(size for _, size in own.parameters) for own in held]
         return ShardedCosts(
             boundaries=boundaries,
             layouts=layouts,
@@ -235,13 +256,11 @@ class _Chain:
             step_s=np.array([p.step_s for p in picked]),
             communication_s=np.array([p.communication_s for p in picked]),
             sent_bytes=np.array([p.sent_bytes for p in picked]),
-            parameter_elements=np.array([sum(size for _, size in each) for each in parameters]),
-            parameters=parameters,
+            parameter_elements=np.array(elements),
             whole_on=self._whole_on(picked),
-            saved=saved,
             saved_bytes=np.array([p.saved_bytes for p in picked]),
-            checkpoints=inputs,
             checkpoint_bytes=np.array([p.checkpoint_bytes for p in picked]),
+            held=held,
             boundary_bytes=crossing,
             gradient_boundary_bytes=gradients,
             workspace_bytes=np.array([p.workspace_bytes for p in picked]),
@@ -255,25 +274,20 @@ def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, Te
     return {name: canonical_layout(tensor, boundaries, sizes, padded=padded) for name, tensor in tensors.items()}
 
 
-@per_graph
-def _trained(graph: Graph) -> dict[str, tuple[tuple[str, int], ...]]:
-    """For each weight tensor, names and elements of the trainable parameters it comes from, ties resolved."""
-    index, found = graph.parameter_index, dict[str, tuple[tuple[str, int], ...]]()
-    for tensor, sources in graph.sources.items():
-        own = (graph.parameters[index[source]] for source in sources)
-        resolved = (graph.parameters[index[p.tied_to]] if p.tied_to else p for p in own)
-        found[tensor] = tuple((p.name, p.elements) for p in resolved if p.trainable)
-    return found
+def held_parameters(
+    trained: Mapping[str, Sequence[tuple[str, int]]], weights: Iterable[tuple[str, float]]
+) -> dict[str, float]:
+    """Elements held of each trainable parameter that some weight tensors come from.
 
-
-def _parameters(graph: Graph, weights: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
-    """Elements held of each trainable parameter that some weight tensors come from, ties resolved."""
+    Args:
+        trained: by weight tensor, parameters and their elements.
+        weights: weight tensors, and the part of each that a rank holds.
+    """
     found: dict[str, float] = {}
-    trained = _trained(graph)
     for tensor, part in weights:
         for name, elements in trained.get(tensor, ()):
             found[name] = max(found.get(name, 0.0), part * elements)
-    return tuple(found.items())
+    return found
 
 
 def _tensor_bytes(costs: InnerCosts, name: str, layout: TensorLayout) -> float:
@@ -395,6 +409,15 @@ class StageSharding:
 
     inner: InnerCosts
     costs: ShardedCosts
+
+    @functools.cached_property
+    def parameters(self) -> tuple[Mapping[str, float], ...]:
+        """By block, names of the trainable parameters that it reads (ties resolved) and the elements held of each."""
+        trained = trained_parameters(self.inner.graph)
+        return tuple(
+            held_parameters(trained, ((block.named_as(name), part) for name, part in point.weights))
+            for block, point in zip(self.inner.blocks, self.costs.points, strict=True)
+        )
 
     @property
     def label(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -113,6 +115,11 @@ def packed(seconds: np.ndarray, kept_bytes_: np.ndarray, room: float) -> np.ndar
     return np.array(chosen[::-1])
 
 
+def room_of(memory_bytes: np.ndarray, part: float) -> np.ndarray:
+    """What fits into a part of some devices' memory."""
+    return np.asarray(room_bytes(memory_bytes * part))
+
+
 def moved(place: int, by: int, starts: np.ndarray) -> int:
     """The next place up (by 1) or down (by -1) where a stage may begin (`stage_starts`), or one out of range."""
     place += by
@@ -121,16 +128,10 @@ def moved(place: int, by: int, starts: np.ndarray) -> int:
     return place
 
 
-def enumerable(shape: Shape, options: StageOptions) -> bool:
-    """Whether all cuts and choices of a shape can be looked at."""
-    count = math.comb(options.blocks - 1, shape.stages - 1) * len(options.ways) ** shape.stages
-    return bool(count <= MOST_ENUMERATED)
-
-
-def settled_by_all(shape: Shape, options: StageOptions) -> bool:
-    """Whether no configuration of a shape is left out: all are looked at, and what they keep is known exactly, as it is
-    not where weights or gradients are sharded, and gathered again."""
-    return enumerable(shape, options) and shape.zero < 2
+def enumerable(shape: Shape, options: StageOptions, job: Job) -> bool:
+    """Whether all cuts and choices of a shape can be looked at; a choice at a time where stages are to be alike."""
+    choices = 1 if job.structure.alike else len(options.ways) ** shape.stages
+    return bool(math.comb(options.blocks - 1, shape.stages - 1) * choices <= MOST_ENUMERATED)
 
 
 class Cutter:
@@ -141,10 +142,12 @@ class Cutter:
         options: how its stages can run.
         cluster: the machine.
         job: precision, optimizer, pinned blocks.
-        room: part of the memory that may be filled.
+
+    Attributes:
+        few: all cuts are looked at, in the options that are worth it.
     """
 
-    def __init__(self, shape: Shape, options: StageOptions, cluster: Cluster, job: Job, room: float = 1.0) -> None:
+    def __init__(self, shape: Shape, options: StageOptions, cluster: Cluster, job: Job) -> None:
         self._shape = shape
         schedule, pipeline = shape.schedule, shape.pipeline
         self._hosted, self._holders = schedule.placement(pipeline), schedule.holders(pipeline)
@@ -154,22 +157,42 @@ class Cutter:
         self._shares = [np.array(counts, float) for counts in schedule.workload(pipeline)]
         self._ramp = schedule.ramp(pipeline)
         self._fixed = schedule.recomputed_stages(pipeline) or None
-        self._types, self._room, ranks = self._devices(cluster, room)
+        self._types, self._memory, ranks = self._devices(cluster)
+        self._room = room_of(self._memory, 1.0)
         self._pass_s, self._tail_s = self._exchange_s(cluster, job, ranks)
         self._each, self._left, self._transient = self._state_bytes(cluster, job)
         held = max(float(rows.sum(axis=1).max(initial=0.0)) for rows in self._units)
         self._options = options
-        if self._fixed is None and not enumerable(shape, options):
+        if self._fixed is None and not enumerable(shape, options, job):
             kept = held / max(map(len, self._hosted)) / schedule.parts
             each = float(self._each.mean()), float(self._left.mean())
             self._options = options.worth(pipeline.micro_batches + shape.workers, self._tail_s, kept, each)
+        self.few = enumerable(shape, self._options, job)
         self._starts_at = stage_starts(shape.ways[0], job)
         pins = pinned_blocks(job, shape.ways[0].names) if job.keep else ()
         self._pins = [(block, stage % shape.stages) for block, stage in pins]
         self._picked: dict[tuple[bytes, ...], np.ndarray] = {}
 
-    def _devices(self, cluster: Cluster, room: float) -> tuple[list[list[int]], np.ndarray, np.ndarray]:
-        """Device types by stage, memory by worker, and the first ranks of all that hold the first stage."""
+    def alike(self) -> Iterator[Cutter]:
+        """For each option one that gives it to all stages, the fastest first."""
+        for option in range(len(self._options.ways)):
+            alone = copy.copy(self)
+            alone._options, alone._picked = self._options.only([option]), {}
+            yield alone
+
+    def within(self, part: float) -> Cutter:
+        """The same for a part of the memory."""
+        smaller = copy.copy(self)
+        smaller._room, smaller._picked = room_of(self._memory, part), {}
+        return smaller
+
+    @property
+    def least_s(self) -> float:
+        """No cut is faster."""
+        return self._shape.least_s(self._options.work_each_s)
+
+    def _devices(self, cluster: Cluster) -> tuple[list[list[int]], np.ndarray, np.ndarray]:
+        """Device types by stage, usable bytes by worker, and the first ranks of all that hold the first stage."""
         shape = self._shape
         stages = tuple(StageChoice(i, i + 1, 1, ranks=shape.ways[0].ranks) for i in range(shape.stages))
         laid = lay_workers(
@@ -182,7 +205,7 @@ class Cutter:
         least = [min(float(d.usable_bytes - d.neighbour_bytes * peers) for d in own) for own in devices]
         by_stage = [sorted({t for worker in own for t in types[worker]}) for own in self._holders]
         first = laid.groups(0)[..., 0].ravel()
-        return by_stage, np.asarray(room_bytes(np.array(least) * room)), first
+        return by_stage, np.array(least), first
 
     def _exchange_s(self, cluster: Cluster, job: Job, ranks: np.ndarray) -> tuple[float, float]:
         """Seconds of exchanges for an element: in a forward and a backward pass, and at the end of an iteration."""
@@ -227,13 +250,10 @@ class Cutter:
         Args:
             cutoff_s: cuts that are far from it are not improved.
         """
-        if enumerable(self._shape, self._options):
+        if self.few:
             return sorted(self._all(), key=lambda cut: cut.key)
-        single, found, starts = len(self._options.ways) == 1, list[Cut](), self._starts()
-        leanest = next(starts)
-        if single and leanest is not None and (cut := self._cut(leanest, aligned=False)).over > HOPELESS:
-            return [cut]
-        edges_tried = dict.fromkeys(edges for edges in (*starts, leanest) if edges is not None)
+        single, found = len(self._options.ways) == 1, list[Cut]()
+        edges_tried = self._tried(single=single)
         alone = single or all(len(own) < 2 for own in self._hosted)
         for aligned in (False,) if alone else (True, False):
             best = min(
@@ -264,50 +284,68 @@ class Cutter:
     def _pinned(self, edges: Edges) -> bool:
         return all(edges[stage] <= block < edges[stage + 1] for block, stage in self._pins)
 
-    def _starts(self) -> Iterator[Edges | None]:
-        """As lean as can be, balanced with an even share of memory for each stage, and balanced by work alone."""
-        stages, n = self._shape.stages, self._options.blocks
+    def _tried(self, *, single: bool) -> list[Edges]:
+        """Boundaries to begin with: as lean as can be, balanced with an even share of memory for each stage, and
+        balanced by work alone. Of a single option one is enough that fits balanced by work, or the leanest that is
+        hopeless."""
+        stages, n = range(self._shape.stages), self._options.blocks
         real = np.arange(n + 1)[:, None] < np.arange(n + 1)[None, :]
         real &= self._starts_at[:, None] & self._starts_at[None, :]
-        allowed = [self._mask(stage, real) for stage in range(stages)]
-        known: dict[tuple[float, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        tables = []
-        for stage in range(stages):
-            key = self._budget(stage)
-            if key not in known:
-                known[key] = self._stage_tables(*key)
-            tables.append(known[key])
-        within = [mask & np.isfinite(table[0]) for mask, table in zip(allowed, tables, strict=True)]
-        yield balanced([table[2] for table in tables], allowed)
-        yield balanced([table[0] for table in tables], within)
-        yield balanced([table[1] for table in tables], allowed)
+        allowed = [self._mask(stage, real) for stage in stages]
+        work_s = functools.cache(lambda *kind: self._framed(self._seconds(*kind).min(axis=0)))
+        by_work = balanced([work_s(*self._kind(stage)) for stage in stages], allowed)
+        if single and by_work is not None and self._cut(by_work, aligned=False).over <= 0:
+            return [by_work]
+        needs = functools.cache(self._needed)
+        least = functools.cache(lambda *key: self._framed(needs(*key).min(axis=0)))
+        fitting_s = functools.cache(lambda budget, state, kind: self._fitting(budget, needs(state, *kind), kind))
+        leanest = balanced([least(self._state(stage), *self._kind(stage)) for stage in stages], allowed)
+        if single and leanest is not None and self._cut(leanest, aligned=False).over > HOPELESS:
+            return [leanest]
+        tables = [fitting_s(self._budget(stage), self._state(stage), self._kind(stage)) for stage in stages]
+        within = [mask & np.isfinite(table) for mask, table in zip(allowed, tables, strict=True)]
+        return [e for e in dict.fromkeys((balanced(tables, within), by_work, leanest)) if e is not None]
 
-    def _budget(self, stage: int) -> tuple[float, ...]:
-        """State of an element, micro-batches in flight, and memory for a stage: its share of the worker's."""
+    def _kind(self, stage: int) -> tuple[int, ...]:
+        """Whether a stage's forward is repeated (-1: that is open), and the types of its devices."""
+        return -1 if self._fixed is None else int(stage in self._fixed), *self._types[stage]
+
+    def _state(self, stage: int) -> tuple[float, float, float]:
+        """Bytes of an element's state, of one that is left to a rank, and micro-batches in flight."""
         worker = self._holders[stage][0]
         own = self._hosted[worker]
         units = float(self._main[worker][own.index(stage)])
         most = max(units, float(self._units[worker][:, own.index(stage)].max(initial=0.0))) if len(own) == 1 else units
-        fixed = -1.0 if self._fixed is None else float(stage in self._fixed)
-        state = float(self._each[stage]), float(self._left[stage])
-        return *state, most, float(self._room[worker]) / len(own), fixed, *self._types[stage]
+        return float(self._each[stage]), float(self._left[stage]), most
 
-    def _stage_tables(
-        self, each: float, left: float, units: float, budget: float, fixed: float, *types: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """[n + 1, n + 1] seconds within a budget of bytes, seconds without one, and the least bytes."""
-        options = self._options
-        which = [o for o, again in enumerate(options.again) if fixed < 0 or again == bool(fixed)]
+    def _budget(self, stage: int) -> float:
+        """A stage's share of its worker's memory."""
+        worker = self._holders[stage][0]
+        return float(self._room[worker]) / len(self._hosted[worker])
+
+    def _which(self, again: int) -> list[int]:
+        """The options that repeat the forward, or not; all where that is open."""
+        return [o for o, repeated in enumerate(self._options.again) if again < 0 or repeated == bool(again)]
+
+    def _seconds(self, again: int, *types: int) -> np.ndarray:
+        """[options, n, n] of a micro-batch on the slowest of some devices."""
+        return np.asarray(self._options.work_s[self._which(again)][:, list(types)].max(axis=1))
+
+    def _needed(self, state: tuple[float, float, float], again: int, *_types: int) -> np.ndarray:
+        """[options, n, n] bytes."""
+        (each, left, units), options = state, self._options
         need = (
             each * options.elements
             + left * options.shard_elements
             + units * options.unit_bytes / self._shape.schedule.parts
             + options.working_bytes
             + options.workspace_bytes
-        )[which] + self._transient
-        seconds = options.work_s[which][:, [int(t) for t in types]].max(axis=1)
-        fitting = np.where(need <= budget, seconds, np.inf).min(axis=0)
-        return tuple(self._framed(table) for table in (fitting, seconds.min(axis=0), need.min(axis=0)))  # type: ignore[return-value]
+        )
+        return np.asarray(need[self._which(again)] + self._transient)
+
+    def _fitting(self, budget: float, needed: np.ndarray, kind: tuple[int, ...]) -> np.ndarray:
+        """[n + 1, n + 1] seconds within a budget of bytes."""
+        return self._framed(np.where(needed <= budget, self._seconds(*kind), np.inf).min(axis=0))
 
     def _framed(self, table: np.ndarray) -> np.ndarray:
         """[n, n] of blocks i..j to [n + 1, n + 1] of blocks i..j-1, infinite where there is none."""

@@ -19,13 +19,13 @@ from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates
-from planner.solvers.shape_cuts import Cut, Cutter, enumerable, moved, settled_by_all
+from planner.solvers.shape_cuts import Cut, Cutter, enumerable, moved
 from planner.solvers.shapes import LONGEST, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.solvers.types import Key, Refined
 from planner.space import Timed, evaluate
 from planner.space.asked import in_words
-from planner.space.configuration import Configuration
+from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import stage_starts
 from planner.space.evaluate import in_closed_form
 from planner.space.timing import play_terms
@@ -161,33 +161,48 @@ class ShapeSearch:
             moved = True
             while moved and tries > 0:
                 moved = False
-                for other in self._neighbours(best)[:tries]:
+                for other in itertools.islice(self._neighbours(best), tries):
                     tries -= 1
                     other_s = self._judge(other, seconds)
                     if other_s < seconds * (1 - SAME):
                         best, seconds, moved = other, other_s, True
                         break
 
-    def _neighbours(self, configuration: Configuration) -> list[Configuration]:
-        """Each boundary a place up or down, each stage's forward repeated where it is not, or not where it is, and each
-        stage's operators shared in another way."""
-        stages, found = configuration.stages, []
+    def _neighbours(self, configuration: Configuration) -> Iterator[Configuration]:
+        """All stages' operators shared as those of one stage, each boundary a place up or down, each stage's forward
+        repeated where it is not, or not where it is, and each stage's operators shared in another way."""
+        stages, alike = configuration.stages, self._job.structure.alike
+        numbers = dict.fromkeys(stage.sharding for stage in stages)
+        shared = [tuple(dataclasses.replace(s, sharding=number) for s in stages) for number in numbers]
+        changed = itertools.chain(
+            shared if len(shared) > 1 else (),
+            self._shifted(configuration),
+            () if alike else self._replaced(configuration),
+        )
+        return (dataclasses.replace(configuration, stages=own) for own in changed)
+
+    def _shifted(self, configuration: Configuration) -> Iterator[tuple[StageChoice, ...]]:
+        """The stages with each boundary a place up or down."""
+        stages = configuration.stages
         starts = stage_starts(self._shelves[configuration.micro_batch][stages[0].sharding], self._job)
         for at in range(1, len(stages)):
             before, here = stages[at - 1], stages[at]
             for place in (moved(here.start, by, starts) for by in (-1, 1)):
                 if before.start < place < here.stop:
                     pair = dataclasses.replace(before, stop=place), dataclasses.replace(here, start=place)
-                    found.append((*stages[: at - 1], *pair, *stages[at + 1 :]))
-        for at, stage in enumerate(stages if not self._job.structure.alike else ()):
-            other = dataclasses.replace(stage, recompute=not (stage.recompute or stage.repeats), repeats=())
-            found.append((*stages[:at], other, *stages[at + 1 :]))
-        for at, stage in enumerate(stages if not self._job.structure.alike else ()):
-            for way in self._alike.get((configuration.micro_batch, stage.sharding), ()):
-                if way.sharding != stage.sharding:
-                    other = dataclasses.replace(stage, sharding=way.sharding)
-                    found.append((*stages[:at], other, *stages[at + 1 :]))
-        return [dataclasses.replace(configuration, stages=changed) for changed in found]
+                    yield (*stages[: at - 1], *pair, *stages[at + 1 :])
+
+    def _replaced(self, configuration: Configuration) -> Iterator[tuple[StageChoice, ...]]:
+        """The stages with one of them run in another way: repeated, or not, then sharing its operators otherwise."""
+        stages = configuration.stages
+        others = [[dataclasses.replace(s, recompute=not (s.recompute or s.repeats), repeats=())] for s in stages]
+        ways = [self._alike.get((configuration.micro_batch, s.sharding), ()) for s in stages]
+        shared = [
+            [dataclasses.replace(s, sharding=way.sharding) for way in own if way.sharding != s.sharding]
+            for s, own in zip(stages, ways, strict=True)
+        ]
+        for at, other in [(at, other) for found in (others, shared) for at, own in enumerate(found) for other in own]:
+            yield (*stages[:at], other, *stages[at + 1 :])
 
     def _search(self, every: Sequence[Ways], *, any_plan: bool, report: Callable[[], None]) -> None:
         """Search ways to share operators, the most promising first."""
@@ -275,35 +290,37 @@ class ShapeSearch:
             lambda whole: stage_options(ways.costs, dataclasses.replace(self._job, whole_stages=whole))
         )
         for shape in shapes:
-            if shape.bound_s >= self._found.best_s or (any_plan and self._found):
+            options = tables(self._job.whole_stages or shape.repeats)
+            if shape.least_s(options.work_each_s) >= self._found.best_s or (any_plan and self._found):
                 continue
+            few = enumerable(shape, options, self._job)
             far = shape.estimate_s > self._found.best_s * (1 + FAR) or cut >= MOST_SHAPES
-            options = [
-                each
-                for each in tables(self._job.whole_stages or shape.repeats)
-                if shape.least_s(each.work_each_s) < self._found.best_s
-            ]
-            few = all(enumerable(shape, each) for each in options)
-            if not far or few:
+            if few or not far:
                 cut += not few
-                for each in options:
-                    self._try(shape, each)
-            if not all(settled_by_all(shape, each) for each in options):
+                self._try_shape(shape, options)
+            if not few or shape.zero > 1:  # what is gathered is not known exactly
                 left = min(left, shape.bound_s)
         self._lower(left, only_bounds=False)
         if ways.floor is not None:
             self._bound(list(self._shapes.of((ways.floor,), self._found.best_s)), only_bounds=True)
 
-    def _try(self, shape: Shape, options: StageOptions) -> None:
-        """Judge cuts of a shape; where what is kept beside does not fit, cuts that fill less of the memory."""
+    def _try_shape(self, shape: Shape, options: StageOptions) -> None:
+        """Judge cuts of a shape, where stages are to be alike in each option on its own."""
+        cutter = Cutter(shape, options, self._cluster, self._job)
+        for each in cutter.alike() if self._job.structure.alike else (cutter,):
+            if each.least_s < self._found.best_s:
+                self._try(each)
+
+    def _try(self, cutter: Cutter) -> None:
+        """Judge cuts; where what is kept beside does not fit, cuts that fill less of the memory."""
         for part in ROOM:
-            cutter = Cutter(shape, options, self._cluster, self._job, part)
-            cuts = cutter.cuts(self._found.best_s)
+            smaller = cutter.within(part)
+            cuts = smaller.cuts(self._found.best_s)
             found = [
-                self._judge(cutter.configuration(cut, self._job), self._found.best_s * (1 + RIVAL))
+                self._judge(smaller.configuration(cut, self._job), self._found.best_s * (1 + RIVAL))
                 for cut in self._worth(cuts)
             ]
-            if enumerable(shape, options) or not found or min(found) < math.inf or cuts[0].over > CLOSE:
+            if cutter.few or not found or min(found) < math.inf or cuts[0].over > CLOSE:
                 break
 
     def _worth(self, cuts: Sequence[Cut]) -> Iterator[Cut]:

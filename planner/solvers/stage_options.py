@@ -92,18 +92,15 @@ class StageOptions:
         )
 
 
-def stage_options(ways: Sequence[BlockCosts], job: Job) -> tuple[StageOptions, ...]:
-    """Options among which each stage chooses, all in one entry; where stages are to be alike an entry for each.
-
-    O(ways n^2).
-    """
+def stage_options(ways: Sequence[BlockCosts], job: Job) -> StageOptions:
+    """Options among which each stage chooses, or all stages together where they are to be alike. O(ways n^2)."""
     known = [(number, Ranges(costs)) for number, costs in enumerate(ways)]
     found = [
         (number, ranges, way)
         for number, ranges in known
         for way in ranges.ways(job.recompute, whole_stages=job.whole_stages)
     ]
-    every = StageOptions(
+    return StageOptions(
         ways=tuple(number for number, _, _ in found),
         again=tuple(way.recompute for _, _, way in found),
         repeats=tuple(way.repeats for _, _, way in found),
@@ -115,7 +112,6 @@ def stage_options(ways: Sequence[BlockCosts], job: Job) -> tuple[StageOptions, .
         elements=np.stack([ranges.elements for _, ranges, _ in found]),
         shard_elements=np.stack([ranges.shard_elements for _, ranges, _ in found]),
     )
-    return tuple(every.only([option]) for option in range(len(found))) if job.structure.alike else (every,)
 
 
 def run_pairs(edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

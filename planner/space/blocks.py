@@ -91,7 +91,7 @@ def block_costs(
         layer_starts=starts,
         ties=ties,
         repeated=None if head < 0 else np.arange(n) != head,
-        kept_bytes=None if head < 0 else head_bytes(head, storages, chain.crossing[head]),
+        kept_bytes=None if head < 0 else head_bytes(chain, storages[head].items()),
     )
 
 
@@ -156,14 +156,20 @@ def _parameters(chain: Chain, graph: Graph) -> tuple[np.ndarray, tuple[Tie, ...]
     return own, tuple(Tie(size, blocks) for blocks, size in sorted(shared.items()))
 
 
-def kept_table(blocks: Sequence[Iterable[tuple[str, float]]]) -> np.ndarray:
-    """[n, n] bytes of the storages that blocks i..j keep, each once; by block its storages and their bytes."""
+def kept_table(blocks: Sequence[Iterable[tuple[str, float]]], alone_bytes: Sequence[float] | None = None) -> np.ndarray:
+    """[n, n] bytes of the storages that blocks i..j keep, each once.
+
+    Args:
+        blocks: by block, names of its storages and their bytes.
+        alone_bytes: by block, bytes of storages beside these that no other block keeps.
+    """
     users: dict[str, tuple[float, list[int]]] = {}
     for b, kept in enumerate(blocks):
         for storage, size in kept:
             known, at = users.get(storage, (0.0, []))
             users[storage] = (max(known, size), at if at and at[-1] == b else [*at, b])
-    return range_sums(*range_table(users.values(), len(blocks)))
+    own, shared = range_table(users.values(), len(blocks))
+    return range_sums(own if alone_bytes is None else own + alone_bytes, shared)
 
 
 def block_storages(chain: Chain, profile: Profile) -> list[dict[str, float]]:
@@ -171,10 +177,16 @@ def block_storages(chain: Chain, profile: Profile) -> list[dict[str, float]]:
     return [{s.storage: float(s.byte_count) for i in b.nodes for s in profile.saved[i]} for b in chain.blocks]
 
 
-def head_bytes(head: int, storages: Sequence[Mapping[str, float]], inputs: Iterable[str]) -> np.ndarray:
-    """[n] activation bytes that the head keeps beyond the tensors that come into it; 0 for all other blocks."""
-    found, entering = np.zeros(len(storages)), set(inputs)
-    found[head] = sum(size for storage, size in storages[head].items() if storage not in entering)
+def head_bytes(chain: Chain, saved: Iterable[tuple[str, float]], alone_bytes: float = 0.0) -> np.ndarray:
+    """[n] activation bytes that the last block keeps beyond the tensors that come into it; 0 for all other blocks.
+
+    Args:
+        chain: the blocks, of which the last is the head.
+        saved: storages that the head keeps, and their bytes.
+        alone_bytes: bytes of storages beside these that no other block keeps.
+    """
+    found, entering = np.zeros(len(chain.blocks)), set(chain.crossing[len(chain.blocks) - 1])
+    found[-1] = alone_bytes + sum(size for storage, size in saved if storage not in entering)
     return found
 
 

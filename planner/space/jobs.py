@@ -274,6 +274,7 @@ def _widths(cluster: Cluster, most: int, devices: int) -> list[int]:
     return sorted({*doubled, *whole})
 
 
+@per_graph
 def spread_ranks(graph: Graph) -> int:
     """Over how many ranks tables and experts can be spread, where most weights are such; 0 elsewhere.
 

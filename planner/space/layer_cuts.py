@@ -16,7 +16,7 @@ import numpy as np
 from planner.errors import JobError, UsageError
 from planner.graph import Chain, Graph
 from planner.graph.blocks import layer_of
-from planner.graph.types import per_graph
+from planner.graph.types import per_model
 from planner.space.cuts import balanced, run_sums
 from planner.space.types import BlockCosts
 
@@ -195,7 +195,7 @@ def layer_heads(chain: Chain) -> list[int]:
     return max(by_kind.values(), key=len, default=[])
 
 
-@per_graph
+@per_model
 def _layers(graph: Graph) -> tuple[str, ...]:
     """The layer that each node belongs to."""
     return tuple(layer_of(node.module) for node in graph.nodes)

@@ -102,13 +102,15 @@ class Pricer:
         self.graph, self.cluster, self._job, self._strict = graph, cluster, job, strict_ops
         self._differentiable = frozenset(needs_gradient(graph))
         self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
-        self._inner, self._below = InnerCache(), itertools.count(-1, -1)
+        self._inner: InnerCache = InnerCache() if like is None else like._inner
+        self._below = itertools.count(-1, -1)
         self._worked_on: list[InnerCosts] = []
         self._known: dict[int, list[Sharded]] = {} if like is None else like._known
         self.meshes = meshes_for(graph, cluster, job)
         self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
         self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
         self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
+        self._reruns: Callable[[], Reruns] = like._reruns if like else functools.cache(self._told_reruns)
         self._inner_on = functools.cache(self._inner_costs)
         self._shardings_on = functools.cache(self._shardings)
         self._finer_on = functools.cache(self._finer)
@@ -213,15 +215,14 @@ class Pricer:
             return np.array([float(each.forward_s[nodes].sum()) for each in own])
 
         def size_of(b: int, place: int, position: int) -> float:
-            return wire_bytes(graph, self._reruns.operand(b, place, position), chosen)
+            return wire_bytes(graph, self._reruns().operand(b, place, position), chosen)
 
         def saved() -> Held:
             return [tuple(kept.items()) for kept in block_storages(self.chain, own[0])]
 
-        return RepeatedModules(lambda: self._reruns, saved, forward_s, size_of)
+        return RepeatedModules(self._reruns, saved, forward_s, size_of)
 
-    @functools.cached_property
-    def _reruns(self) -> Reruns:
+    def _told_reruns(self) -> Reruns:
         """What blocks run again for lists of modules, whatever the micro-batch size; which lists are worth trying is
         told by a single sample, whatever batch the model was read with, if that can be changed."""
         graph, job, chosen = self.graph, self._job, precision(self._job.precision)
@@ -242,7 +243,7 @@ class Pricer:
         Raises:
             JobError: the model has no module of a name.
         """
-        return sum(len(rerun.places) for rerun in self._reruns.of(repeats))
+        return sum(len(rerun.places) for rerun in self._reruns().of(repeats))
 
     def _step(self, micro_batch: int, device_type: int, micro_batches: int, lookups: int) -> Step:
         """What a step of data parallelism exchanges (`BlockCosts.steps`)."""
@@ -374,7 +375,7 @@ class Pricer:
             ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in whole.ties),
             kept_bytes=None if whole.kept_bytes is None else whole.kept_bytes / ranks,
             ranks=ranks,
-            selective=whole.selective and EvenRepeats(whole.selective, ranks, lambda: self._reruns, forward_s),
+            selective=whole.selective and EvenRepeats(whole.selective, ranks, self._reruns, forward_s),
         )
 
     @functools.cached_property
@@ -457,7 +458,7 @@ class Pricer:
         training = replace(self._training, device=self.cluster.devices[device_type])
         costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
         types = len(self.cluster.devices)
-        repeats = sharded_repeats(inner, sharded, lambda: self._reruns, types)
+        repeats = sharded_repeats(inner, sharded, self._reruns, types)
         costs = replace(on_all_types(costs, types), selective=repeats)
         known.append(Sharded(number, inner, sharded, costs))
         return costs

@@ -15,7 +15,7 @@ from planner.sharding.inner import InnerCosts
 from planner.sharding.inner_points import operand_bytes, rerun_s
 from planner.sharding.layout import REPLICATED, shard_elements
 from planner.sharding.mesh import AxisRole, axes_text
-from planner.sharding.sharded import ShardedCosts
+from planner.sharding.sharded import ShardedCosts, Sizes
 from planner.space.blocks import (
     checkpoint_table,
     head_block,
@@ -60,7 +60,8 @@ def sharded_block_costs(
     """
     chain = inner.chain
     head, starts = head_block(chain), layer_starts([block.name for block in chain.blocks])
-    elements, ties = _parameters(sharded.parameters, _multiplicities(inner, sharded))
+    elements, ties = _parameters([own.parameters for own in sharded.held], _multiplicities(inner, sharded))
+    elements += [own.parameter_elements for own in sharded.held]
     inner_replicas = tuple(_inner_replicas(inner, sharded))
     step_s = update_s_per_element(training.device, training.precision, training.optimizer)
     tensors = _boundary_tensors(inner, sharded)
@@ -72,7 +73,7 @@ def sharded_block_costs(
         backward_s=sharded.backward_s[None, :],
         update_s=step_s * elements[None, :],
         parameter_elements=elements,
-        saved_bytes=kept_table(sharded.saved),
+        saved_bytes=kept_table([own.saved for own in sharded.held], [own.saved_bytes for own in sharded.held]),
         checkpoint_bytes=checkpoint_table(chain, {name: size for name, (size, _) in tensors.items()}, starts),
         boundary_bytes=forward[0],
         gradient_boundary_bytes=backward[0],
@@ -81,7 +82,7 @@ def sharded_block_costs(
         layer_starts=starts,
         ties=ties,
         repeated=None if head < 0 else np.arange(len(chain.blocks)) != head,
-        kept_bytes=None if head < 0 else head_bytes(head, [*map(dict, sharded.saved)], dict(sharded.checkpoints[head])),
+        kept_bytes=None if head < 0 else head_bytes(chain, sharded.held[head].saved, sharded.held[head].saved_bytes),
         ranks=inner.mesh.device_count,
         context=_along(inner, AxisRole.CONTEXT),
         expert=_along(inner, AxisRole.EXPERT),
@@ -114,8 +115,8 @@ def _inner_replicas(inner: InnerCosts, sharded: ShardedCosts) -> Iterator[InnerR
     counts = _multiplicities(inner, sharded)
     for axes in (each for n in range(1, len(dealing) + 1) for each in itertools.combinations(dealing, n)):
         own = [
-            tuple((name, size) for name, size in block if sharded.whole_on[name] == axes)
-            for block in sharded.parameters
+            tuple((name, size) for name, size in block.parameters if sharded.whole_on[name] == axes)
+            for block in sharded.held
         ]
         elements, ties = _parameters(own, counts)
         yield InnerReplicas(mesh.ranks_along(axes), elements, ties, {kind: mesh.terms(kind, axes) for kind in _SUMMING})
@@ -148,7 +149,11 @@ def sharded_repeats(
         block = inner.blocks[b].points.block
         return operand_bytes(block, sharded.points[b], solved(b, place), position)
 
-    return RepeatedModules(reruns, lambda: sharded.saved, forward_s, size_of)
+    def saved() -> list[Sizes]:
+        made = zip(inner.blocks, sharded.points, strict=True)
+        return [tuple((block.named_as(name), size) for name, size in point.saved) for block, point in made]
+
+    return RepeatedModules(reruns, saved, forward_s, size_of)
 
 
 def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:

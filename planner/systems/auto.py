@@ -2,7 +2,7 @@
 
 from planner.space.asked import LIMITS, PRICED
 from planner.systems import System, register
-from planner.systems.joint import propose
+from planner.systems.proposals import by_search
 
 register(
     System(
@@ -10,7 +10,7 @@ register(
         title="auto",
         cut="any contiguous stages, replicas, copies, recomputation and ZeRO-1; and what the named systems choose",
         sharding="groups of ranks that share every operator of a stage, and what the named systems choose",
-        solver=propose,
+        solver=by_search,
         staleness="none by default; with `--semantics any` that of the system it takes",
         chooses=(
             "the fastest of the own search (proven best of its space by the closed form, then simulated) "

@@ -12,7 +12,7 @@ from planner.space.cuts import stages_of
 from planner.space.partition import SYNCHRONOUS
 from planner.space.subspaces import Limits
 from planner.systems import System, register
-from planner.systems.exchanged import data_parallel
+from planner.systems.proposals import data_parallel
 from planner.systems.setting import Setting
 from planner.systems.types import Proposal
 

@@ -1,14 +1,14 @@
 """BytePS: data parallelism with summation services on all machines."""
 
 from planner.systems import System, register
-from planner.systems.exchanged import propose
+from planner.systems.proposals import by_exchange
 
 register(
     System(
         key="byteps",
         title="BytePS",
         cut="none: every device has the whole model",
-        solver=propose,
+        solver=by_exchange,
         staleness="none",
         chooses=(
             "the share of every machine's summation service so that all network ports are busy to the "

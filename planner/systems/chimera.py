@@ -2,14 +2,14 @@
 
 from planner.space.subspaces import Limits, Recompute
 from planner.systems import System, register
-from planner.systems.joint import propose
+from planner.systems.proposals import by_search
 
 register(
     System(
         key="chimera",
         title="Chimera",
         cut="D balanced stages on D workers in both directions; W copies",
-        solver=propose,
+        solver=by_search,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "the largest micro-batch that fits for each (W, D), then the shape that its performance model"

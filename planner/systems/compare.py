@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from planner.errors import UsageError
+from planner.errors import InfeasibleError, UsageError
 from planner.hardware.types import Cluster
+from planner.solvers import search
 from planner.space.pricer import Pricer
-from planner.space.types import Job
+from planner.space.timing import played_s
+from planner.space.types import Job, Structure
 from planner.systems import SYSTEMS, get
-from planner.systems.backends import BACKENDS, backend_names
-from planner.systems.freedom import Freedom, freedoms
+from planner.systems.backends import BACKENDS, Backend, backend_names, within_limits
 from planner.systems.rows import row_of
 from planner.systems.runner import Decided, decide
 from planner.systems.setting import Setting
 from planner.systems.types import Semantics, System, SystemRow
+
+WORDS: Mapping[str, str] = {
+    "equal_replicas": "unequal replicas",
+    "alike": "stages unlike in sharing and recomputation",
+    "whole_layers": "layers divided between stages",
+    "axes": "any layout inside groups",
+    "powers_of_two": "groups of any number of ranks",
+    "head_groups": "ranks that do not divide the heads",
+    "zero_in_pipelines": "any ZeRO stage in pipelines",
+}
+"""What the plans are allowed where a field of `Structure` is lifted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """A limit lifted, or all of them.
+
+    Attributes:
+        words: what plans are allowed then.
+        iteration_s: of the fastest; None where none fits.
+    """
+
+    words: str
+    iteration_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +118,31 @@ def compare_systems(
     lifted = freedoms(setting, takers) if takers else ()
     said = (setting.notes, setting.job.precision, lifted, None, setting, tuple(decisions))
     return Comparison(setting.name, cluster.name, job.global_batch, semantics, tuple(rows), *said)
+
+
+def freedoms(setting: Setting, backends: Sequence[Backend]) -> tuple[Freedom, ...]:
+    """The fastest plan within the limits of some frameworks, then with each limit lifted alone, then with all.
+
+    A search each: limits that a structure does not have are left out.
+    """
+    job = within_limits(setting.job, backends)
+    return tuple(Freedom(words, _fastest_s(setting, freer)) for words, freer in _lifted(job, setting.job))
+
+
+def _lifted(job: Job, free: Job) -> Iterator[tuple[str, Job]]:
+    """What is allowed in words, and the job with that."""
+    yield "none lifted", job
+    for limit in dataclasses.fields(Structure):
+        if getattr(job.structure, limit.name) != limit.default:
+            lifted: dict[str, Any] = {limit.name: limit.default}
+            yield WORDS[limit.name], dataclasses.replace(job, structure=dataclasses.replace(job.structure, **lifted))
+    yield "all lifted", free
+
+
+def _fastest_s(setting: Setting, job: Job) -> float | None:
+    prices = Pricer(setting.prices.graph, setting.cluster, job, like=setting.prices)
+    try:
+        found = search(setting.costs, setting.cluster, job, shardings=prices, simulated_s=played_s)
+    except InfeasibleError:
+        return None
+    return found.best.simulated_s

@@ -1,14 +1,14 @@
 """Plain synchronous data parallelism: what every published system compares itself with."""
 
 from planner.systems import System, register
-from planner.systems.exchanged import propose
+from planner.systems.proposals import by_exchange
 
 register(
     System(
         key="data-parallel",
         title="Data parallelism",
         cut="none: every device has the whole model",
-        solver=propose,
+        solver=by_exchange,
         staleness="none",
         chooses="the micro-batch of a device, as many devices as share the batch then, gradients accumulated",
         source="common practice",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.space.asked import LIMITS, PRICED
 from planner.systems.backends import Backend
-from planner.systems.joint import propose
+from planner.systems.proposals import by_search
 from planner.systems.types import System
 
 
@@ -16,7 +16,7 @@ def system_of(backend: Backend) -> System:
         title=backend.title,
         cut=f"stages of whole layers, equally replicated; {orders}" if orders else "none: replicas of the whole model",
         sharding="columns, rows and heads of every layer" if backend.groups else "none: every tensor is whole",
-        solver=propose,
+        solver=by_search,
         staleness="none",
         chooses="the fastest plan that it takes as it is",
         source="; ".join(backend.sources.values()),

@@ -2,14 +2,14 @@
 
 from planner.space.subspaces import Limits, Recompute
 from planner.systems import System, register
-from planner.systems.joint import propose
+from planner.systems.proposals import by_search
 
 register(
     System(
         key="gpipe",
         title="GPipe",
         cut="K balanced cells in line; copies of the pipeline",
-        solver=propose,
+        solver=by_search,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "K cells balanced by estimated cost and M micro-batches, 4K and more for a small bubble; recomputation"

@@ -2,7 +2,7 @@
 
 from planner.solvers.layouts import Layouts
 from planner.systems import System, register
-from planner.systems.sharded import propose
+from planner.systems.proposals import by_layouts
 
 register(
     System(
@@ -10,7 +10,7 @@ register(
         title="GShard",
         cut="none: one program on all devices",
         sharding="any layouts on a mesh of all devices",
-        solver=propose,
+        solver=by_layouts,
         staleness="none",
         chooses=(
             "layouts that need least time, annotated tensors as written; with experts, their weights "

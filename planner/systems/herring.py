@@ -1,14 +1,14 @@
 """Herring: data parallelism with balanced fusion buffers on servers beside the devices."""
 
 from planner.systems import System, register
-from planner.systems.exchanged import propose
+from planner.systems.proposals import by_exchange
 
 register(
     System(
         key="herring",
         title="Herring",
         cut="none: every device has the whole model",
-        solver=propose,
+        solver=by_exchange,
         staleness="none",
         chooses="fusion buffers filled in order of arrival, each cut in equal shards over all machines",
         source="Thangakrishnan et al., SC 2020",

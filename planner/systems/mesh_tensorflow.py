@@ -2,7 +2,7 @@
 
 from planner.solvers.layouts import Layouts
 from planner.systems import System, register
-from planner.systems.sharded import propose
+from planner.systems.proposals import by_layouts
 
 register(
     System(
@@ -10,7 +10,7 @@ register(
         title="Mesh-TensorFlow",
         cut="none: one program on all devices",
         sharding="named dimensions to mesh dimensions, the same for all tensors",
-        solver=propose,
+        solver=by_layouts,
         staleness="none",
         chooses="one mesh dimension for each named tensor dimension that divides; the fastest such layout on each mesh",
         source="Shazeer et al., NeurIPS 2018; its layout optimizer",

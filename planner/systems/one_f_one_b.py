@@ -2,14 +2,14 @@
 
 from planner.space.subspaces import Limits, Recompute
 from planner.systems import System, register
-from planner.systems.joint import propose
+from planner.systems.proposals import by_search
 
 register(
     System(
         key="1f1b",
         title="PipeDream-Flush (1F1B)",
         cut="balanced stages in line; copies of the pipeline",
-        solver=propose,
+        solver=by_search,
         staleness="none: the pipeline drains before every update",
         chooses=(
             "depth, width, micro-batch and recomputation by trying all; at most D - s micro-batches in "

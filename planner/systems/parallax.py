@@ -1,14 +1,14 @@
 """Parallax: sparse variables on parameter servers, dense ones by all-reduce."""
 
 from planner.systems import System, register
-from planner.systems.exchanged import propose
+from planner.systems.proposals import by_exchange
 
 register(
     System(
         key="parallax",
         title="Parallax",
         cut="none: every device has the whole model",
-        solver=propose,
+        solver=by_exchange,
         staleness="none",
         chooses=(
             "for each variable the cheaper way: sparse gradients through servers in partitions, dense "

@@ -15,7 +15,7 @@ from planner.solvers.partition.cluster_stages import Stages, least_straight_byte
 from planner.space import Configuration
 from planner.space.subspaces import Limits
 from planner.systems import Semantics, System, register
-from planner.systems.exchanged import data_parallel
+from planner.systems.proposals import data_parallel
 from planner.systems.setting import Setting
 from planner.systems.types import Proposal
 from planner.units import format_bytes

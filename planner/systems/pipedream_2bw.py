@@ -2,14 +2,14 @@
 
 from planner.space.subspaces import Limits, Recompute
 from planner.systems import Semantics, System, register
-from planner.systems.joint import propose
+from planner.systems.proposals import by_search
 
 register(
     System(
         key="pipedream-2bw",
         title="PipeDream-2BW",
         cut="depth d of balanced stages, width w of parallel pipelines",
-        solver=propose,
+        solver=by_search,
         semantics=Semantics.ASYNC,
         staleness="one update everywhere: W(t+1) = W(t) - nu grad f(W(t-1))",
         chooses=(

@@ -2,14 +2,14 @@
 
 from planner.space.subspaces import Limits
 from planner.systems import Semantics, System, register
-from planner.systems.joint import propose
+from planner.systems.proposals import by_search
 
 register(
     System(
         key="pipelined-backprop",
         title="Pipelined Backpropagation",
         cut="one stage per device",
-        solver=propose,
+        solver=by_search,
         semantics=Semantics.ASYNC,
         staleness="2(S-s) updates forward at stage s (1..S), 0 backward",
         chooses="as many stages as devices, one sample at a time, optimizer scaled to that",

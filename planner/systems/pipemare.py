@@ -2,14 +2,14 @@
 
 from planner.space.subspaces import Limits
 from planner.systems import Semantics, System, register
-from planner.systems.joint import propose
+from planner.systems.proposals import by_search
 
 register(
     System(
         key="pipemare",
         title="PipeMare",
         cut="one stage per device",
-        solver=propose,
+        solver=by_search,
         semantics=Semantics.ASYNC,
         staleness="forward weights of stage i (1..P) are (2(P-i)+1)/N mini-batches old, backward weights current",
         chooses="as many stages as devices; throughput has no bubble, so there is nothing else to choose",

@@ -2,7 +2,7 @@
 
 from planner.solvers.layouts import Layouts
 from planner.systems import System, register
-from planner.systems.sharded import propose
+from planner.systems.proposals import by_layouts
 
 register(
     System(
@@ -10,7 +10,7 @@ register(
         title="Tofu",
         cut="none: every operator runs on all devices of one machine",
         sharding="one cut per factor of the device count for every tensor",
-        solver=propose,
+        solver=by_layouts,
         staleness="none",
         chooses=(
             "a 2-way cut of every tensor at a time, log2 k times over, each by dynamic programming on the"

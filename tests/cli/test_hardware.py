@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -132,10 +133,10 @@ def test_init(tmp_path: Path, capsys: Capture) -> None:
 def test_schema(capsys: Capture) -> None:
     assert _run("schema") == 0
     schema = json.loads(capsys.readouterr().out)
-    assert "port" in schema["$defs"]["LevelEntry"]["required"]
+    assert "port" in schema["definitions"]["LevelEntry"]["required"]
 
 
-@pytest.mark.parametrize("name", [(), ("list",), ("show",), ("lint",), ("init",), ("schema",)])
+@pytest.mark.parametrize("name", [(), ("list",), ("show",), ("lint",), ("init",), ("import",), ("schema",)])
 def test_help_has_examples(name: tuple[str, ...], capsys: Capture) -> None:
     assert _run(*name, "--help") == 0
     assert re.search(r"Examples?:\n  +shardplan hardware", capsys.readouterr().out)
@@ -154,3 +155,99 @@ def test_the_example_of_the_guide_lints_clean(tmp_path: Path, capsys: Capture) -
     capsys.readouterr()
     assert _run("show", path) == 0
     assert "8 x rtx-4090-24gb" in capsys.readouterr().out
+
+
+WARNED = """\
+cluster: lab
+devices: a100-sxm-80gb
+node:
+  - level: pcie
+    size: 4
+    port: {value: 32 TB/s, direction: per-direction}
+    latency: 5 us
+    efficiency: 76%
+"""
+
+
+def test_what_is_not_plausible_is_a_warning_that_does_not_fail(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(WARNED)
+    assert _run("lint", path) == 0
+    out = capsys.readouterr().out
+    assert f"warning: {path}:6:11: PCIe of 32 TB/s is not plausible" in out
+    assert out.endswith("1 file checked: no errors, 2 warnings\n")
+    assert _run("lint", path, "--strict") == 4
+
+
+def test_lint_for_machines(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(WARNED.replace("size: 4", "sise: 4"))
+    assert _run("lint", path, "--format", "json") == 4
+    document = json.loads(capsys.readouterr().out)
+    assert document["errors"] == len(document["findings"])
+    assert any(f["where"] == f"{path}:5:5" for f in document["findings"])
+    assert _run("lint", path, "--format", "github") == 4
+    assert f"::error file={path},line=5,col=5::unknown key 'sise' (did you mean 'size'?)" in capsys.readouterr().out
+    path.write_text(WARNED)
+    assert _run("lint", path, "--format", "github") == 0
+    assert f"::warning file={path},line=6,col=11::PCIe of 32 TB/s" in capsys.readouterr().out
+
+
+FEW = (
+    "--device",
+    "h100-sxm-80gb",
+    "--nodes",
+    2,
+    "--inside",
+    "nvlink:450GB/s",
+    "--between",
+    "infiniband:400Gbit/s,ports=8",
+)
+
+
+def test_a_profile_by_flags_lints_clean(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "lab.yaml"
+    assert _run("init", *FEW, "-o", path) == 0
+    assert _run("lint", path, "--strict") == 0
+    assert _run("init", *FEW[:4]) == 2
+    assert "8 devices a node, and no link joins them" in capsys.readouterr().err
+    assert _run("init", "--nodes", 2) == 2
+
+
+def test_a_profile_by_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "asked.yaml"
+    answers = "h100-sxm-80gb\n8\n2\nnvlink\n450GB/s\ninfiniband\n400Gbit/s\n8\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(answers))
+    assert _run("init", "--ask", "-o", path) == 0
+    assert _run("lint", path, "--strict") == 0
+    flags = tmp_path / "flags" / "asked.yaml"
+    flags.parent.mkdir()
+    assert _run("init", *FEW, "-o", flags) == 0
+    assert flags.read_text() == path.read_text()
+
+
+def test_pasted_text_becomes_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    text = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV12\t0-63\nGPU1\tNV12\t X \t0-63\n"
+    (tmp_path / "topo.txt").write_text(text)
+    path = tmp_path / "node.yaml"
+    assert _run("import", tmp_path / "topo.txt", "--device", "a100-sxm-80gb", "-o", path) == 0
+    assert _run("lint", path, "--strict") == 0
+    assert _run("import", tmp_path / "topo.txt") == 2
+    assert "give --device NAME" in capsys.readouterr().err
+    (tmp_path / "words.txt").write_text("hello")
+    assert _run("import", tmp_path / "words.txt", "--device", "a100-sxm-80gb") == 4
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_names(shell: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        main(["completion", shell])
+    assert f"_SHARDPLAN_COMPLETE={shell}_complete" in capsys.readouterr().out
+    for words, name in ((["plan", "gpt2-"], "gpt2-xl"), (["plan", "gpt2", "-H", "dgx-b"], "dgx-b200"),
+                        (["hardware", "init", "--device", "h100"], "h100-sxm-80gb")):  # fmt: skip
+        monkeypatch.setenv("_SHARDPLAN_COMPLETE", f"{shell}_complete")
+        monkeypatch.setenv("COMP_WORDS", " ".join(["shardplan", *words]))
+        monkeypatch.setenv("COMP_CWORD", words[-1] if shell == "fish" else str(len(words)))
+        with pytest.raises(SystemExit):
+            main([])
+        assert name in capsys.readouterr().out

@@ -39,7 +39,7 @@ def test_the_schema_of_configurations_accepts_those_of_the_page(kind: str, capsy
 
 def test_the_schema_of_hardware_profiles_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("schema", "hardware") == 0
-    jsonschema.Draft202012Validator.check_schema(json.loads(capsys.readouterr().out))
+    jsonschema.Draft7Validator.check_schema(json.loads(capsys.readouterr().out))
 
 
 def test_another_subject_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.graph import DType, Graph, Node, Tensor, TensorKind, hand_on, per_graph, remember
+from planner.graph import DType, Graph, Node, Tensor, TensorKind, hand_on, per_graph, per_model, remember
 
 CALLS: list[int] = []
 
@@ -13,6 +13,11 @@ CALLS: list[int] = []
 def size(graph: Graph) -> int:
     CALLS.append(graph.batch)
     return len(graph.nodes)
+
+
+@per_model
+def names(graph: Graph) -> tuple[str, ...]:
+    return tuple(graph.tensors)
 
 
 def small(batch: int) -> Graph:
@@ -36,14 +41,16 @@ def test_copies_start_anew() -> None:
     assert CALLS == [3, 3]
 
 
-def test_results_are_given_and_handed_on() -> None:
+def test_results_are_given_and_handed_on_where_they_depend_on_no_sizes() -> None:
     CALLS.clear()
     graph, derived, unknowing = small(4), small(5), small(6)
     remember(graph, size, 7)
+    remember(graph, names, ("x",))
     assert graph.producer == {"y": 0}
-    hand_on(graph, derived, [size], "producer")
-    hand_on(unknowing, graph, [size], "edges")
-    assert size(derived) == size(graph) == 7
+    hand_on(graph, derived)
+    hand_on(unknowing, graph)
+    assert (size(graph), size(derived)) == (7, 1)
+    assert names(derived) == names(graph) == ("x",)
     assert vars(derived)["producer"] is graph.producer
     assert "edges" not in vars(graph)
-    assert CALLS == []
+    assert CALLS == [5]

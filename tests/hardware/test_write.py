@@ -82,14 +82,14 @@ def _files() -> list[Any]:
 
 def test_the_schema_accepts_what_the_loader_accepts() -> None:
     schema = profile_json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    validator = jsonschema.Draft202012Validator(schema)
+    jsonschema.Draft7Validator.check_schema(schema)
+    validator = jsonschema.Draft7Validator(schema)
     for content in _files():
         validator.validate(content)
 
 
 def test_the_schema_refuses_what_the_loader_refuses() -> None:
-    validator = jsonschema.Draft202012Validator(profile_json_schema())
+    validator = jsonschema.Draft7Validator(profile_json_schema())
     changes: list[dict[str, Any]] = [
         {"nodez": 1},
         {"nodes": 0},

@@ -13,6 +13,8 @@ ROOT = Path(planner.__file__).parent
 
 ELSEWHERE = {
     "HANDLERS": "how the importer puts tensors in the place of sequences",
+    "_HANDLERS": "which nodes of a file the importer does not take as they are",
+    "_LAST": "what the last node of a function of a formula can be",
     "_FOLDS_OF_ONE": "which nodes of one input are taken out",
     "_JOINING": "what exporters compute weights with",
     "_LOSSES": "where a graph ends in a loss",

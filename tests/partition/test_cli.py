@@ -164,7 +164,8 @@ def test_diff_tells_two_plans_apart(plan_file: Path, graph: Path, tmp_path: Path
     assert "max-load 5.5 ms -> max-load 10 ms (+81.82%)" in out
     assert "options.devices" in out
     assert run("diff", plan_file, other, "--format", "json") == 1
-    assert {"path": "options.devices", "old": 2, "new": 1} in json.loads(capsys.readouterr().out)["changes"]
+    change = {"area": "options", "path": ["options", "devices"], "old": 2, "new": 1, "relative": -0.5}
+    assert change in json.loads(capsys.readouterr().out)["changes"]
 
 
 def test_diff_refuses_plans_of_two_kinds(plan_file: Path, tmp_path: Path, capsys: Capture) -> None:

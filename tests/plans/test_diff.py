@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
-from planner import diff_report
+from planner import compare_plans, diff_report
 from planner.errors import PlanError
-from planner.plans import Area, Change, Plan, diff, dumps, loads
+from planner.plans import Area, Change, Plan, diff, dumps, loads, seal
 from planner.report import to_text
 from tests.plans.sample import decision, language_model, make_plan
 from tests.plans.test_files import plans
@@ -19,7 +19,7 @@ def faster(plan: Plan, factor: float) -> Plan:
     """The plan with its times of an iteration divided."""
     p = plan.predictions
     changed = dataclasses.replace(p, iteration_s=p.iteration_s / factor, samples_per_s=p.samples_per_s * factor)
-    return dataclasses.replace(plan, predictions=changed)
+    return seal(dataclasses.replace(plan, predictions=changed))
 
 
 @given(plans())
@@ -61,7 +61,7 @@ def test_a_moved_block_is_told_by_its_name() -> None:
             ("from_stage: 0", "to_stages: 1", "shape: 4", "dtype: float32", "bytes: 16", "gradient: True"),
         ),
     }
-    text = to_text(diff_report(old, new, diff(old, new)))
+    text = to_text(diff_report(compare_plans(old, new), every_value=True))
     assert "- layers.1: stage 1 -> stage 0" in text
 
 
@@ -93,14 +93,24 @@ def test_parts_can_be_left_out() -> None:
     assert diff(old, faster(old, 2.0), ignore=[Area.PREDICTIONS]) == []
 
 
-def test_a_report_begins_with_speed() -> None:
+def test_a_report_begins_with_three_sentences_and_lists_values_on_demand() -> None:
     old = make_plan()
-    changes = diff(old, faster(old, 2.0))
-    assert changes[0] == Change(Area.PREDICTIONS, ("iteration_s",), 0.5, 0.25, -0.5)
-    assert to_text(diff_report(old, faster(old, 2.0), changes)) == (
-        "2 changes between the plans\n"
+    found = compare_plans(old, faster(old, 2.0))
+    assert found.changes[0] == Change(Area.PREDICTIONS, ("iteration_s",), 0.5, 0.25, -0.5)
+    assert to_text(diff_report(found, every_value=True)) == (
+        "a step takes 500 ms -> 250 ms (-50.00%)\n"
         "\n"
-        "Iteration 500 ms -> 250 ms (-50.0%), throughput 12 -> 24 samples/s (+100.0%).\n"
+        "Changed: none of model, hardware, options and tool.\n"
+        "Planner: decides as before.\n"
+        "Cost: a step 500 ms -> 250 ms (-50.00%), the fullest device 3 GiB (19%) -> 3 GiB (19%) (+0.00%).\n"
+        "\n"
+        "Figures\n"
+        "  figure                     old           new   change\n"
+        "  time of a step          500 ms        250 ms   -50.0%\n"
+        "  throughput        12 samples/s  24 samples/s  +100.0%\n"
+        "  fullest device     3 GiB (19%)   3 GiB (19%)    +0.0%\n"
+        "  bubble                   96.3%         96.3%\n"
+        "  gap to the bound           20%           20%\n"
         "\n"
         "Predictions\n"
         "  what           old     new      change\n"
@@ -109,8 +119,9 @@ def test_a_report_begins_with_speed() -> None:
     )
 
 
-def test_equal_plans_have_a_short_report() -> None:
-    assert to_text(diff_report(make_plan(), make_plan(), [])) == "The plans say the same\n"
+def test_equal_plans_say_what_was_compared() -> None:
+    found = compare_plans(make_plan(), make_plan())
+    assert to_text(diff_report(found)) == "compared 3 stages, 15 operators: no changes\n"
 
 
 def test_a_plan_in_pieces_is_not_compared() -> None:

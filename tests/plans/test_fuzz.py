@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import diff_report, explanation_report
+from planner import compare_plans, diff_report, explanation_report
 from planner.errors import PlanError
-from planner.plans import diff, dumps, explain, loads, validate
+from planner.plans import dumps, explain, loads, validate
 from tests.plans.sample import cluster, decision, language_model, make_plan
 
 PLAN = make_plan(chosen=decision((2, 1), (0, 3), copies=2, micro_batches=4))
@@ -56,6 +56,6 @@ def test_a_changed_value_ends_in_findings_or_in_a_plan_error(path: tuple[Any, ..
     assert bool(validate(plan, GRAPH, cluster())) != same
     try:
         explanation_report(explain(plan))
-        diff_report(PLAN, plan, diff(PLAN, plan))
+        diff_report(compare_plans(PLAN, plan), every_value=True)
     except PlanError:
         assert not same

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import diff_report, explanation_report
+from planner import compare_plans, diff_report, explanation_report
 from planner.check import check_plan
 from planner.errors import PlanError
-from planner.plans import diff, dumps, explain, loads, seal, validate
+from planner.plans import dumps, explain, loads, seal, validate
 from tests.plans.sharded_sample import language
 from tests.plans.test_fuzz import leaves
 
@@ -56,6 +56,6 @@ def test_a_changed_value_is_found_even_under_a_new_digest(data: st.DataObject) -
         assert bool(found) != same, (path, value)
     try:
         explanation_report(explain(plan))
-        diff_report(sample.plan, plan, diff(sample.plan, plan))
+        diff_report(compare_plans(sample.plan, plan), every_value=True)
     except PlanError:
         assert not same

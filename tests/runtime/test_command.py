@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_run_checks_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert found["check"]["wrong"] == []
     assert len(found["losses"]) == 3
     assert {(t["stage"], t["kind"]) for t in found["times"]} == {
-        (s, k) for s in (0, 1) for k in ("forward", "backward")
+        (s, k) for s in (0, 1) for k in ("forward", "backward", "update")
     }
 
 
@@ -69,6 +70,65 @@ def test_run_refuses_a_plan_of_another_model_before_a_process_starts(
         main(["run", plan, "--model", str(tmp_path / "other.onnx")])
     assert ended.value.code not in (0, None)
     assert "is this the model that the plan was made for" in capfd.readouterr().err
+
+
+def _json(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *arguments, "--format", "json"])
+    assert ended.value.code in (0, None)
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return found
+
+
+def test_measure_shows_time_and_memory_beside_the_prediction(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan, model = _files(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", plan, "--model", model, "--measure"])
+    assert ended.value.code in (0, None)
+    out = capfd.readouterr().out
+    assert out.count("step ") == 3
+    assert "an iteration with a core for each rank" in out
+    assert "memory by which a process grew" in out
+    assert max(map(len, out.splitlines())) <= 100
+    found = _json(capfd, plan, "--model", model, "--measure")
+    assert [m["rank"] for m in found["memory"]] == [0, 1]
+    assert all(m["measured_bytes"] > 0 for m in found["memory"])
+    assert {t["kind"] for t in found["times"]} == {"forward", "backward", "update"}
+    assert all(t["measured_s"] > 0 for t in found["times"])
+
+
+def test_the_fullest_rank_runs_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan, model = _files(tmp_path)
+    stages = planner.read_plan(plan).predictions.stages
+    fullest = max(range(2), key=lambda stage: stages[stage].memory.total_bytes)
+    found = _json(capfd, plan, "--model", model, "--rank", "fullest", "--alone", "--steps", "2")
+    assert found["alone"] == fullest
+    assert len(found["step_s"]) == 2
+    assert {t["stage"] for t in found["times"]} == {fullest}
+    other = _json(capfd, plan, "--model", model, "--rank", str(1 - fullest), "--alone")
+    assert {t["stage"] for t in other["times"]} == {1 - fullest}
+    for wrong, named in (
+        (["--alone"], "belong together"),
+        (["--rank", "0"], "belong together"),
+        (["--rank", "last", "--alone"], "'last' is no rank"),
+        (["--rank", "9", "--alone"], "no stage runs on rank 9"),
+        (["--rank", "0", "--alone", "--check"], "--check compares all ranks"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", plan, "--model", model, *wrong])
+        assert ended.value.code == 2
+        assert named in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "degrees", [{"tensor": 2, "pipeline": 2}, {"pipeline": 2, "zero": 3}, {"zero": 1, "tensor": 2}]
+)
+def test_ranks_that_share_work_run_alone(degrees: dict[str, int]) -> None:
+    plan = cases.plan(cases.Case("", "gpt, wide", 4, degrees, 4))
+    found = planner.runtime.run(plan, cases.model("gpt, wide"), steps=2, alone=3)
+    assert [m.rank for m in found.memory] == [3]
+    assert len(found.step_s) == 2
+    assert {t.stage for t in found.times} == set(plan.stages_of(3))
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4])

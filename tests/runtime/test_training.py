@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import planner  # noqa: E402
 from planner import runtime  # noqa: E402
-from tests.runtime import cases  # noqa: E402
+from tests.runtime import cases, trainings  # noqa: E402
 
 RATE = 0.05
 
@@ -112,6 +113,23 @@ def test_training_goes_on_under_another_plan(tmp_path: Path) -> None:
             torch.testing.assert_close(torch.from_numpy(x), weights[name], rtol=1e-9, atol=1e-11)
 
 
+def test_four_trainings_have_one_loss_curve() -> None:
+    found = trainings.curves(16)
+    assert len(found) == 4
+    assert trainings.apart(found) < 1e-6
+    for losses in found.values():
+        assert sum(losses[-4:]) < 0.95 * sum(losses[:4])
+
+
+def test_the_page_has_trainings_that_learn_and_agree() -> None:
+    text = trainings.PAGE.read_text().split("<!-- generated: trainings -->")[1].split("<!-- end -->")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()[2:]]
+    assert [row[0] for row in cells] == [*trainings.PLANS, ", then ".join(trainings.MOVED)]
+    for row in cells:
+        assert float(row[5]) < 0.5 * float(row[1])
+        assert float(row[6]) < 1e-6
+
+
 def _two_stages() -> planner.Plan:
     return cases.plan(cases.Case("", "gpt, untied", 2, {"pipeline": 2}, 4))
 
@@ -175,3 +193,30 @@ def test_every_requirement_has_a_word() -> None:
 
     assert {*runtime.EXECUTED, *runtime.REFUSED} == set(Requirement)
     assert not set(runtime.EXECUTED) & set(runtime.REFUSED)
+
+
+def test_the_loss_is_the_output_that_computes_it(tmp_path: Path) -> None:
+    helper = pytest.importorskip("onnx.helper")
+    onnx = pytest.importorskip("onnx")
+    draw = torch.Generator().manual_seed(0)
+    w = torch.randn(8, 5, generator=draw)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["logits"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["logits", "labels"], ["loss"]),
+    ]
+    tensors = [helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [2, 8]), ("logits", [2, 5]), ("loss", []))]
+    labels = helper.make_tensor_value_info("labels", onnx.TensorProto.INT64, [2])
+    weight = onnx.numpy_helper.from_array(w.numpy(), "w")
+    graph = helper.make_graph(nodes, "classes", [tensors[0], labels], tensors[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    job = planner.Job(global_batch=4, precision="fp32", optimizer="sgd", devices=1)
+    known, cluster = planner.load_graph(tmp_path / "m.onnx"), planner.load_cluster("dgx-a100")
+    plan = planner.predict(known, cluster, job, planner.Degrees(micro_batch=2)).plan
+    assert plan.model.loss_output == "loss"
+    x, classes = torch.randn(4, 8, generator=draw), torch.tensor([0, 4, 2, 2])
+    np.savez(tmp_path / "data.npz", x=x.numpy(), labels=classes.numpy())
+    found = runtime.run(plan, tmp_path / "m.onnx", data=tmp_path / "data.npz", check=True)
+    expected = torch.nn.functional.cross_entropy(x @ w, classes)
+    assert found.losses[0] == pytest.approx(float(expected), rel=1e-5)
+    assert found.check is not None
+    assert found.check.largest < 1e-12

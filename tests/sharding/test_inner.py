@@ -143,7 +143,9 @@ def test_on_one_rank_the_arrays_are_those_of_the_unsharded_blocks(name: str) -> 
     assert not one.communication_s.any()
     sizes = {name: wire_bytes(graph, name, precision("bf16")) for name in chain.handed_on}
     checkpoints = checkpoint_table(chain, sizes, np.arange(len(chain.blocks)))  # of blocks, not of layers
-    for table, data in ((plain.saved_bytes, one.saved), (checkpoints, one.checkpoints)):
+    points = [block.named(point) for block, point in zip(costs.blocks, one.points, strict=True)]
+    saved, inputs = [point.saved for point in points], [point.checkpoints for point in points]
+    for table, data in ((plain.saved_bytes, saved), (checkpoints, inputs)):
         users: dict[str, tuple[float, list[int]]] = {}
         for b, each in enumerate(data):
             for storage, size in each:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from planner.api import load_graph as load_bundled
 from planner.bundled import build_bundled
@@ -17,19 +14,13 @@ from planner.importers import graph_from_proto, load_graph
 from planner.sharding import (
     Boundary,
     Setting,
-    StateBytes,
-    TableCut,
     WeightChoice,
     describe,
-    embedding_tables,
-    ideal_mesh,
     inner_costs,
     layout_text,
     mesh_on,
-    place_tables,
     sharded_costs,
 )
-from planner.sharding.embedding_tables import Table
 from planner.sharding.searches import get
 from tests.shared_data import shared_path
 
@@ -79,64 +70,6 @@ def test_mixtral_fits_sixteen_devices() -> None:
     ]
     assert len(experts) >= 32
     assert all("S" in layout_text(c.weight) for c in experts)
-
-
-def test_tables_of_dlrm_go_whole_to_single_devices_or_by_rows_to_all() -> None:
-    """26 tables; the three of almost 40 million rows take 81.7 GB each with Adam and cannot lie on one device."""
-    graph, setting = _load("dlrm", {"all": 16})
-    tables = embedding_tables(graph)
-    assert len(tables) == 26
-    assert {t.vectors for t in tables} == {2048}
-    found = place_tables(tables, setting.mesh, memory_bytes=MEMORY)
-    assert found.memory_bytes.max() <= MEMORY
-    assert found.memory_bytes.sum() == pytest.approx(sum(t.rows * t.width for t in tables) * 16, rel=1e-4)
-    cut = {t.name: c for t, c in zip(tables, found.cuts, strict=True)}
-    assert {n for n, c in cut.items() if c is TableCut.ROWS} >= {f"tables.{k}.weight" for k in (0, 19, 21)}
-    every_row = place_tables(tables, setting.mesh, memory_bytes=found.memory_bytes.sum() / 16 * 1.0001)
-    assert found.forward_s + found.backward_s <= every_row.forward_s + every_row.backward_s
-
-
-def test_many_lookups_want_whole_tables() -> None:
-    """Where bytes count and not latency, tables by rows send sixteen times as much in sum."""
-    graph, setting = _load("dlrm", {"all": 16})
-    tables = [Table(t.name, t.rows, t.width, 100 * t.vectors) for t in embedding_tables(graph)]
-    found = place_tables(tables, setting.mesh, memory_bytes=MEMORY)
-    assert sum(c is TableCut.TABLE for c in found.cuts) >= 20
-    assert {r for r in found.ranks if r >= 0} == set(range(16)), "every device holds some"
-
-
-def test_eight_equal_tables_on_four_ranks_by_hand() -> None:
-    """Two tables a rank; each sends 3/4 of 2 x 100 vectors x 16 x 2 bytes."""
-    tables = [Table(f"t{k}", 1000, 16, 100) for k in range(8)]
-    found = place_tables(tables, ideal_mesh((4,)), memory_bytes=2 * 1000 * 16 * 16)
-    assert sorted(found.ranks) == [0, 0, 1, 1, 2, 2, 3, 3]
-    np.testing.assert_array_equal(found.memory_bytes, np.full(4, 2 * 1000 * 16 * 16.0))
-    np.testing.assert_array_equal(found.sent_bytes, np.full(4, 0.75 * 2 * 100 * 16 * 2))
-    assert found.forward_s == found.backward_s == 0.75 * 2 * 100 * 16 * 2
-    assert found.gap == 0.0
-    rows = place_tables(tables[:1], ideal_mesh((4,)), memory_bytes=250 * 16 * 16)
-    assert (rows.cuts, rows.ranks) == ((TableCut.ROWS,), (-1,))
-    assert rows.forward_s == 0.75 * 100 * 16 * 2, "reduced and scattered"
-
-
-@settings(deadline=None, max_examples=60)
-@given(data=st.data())
-def test_placements_hold_every_table_once_and_fit(data: st.DataObject) -> None:
-    ranks = data.draw(st.integers(1, 5))
-    sizes = st.tuples(st.integers(1, 60), st.integers(1, 8), st.integers(1, 20))
-    tables = [Table(f"t{k}", *each) for k, each in enumerate(data.draw(st.lists(sizes, min_size=1, max_size=8)))]
-    limit = data.draw(st.floats(10, 20000))
-    mesh = ideal_mesh((ranks,))
-    least = sum(16 * -(-t.rows // ranks) * t.width for t in tables)
-    if least > limit:
-        with pytest.raises(InfeasibleError, match="tables need"):
-            place_tables(tables, mesh, memory_bytes=limit)
-        return
-    found = place_tables(tables, mesh, memory_bytes=limit, state=StateBytes())
-    assert found.memory_bytes.max() <= limit * (1 + 1e-12)
-    assert all((c is TableCut.ROWS) == (r == -1) for c, r in zip(found.cuts, found.ranks, strict=True))
-    assert all(-1 <= r < ranks for r in found.ranks)
-    assert found.bound_s <= (found.forward_s + found.backward_s) * (1 + 1e-9)
 
 
 def test_blocks_of_gshard_over_64_devices_are_expert_parallel() -> None:

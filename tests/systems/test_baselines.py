@@ -7,7 +7,7 @@ import pytest
 import planner
 from planner.solvers.layouts import wide_meshes
 from planner.systems import Setting, SystemRow, compare_systems
-from planner.systems.sharded import task_of
+from planner.systems.proposals import task_of
 
 
 def rows(

@@ -6,19 +6,21 @@ import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from planner.graph import ConstantValue, DType, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
+from planner.graph import AttributeValue, ConstantValue, DType, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
 from planner.importers.onnx_graph.dims import batch_size
 from planner.importers.onnx_graph.weights import lost_parameters
 from planner.importers.onnx_graph.work import Array, WorkGraph
 from planner.operators import rule_of
+
+_NO_ATTRIBUTES: Mapping[str, AttributeValue] = MappingProxyType({})
 
 
 def freeze(work: WorkGraph) -> Graph:
     """The finished graph; deterministic, linear in its size."""
     nodes = tuple(
         Node(
-            n.outputs[0], n.op, tuple(n.inputs), tuple(n.outputs), MappingProxyType(n.attributes), n.scope.module or "",
-            n.name, n.repeat,
+            n.outputs[0], n.op, tuple(n.inputs), tuple(n.outputs),
+            MappingProxyType(n.attributes) if n.attributes else _NO_ATTRIBUTES, n.scope.module or "", n.name, n.repeat,
         )
         for n in work.nodes
     )  # fmt: skip

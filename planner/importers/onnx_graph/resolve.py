@@ -78,6 +78,7 @@ class Resolver:
         self.assumed: dict[str, str] = {}
         self.dealt: dict[str, int] = {}
         self.untyped: dict[str, str] = {}
+        self._kinds: dict[TensorType, TensorType] = {}
         graph = model.graph
         inputs = axis_binding.model_inputs(graph)
         names = axis_binding.axis_names(inputs, where)
@@ -428,7 +429,8 @@ class Resolver:
             raise ModelError(
                 f"tensor {name!r} has the unknown element type {element}", where=self.where, hint="update onnx"
             )
-        return TensorType(shape, element)
+        kind = TensorType(shape, element)
+        return self._kinds.setdefault(kind, kind)
 
     def _small_value(self, tensor: onnx.TensorProto, name: str, kind: TensorType) -> Array | None:
         """A stored tensor's value where it is small and in the file.

@@ -1,12 +1,16 @@
-"""The planner's own search within the limits of a system: cuts, replicas, copies, micro-batches and recomputation."""
+"""Where systems have their configurations from: the own search within their limits, every device the whole model, or
+layouts that cut every operator."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.errors import InfeasibleError, JobError, ShardplanError
+from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
 from planner.solvers import search
+from planner.solvers.layouts import LayoutTask, lay_operators
+from planner.space import Configuration, StageChoice
 from planner.space.asked import allowed_ranks, in_words
 from planner.space.pricer import Pricer
 from planner.space.timing import played_s
@@ -19,7 +23,7 @@ MOST_JUDGED = 6
 """Decisions of the search that are judged."""
 
 
-def propose(setting: Setting, system: System) -> Iterator[Proposal]:
+def by_search(setting: Setting, system: System) -> Iterator[Proposal]:
     """The fastest decisions of the search, with the first kind of recomputation with which one fits."""
     sizes = setting.job.micro_batches or (setting.sizes if setting.notes else ())
     asked = replace(setting.job, micro_batches=sizes)
@@ -85,3 +89,47 @@ def _found(setting: Setting, job: Job, prices: Pricer | None = None) -> Iterator
         schedule = candidate.decision.schedule
         notes = () if schedule in job.schedules else (f"schedule {schedule}",)
         yield Proposal((candidate.decision,), notes=notes)
+
+
+def by_exchange(setting: Setting, system: System) -> Iterator[Proposal]:
+    """Data parallelism whose gradients travel by a scheme of `planner.exchange`, with each micro-batch size."""
+    for configuration in data_parallel(setting, system.scheme):
+        yield Proposal((configuration,))
+
+
+def data_parallel(setting: Setting, scheme: str) -> Iterator[Configuration]:
+    """Every device the whole model, gradients exchanged by a scheme, by micro-batch size, the largest first."""
+    for size in reversed(setting.sizes):
+        parts, rest = divmod(setting.job.global_batch, size)
+        if not rest:
+            replicas = max(r for r in range(1, setting.devices + 1) if parts % r == 0)
+            whole = (StageChoice(0, setting.blocks, 1),)
+            yield Configuration(whole, replicas, size, parts // replicas, "1f1b", exchange=scheme)
+
+
+def by_layouts(setting: Setting, system: System) -> Iterator[Proposal]:
+    """The layouts of the system's own search on each mesh with the largest micro-batches, fastest first."""
+    if system.layouts is None:
+        raise UsageError(f"{system.title} says no way to cut operators", hint="give the system its layouts")
+    for each in lay_operators(task_of(setting), system.layouts):
+        costs = setting.prices.whole(each.micro_batch, each.mesh, each.answer.decision, each.slowest)
+        stage = costs.stage(0, setting.blocks)
+        count = setting.job.global_batch // each.micro_batch
+        configuration = Configuration((stage,), 1, each.micro_batch, count, "1f1b")
+        shape = " x ".join(map(str, each.mesh))
+        unlike = bool(setting.cluster.device_types[: math.prod(each.mesh)].any())
+        yield Proposal(
+            (configuration,),
+            words=f"every operator on a mesh of {shape}, micro-batch {each.micro_batch} x {count}",
+            notes=("communication is not overlapped", "unlike devices share the operators: no plan file")[: 1 + unlike],
+            unwritten=f"{system.title} shares every operator among unlike devices: its row has no plan file" * unlike,
+        )
+        if setting.fits(configuration):
+            return
+
+
+def task_of(setting: Setting) -> LayoutTask:
+    """What layouts are looked for."""
+    only = setting.fixed or bool(setting.job.micro_batches)
+    where = setting.prices, setting.cluster, setting.job, setting.devices
+    return LayoutTask(*where, setting.sizes, only, setting.states_bytes)

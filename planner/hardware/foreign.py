@@ -1,0 +1,317 @@
+"""What other tools say of a machine, as a cluster of ours: `nvidia-smi topo -m`, nccl-tests, Calculon, ASTRA-sim."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.errors import HardwareError
+from planner.hardware.sketch import ClusterSketch, LinkSketch
+from planner.hardware.types import Collective
+from planner.units import Dimension, render
+
+NVLINK_BYTE_PER_S: Mapping[str, float] = {
+    "p100": 20e9, "v100": 25e9, "a100": 25e9, "a800": 25e9, "h100": 25e9, "h200": 25e9, "h800": 25e9, "b200": 50e9,
+    "b300": 50e9, "gb200": 50e9, "gb300": 50e9,
+}  # fmt: skip
+"""One NVLink in one direction, by generation of device (NVIDIA's data sheets)."""
+
+_PCIE = re.compile(r"^(PIX|PXB|PHB|NODE|SYS)$")
+_SMI = "nvidia-smi topo -m"
+
+
+def from_topology(text: str, *, name: str, device: str, pcie_byte_per_s: float = 32e9) -> ClusterSketch:
+    """A node from what `nvidia-smi topo -m` prints.
+
+    GPUs with NVLinks among them are a tier; groups of these are joined over PCIe. Where some pairs of a group have no
+    NVLink of their own, the group is a mesh, whose single wires are told. Network cards are counted, but their speed is
+    not in the matrix.
+
+    Args:
+        text: the matrix, with or without its legend.
+        name: of the cluster.
+        device: name of the device, from which the speed of its NVLinks follows.
+        pcie_byte_per_s: of a device's PCIe in one direction; 32 GB/s is generation 4 with 16 lanes.
+
+    Raises:
+        HardwareError: there is no matrix of GPUs, or the groups are not of one size.
+    """
+    links = _matrix(text)
+    count = len(links)
+    groups = _groups(links)
+    sizes = sorted({len(group) for group in groups})
+    if len(sizes) > 1:
+        raise HardwareError(f"NVLinks join groups of {sizes} GPUs", where=_SMI, hint="describe the node with --inside")
+    inside: list[LinkSketch] = []
+    if sizes[0] > 1:
+        inside.append(_nvlink(links, groups, device))
+    if len(groups) > 1:
+        inside.append(LinkSketch("pcie", pcie_byte_per_s, size=len(groups), source=_SMI))
+    about = f"{count} GPUs as {_SMI} shows them"
+    return ClusterSketch(name, device, tuple(inside), about=about)
+
+
+def _matrix(text: str) -> list[list[int]]:
+    """NVLinks between each two GPUs, 0 over PCIe.
+
+    Raises:
+        HardwareError: it is no square matrix.
+    """
+    rows: list[list[str]] = []
+    for line in text.splitlines():
+        words = re.sub(r"\x1b\[[0-9;]*m", "", line).split()
+        if words and re.fullmatch(r"GPU\d+", words[0]) and not (len(words) > 1 and re.fullmatch(r"GPU\d+", words[1])):
+            rows.append(words[1:])
+    count = len(rows)
+    if count < 2 or any(len(row) < count or row[i] != "X" for i, row in enumerate(rows)):
+        raise HardwareError(f"no matrix of GPUs in the {count} lines of GPUs", where=_SMI, hint="paste all of it")
+    links = []
+    for row in rows:
+        cells = [re.fullmatch(r"NV(\d+)", cell) for cell in row[:count]]
+        for cell, match in zip(row, cells, strict=False):
+            if match is None and cell != "X" and not _PCIE.match(cell):
+                raise HardwareError(f"{cell!r} is no link between GPUs", where=_SMI, hint="paste the matrix as it is")
+        links.append([int(match[1]) if match else 0 for match in cells])
+    if any(links[i][j] != links[j][i] for i in range(count) for j in range(i)):
+        raise HardwareError("the matrix is not symmetric", where=_SMI, hint="paste all of it")
+    return links
+
+
+def _groups(links: Sequence[Sequence[int]]) -> list[set[int]]:
+    """GPUs that NVLinks join, directly or through others."""
+    groups: list[set[int]] = []
+    for gpu, row in enumerate(links):
+        joined = {gpu, *(other for other, count in enumerate(row) if count)}
+        near = [group for group in groups if group & joined]
+        groups = [group for group in groups if group not in near] + [joined.union(*near)]
+    return groups
+
+
+def _nvlink(links: Sequence[Sequence[int]], groups: Sequence[set[int]], device: str) -> LinkSketch:
+    """The tier of NVLinks: all links of a GPU behind a switch, or a mesh where pairs have wires of their own."""
+    each = next((rate for kind, rate in NVLINK_BYTE_PER_S.items() if kind in device.lower()), 25e9)
+    size = len(groups[0])
+    pairs = [links[i][j] for group in groups for i in group for j in group if i != j]
+    wired = min(pairs) == 0 or len(set(pairs)) > 1
+    least = min(sum(row) for row in links) if wired else pairs[0]
+    peer = each * min(count for count in pairs if count) if wired else None
+    return LinkSketch("nvlink", each, least, size, peer_byte_per_s=peer, source=f"{_SMI}, NV{least} a GPU")
+
+
+_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+\w+(?:\s+([a-z]\w*))?(?:\s+(-?\d+))?\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s")
+_KINDS = {
+    "all_reduce": Collective.ALL_REDUCE,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "all_gather": Collective.ALL_GATHER,
+    "alltoall": Collective.ALL_TO_ALL,
+    "broadcast": Collective.BROADCAST,
+}
+"""Collectives by the name of the test, before `_perf`."""
+
+
+def from_nccl_tests(text: str, *, collective: str = "") -> tuple[Collective, dict[str, Any]]:
+    """A measured collective from the table that nccl-tests print: `seconds = latency + traffic / bandwidth`.
+
+    Latency and bandwidth are fitted to the out-of-place times with equal relative weights, by least squares.
+
+    Args:
+        text: what a test printed, with its heading.
+        collective: which one it was, where the text does not name the test: `all_reduce`, `all_gather`, ...
+
+    Returns:
+        The collective, and its row of a profile's `measured`.
+
+    Raises:
+        HardwareError: no table, no number of ranks, or a collective that is not said.
+    """
+    where = "nccl-tests"
+    ranks = len(re.findall(r"^#?\s*Rank\s+\d+\s", text, re.M))
+    if ranks < 2:
+        raise HardwareError("the lines `# Rank 0 ...` of two ranks and more are missing", where=where, hint="paste all")
+    named = collective or next(iter(re.findall(r"(\w+?)_perf", text)), "")
+    rows = [match for match in map(_ROW.match, text.splitlines()) if match and int(match[1]) > 0]
+    rows = [row for row in rows if float(row[5]) > 0]
+    if len(rows) < 2:
+        raise HardwareError(f"{len(rows)} rows with sizes and times", where=where, hint="run it from 8 B to 1 GB")
+    if named not in _KINDS:
+        message = f"which collective {named!r} is, is not known" if named else "the text does not name the collective"
+        raise HardwareError(message, where=where, hint=f"say --collective {', '.join(_KINDS)}")
+    kind = _KINDS[named]
+    factor = (2 if kind is Collective.ALL_REDUCE else 1) * (ranks - 1) / ranks
+    sizes = [int(row[1]) * factor for row in rows]
+    seconds = [float(row[5]) * 1e-6 for row in rows]
+    latency_s, byte_per_s = _fitted(sizes, seconds)
+    row = {
+        "ranks": ranks,
+        "latency": render(latency_s, Dimension.SECONDS, 3),
+        "bandwidth": render(byte_per_s, Dimension.BYTE_RATE, 4),
+    }
+    return kind, row
+
+
+def _fitted(traffic: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """Latency and bandwidth of least squared relative errors; the latency at least half of the shortest time.
+
+    Raises:
+        HardwareError: times do not grow with sizes.
+    """
+    weights = [1 / s**2 for s in seconds]
+    total = sum(weights)
+    mean_x = sum(w * x for w, x in zip(weights, traffic, strict=True)) / total
+    mean_t = sum(w * t for w, t in zip(weights, seconds, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, traffic, strict=True))
+    triples = zip(weights, traffic, seconds, strict=True)
+    slope = sum(w * (x - mean_x) * (t - mean_t) for w, x, t in triples) / spread if spread else 0.0
+    if slope <= 0:
+        raise HardwareError("times do not grow with sizes", where="nccl-tests", hint="run it from 8 B to 1 GB")
+    return max(mean_t - slope * mean_x, min(seconds) / 2), 1 / slope
+
+
+_CALCULON_FORMATS = {"float8": "fp8", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "tf32": "tf32"}
+
+
+def from_calculon(text: str, *, name: str) -> ClusterSketch:
+    """A cluster from a system file of Calculon (Isaev et al. 2023), its device written out.
+
+    Networks are innermost first, their bandwidth that of one processor and direction in GB/s; the last joins nodes.
+
+    Raises:
+        HardwareError: it is no such file, or a figure is missing.
+    """
+    where = "Calculon system"
+    data = _json(text, where)
+    try:
+        matrix, memory, networks = data["matrix"], data["mem1"], data["networks"]
+        rates = {_CALCULON_FORMATS.get(k, k): f"{v['tflops']:g} TFLOP/s" for k, v in matrix.items()}
+        held = memory["GiB"] if memory["GiB"] > 1e6 else memory["GiB"] * 2**30
+        body: dict[str, Any] = {
+            "about": f"processor of the Calculon system {name}",
+            "memory": render(float(held), Dimension.BYTES),
+            "memory_bandwidth": f"{memory['GBps']:g} GB/s",
+            "matrix": rates,
+            "vector": f"{next(iter(data['vector'].values()))['tflops']:g} TFLOP/s",
+        }
+        for key, curve, unit in (
+            ("matrix_efficiency", next(iter(matrix.values())).get("gflops_efficiency"), "GFLOP"),
+            ("memory_efficiency", memory.get("MB_efficiency"), "MB"),
+        ):
+            if curve:
+                body[key] = {"points": _curve(curve, unit), "source": where}
+        links, below = [], 1
+        for i, n in enumerate(networks):
+            size, rate = max(1, int(n["size"]) // below), float(n["bandwidth"]) * 1e9
+            links.append(LinkSketch(f"network{i}", rate, 1, size, n["latency"], n["efficiency"], source=where))
+            below *= size
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise HardwareError(
+            f"{type(error).__name__} {error}", where=where, hint="give a file of its `systems`"
+        ) from error
+    return _tiers(name, f"{name}-device", links, where, nodes=1, device_types={f"{name}-device": body})
+
+
+def _curve(points: Any, unit: str) -> dict[str, str]:  # noqa: ANN401
+    """An efficiency curve; the value that holds down to nothing is taken to hold at a thousandth of the next size."""
+    listed = points.items() if isinstance(points, dict) else points
+    pairs = sorted((float(size), float(share)) for size, share in listed)
+    if pairs[0][0] == 0:
+        after = pairs[1][0] if len(pairs) > 1 else 1.0
+        pairs[0] = (after / 1000, pairs[0][1])
+    return {f"{size:g} {unit}": f"{share * 100:g}%" for size, share in pairs}
+
+
+def from_astra(text: str, *, name: str, device: str) -> ClusterSketch:
+    """A cluster from a network of ASTRA-sim's analytical backend: YAML of today, or JSON of before.
+
+    Dimensions are innermost first. The bandwidth is of one link and direction in GB/s: a ring has two links a device, a
+    full mesh one to each other device, a switch one; latencies are in nanoseconds.
+
+    Raises:
+        HardwareError: it is no such file, or its lists are not of one length.
+    """
+    where = "ASTRA-sim network"
+    data = _yaml(text, where)
+    try:
+        shapes = data.get("topology") or data["topologies-per-dim"]
+        counts = data.get("npus_count") or data["units-count"]
+        rates = data.get("bandwidth") or data["link-bandwidth"]
+        latencies = data.get("latency") or data["link-latency"]
+        numbers = data.get("links-count")
+        links = [
+            _dimension(i, *figures, numbers[i] if numbers else None, where)
+            for i, figures in enumerate(zip(shapes, counts, rates, latencies, strict=True))
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        hint = "give topology, npus_count, bandwidth and latency, each for every dimension"
+        raise HardwareError(f"{type(error).__name__} {error}", where=where, hint=hint) from error
+    return _tiers(name, device, links, where, nodes=links[-1].size or 1)
+
+
+def _dimension(
+    index: int, shape: str, count: int, gb_per_s: float, latency_ns: float, links: int | None, where: str
+) -> LinkSketch:
+    """One dimension of a topology."""
+    own = {"Ring": 2 if count > 2 else 1, "FullyConnected": count - 1, "Switch": 1}
+    if shape not in own:
+        raise ValueError(f"topology {shape!r} is not one of {', '.join(own)}")
+    wired = shape != "Switch"
+    rate = float(gb_per_s) * 1e9
+    peer = rate * (links / own[shape] if links else 1) if wired else None
+    ports = links or own[shape]
+    return LinkSketch(f"dim{index + 1}", rate, int(ports), int(count), float(latency_ns) * 1e-9, 1.0, peer, where)
+
+
+def _tiers(
+    name: str,
+    device: str,
+    links: Sequence[LinkSketch],
+    where: str,
+    *,
+    nodes: int,
+    device_types: Mapping[str, Any] | None = None,
+) -> ClusterSketch:
+    """A cluster whose last tier joins nodes, if there are several; figures of tiers are those of one device."""
+    *inside, last = links
+    about = f"from a file of the kind {where}"
+    if not inside:
+        return ClusterSketch(name, device, (last,), device_types=device_types or {}, about=about)
+    ports = last.ports * math.prod(link.size or 1 for link in inside)
+    outer = dataclasses.replace(last, ports=ports, size=None, peer_byte_per_s=None)
+    return ClusterSketch(name, device, tuple(inside), (outer,), nodes, device_types or {}, about)
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise HardwareError(f"not JSON: {error}", where=where, hint="give the file as it is") from error
+    if not isinstance(found, dict):
+        raise HardwareError("not an object", where=where, hint="give the file as it is")
+    return found
+
+
+def _yaml(text: str, where: str) -> dict[str, Any]:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        found = YAML(typ="safe").load(text)
+    except YAMLError as error:
+        raise HardwareError(f"not YAML: {str(error).splitlines()[0]}", where=where, hint="give it as it is") from error
+    if not isinstance(found, dict):
+        raise HardwareError("not a mapping of keys to values", where=where, hint="give the file as it is")
+    return found
+
+
+def kind_of(text: str) -> str:
+    """Which tool a text is of: "topology", "nccl", "calculon" or "astra"; "" where it is none of them."""
+    marks = {
+        "nccl": r"algbw\s+busbw",
+        "topology": r"^\S*GPU0\S*\s+X\b",
+        "calculon": r'"mem1"\s*:',
+        "astra": r"\bnpus_count\b|units-count",
+    }
+    return next((kind for kind, mark in marks.items() if re.search(mark, text, re.M)), "")

@@ -1,0 +1,307 @@
+"""Two plans compared as a person reads them: what changed, what the planner did about it, and what it costs.
+
+Every value that differs is told by `planner.plans.diff`; here those many are folded under the few that caused them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.memory import fits
+from planner.plans.diff import Area, Change, diff
+from planner.plans.files import digest_of
+from planner.plans.matching import BlockMatch, Ranges, layers_of, match_blocks, match_stages, stage_decision
+from planner.plans.records import TensorSpec
+from planner.plans.rules import OFF, RULES, Cost, Metric, Remark, Severity, severities
+from planner.plans.types import Plan
+from planner.plans.words import module_list, module_ranges, summary
+from planner.units import format_bytes, format_fraction, format_rate, format_seconds, plural
+
+NEARLY_FULL = 0.95
+"""Share of a device's memory above which a plan counts as nearly full."""
+
+_TOLD = 3
+"""Changes of one kind that a sentence lists."""
+
+_HEADLESS = ("name", "fingerprint", "operators", "parameters", "opset")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanComparison:
+    """What two plans have to do with each other.
+
+    Attributes:
+        stages: stages of the new plan.
+        operators: operators of the new plan's model.
+        causes: inputs that differ, a sentence each; empty where all are the same.
+        decisions: what the planner decides otherwise, a sentence each; empty where nothing.
+        costs: figures of both plans.
+        remarks: what the rules have to say, the gravest first.
+        changes: every value that differs.
+    """
+
+    stages: int
+    operators: int
+    causes: tuple[str, ...]
+    decisions: tuple[str, ...]
+    costs: tuple[Cost, ...]
+    remarks: tuple[Remark, ...]
+    changes: tuple[Change, ...]
+
+
+def compare_plans(
+    old: Plan,
+    new: Plan,
+    *,
+    tolerance: float = 0.0,
+    ignore: Iterable[Area] = (),
+    rules: Mapping[str, str] | None = None,
+) -> PlanComparison:
+    """Compare two plans by what changed, what was decided and what it costs.
+
+    Args:
+        old: the plan before.
+        new: the plan after.
+        tolerance: predicted numbers that differ by at most this fraction are equal.
+        ignore: parts whose values are left out of `changes`.
+        rules: severities in place of those of `RULES`, or "off", by rule.
+
+    Raises:
+        PlanError: the parts of one of the plans contradict each other.
+        UsageError: a rule or severity has no such name.
+    """
+    levels = severities(rules)
+    changes = tuple(diff(old, new, tolerance=tolerance, ignore=ignore))
+    match = match_blocks(old.block_table, new.block_table)
+    inputs = dict(_inputs(old, new, match))
+    decisions = tuple(_decisions(old, new, match))
+    costs = costs_of(old, new)
+    said = [
+        *((rule, message, -1) for rule, message in inputs.items()),
+        *_on_decisions(old, new, decisions, inputs, changes),
+        *_on_costs(costs, tolerance),
+        *_on_plans(old, new),
+    ]
+    order = list(Severity)
+    remarks = [Remark(r, Severity(levels[r]), message, stage) for r, message, stage in said if levels[r] != OFF]
+    remarks.sort(key=lambda remark: (order.index(remark.severity), list(RULES).index(remark.rule)))
+    return PlanComparison(
+        len(new.stages), new.model.operators, tuple(inputs.values()), decisions, costs, tuple(remarks), changes
+    )
+
+
+def _inputs(old: Plan, new: Plan, match: BlockMatch) -> Iterator[tuple[str, str]]:
+    """Rules about inputs that differ, and in what."""
+    if old.model.fingerprint != new.model.fingerprint:
+        yield "model-changed", f"the model changed: {'; '.join(_model_words(old, new, match))}"
+    if old.hardware.fingerprint != new.hardware.fingerprint or old.hardware.headroom != new.hardware.headroom:
+        yield "hardware-changed", f"the hardware changed: {_values(old, new, Area.HARDWARE) or _unseen(new)}"
+    if options := _values(old, new, Area.OPTIONS):
+        yield "options-changed", f"the options changed: {options}"
+    versions = old.provenance.version, new.provenance.version
+    if versions[0] != versions[1]:
+        yield "tool-changed", f"the tool changed: version {versions[0]} -> {versions[1]}"
+
+
+def _unseen(new: Plan) -> str:
+    return f"figures of {new.hardware.name} that a plan does not carry (efficiency, latency of devices, stack)"
+
+
+def _values(old: Plan, new: Plan, area: Area) -> str:
+    """The first values of a part that differ, in words."""
+    others = set(Area) - {area}
+    found = [c for c in diff(old, new, ignore=others) if c.path not in (("name",), ("fingerprint",))]
+    said = [f"{' '.join(c.path)} {value_words(c.path[-1], c.old)} -> {value_words(c.path[-1], c.new)}" for c in found]
+    more = [f"and {plural(len(said) - _TOLD, 'value')} more"] if len(said) > _TOLD else []
+    return ", ".join([*said[:_TOLD], *more])
+
+
+def _model_words(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:
+    """What is in one model and not in the other, layers first."""
+    for plan, numbers, word in ((new, match.added, "more"), (old, match.removed, "fewer")):
+        blocks = [plan.block_table[i] for i in numbers]
+        if blocks:
+            layers = layers_of(blocks)
+            count = f"{layers:g} layer{'' if layers == 1 else 's'}" if layers else plural(len(blocks), "block")
+            yield f"{count} {word} ({module_list(module_ranges([block.name for block in blocks]))})"
+    if match.changed:
+        blocks = [new.block_table[j] for _, j in match.changed]
+        yield f"{plural(len(blocks), 'block')} changed ({module_list(module_ranges([b.name for b in blocks]))})"
+    a, b = (_per_sample(plan) for plan in (old, new))
+    yield from (
+        f"{name} {_shape(a.get(name))} -> {_shape(b.get(name))}" for name in {**a, **b} if a.get(name) != b.get(name)
+    )
+    if old.model.parameters != new.model.parameters:
+        yield f"{old.model.parameters:,} -> {new.model.parameters:,} parameters"
+    elif not (match.added or match.removed or match.changed) and a == b:
+        yield "operators differ inside blocks of the same names and weights"
+
+
+def _per_sample(plan: Plan) -> dict[str, tuple[object, ...]]:
+    """Inputs and outputs by name, without the samples of a micro-batch."""
+
+    def said(tensor: TensorSpec) -> tuple[object, ...]:
+        shape = tensor.shape
+        return (*(shape[1:] if shape[:1] == (plan.micro_batches.size,) else shape), tensor.dtype)
+
+    return {tensor.name: said(tensor) for tensor in (*plan.model.inputs, *plan.model.outputs)}
+
+
+def _shape(said: tuple[object, ...] | None) -> str:
+    return "nothing" if said is None else f"{' x '.join(map(str, said[:-1])) or 'a number'} {said[-1]}"
+
+
+def value_words(name: str, value: object) -> str:
+    """A value of a plan for people, by the name of its field."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "any"
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if name.endswith("byte_per_s"):
+        return format_rate(value)
+    if name.endswith("_s") and "per_s" not in name:
+        return format_seconds(value)
+    if name.endswith("bytes"):
+        return format_bytes(value)
+    if name in ("gap", "bubble_fraction", "overlap", "headroom"):
+        return format_fraction(value)
+    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _decisions(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:
+    """What is decided otherwise: degrees and micro-batches in one sentence, stages in the others."""
+    unchanged, gaps = match_stages(old, new, match)
+    before, after = (summary(plan.configuration) for plan in (old, new))
+    if before != after:
+        yield f"from {before} to {after}"
+    told_above = before != after and not unchanged and len(old.stages) != len(new.stages)
+    said = [] if told_above else list(_stages_words(old, new, gaps))
+    rest = f"{plural(unchanged, 'stage')} unchanged" if unchanged else ""
+    if said:
+        yield "; ".join([*said, rest] if rest else said)
+    elif before == after and new.configuration != old.configuration and old.model.fingerprint == new.model.fingerprint:
+        yield "stages are the same, and ranks, layouts or orders differ"
+
+
+def _stages_words(old: Plan, new: Plan, gaps: Sequence[Ranges]) -> Iterator[str]:
+    """What became of the stages that are not as they were, those told alike together."""
+    told: dict[str, list[int]] = {}
+    for before, after in gaps:
+        if len(before) == len(after):
+            for i, j in zip(before, after, strict=True):
+                told.setdefault(_stage_words(old, new, i, j), []).append(j)
+        elif before and after:
+            yield f"{_span(before)} of the old plan became {_span(after)}"
+        else:
+            yield f"{plural(len(before or after), 'stage')} {'fewer' if before else 'more'}"
+    for words, stages in told.items():
+        numbers = ", ".join(module_ranges([str(stage) for stage in stages]))
+        yield f"{'stages' if len(stages) > 1 else 'stage'} {numbers}: {words}"
+
+
+def _span(numbers: range) -> str:
+    return f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]}-{numbers[-1]}"
+
+
+def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
+    """What one stage decides otherwise."""
+    before, after = stage_decision(old, i), stage_decision(new, j)
+    blocks = old.stage_blocks(i), new.stage_blocks(j)
+    counts = [layers_of(own) for own in blocks]
+    said = []
+    if counts[0] != counts[1]:
+        said.append(f"{counts[0]:g} -> {counts[1]:g} layer{'' if counts[1] == 1 else 's'}")
+    elif len(blocks[0]) != len(blocks[1]):
+        said.append(f"{len(blocks[0])} -> {plural(len(blocks[1]), 'block')}")
+    elif before.blocks != after.blocks:
+        said.append("other blocks")
+    pairs = zip(before.words().items(), after.words().values(), strict=True)
+    said += [f"{name} {a} -> {b}" for (name, a), b in pairs if a != b]
+    return ", ".join(said) or "other blocks kept while recomputing"
+
+
+def fullest(plan: Plan) -> tuple[float, float]:
+    """Bytes that the fullest device holds, and its capacity; stages that share one count each with its own most."""
+    hosted = {plan.stages_of(rank) for rank in range(plan.world_size)} - {()}
+    needs = []
+    for stages in hosted:
+        terms = [plan.predictions.stages[stage] for stage in stages]
+        shared = sum(max(getattr(t.memory, what) for t in terms) for what in ("workspace_bytes", "reserve_bytes"))
+        own = sum(t.memory.total_bytes - t.memory.workspace_bytes - t.memory.reserve_bytes for t in terms)
+        needs.append((float(own + shared), float(min(t.capacity_bytes for t in terms))))
+    return max(needs, key=lambda need: need[0] / need[1] if need[1] else 0.0, default=(0.0, 0.0))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def costs_of(old: Plan, new: Plan) -> tuple[Cost, ...]:
+    """The figures of both plans."""
+    a, b = old.predictions, new.predictions
+    batches = old.micro_batches.global_batch, new.micro_batches.global_batch
+    (held, room), (holds, has) = fullest(old), fullest(new)
+    prices = [_price(plan) for plan in (old, new)]
+    return (
+        Cost(Metric.STEP_TIME, a.reached_s, b.reached_s),
+        Cost(Metric.THROUGHPUT, _ratio(batches[0], a.reached_s), _ratio(batches[1], b.reached_s)),
+        Cost(Metric.PEAK_MEMORY, held, holds, held / room if room else None, holds / has if has else None),
+        Cost(Metric.BUBBLE, a.bubble_fraction, b.bubble_fraction),
+        Cost(Metric.GAP, a.gap, b.gap),
+        *([Cost(Metric.PRICE, prices[0], prices[1])] if all(prices) else []),
+    )
+
+
+def _price(plan: Plan) -> float:
+    """US dollars for 10^12 tokens, or for 10^6 samples of a model without tokens; 0 where it is not known."""
+    return (plan.headline.dollars_per_tera_tokens or plan.headline.dollars_per_mega_samples) if plan.headline else 0.0
+
+
+Said = tuple[str, str, int]
+"""A rule, what it says, and the stage it is about."""
+
+
+def _on_decisions(
+    old: Plan, new: Plan, decisions: Sequence[str], inputs: Mapping[str, str], changes: Sequence[Change]
+) -> Iterator[Said]:
+    if decisions:
+        rule = "decision-changed" if inputs else "unexplained-choice"
+        yield rule, "; ".join(decisions), -1
+    elif changes and not inputs:
+        yield "figures-changed", f"{plural(len(changes), 'value')} differ, though inputs and decisions do not", -1
+    for flag in sorted(set(new.requires) - set(old.requires)):
+        yield "requirement-added", f"the plan now needs {flag}", -1
+    for name in sorted(set(old.runs_on) - set(new.runs_on)):
+        yield "framework-lost", f"{name} took the old plan as it is and does not take the new one", -1
+
+
+def _on_costs(costs: Sequence[Cost], tolerance: float) -> Iterator[Said]:
+    by_metric = {cost.metric: cost for cost in costs}
+    step, memory = by_metric[Metric.STEP_TIME], by_metric[Metric.PEAK_MEMORY]
+    for cost, more, less in ((step, "slower", "faster"), (memory, "memory-grew", "")):
+        change = cost.relative
+        rule = "" if change is None or abs(change) <= tolerance else more if change > 0 else less
+        if rule and change is not None:
+            words = f"{cost.words(cost.old, cost.old_share)} -> {cost.words(cost.new, cost.new_share)}"
+            yield rule, f"{cost.metric} {words}, {change:+.2%}", -1
+    if memory.new_share is not None and memory.new_share > NEARLY_FULL >= (memory.old_share or 0.0):
+        yield "memory-nearly-full", f"the fullest device is {memory.new_share:.1%} full", -1
+
+
+def _on_plans(old: Plan, new: Plan) -> Iterator[Said]:
+    for name, plan in (("old", old), ("new", new)):
+        if digest_of(plan) != plan.digest:
+            yield "digest", f"the {name} plan was edited by hand: its digest is not that of its content", -1
+    for stage, terms in zip(new.stages, new.predictions.stages, strict=True):
+        needed, capacity = terms.memory.total_bytes, terms.capacity_bytes
+        if not fits(needed, capacity):
+            message = f"stage {stage.index} needs {format_bytes(needed)}, a device has {format_bytes(capacity)}"
+            yield "does-not-fit", message, stage.index
+    if old.predictions.proven_optimal and not new.predictions.proven_optimal:
+        yield "proof-weaker", f"the old plan was proven optimal, the new one is within {new.predictions.gap:.1%}", -1

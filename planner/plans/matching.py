@@ -1,0 +1,188 @@
+"""Which blocks and stages of one plan are those of another, by structure: one layer more moves no other layer.
+
+Blocks are matched in order by what they are (names without numbers, shapes of their weights), so that a layer that is
+inserted among equal ones is one insertion, though all numbers behind it shift.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from planner.plans.blocks import Block, outline
+from planner.plans.types import Plan
+
+_PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
+_NUMBERED = re.compile(r".*[0-9]$")
+
+Ranges = tuple[range, range]
+"""Positions in the old and in the new sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMatch:
+    """The blocks of two plans held against each other.
+
+    Attributes:
+        pairs: blocks of the same structure, by number in the old and in the new plan, ascending.
+        changed: blocks of the same name with another structure.
+        removed: numbers of the blocks that only the old plan has.
+        added: numbers of the blocks that only the new plan has.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    changed: tuple[tuple[int, int], ...] = ()
+    removed: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
+
+    def new_of(self) -> dict[int, int]:
+        """Number in the new plan by number in the old one, of all blocks that both have."""
+        return dict((*self.pairs, *self.changed))
+
+
+def structure(block: Block) -> Hashable:
+    """What makes two blocks alike: their operators' names without numbers, their weights' names, shapes and types."""
+    weights = tuple((outline(p.name), p.shape, p.dtype, p.trainable, bool(p.tied_to)) for p in block.parameters)
+    return outline(block.name), tuple(map(outline, block.nodes)), weights
+
+
+def shape(block: Block) -> Hashable:
+    """The same without any names, for models whose names all changed."""
+    return len(block.nodes), tuple((p.shape, p.dtype, p.trainable) for p in block.parameters)
+
+
+def match_blocks(old: Sequence[Block], new: Sequence[Block]) -> BlockMatch:
+    """Match the blocks of two models; O(blocks^2) at the worst, O(blocks) where most of them are alike."""
+    pairs: list[tuple[int, int]] = []
+    removed: list[int] = []
+    added: list[int] = []
+    for gap in _aligned([structure(b) for b in old], [structure(b) for b in new], pairs):
+        inner: list[tuple[int, int]] = []
+        before, after = ([shape(blocks[i]) for i in at] for blocks, at in zip((old, new), gap, strict=True))
+        for left, right in _aligned(before, after, inner) if _renamed(old, new, gap) else [_whole(before, after)]:
+            removed += [gap[0][i] for i in left]
+            added += [gap[1][i] for i in right]
+        pairs += [(gap[0][i], gap[1][j]) for i, j in inner]
+    names = {new[j].name: j for j in added}
+    changed = tuple((i, names[old[i].name]) for i in removed if old[i].name in names)
+    gone, come = {i for i, _ in changed}, {j for _, j in changed}
+    return BlockMatch(
+        tuple(sorted(pairs)),
+        changed,
+        tuple(i for i in removed if i not in gone),
+        tuple(j for j in added if j not in come),
+    )
+
+
+def _renamed(old: Sequence[Block], new: Sequence[Block], gap: Ranges) -> bool:
+    """Whether no name of a gap is found on both sides, so that blocks of equal shape may be the same renamed."""
+    return not {old[i].name for i in gap[0]} & {new[j].name for j in gap[1]}
+
+
+def _whole(before: Sequence[Hashable], after: Sequence[Hashable]) -> Ranges:
+    return range(len(before)), range(len(after))
+
+
+def _aligned(old: Sequence[Hashable], new: Sequence[Hashable], pairs: list[tuple[int, int]]) -> Iterator[Ranges]:
+    """Append the pairs of equal items to `pairs`, and yield the gaps between them."""
+    for tag, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            pairs.extend(zip(range(a, b), range(c, d), strict=True))
+        else:
+            yield range(a, b), range(c, d)
+
+
+def renamed(old: Plan, new: Plan, match: BlockMatch) -> Mapping[str, str]:
+    """New name by old name of all blocks, operators and weights whose numbers shifted."""
+    found: dict[str, str] = {}
+    for i, j in match.pairs:
+        before, after = old.block_table[i], new.block_table[j]
+        found[before.name] = after.name
+        found |= zip(before.nodes, after.nodes, strict=False)
+        for a, b in zip(before.parameters, after.parameters, strict=False):
+            found |= {a.name: b.name, a.label: b.label}
+    return {a: b for a, b in found.items() if a != b and a}
+
+
+@dataclass(frozen=True, slots=True)
+class StageDecision:
+    """What a stage decides, free of numbers that shift: two stages that are equal here do the same work alike.
+
+    Attributes:
+        blocks: structures of its blocks.
+        replicas: how often it is there, over all copies.
+        ranks: ranks of a replica.
+        mesh: the axes along which these share operators, `tensor 8`.
+        layouts: how tensors between blocks lie on them.
+        recompute: what is run again in the backward pass.
+        kept: blocks of a recomputed stage that are kept, counted from its first.
+        zero: ZeRO stage.
+    """
+
+    blocks: tuple[Hashable, ...]
+    replicas: int
+    ranks: int
+    mesh: str
+    layouts: str
+    recompute: str
+    kept: tuple[int, ...]
+    zero: int
+
+    def words(self) -> Mapping[str, str]:
+        """Everything but the blocks, by what people call it."""
+        return {
+            "DP": str(self.replicas),
+            "ranks": str(self.ranks),
+            "mesh": self.mesh or "none",
+            "layout between blocks": self.layouts or "whole",
+            "recompute": self.recompute,
+            "ZeRO": str(self.zero),
+        }
+
+
+def stage_decision(plan: Plan, index: int) -> StageDecision:
+    """What a stage of a plan decides."""
+    stage, sharding = plan.stages[index], plan.sharding_of(index)
+    again = "all layers" if stage.recompute else "+".join(stage.repeats) or "nothing"
+    return StageDecision(
+        tuple(structure(block) for block in plan.stage_blocks(index)),
+        len(stage.replicas),
+        stage.group_ranks,
+        " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) if sharding else "",
+        "/".join(sharding.boundaries) if sharding else "",
+        again,
+        tuple(block - stage.blocks[0] for block in stage.kept_blocks) if stage.recompute else (),
+        stage.zero,
+    )
+
+
+def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ranges]]:
+    """How many stages are as they were, and the gaps of stages between these.
+
+    Blocks that changed, but are in the same place of their stage, do not make another stage of it.
+    """
+    known = {structure(old.block_table[i]): structure(new.block_table[j]) for i, j in match.new_of().items()}
+    before = [
+        dataclasses.replace(view, blocks=tuple(known.get(block, block) for block in view.blocks))
+        for view in (stage_decision(old, stage.index) for stage in old.stages)
+    ]
+    after = [stage_decision(new, stage.index) for stage in new.stages]
+    if len(before) == len(after):  # the numbers of stages are as good as names
+        differ = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        return len(before) - len(differ), [(range(i, i + 1), range(i, i + 1)) for i in differ]
+    pairs: list[tuple[int, int]] = []
+    gaps = list(_aligned(before, after, pairs))
+    return len(pairs), gaps
+
+
+def layers_of(blocks: Sequence[Block]) -> float:
+    """How many numbered modules (layers) some blocks are; half a layer counts as that."""
+    return sum(1 / int(part[3]) if part else 1.0 for part, base in map(_parted, blocks) if _NUMBERED.match(base))
+
+
+def _parted(block: Block) -> tuple[re.Match[str] | None, str]:
+    part = _PART.match(block.name)
+    return part, part[1] if part else block.name

@@ -1,0 +1,246 @@
+"""The rules of a comparison: stable names, how grave each is, and gates that fail a comparison for CI.
+
+A severity can be set anew by a file of one's own, `rule: severity`, with `off` for a rule that is not to be heard of.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planner.errors import UsageError
+from planner.registry import did_you_mean
+from planner.units import Dimension, format_bytes, format_fraction, format_seconds, parse
+
+
+class Severity(StrEnum):
+    """How grave a finding is, the gravest first."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+OFF = "off"
+"""In place of a severity: the rule is not applied."""
+
+RULES: Mapping[str, tuple[Severity, str]] = {
+    "infeasible": (Severity.ERROR, "the new inputs have no plan that fits"),
+    "does-not-fit": (Severity.ERROR, "a stage of the new plan needs more memory than its devices have"),
+    "digest": (Severity.ERROR, "a plan was edited by hand: its digest is not that of its content"),
+    "framework-lost": (Severity.ERROR, "a training framework took the old plan and does not take the new one"),
+    "unexplained-choice": (
+        Severity.WARNING, "model, hardware, options and tool are the same, and the decisions differ"),
+    "slower": (Severity.WARNING, "a step takes longer"),
+    "memory-grew": (Severity.WARNING, "the fullest device holds more"),
+    "memory-nearly-full": (Severity.WARNING, "the fullest device is more than 95 % full, and was less"),
+    "proof-weaker": (Severity.WARNING, "the old plan was proven optimal, the new one is not"),
+    "requirement-added": (Severity.WARNING, "the new plan needs what the old one did not need of a training framework"),
+    "tool-changed": (Severity.INFO, "another version of this program made the plan"),
+    "model-changed": (Severity.INFO, "the plan is for another model"),
+    "hardware-changed": (Severity.INFO, "the plan is for other hardware"),
+    "options-changed": (Severity.INFO, "something else was asked for"),
+    "decision-changed": (Severity.INFO, "stages, degrees, micro-batches, schedule or ZeRO differ"),
+    "faster": (Severity.INFO, "a step takes less time"),
+    "figures-changed": (Severity.INFO, "figures differ though inputs and decisions are the same"),
+}  # fmt: skip
+"""Severity and meaning by name. Names stay; a rule that goes keeps its name free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What a rule has to say about two plans.
+
+    Attributes:
+        rule: its name in `RULES`.
+        severity: how grave it is.
+        message: one line.
+        stage: the stage of the new plan that it is about, -1 for none.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    stage: int = -1
+
+
+def severities(document: Mapping[str, str] | None = None, *, name: str = "rules") -> dict[str, str]:
+    """The severity of every rule, or `off`.
+
+    Args:
+        document: severities that are set anew, by rule.
+        name: what errors call where they stand.
+
+    Raises:
+        UsageError: there is no such rule or severity.
+    """
+    found: dict[str, str] = {rule: severity for rule, (severity, _) in RULES.items()}
+    for rule, severity in (document or {}).items():
+        if rule not in RULES:
+            raise UsageError(f"there is no rule {rule!r}", where=name, hint=did_you_mean(str(rule), RULES))
+        if severity not in (*Severity, OFF):
+            allowed = (*map(str, Severity), OFF)
+            raise UsageError(f"{rule}: {severity!r} is no severity", where=name, hint=f"one of {', '.join(allowed)}")
+        found[rule] = severity
+    return found
+
+
+def read_rules(text: str, *, name: str = "rules") -> dict[str, str]:
+    """Severities from a file with a line `rule: severity` each; `#` begins a comment.
+
+    Raises:
+        UsageError: a line reads otherwise, or a rule stands there twice; or as `severities`.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        said = line.partition("#")[0].strip()
+        if not said:
+            continue
+        rule, colon, severity = (part.strip() for part in said.partition(":"))
+        if not (rule and colon and severity) or rule in found:
+            hint = "write each rule once, such as slower: error"
+            raise UsageError(f"{said!r} cannot be read", where=f"{name}:{number}", hint=hint)
+        found[rule] = severity
+    severities(found, name=name)
+    return found
+
+
+class Metric(StrEnum):
+    """Figures of a plan that a comparison tells and a gate can watch."""
+
+    STEP_TIME = "step_time"
+    THROUGHPUT = "throughput"
+    PEAK_MEMORY = "peak_memory"
+    BUBBLE = "bubble"
+    GAP = "gap"
+    PRICE = "price"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One figure of two plans.
+
+    Attributes:
+        metric: which.
+        old: in the old plan: seconds, samples a second, bytes of the fullest device, a fraction, or US dollars for
+            10^12 tokens, for models without tokens 10^6 samples.
+        new: in the new plan.
+        old_share: of its capacity in the old plan, for memory.
+        new_share: of its capacity in the new plan, for memory.
+    """
+
+    metric: Metric
+    old: float
+    new: float
+    old_share: float | None = None
+    new_share: float | None = None
+
+    @property
+    def relative(self) -> float | None:
+        """(new - old) / old; None where the old one is zero or not finite."""
+        if self.old == self.new:
+            return 0.0
+        return self.new / self.old - 1 if self.old > 0 and math.isfinite(self.old) else None
+
+    def words(self, value: float, share: float | None) -> str:
+        """A value of this metric for people."""
+        if self.metric is Metric.STEP_TIME:
+            return format_seconds(value, 4)
+        if self.metric is Metric.THROUGHPUT:
+            return f"{value:,.4g} samples/s"
+        if self.metric is Metric.PEAK_MEMORY:
+            return format_bytes(value) + (f" ({share:.0%})" if share is not None else "")
+        return f"${value:,.4g}" if self.metric is Metric.PRICE else format_fraction(value)
+
+
+_DIMENSIONS = {Metric.STEP_TIME: Dimension.SECONDS, Metric.PEAK_MEMORY: Dimension.BYTES}
+_SHARES = (Metric.PEAK_MEMORY, Metric.BUBBLE, Metric.GAP)
+_GATE = re.compile(r"([a-z_]+):\s*([+-]?)(\S.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """When a comparison fails.
+
+    Attributes:
+        text: as it was given.
+        rule: a finding of this rule fails it; "" for none.
+        severity: a finding at least that grave fails it; None for none.
+        metric: the figure that fails it; None for none.
+        limit: the most (the least, where `below`) that the figure may be: a change relative to the old one, a share,
+            or a value in SI units.
+        kind: what the limit is: "change", "share" or "value".
+        below: the figure fails where it is smaller.
+    """
+
+    text: str
+    rule: str = ""
+    severity: Severity | None = None
+    metric: Metric | None = None
+    limit: float = 0.0
+    kind: str = ""
+    below: bool = False
+
+    def struck(self, costs: Sequence[Cost], remarks: Sequence[Remark]) -> str:
+        """Why the gate fails, in a line; "" where it does not. A figure that is not there or no number fails it."""
+        if self.metric is None:
+            grave = list(Severity)
+            hit = next(
+                (
+                    r
+                    for r in remarks
+                    if r.rule == self.rule
+                    or (self.severity is not None and grave.index(r.severity) <= grave.index(self.severity))
+                ),
+                None,
+            )
+            return f"{hit.rule} ({hit.severity}): {hit.message}" if hit else ""
+        cost = next((cost for cost in costs if cost.metric is self.metric), None)
+        if cost is None:
+            return f"{self.metric} is not known"
+        share = cost.new_share if self.metric is Metric.PEAK_MEMORY else cost.new
+        value = {"change": cost.relative, "share": share, "value": cost.new}[self.kind]
+        said = cost.words(cost.new, cost.new_share)
+        if value is None or not math.isfinite(value):
+            return f"{self.metric} is {said}, and was {cost.words(cost.old, cost.old_share)}"
+        if value < self.limit if self.below else value > self.limit:
+            change = "" if cost.relative is None else f", {cost.relative:+.2%}"
+            return f"{self.metric} is {said}{change}"
+        return ""
+
+
+def gate(text: str) -> Gate:
+    """Read `step_time:+3%`, `throughput:-3%`, `peak_memory:95%`, `peak_memory:70GiB`, `error`, or a rule's name.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    lowered = text.strip().lower()
+    if lowered in (*Severity,):
+        return Gate(text, severity=Severity(lowered))
+    if lowered in RULES:
+        return Gate(text, rule=lowered)
+    found = _GATE.fullmatch(lowered)
+    if found is None or found[1] not in (*Metric,):
+        known = (*map(str, Severity), *RULES, *(f"{metric}:+3%" for metric in Metric))
+        near = did_you_mean(found[1], [str(metric) for metric in Metric]) if found else did_you_mean(lowered, known)
+        raise UsageError(f"{text!r} is no gate", where="--fail-on", hint=near)
+    metric, sign, limit = Metric(found[1]), found[2], text.strip()[found.start(3) :]
+    below = metric is Metric.THROUGHPUT
+    if sign:
+        if below == (sign == "+"):
+            better = "-3%" if below else "+3%"
+            raise UsageError(f"{text!r} fails on an improvement", where="--fail-on", hint=f"write {metric}:{better}")
+        change = parse(limit, Dimension.FRACTION)
+        return Gate(text, metric=metric, limit=-change if below else change, kind="change", below=below)
+    if limit.endswith("%"):
+        if metric not in _SHARES:
+            raise UsageError(f"{text!r} names no limit", where="--fail-on", hint=f"write {metric}:+3% for a change")
+        return Gate(text, metric=metric, limit=parse(limit, Dimension.FRACTION), kind="share")
+    dimension = _DIMENSIONS.get(metric, Dimension.FRACTION)
+    bare = metric in (Metric.THROUGHPUT, Metric.PRICE) and re.fullmatch(r"\$?([0-9]+\.?[0-9]*)", limit)
+    value = float(bare[1]) if bare else parse(limit, dimension)
+    return Gate(text, metric=metric, limit=value, kind="value", below=below)

@@ -1,0 +1,117 @@
+"""Frameworks' own configurations are read back: as exported, as people write them, and refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner import export
+from planner.plans import Plan
+from tests.cli.plan_files import run
+from tests.export.plans import graph, plan
+
+CONFIGURATION = {"megatron": "arguments.txt", "torchtitan": "config.toml", "deepspeed": "ds_config.json"}
+
+
+def again(found: Plan, name: str, model: str, nodes: int = 1) -> Plan:
+    """The plan of what the exported configuration says."""
+    read = export.read_job(export.export(found, name).files[CONFIGURATION[name]], name)
+    job = planner.Job(
+        global_batch=read.global_batch or 0, precision=read.precision, optimizer=read.optimizer, overlap=read.overlap
+    )
+    cluster = planner.load_cluster("dgx-h100", nodes=nodes)
+    return planner.predict(graph(model), cluster, job, read.degrees, fewest_weights=True).plan
+
+
+PLANS: list[tuple[str, str, dict[str, Any]]] = [
+    ("megatron", "llama3-8b", {"tensor": 2, "pipeline": 2, "zero": 1, "micro_batch": 2, "recompute": True}),
+    ("megatron", "llama3-8b", {"pipeline": 4, "chunks": 2, "zero": 1}),
+    ("megatron", "llama3-8b", {"pipeline": 2, "layout": "Et*15|t*17L", "micro_batch": 4}),
+    ("megatron", "llama3.2-1b", {"zero": 1, "repeats": ("layernorm",)}),
+    ("megatron", "llama3.2-1b", {"tensor": 4, "precision": "bf16-fp32grad"}),
+    ("megatron", "llama3-8b", {"tensor": 2, "pipeline": 2, "zero": 1, "precision": "fp8:first=1,last=2"}),
+    ("megatron", "llama3-8b", {"pipeline": 2, "adjacent": False}),
+    ("megatron", "llama3.2-1b", {"context": 2, "zero": 1}),
+    ("megatron", "mixtral-8x7b", {"expert": 4, "tensor": 2, "zero": 1}),
+    ("torchtitan", "llama3-8b", {"tensor": 2, "pipeline": 2, "micro_batch": 2, "recompute": True}),
+    ("torchtitan", "llama3-8b", {"pipeline": 2, "chunks": 2, "schedule": "zb-v"}),
+    ("torchtitan", "llama3-8b", {"pipeline": 4, "chunks": 2}),
+    ("torchtitan", "llama3-8b", {"zero": 3, "micro_batch": 2}),
+    ("torchtitan", "llama3-8b", {"zero": 2, "tensor": 2, "precision": "fp32"}),
+    ("deepspeed", "llama3.2-1b", {"zero": 3, "micro_batch": 2}),
+    ("deepspeed", "llama3.2-1b", {"zero": 1, "precision": "bf16-deepspeed"}),
+    ("deepspeed", "gpt2", {"zero": 2, "precision": "fp16"}),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "degrees"), PLANS, ids=lambda x: str(x).replace("'", ""))
+def test_what_was_exported_reads_back_as_the_same_configuration(name: str, model: str, degrees: dict[str, Any]) -> None:
+    found = plan(model, **degrees)
+    read = again(found, name, model)
+    assert read.configuration == found.configuration
+    assert read.options.precision == found.options.precision
+    assert read.micro_batches == found.micro_batches
+
+
+SCRIPT = """#!/bin/bash
+# a comment
+torchrun --nproc-per-node 8 pretrain_gpt.py \\
+  --tensor-model-parallel-size 4 --pipeline-model-parallel-size=2 \\
+  --num-layers 32 --num-layers-per-virtual-pipeline-stage 4 \\
+  --micro-batch-size 1 --global-batch-size 128 --bf16 --recompute-activations \\
+  --optimizer-cpu-offload --lr 3e-4 --fp8-margin 1
+"""
+
+
+def test_a_launch_script_is_read_and_says_what_is_not_taken_over() -> None:
+    read = export.read_job(SCRIPT, "megatron")
+    assert read.degrees == planner.Degrees(tensor=4, pipeline=2, chunks=4, repeats=("core_attn",))
+    assert (read.global_batch, read.precision, read.optimizer, read.overlap) == (128, "bf16-fp32grad", "adam", 0.0)
+    assert [line.split(":")[0] for line in read.ignored] == ["--fp8-margin 1", "--optimizer-cpu-offload"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("megatron", "--tensor-model-parallel-size $TP", "--tensor-model-parallel-size is '$TP'"),
+        ("megatron", "--lr '3", "cannot be read as arguments"),
+        ("torchtitan", "[parallelism", "cannot be read as TOML"),
+        ("torchtitan", '[parallelism]\ntensor_parallel_degree = "two"', "tensor_parallel_degree is 'two'"),
+        ("torchtitan", "parallelism = 3", "parallelism is 3, not a table"),
+        ("torchtitan", "[parallelism]\ndata_parallel_replicate_degree = 2", "HSDP"),
+        (
+            "torchtitan", '[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = "Mine"',
+            "the schedule Mine has no name here",
+        ),
+        ("deepspeed", "{", "cannot be read as JSON"),
+        ("deepspeed", "[]", "is no JSON object"),
+        ("deepspeed", '{"train_micro_batch_size_per_gpu": "auto"}', "train_micro_batch_size_per_gpu is 'auto'"),
+        ("jax", "{}", "configurations of jax cannot be read"),
+        ("megatorn", "", "megatron"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_taken_over_is_refused_by_name(name: str, text: str, named: str) -> None:
+    with pytest.raises(planner.UsageError) as error:
+        export.read_job(text, name)
+    assert named in str(error.value)
+
+
+def test_predict_takes_a_frameworks_configuration_and_options_win(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("--recompute-activations", ""))
+    common = ("predict", "llama3-8b", "-H", "dgx-h100", "--dim", "seq=256")
+    output = tmp_path / "plan.json"
+    assert run(*common, "--from", "megatron", tmp_path / "run.sh", "--pp", 1, "--interleave", 1, "-o", output) == 0
+    assert "not taken over" in capsys.readouterr().err
+    found = planner.read_plan(output)
+    assert len(found.stages) == 1
+    assert found.stages[0].group_ranks == 4
+    assert found.micro_batches.global_batch == 128
+    assert found.options.precision == "bf16-fp32grad"
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1}')
+    assert run(*common, "--from", "deepspeed", tmp_path / "ds.json") == 2
+    assert "--global-batch" in capsys.readouterr().err
