@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.systems import get, joint
+from planner.systems import get, proposals
 from tests.space.instances import chain, cluster
 from tests.systems.toy import run_system, setting
 
@@ -74,8 +74,10 @@ def test_one_sample_is_too_little_for_two_versions() -> None:
 def test_a_block_that_no_device_can_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """1e12 elements of 8 bytes on devices of 1e12 bytes: one search explains it, none tries kinds of recomputation."""
     asked: list[bool] = []
-    search = joint.search
-    monkeypatch.setattr(joint, "search", lambda *a, **k: (asked.append(k.get("any_plan", False)), search(*a, **k))[1])
+    search = proposals.search
+    monkeypatch.setattr(
+        proposals, "search", lambda *a, **k: (asked.append(k.get("any_plan", False)), search(*a, **k))[1]
+    )
     where = setting(chain([1.0] * 3, elements=[1.0, 1e12, 1.0]), cluster((2, 2), (100.0, 1.0)), 4)
     found = run_system(get("gpipe"), where)
     assert "block 'block 1' alone needs 7450.58 GiB, type 0 has 884.76 GiB below a headroom of 5.0%" in found.reason
