@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +22,7 @@ def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> I
         silent: whether it should.
         counted: whether problems are counted (fields `completed` and `total`), or the solver is named (`solver`).
             `found` says what was found.
-        doing: what is done.
+        doing: what is done first; the field `doing` says what is done next.
     """
     if silent or not sys.stderr.isatty():
         yield None
@@ -30,21 +30,23 @@ def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> I
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    begin = time.monotonic()
-    ours = (TextColumn(doing), BarColumn(), MofNCompleteColumn())
-    columns = ours if counted else (SpinnerColumn(), TextColumn("{task.fields[solver]}"))
+    ours = (TextColumn("{task.fields[doing]}"), BarColumn(), MofNCompleteColumn())
+    columns = ours if counted else (SpinnerColumn(), ours[0], TextColumn("{task.fields[solver]}"))
     found = TextColumn("{task.fields[found]}")
     bar = Progress(*columns, found, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-    task = bar.add_task("search", total=None, solver="", found="")
+    task = bar.add_task("search", total=None, solver="", found="", doing=doing)
+    later = threading.Timer(SHOW_AFTER_S, bar.start)
+    later.daemon = True
+    later.start()
 
     def draw(**fields: Any) -> None:  # noqa: ANN401
-        if not bar.live.is_started and time.monotonic() - begin > SHOW_AFTER_S:
-            bar.start()
         bar.update(task, **fields)
 
     try:
         yield draw
     finally:
+        later.cancel()
+        later.join()
         bar.stop()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from . import _options
+from ._progress import progress_line
 from ._report import show, written
 
 
@@ -93,19 +94,22 @@ def command(
 
     if backends and not priced:
         raise click.UsageError("--for says whose limits --backends lifts: add --backends")
-    graph = _options.load_graph(model, dims, costs)
-    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
-    batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
-    job = planner.Job(batch, precision=precision or "", optimizer=optimizer, devices=devices or 0, headroom=headroom)
-    chosen = _names(systems)
-    found = planner.compare_systems(
-        planner.Pricer(graph, cluster, job),
-        cluster,
-        job,
-        systems=chosen,
-        semantics=semantics,
-        freed=(backends or planner.systems.usual_backends()) if priced else (),
-    )
+    with progress_line(form == "json", counted=False, doing="reading the model and asking every system"):
+        graph = _options.load_graph(model, dims, costs)
+        cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
+        batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
+        job = planner.Job(
+            batch, precision=precision or "", optimizer=optimizer, devices=devices or 0, headroom=headroom
+        )
+        chosen = _names(systems)
+        found = planner.compare_systems(
+            planner.Pricer(graph, cluster, job),
+            cluster,
+            job,
+            systems=chosen,
+            semantics=semantics,
+            freed=(backends or planner.systems.usual_backends()) if priced else (),
+        )
     found = dataclasses.replace(found, price=price)
     if plot:
         planner.write_whole(plot, planner.comparison_svg(found))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from . import _partition
 from ._options import against_options, format_option, load_against, price_option, set_option
+from ._progress import progress_line
 from ._report import show
 
 
@@ -20,6 +23,11 @@ from ._report import show
     "schedule and recompute (never, always, or modules as mlp+act). What it leaves open is as suits it best. Needs "
     "--model and --hardware.",
 )  # fmt: skip
+@click.option(
+    "--worth", is_flag=True,
+    help="Plan the job again with 1 GiB more memory, with each link twice as fast, with one more node and without each "
+    "of its limits, and say what that gains. A search each; needs --model and --hardware.",
+)  # fmt: skip
 @format_option("text", "json", "markdown")
 def command(
     plan_file: str,
@@ -32,6 +40,7 @@ def command(
     changes: tuple[str, ...],
     price: float | None,
     why_not: str | None,
+    worth: bool,
     form: str,
 ) -> None:
     """Say why PLAN is as it is: bottleneck, memory, what the next best plans cost, what is proven and what left out.
@@ -44,6 +53,7 @@ def command(
       shardplan explain model.plan.json
       shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2
       shardplan explain 70b.plan.json --model llama3-70b -H dgx-h100 --nodes 8 --why-not tp=4,pp=8
+      shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2 --worth
       shardplan explain model.plan.json --format markdown >> summary.md
     """
     import planner
@@ -59,11 +69,13 @@ def command(
             "--set": changes,
             "--price": price,
             "--why-not": why_not,
+            "--worth": worth,
         }
         _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
         return
-    if why_not and not (model and hardware):
-        raise click.UsageError("--why-not needs --model and --hardware, which it prices the choice for")
+    for flag, asked in (("--why-not", why_not), ("--worth", worth)):
+        if asked and not (model and hardware):
+            raise click.UsageError(f"{flag} needs --model and --hardware, which it plans or prices for")
     if bool(model) is not bool(hardware):
         raise click.UsageError("--model and --hardware go together: splits are priced for both")
     plan = planner.read_plan(plan_file)
@@ -83,7 +95,23 @@ def command(
         answer = planner.explain_why_not(plan, graph, cluster, why_not)
         show(planner.why_not_report(answer), answer, form)
         return
+    if worth and hardware:
+        found = _worth(plan, graph, cluster, hardware, stack or plan.hardware.stack, changes)
+        show(planner.worth_report(plan, found), found, form)
+        return
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)
     explanation = planner.explain_plan(plan, graph, cluster)
     show(planner.explanation_report(explanation), explanation, form)
+
+
+def _worth(plan: Any, graph: Any, cluster: Any, hardware: str, stack: str, changes: tuple[str, ...]) -> Any:  # noqa: ANN401
+    """What changes are worth; one more node only where the plan may use whole nodes."""
+    import planner
+
+    def larger() -> Any:  # noqa: ANN401
+        nodes = cluster.device_count // cluster.node_size + 1
+        return planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
+
+    with progress_line(False, counted=False, doing="planning with more of everything"):
+        return planner.find_worth(plan, graph, cluster, larger if cluster.node_size else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from ._options import read_file, shown_name
@@ -24,6 +26,8 @@ def command(old: str, output: str | None) -> None:
     import planner
 
     plan = planner.load_plan(read_file(old), name=shown_name(old))
+    if not output and old != "-" and not os.path.exists(old):
+        raise planner.UsageError(f"{old} cannot be written over", hint="name the new file with -o, or - with it")
     target = output or old
     if target == "-":
         click.echo(planner.dump_plan(plan), nl=False)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import click
 
 from . import _options
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
-from ._progress import best_so_far, progress_line
+from ._progress import Draw, best_so_far, progress_line
 from ._report import say_where, show
 
 
@@ -180,23 +179,24 @@ def command(
     if not options["hardware"]:
         raise click.UsageError("Missing option '--hardware' / '-H'.", ctx)
     options = {name: value for name, value in options.items() if name not in OWN}
-    graph = _options.load_graph(model, options.pop("dims"), options.pop("costs"))
-    hardware = options.pop("hardware")
     where = {name: options.pop(name) for name in ("nodes", "stack", "changes")}
-    cluster = planner.load_cluster(hardware, **where)
-    job = _job(cluster.device_count, options)
+    hardware, target = options.pop("hardware"), options.pop("target")
     provenance = planner.default_provenance(model, hardware)
-    asked = options.pop("target"), options.pop("least")
-    try:
-        if asked[0]:
-            plan, answer = _for_target(graph, hardware, where, provenance, options, asked)
-        else:
-            plan, answer = _planned(graph, cluster, job, provenance, options, silent=quiet or form == "json"), None
-    except planner.InfeasibleError as error:
-        if form == "json":
-            refusal = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, provenance)
-            click.echo(planner.plans.dump_answer(refusal), nl=False)
-        raise
+    with progress_line(quiet or form == "json", counted=True, doing="reading the model") as draw:
+        graph = _options.load_graph(model, options.pop("dims"), options.pop("costs"))
+        cluster = planner.load_cluster(hardware, **where)
+        answer = None
+        try:
+            if target:
+                answer = _for_target(graph, hardware, where, provenance, options, target, draw)
+                plan = answer.plan
+            else:
+                plan = _planned(graph, cluster, _job(cluster.device_count, options), provenance, options, draw)
+        except planner.InfeasibleError as error:
+            if form == "json":
+                refusal = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, provenance)
+                click.echo(planner.plans.dump_answer(refusal), nl=False)
+            raise
     if options["price"]:
         plan = planner.with_price(plan, options["price"])
     if output:
@@ -216,9 +216,10 @@ def _for_target(
     where: dict[str, Any],
     provenance: Any,  # noqa: ANN401
     options: dict[str, Any],
-    asked: tuple[str, str],
-) -> tuple[Any, Any]:
-    """The plan that reaches a target with the least, and the answer that it is of.
+    target: str,
+    draw: Draw | None,
+) -> Any:  # noqa: ANN401
+    """The plan that reaches a target with the least, and what was tried.
 
     Raises:
         click.UsageError: no global batch is given, which would else follow from the devices.
@@ -227,24 +228,19 @@ def _for_target(
 
     if options["global_batch"] is None:
         raise click.UsageError("--target needs --global-batch, the same for all numbers of devices")
-    nodes = where.pop("nodes")
-    largest = planner.load_cluster(hardware, nodes=nodes, **where)
+    largest = planner.load_cluster(hardware, **where)
+    any_size = {name: value for name, value in where.items() if name != "nodes"}
 
     def plan_on(devices: int) -> Any:  # noqa: ANN401
-        cluster = planner.load_cluster(hardware, devices=devices, **where)
-        plan = _planned(graph, cluster, _job(devices, options), provenance, options, silent=True)
+        cluster = planner.load_cluster(hardware, devices=devices, **any_size)
+        plan = _planned(graph, cluster, _job(devices, options), provenance, options, draw)
         return planner.with_price(plan, options["price"]) if options["price"] else plan
 
-    def tell(devices: int) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\rplanning for {planner.plural(devices, 'device')} \x1b[K", nl=False, err=True)
-
-    sizes = planner.ask.sizes_of(largest, largest.device_count) if nodes else ()
-    answer = planner.least_devices(
-        planner.read_target(asked[0]), graph, largest, options["global_batch"], plan_on,
-        sizes=sizes, least=planner.ask.Least(asked[1]), progress=tell,
+    sizes = planner.ask.sizes_of(largest, largest.device_count) if where["nodes"] else ()
+    return planner.least_devices(
+        planner.read_target(target), graph, largest, options["global_batch"], plan_on,
+        sizes=sizes, least=planner.ask.Least(options["least"]),
     )  # fmt: skip
-    return answer.plan, answer
 
 
 def _planned(
@@ -253,8 +249,7 @@ def _planned(
     job: Any,  # noqa: ANN401
     provenance: Any,  # noqa: ANN401
     options: dict[str, Any],
-    *,
-    silent: bool,
+    draw: Draw | None,
 ) -> Any:  # noqa: ANN401
     """The plan: of the joint search, or of a system."""
     import planner
@@ -265,15 +260,17 @@ def _planned(
         raise click.UsageError("--system chooses its own schedule: leave out --schedule and --schedule-file")
     if orders and options["schedules"]:
         raise click.UsageError("--schedule-file has the schedule: leave out --schedule")
-    with progress_line(silent, counted=True) as draw:
 
-        def told(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
-            if draw:
-                draw(completed=done, total=total, found=best_so_far(incumbent_s * 1e3, bound_s * 1e3, "ms"))
+    def told(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
+        if draw:
+            best = best_so_far(incumbent_s * 1e3, bound_s * 1e3, "ms")
+            draw(doing="searching", completed=done, total=total, found=best)
 
-        if options["system"] and options["system"] != "auto":
-            return planner.plan_system(options["system"], graph, cluster, job, **given)
-        return planner.plan(graph, cluster, job, orders=orders, progress=told if draw else None, **given)
+    if draw:
+        draw(doing=f"pricing operators on {planner.plural(cluster.device_count, 'device')}", completed=0, total=None)
+    if options["system"] and options["system"] != "auto":
+        return planner.plan_system(options["system"], graph, cluster, job, **given)
+    return planner.plan(graph, cluster, job, orders=orders, progress=told if draw else None, **given)
 
 
 def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401

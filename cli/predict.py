@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from . import _options
+from ._progress import progress_line
 from ._report import say_where, show
 
 _BESIDE = frozenset(
@@ -119,22 +120,23 @@ def command(
     """
     import planner
 
-    graph = _options.load_graph(model, dims, costs)
-    cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
-    if config:
-        _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
-        asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
-    else:
-        taken = _taken(framework, options) if framework else {}
-        asked = dataclasses.replace(_degrees(options), **taken)
-    job = _job(options, asked)
-    provenance = planner.default_provenance(model, hardware)
-    found = planner.predict(graph, cluster, job, asked, provenance=provenance)
-    if price:
-        found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))
-    lack = _lack(found, graph, cluster, job) if best else None
-    wanted = isinstance(asked, planner.Degrees) and not found.fits
-    fixes = planner.find_fixes(graph, cluster, job, asked) if wanted else ()  # type: ignore[arg-type]
+    with progress_line(form == "json", counted=False, doing="reading the model and pricing the configuration"):
+        graph = _options.load_graph(model, dims, costs)
+        cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
+        if config:
+            _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
+            asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
+        else:
+            taken = _taken(framework, options) if framework else {}
+            asked = dataclasses.replace(_degrees(options), **taken)
+        job = _job(options, asked)
+        provenance = planner.default_provenance(model, hardware)
+        found = planner.predict(graph, cluster, job, asked, provenance=provenance)
+        if price:
+            found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))
+        lack = _lack(found, graph, cluster, job) if best else None
+        wanted = isinstance(asked, planner.Degrees) and not found.fits
+        fixes = planner.find_fixes(graph, cluster, job, asked) if wanted else ()  # type: ignore[arg-type]
     if output:
         planner.write_plan(found.plan, output)
     if form == "json":

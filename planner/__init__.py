@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from planner import ask as ask
     from planner.ask import explain_why_not as explain_why_not
     from planner.ask import find_fixes as find_fixes
+    from planner.ask import find_worth as find_worth
     from planner.ask import least_devices as least_devices
     from planner.ask import read_target as read_target
     from planner.ask import sweep as sweep
@@ -167,6 +168,7 @@ if TYPE_CHECKING:
     from planner.report.catalogue import stacks_report as stacks_report
     from planner.report.choices import prediction_report as prediction_report
     from planner.report.choices import why_not_report as why_not_report
+    from planner.report.choices import worth_report as worth_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
     from planner.report.difference import annotation as annotation

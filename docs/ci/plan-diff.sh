@@ -12,7 +12,10 @@ worst=0
 : > "$output"
 while IFS= read -r plan; do
   [ -f "$plan" ] || continue
-  git cat-file -e "$base:$plan" 2> /dev/null || continue
+  if ! git cat-file -e "$base:$plan" 2> /dev/null; then
+    echo "::notice file=$plan,title=shardplan::new plan, nothing to compare it with"
+    continue
+  fi
   shardplan diff "$base:$plan" "$plan" "${options[@]}" --format github
   code=$?
   [ "$code" -gt "$worst" ] && worst=$code

@@ -6,6 +6,7 @@ Each is answered with the search and the judge that plans are made with; nothing
 from planner.ask.choices import Fix, WhyNot, explain_why_not, find_fixes
 from planner.ask.sweeps import Row, Store, points_of, read_axes, run_point, sweep
 from planner.ask.targets import Least, Target, TargetAnswer, least_devices, read_target, sizes_of
+from planner.ask.worth import Worth, find_worth
 
 __all__ = [
     "Fix",
@@ -15,8 +16,10 @@ __all__ = [
     "Target",
     "TargetAnswer",
     "WhyNot",
+    "Worth",
     "explain_why_not",
     "find_fixes",
+    "find_worth",
     "least_devices",
     "points_of",
     "read_axes",

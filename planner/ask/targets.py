@@ -149,7 +149,6 @@ def least_devices(
     *,
     sizes: Sequence[int] = (),
     least: Least = Least.DEVICES,
-    progress: Callable[[int], None] | None = None,
 ) -> TargetAnswer:
     """The least devices whose best plan reaches a target.
 
@@ -164,7 +163,6 @@ def least_devices(
         plan_on: plans on a number of devices.
         sizes: numbers of devices to choose from, ascending; else those of `sizes_of`.
         least: what there should be little of.
-        progress: called with the number of devices that is tried next.
 
     Raises:
         InfeasibleError: no number does; says what the fastest takes.
@@ -183,8 +181,6 @@ def least_devices(
 
     def reaches(devices: int) -> bool:
         if devices not in tried:
-            if progress:
-                progress(devices)
             tried[devices] = _try(devices, plan_on, most_s, plans)
         return tried[devices].reaches
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from planner.ask import Fix, WhyNot
+from planner.ask import Fix, WhyNot, Worth
 from planner.ask.choices import Part
-from planner.plans import explain
+from planner.plans import Plan, explain
+from planner.plans.explain import plan_shape
 from planner.prediction import Prediction
 from planner.report.explanation import memory_section
 from planner.report.plans import plan_report
@@ -124,3 +125,22 @@ def _parts(parts: Sequence[Part], form: Form) -> Table:
 
 def _change(part: Part) -> str:
     return f"{part.other / part.own - 1:+.1%}" if part.own else ("new" if part.other else "-")
+
+
+def worth_report(plan: Plan, found: Sequence[Worth]) -> Report:
+    """What changes are worth, the best first; a bound far below a step leaves it open whether more could be gained.
+
+    Args:
+        plan: what gains are counted from.
+        found: of `planner.ask.find_worth`.
+    """
+    own_s = plan.predictions.reached_s
+    columns = {
+        "with": Form.TEXT, "step": Form.SECONDS, "change": Form.CHANGE, "bound": Form.SECONDS,
+        "plan, or why there is none": Form.TEXT,
+    }  # fmt: skip
+    rows = (
+        (w.words, w.iteration_s, None if w.gain is None else 0.0 - round(w.gain, 6), w.bound_s, w.shape) for w in found
+    )
+    line = f"each planned anew, against {format_seconds(own_s)} a step: {plan_shape(plan)}"
+    return Report(str(plan.headline or plan.model.name), (Section(lines=(line,)), Section(table=table(columns, rows))))

@@ -190,6 +190,13 @@ def test_a_plan_cut_off_fails(topic: Repository) -> None:
     assert topic.compare()[0] == 7
 
 
+def test_a_plan_of_a_revision_is_migrated_to_a_file_of_a_name(topic: Repository) -> None:
+    assert topic.run("shardplan", "migrate", "main:m.plan.json").returncode == 2
+    topic.shardplan("migrate", "main:m.plan.json", "-o", "other.json")
+    assert (topic.folder / "other.json").read_bytes() == (topic.folder / "m.plan.json").read_bytes()
+    (topic.folder / "other.json").unlink()
+
+
 def test_the_bytes_of_a_plan_do_not_depend_on_how_it_is_asked_for(topic: Repository) -> None:
     again = [word for word in PLAN if word != "-q"]
     again[again.index("m.plan.json")] = "other.json"

@@ -27,7 +27,7 @@ def test_a_configuration_is_priced_and_written(capsys: pytest.CaptureFixture[str
     path = tmp_path / "named.plan.json"
     code, out, _ = run(capsys, *GPT2, "--pp", "4", "--interleave", "3", "--zero", "1", "-o", str(path))
     assert code == 0
-    assert "DP 2 x TP 1 x PP 4, 3 chunks a worker; schedule interleaved:chunks=3" in out
+    assert "DP 2 x TP 1 x PP 4, 3 chunks a worker; schedule interleaved:chunks=3" in " ".join(out.split())
     assert "fullest worker (stages " in out
     assert path.exists()
 
