@@ -29,11 +29,13 @@ from planner.plans.infeasible import (
     infeasible_answer,
     load_answer,
 )
+from planner.plans.model_section import Loss
 from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
 from planner.plans.rank_schedule import lay_out
 from planner.plans.readings import SCHEDULE_KEYS, WORDS, counterparts, has_closed_form, leaders, requirements
 from planner.plans.rebuild import priced_configuration, rebuild
-from planner.plans.records import Boundary, Duplicated, Loss, PlanNote, Provenance, Requirement, SharedParameter
+from planner.plans.records import Boundary, Duplicated, PlanNote, Provenance, SharedParameter
+from planner.plans.requirement import Requirement
 from planner.plans.rules import RULES, Gate, Metric, Remark, Severity, gate, read_rules
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan

@@ -21,19 +21,18 @@ from planner.plans.headline import headline_of
 from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tied_groups
 from planner.plans.readings import requirements
 from planner.plans.records import (
-    OF_MINOR_1,
     Duplicated,
     ExchangeSection,
     FusedMessage,
     LinkBytes,
     PlanNote,
     Provenance,
-    Requirement,
     SharedParameter,
     Stage,
     StageCorrection,
     TensorExchange,
 )
+from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.sections import (
     Staging,
     alternative_section,

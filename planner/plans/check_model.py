@@ -17,7 +17,8 @@ from planner.plans.check_shardings import FREE, TOLERANCE
 from planner.plans.files import compared, plain
 from planner.plans.findings import AGAIN, Fault, Finding
 from planner.plans.rebuild import Rebuilt, rebuild
-from planner.plans.records import Boundary, Requirement
+from planner.plans.records import Boundary
+from planner.plans.requirement import Requirement
 from planner.plans.sections import Staging, block_parameters, model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
 from planner.plans.shardings import GroupCollective, ShardedBlock, correspondence

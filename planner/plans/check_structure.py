@@ -14,7 +14,7 @@ from planner.plans.files import digest_of
 from planner.plans.findings import AGAIN, Fault, Finding
 from planner.plans.rank_schedule import placed_groups
 from planner.plans.readings import requirements
-from planner.plans.records import OF_MINOR_1, Requirement
+from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.types import Plan
 from planner.schedules import WeightPolicy
 

@@ -13,7 +13,7 @@ from planner.memory import fits
 from planner.plans.diff import Area, Change, diff
 from planner.plans.files import digest_of
 from planner.plans.matching import BlockMatch, Ranges, layers_of, match_blocks, match_stages, stage_decision
-from planner.plans.records import TensorSpec
+from planner.plans.model_section import TensorSpec
 from planner.plans.rules import OFF, RULES, Cost, Metric, Remark, Severity, severities
 from planner.plans.types import Plan
 from planner.plans.words import module_list, module_ranges, summary

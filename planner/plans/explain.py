@@ -12,8 +12,9 @@ from planner.hardware.types import Cluster
 from planner.plans.explain_shardings import GroupView, SplitReason, group_views, split_reasons
 from planner.plans.figures import Alternative, gap_to
 from planner.plans.headline import Headline
+from planner.plans.model_section import Loss
 from planner.plans.rebuild import alternative_configuration
-from planner.plans.records import Loss, Stage
+from planner.plans.records import Stage
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.words import short_list, words_of

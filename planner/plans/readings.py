@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
 from planner.plans.orders import WORD
-from planner.plans.records import Requirement
+from planner.plans.requirement import Requirement
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
 from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, get, own_schedule

@@ -1,122 +1,16 @@
-"""What a plan is made of: the model, the cluster, stages, tensors and weights between them, the schedule, the exchange.
+"""What a plan is made of beside the model: the cluster, stages, what lies between them, the schedule, the exchange.
 
 Indices count from 0; a range `[a, b]` stands for a, a + 1, ..., b - 1; times are seconds, sizes bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Literal
 
-from planner.operators import BatchConstants
 from planner.plans.orders import RankOrder
 from planner.schedules.types import OptimizerScaling as OptimizerScaling
 from planner.schedules.types import StageCorrection as StageCorrection
-
-
-class Loss(StrEnum):
-    """Where the training loss is."""
-
-    IN_GRAPH = "in_graph"
-    AT_OUTPUTS = "at_outputs"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor that enters or leaves the model, at the plan's micro-batch size, in the type it is trained in."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class RebatchedOperand:
-    """Constant operands of the model file that hold its batch, and what they are at the plan's micro-batch.
-
-    Attributes:
-        operators: that read it, by their first outputs in the file.
-        operand: its place among their inputs, from 0.
-        values: all of its elements at the plan's micro-batch (a target of Reshape or Expand).
-    """
-
-    operators: tuple[str, ...]
-    operand: int
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RebatchedTensor:
-    """A constant of the model file, or a value that it computes from constants, that has an entry for each sample.
-
-    Of more entries in the file the first are taken; where it has fewer, all are equal and are repeated.
-
-    Attributes:
-        tensor: its name.
-        shape: at the plan's micro-batch.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSection:
-    """The model that the plan is for.
-
-    Attributes:
-        name: for people.
-        fingerprint: sha256 (hex) of the model's structure; a plan holds for this model only.
-        opset: version of the default ONNX operator set; 0 for other formats.
-        inputs: fed at each step.
-        outputs: results.
-        loss: whether the graph computes the loss or ends at outputs that a loss is to be put on.
-        operators: operators that the stages divide among themselves.
-        parameters: trained weight elements, a tied copy counted once.
-        loss_output: the output that is the loss, where the graph computes it and it is not the first output.
-        file_sha256: sha256 (hex) of the model file, without weights beside it; for information, since another file of
-            the same structure (other weights) has the same plan. Left out for models that are built by name.
-        identities: operators of the file, by first output, that hand on their first operand unchanged: they are in no
-            block, and their results lie as the operand does. They need not run, and must not where the file is fixed at
-            another batch, which their other operands may hold. Left out where there are none, and without a file.
-        exported_batch: batch that the model file is fixed at; left out where the file leaves it open.
-        rebatch: constants that must have other values for the plan's micro-batch; left out where none must.
-        rebatched_tensors: constants and weights with other sizes there.
-    """
-
-    name: str
-    fingerprint: str
-    opset: int
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    loss: Loss
-    operators: int
-    parameters: int
-    loss_output: str = ""
-    file_sha256: str = ""
-    identities: tuple[str, ...] = ()
-    exported_batch: int = 0
-    rebatch: tuple[RebatchedOperand, ...] = ()
-    rebatched_tensors: tuple[RebatchedTensor, ...] = ()
-
-    def comparable(self, other: ModelSection) -> ModelSection:
-        """The section with what the other says of the model's file, where one of them does not know the file.
-
-        Another file of the same structure (other weights) is the same model: its sha256 is always taken over.
-        """
-        if other.file_sha256 and self.file_sha256:
-            return replace(self, file_sha256=other.file_sha256)
-        return replace(
-            self, file_sha256=other.file_sha256, identities=other.identities, exported_batch=other.exported_batch,
-            rebatch=other.rebatch, rebatched_tensors=other.rebatched_tensors,
-        )  # fmt: skip
-
-    @property
-    def batch_constants(self) -> BatchConstants:
-        """What changes in the file for the plan's micro-batch."""
-        operands = {(name, entry.operand): entry.values for entry in self.rebatch for name in entry.operators}
-        return BatchConstants(operands, {t.tensor: dict(enumerate(t.shape)) for t in self.rebatched_tensors})
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,111 +251,6 @@ class Provenance:
     command: tuple[str, ...] = ()
     model: str = ""
     hardware: str = ""
-
-
-class Requirement(StrEnum):
-    """What a backend must be able to do to run a plan; derived from the rest of it."""
-
-    PIPELINE = "pipeline"
-    """More than one stage."""
-    REPLICATED_STAGE = "replicated_stage"
-    """A stage runs on several ranks, which take micro-batches in turn and sum their gradients."""
-    UNEQUAL_REPLICATION = "unequal_replication"
-    """Stages differ in the number of replicas."""
-    SKIP_EDGES = "skip_edges"
-    """A tensor is read by a stage that does not follow the one that makes it."""
-    MULTI_TENSOR_BOUNDARY = "multi_tensor_boundary"
-    """More than one tensor goes from one stage to another."""
-    DUPLICATED_NODES = "duplicated_nodes"
-    """Parameter-free operators are computed in several stages."""
-    TIED_PARAMETERS = "tied_parameters"
-    """A parameter is held by several stages and its gradient summed over them."""
-    SEPARATE_COPIES = "separate_copies"
-    """A parameter is held by several stages, each of which updates its own copy: the tie is given up."""
-    MID_MODULE_CUT = "mid_module_cut"
-    """A numbered module (a layer) is divided between stages."""
-    RECOMPUTE = "recompute"
-    """A stage drops its activations and computes them again."""
-    ZERO1 = "zero1"
-    """The optimizer state of a stage is sharded over its replicas."""
-    ZERO2 = "zero2"
-    """Its gradients, too: they are scattered after every backward pass."""
-    ZERO3 = "zero3"
-    """Its weights, too (FSDP): they are gathered block by block before every pass."""
-    ASYNC_WEIGHTS = "async_weights"
-    """Weights are updated without draining the pipeline."""
-    MULTI_STAGE_RANK = "multi_stage_rank"
-    """A rank runs several stages."""
-    SPLIT_BACKWARD = "split_backward"
-    """Input and weight gradients are computed in separate actions."""
-    IDLE_RANKS = "idle_ranks"
-    """Some ranks of the world take no part."""
-    TENSOR_PARALLEL = "tensor_parallel"
-    """The ranks of a group share every operator of a replica."""
-    SEQUENCE_PARALLEL = "sequence_parallel"
-    """Tensors between the blocks of a stage are cut along the sequence."""
-    EXPERT_PARALLEL = "expert_parallel"
-    """Ranks of a group hold different experts of a mixture."""
-    VOCABULARY_PARALLEL = "vocabulary_parallel"
-    """Ranks of a group hold different rows of an embedding table; their results are partial sums."""
-    RING_ATTENTION = "ring_attention"
-    """Keys and values of an attention go around the ranks of a group."""
-    HALO_EXCHANGE = "halo_exchange"
-    """Neighbours supply the borders of a window (a convolution cut in space)."""
-    SHARED_STATISTICS = "shared_statistics"
-    """A softmax or norm is cut along the dimension that it normalises; statistics are reduced."""
-    INTERLEAVED_SPLIT = "interleaved_split"
-    """Each of several equal blocks of a dimension is cut by itself (a fused projection)."""
-    PADDED_SPLIT = "padded_split"
-    """A tensor is cut into uneven pieces, padded to the largest."""
-    ORDER_ROUTING = "order_routing"
-    """Micro-batches run on the replicas whose orders have them, not in turn (pipelines in two directions)."""
-    SUB_SEQUENCES = "sub_sequences"
-    """A micro-batch runs in parts of its sequence, each of which reads the keys and values of those before it."""
-    LANES = "lanes"
-    """A rank does two things side by side."""
-    STREAMING = "streaming"
-    """A stage passes its result on while it works."""
-    PAIRED_ACTIONS = "paired_actions"
-    """Two actions of a rank run together as one (`+`)."""
-    EXPLICIT_TRANSFERS = "explicit_transfers"
-    """Orders say when tensors between stages are sent and received."""
-    EXPLICIT_RECOMPUTE = "explicit_recompute"
-    """Orders say when a forward is repeated."""
-    EARLY_EXCHANGE = "early_exchange"
-    """The exchange of gradients begins before the action that waits for it."""
-    EVICTIONS = "evictions"
-    """Activations are moved to another rank or the host, and come back."""
-    IN_FLIGHT_LIMITS = "in_flight_limits"
-    """A forward waits until the rank keeps fewer micro-batches than a limit."""
-    PARTIAL_UPDATES = "partial_updates"
-    """An update has the gradients of fewer micro-batches than an iteration."""
-    BOUNDED_STALENESS = "bounded_staleness"
-    """Copies of the pipeline run ahead of each other by so many waves."""
-    CORRECTIONS = "corrections"
-    """Learning rates, momentum or weights are corrected for delay or for another batch."""
-    MIXED_RECOMPUTE = "mixed_recompute"
-    """Stages differ in what they compute again."""
-    MODULE_RECOMPUTE = "module_recompute"
-    """A stage repeats the forward of some of its modules alone."""
-    OFFLOAD = "offload"
-    """State or activations lie in host memory."""
-    EXCHANGE_SCHEME = "exchange_scheme"
-    """Gradients travel tensor by tensor, by several methods or over servers."""
-    MIXED_SHARDINGS = "mixed_shardings"
-    """Stages differ in how the ranks of a group share the work, or in how many they are."""
-    CONTEXT_PARALLEL = "context_parallel"
-    """Ranks of a group take parts of the sequence through the whole stage."""
-    BATCH_PARALLEL = "batch_parallel"
-    """Ranks of a group take samples of the micro-batch."""
-    FREE_LAYOUTS = "free_layouts"
-    """Tensors between blocks lie each in a layout of its own."""
-    GATHERED_WEIGHTS = "gathered_weights"
-    """Weights lie cut on the ranks of a group and are gathered for a pass."""
-
-
-OF_MINOR_1 = frozenset(list(Requirement)[list(Requirement).index(Requirement.ORDER_ROUTING) :])
-"""Requirements that files of minor version 0 do not list."""
 
 
 Given = Literal["", "name", "orders", "configuration"]

@@ -35,20 +35,8 @@ from planner.plans.figures import (
     StageMemory,
     StagePrediction,
 )
-from planner.plans.records import (
-    Boundary,
-    DeviceRun,
-    HardwareSection,
-    LinkLevel,
-    Loss,
-    MicroBatches,
-    ModelSection,
-    RebatchedOperand,
-    RebatchedTensor,
-    SharedParameter,
-    Stage,
-    TensorSpec,
-)
+from planner.plans.model_section import Loss, ModelSection, RebatchedOperand, RebatchedTensor, TensorSpec
+from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter, Stage
 from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, StageTerms

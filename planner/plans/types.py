@@ -16,6 +16,7 @@ from planner.errors import PlanError
 from planner.plans.blocks import Block, BlockParameter, BlockRun, expand
 from planner.plans.figures import Alternative, Coverage, FreeChoice, Predictions
 from planner.plans.headline import Headline
+from planner.plans.model_section import ModelSection
 from planner.plans.orders import RankOrder
 from planner.plans.records import (
     Boundary,
@@ -23,15 +24,14 @@ from planner.plans.records import (
     ExchangeSection,
     HardwareSection,
     MicroBatches,
-    ModelSection,
     PlanNote,
     Provenance,
-    Requirement,
     ScheduleSection,
     SharedParameter,
     Stage,
     SystemSection,
 )
+from planner.plans.requirement import Requirement
 from planner.plans.shardings import OperatorSplit, Places, ShardedBlock, Sharding, TensorPlace, dealt
 from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.graph import Graph
 from planner.plans import Plan
-from planner.plans.records import OF_MINOR_1, Requirement
+from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
 from planner.sharding import Axis, AxisRole, attention_heads
 from planner.sharding.layer_strategies import SMALL

@@ -19,7 +19,7 @@ from models.gpt import GPTSize
 from planner.graph import Graph
 from planner.importers import graph_from_proto
 from planner.plans import Fault, Plan
-from planner.plans.records import Requirement
+from planner.plans.requirement import Requirement
 from planner.sharding import attention_heads
 from planner.solvers import search
 from planner.space import Job
