@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from planner.costs import alignment_advice, precision
 from planner.costs.errors import MeasuredError
+from planner.errors import PlanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans.explain_shardings import GroupView, SplitReason, group_views, split_reasons
@@ -333,7 +334,10 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
 
 def _formats(name: str) -> tuple[str, ...]:
     """In which products a narrow format is assumed."""
-    narrow = precision(name).narrow
+    try:
+        narrow = precision(name).narrow
+    except UsageError as error:
+        raise PlanError(error.problem.message, where="options.precision", hint=error.problem.hint) from None
     if narrow is None:
         return ()
     return (f"products with weights multiply in {narrow.name}; attention, routers and the head in bf16",)

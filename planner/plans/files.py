@@ -177,6 +177,7 @@ def _findings(plan: Plan) -> Iterator[tuple[str, str, str]]:
         ("micro_batches.count", plan.micro_batches.count, 0, MOST_MICRO_BATCHES),
         ("schedule.iterations", plan.schedule.iterations, 1, MOST_ITERATIONS),
         ("schedule.parts", plan.schedule.parts, 1, MOST_PARTS),
+        *([("headline.devices", plan.headline.device_count, 1, MOST_DEVICES)] if plan.headline else []),
     )
     for path, value, least, most in limits:
         if not least <= value <= most:

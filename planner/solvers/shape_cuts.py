@@ -17,7 +17,7 @@ from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.memory import room_bytes
 from planner.solvers.shapes import Shape
-from planner.solvers.stage_options import StageOptions, run_pairs
+from planner.solvers.stage_options import BINS, StageOptions, packed, run_pairs
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import balanced, pinned_blocks, stage_starts
 from planner.space.jobs import precision_of
@@ -38,9 +38,6 @@ HOPELESS = 0.1
 
 GOOD = 0.002
 """Cuts whose longest way is this close to the shape's bound are not improved."""
-
-BINS = 1000
-"""Parts of a worker's memory in which what its stages keep is counted."""
 
 MOST_PACKINGS = 8
 """Times that options are chosen anew because more is kept than was counted."""
@@ -88,31 +85,6 @@ class _Choices:
     resident: np.ndarray
     working: np.ndarray
     workspace: np.ndarray
-
-
-def packed(seconds: np.ndarray, kept_bytes_: np.ndarray, room: float) -> np.ndarray | None:
-    """An option of each stage, [stages, options] given, of the least seconds whose bytes fit; None where none do.
-
-    Exact but for the bytes, which are rounded to `BINS` parts of the room. O(stages * options * BINS).
-    """
-    if room <= 0:
-        return None
-    cost = np.rint(np.minimum(kept_bytes_ / room, 2.0) * BINS).astype(np.int64)
-    best, came = np.zeros(BINS + 1), []
-    for own_s, own in zip(seconds, cost, strict=True):
-        tried = np.full((len(own), BINS + 1), np.inf)
-        for option, (each_s, size) in enumerate(zip(own_s.tolist(), own.tolist(), strict=True)):
-            if size <= BINS:
-                tried[option, size:] = best[: BINS + 1 - size] + each_s
-        came.append(tried.argmin(axis=0))
-        best = tried.min(axis=0)
-    if not np.isfinite(best[BINS]):
-        return None
-    at, chosen = BINS, []
-    for options, own in zip(reversed(came), cost[::-1], strict=True):
-        chosen.append(int(options[at]))
-        at -= int(own[chosen[-1]])
-    return np.array(chosen[::-1])
 
 
 def room_of(memory_bytes: np.ndarray, part: float) -> np.ndarray:

@@ -15,6 +15,9 @@ from planner.space.types import BlockCosts, Job
 MOST_OPTIONS = 8
 """Options that a stage picks from: of more, those that lie apart."""
 
+BINS = 1000
+"""Parts of a worker's memory in which what its stages keep is counted."""
+
 
 @dataclass(frozen=True, eq=False)
 class StageOptions:
@@ -118,3 +121,28 @@ def run_pairs(edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """First and last block of each stage between boundaries."""
     pairs = np.array(list(itertools.pairwise(edges)))
     return pairs[:, 0], pairs[:, 1] - 1
+
+
+def packed(seconds: np.ndarray, kept_bytes_: np.ndarray, room: float) -> np.ndarray | None:
+    """An option of each stage, [stages, options] given, of the least seconds whose bytes fit; None where none do.
+
+    Exact but for the bytes, which are rounded to `BINS` parts of the room. O(stages * options * BINS).
+    """
+    if room <= 0:
+        return None
+    cost = np.rint(np.minimum(kept_bytes_ / room, 2.0) * BINS).astype(np.int64)
+    best, came = np.zeros(BINS + 1), []
+    for own_s, own in zip(seconds, cost, strict=True):
+        tried = np.full((len(own), BINS + 1), np.inf)
+        for option, (each_s, size) in enumerate(zip(own_s.tolist(), own.tolist(), strict=True)):
+            if size <= BINS:
+                tried[option, size:] = best[: BINS + 1 - size] + each_s
+        came.append(tried.argmin(axis=0))
+        best = tried.min(axis=0)
+    if not np.isfinite(best[BINS]):
+        return None
+    at, chosen = BINS, []
+    for options, own in zip(reversed(came), cost[::-1], strict=True):
+        chosen.append(int(options[at]))
+        at -= int(own[chosen[-1]])
+    return np.array(chosen[::-1])
