@@ -227,7 +227,10 @@ def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
 
 
 def fullest(plan: Plan) -> tuple[float, float]:
-    """Bytes that the fullest device holds, and its capacity; stages that share one count each with its own most."""
+    """Bytes that the fullest device holds, and its capacity.
+
+    As the plan's headline says; in files without one, stages that share a device count each with its own most.
+    """
     hosted = {plan.stages_of(rank) for rank in range(plan.world_size)} - {()}
     needs = []
     for stages in hosted:
@@ -235,7 +238,8 @@ def fullest(plan: Plan) -> tuple[float, float]:
         shared = sum(max(getattr(t.memory, what) for t in terms) for what in ("workspace_bytes", "reserve_bytes"))
         own = sum(t.memory.total_bytes - t.memory.workspace_bytes - t.memory.reserve_bytes for t in terms)
         needs.append((float(own + shared), float(min(t.capacity_bytes for t in terms))))
-    return max(needs, key=lambda need: need[0] / need[1] if need[1] else 0.0, default=(0.0, 0.0))
+    held, room = max(needs, key=lambda need: need[0] / need[1] if need[1] else 0.0, default=(0.0, 0.0))
+    return float(plan.headline.memory_bytes) if plan.headline else held, room
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -52,7 +52,7 @@ def test_explain(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_diff(plan_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     other = tmp_path / "narrow.plan.json"
     other.write_text(dumps(sharded_plan("gpt2", (4,), pick=leanest_by_sequence).plan))
-    assert run("diff", str(plan_file), str(other)) == 1
+    assert run("diff", str(plan_file), str(other), "--all") == 1
     out = capsys.readouterr().out
     assert "stage 0 / mesh" in out
     assert "transformer.h.0[1/2] and 11 blocks like it" in out
