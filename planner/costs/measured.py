@@ -99,15 +99,15 @@ class OnnxRuntime:
                 "measuring needs onnxruntime, which is not installed", hint="pip install 'shardplan[measure]'"
             ) from None
         onnxruntime.set_default_logger_severity(4)
-        self.library: Any = onnxruntime
+        self._engine: Any = onnxruntime
         self.software = f"onnxruntime {onnxruntime.__version__}"
         self.machine = machine_name()
 
     def seconds(self, model: bytes, feeds: Mapping[str, np.ndarray]) -> Seconds:
         """As `Runner` says."""
-        options = self.library.SessionOptions()
+        options = self._engine.SessionOptions()
         options.log_severity_level = 4
-        session = self.library.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = self._engine.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         return median_s(lambda: session.run(None, feeds)), _NAN
 
 

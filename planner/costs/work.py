@@ -105,7 +105,7 @@ def node_work(
     """
     classes = call_classes(graph)
     firsts = [_float_type_of(graph, i) for i in classes.first]
-    launch_share = min(1.0, device.stack.library_launch_s / (device.launch_s or math.inf))
+    launch_share = min(1.0, device.stack.kernel_launch_s / (device.launch_s or math.inf))
     rows = np.array(
         [_row(specs[i], sizes[dtype], launch_share) for i, dtype in zip(classes.first, firsts, strict=True)]
     )

@@ -125,7 +125,7 @@ def _curve(points: Mapping[float, float], factor: float) -> Curve:
 
 _STACK_FIELDS = {
     "launch": "launch_s",
-    "library_launch": "library_launch_s",
+    "library_launch": "kernel_launch_s",
     "handover": "handover_s",
     "attention": "attention_rate",
     "loss": "loss_passes",

@@ -56,7 +56,7 @@ class Stack:
         about: one line on what it is.
         launch_s: host time of one forward operation: the framework's own and the launch of its kernel.
         backward_launch: part of it that an operation takes in backward.
-        library_launch_s: host time of a kernel that a library launches by itself within its call.
+        kernel_launch_s: host time of a kernel that a library launches by itself within its call.
         waits: the host waits for each kernel before it launches the next, so that launches add to the device's time.
         handover_s: host time of passing a micro-batch to another stage, in which the device gets no work.
         stretch: factor on the time of all work: what runs beside it, and waiting for the slowest of many ranks.
@@ -90,7 +90,7 @@ class Stack:
     about: str = ""
     launch_s: float = 0.0
     backward_launch: float = 0.5
-    library_launch_s: float = 5e-6
+    kernel_launch_s: float = 5e-6
     waits: bool = False
     handover_s: float = 0.0
     stretch: float = 1.0

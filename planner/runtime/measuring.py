@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +12,7 @@ from planner.costs.measured import Seconds, median_s
 from planner.errors import UsageError
 from planner.hardware import machine_name
 from planner.runtime.interpreter import Values, run
-from planner.runtime.model_file import ModelFile, Step, read_model, require_rules
+from planner.runtime.model_file import read_model, require_rules
 from planner.runtime.operators import Context
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,7 +62,10 @@ class TorchRunner:
         require_rules(steps)
         values = {name: self._operand(array, dtype) for name, array in feeds.items()}
         values |= {name: known.weight(name, dtype).to(self.device) for name in (*known.weights, *known.constants)}
-        forward = self._forward(known, steps, values, Context(dtype))
+
+        def forward() -> Values:
+            return run(steps, values, Context(dtype), wanted=known.outputs)
+
         with torch.no_grad():
             forward_s = self._median_s(forward)
         with torch.enable_grad():
@@ -81,11 +83,6 @@ class TorchRunner:
     def _operand(self, array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         made = torch.from_numpy(array).to(self.device)
         return made.to(dtype).requires_grad_() if made.is_floating_point() else made
-
-    def _forward(
-        self, known: ModelFile, steps: tuple[Step, ...], values: Values, context: Context
-    ) -> Callable[[], dict[str, Any]]:
-        return lambda: run(steps, values, context, wanted=known.outputs)
 
     def _median_s(self, run_once: Callable[[], object]) -> float:
         if not self.on_gpu:
