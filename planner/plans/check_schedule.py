@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from planner.errors import PlanError, UsageError
 from planner.memory import room_bytes
-from planner.plans.files import compared, plain
-from planner.plans.findings import AGAIN, Fault, Finding
+from planner.plans.findings import Fault, Finding, mismatches
 from planner.plans.rank_schedule import lay_out, met_in_order, tied_groups
 from planner.plans.readings import leaders, malformed, one_copy, schedule_of, work_of
 from planner.plans.types import Plan
@@ -294,13 +293,8 @@ def check_claims(plan: Plan) -> Iterator[Finding]:
         return
     met = met_in_order(laid.section.orders, tied_groups(range(len(plan.stages)), plan.shared_parameters))
     right = replace(laid.section, orders=met, given=plan.schedule.given)
-    for what, said, laid_out in (
-        ("world_size", plan.world_size, laid.world_size),
-        ("routing", plan.routing, laid.routing),
-        ("schedule", plain(plan.schedule), plain(right)),
-    ):
-        for difference in compared((what,), said, laid_out):
-            yield Finding(Fault.SCHEDULE_CLAIM, str(difference), AGAIN)
+    claims = {"world_size": laid.world_size, "routing": laid.routing, "schedule": right}
+    yield from mismatches(plan, ((Fault.SCHEDULE_CLAIM, (what,), value) for what, value in claims.items()))
 
 
 Orders = Mapping[int, Sequence[Sequence[Action]]]

@@ -10,8 +10,7 @@ from planner.plans.check_model import check_graph, check_sharded_cluster, check_
 from planner.plans.check_schedule import check_claims, check_schedule
 from planner.plans.check_shardings import check_meshes, check_shardings
 from planner.plans.check_structure import check_configuration, check_structure
-from planner.plans.files import compared, plain
-from planner.plans.findings import AGAIN, Fault, Finding, limited
+from planner.plans.findings import Fault, Finding, limited, mismatches
 from planner.plans.sections import hardware_section
 from planner.plans.types import Plan
 
@@ -86,8 +85,7 @@ def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
         message = f"the plan is for {own}, not {other}"
         return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
     headroom = with_headroom(cluster, plan.hardware.headroom)
-    wrong = compared(("hardware",), plain(plan.hardware), plain(hardware_section(headroom)))
-    found = [Finding(Fault.HARDWARE, str(difference), AGAIN) for difference in wrong]
+    found = [*mismatches(plan, [(Fault.HARDWARE, ("hardware",), hardware_section(headroom))])]
     if plan.world_size > cluster.device_count:
         message = f"the plan needs {plan.world_size} ranks, {cluster.name} has {cluster.device_count} devices"
         found.append(Finding(Fault.RANK_RANGE, message, "plan again for this hardware"))
