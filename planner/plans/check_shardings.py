@@ -183,13 +183,13 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Expected]:
     terms = plan.predictions.stages[stage.index]
     entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
     figures = {b: found[0].figures for b, found in entries.items() if found}
-    again = sum(f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks)
+    again = sum((f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks), 0.0)
     again = terms.recompute_s if stage.repeats else again  # of some modules of each block, which are not in the file
-    forward_s = sum(f.forward_s for f in figures.values())
-    backward_s = sum(f.backward_s for f in figures.values()) + again
+    forward_s = sum((f.forward_s for f in figures.values()), 0.0)
+    backward_s = sum((f.backward_s for f in figures.values()), again)
     sums = {
         "recompute_s": again,
-        "inside_s": sum(f.communication_s for f in figures.values()),
+        "inside_s": sum((f.communication_s for f in figures.values()), 0.0),
         "inside_bytes": round(sum(f.sent_bytes for f in figures.values())),
         "forward_s": max(terms.forward_s, forward_s) if stage.zero >= 3 else forward_s,
         "backward_s": max(terms.backward_s, backward_s) if stage.zero >= 2 else backward_s,
