@@ -11,11 +11,10 @@ max and plus). What happens next depends only on the micro-batches that are unde
 later), so one repetition of as many micro-batches as that proves that it goes on for ever: of the last ones of an
 iteration where it has more. Exchanges that travel beside the work may fall behind it; an iteration never takes less
 than they do.
-
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
