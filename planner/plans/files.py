@@ -22,7 +22,7 @@ from planner.graph import Graph, build_chain
 from planner.hardware.types import MOST_DEVICES
 from planner.plans import documents
 from planner.plans.figures import Predictions
-from planner.plans.rank_schedule import placed_groups
+from planner.plans.rank_schedule import lay_out
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.play import Transfers
 from planner.sharding import AxisRole
@@ -274,7 +274,7 @@ def configuration_of(plan: Plan) -> Configuration:
 def _places(configuration: Configuration) -> list[frozenset[tuple[int, ...]]]:
     """Where stages stand, as far as a registered schedule says."""
     try:
-        return placed_groups(configuration)
+        return [frozenset(groups) for groups in lay_out(configuration).groups]
     except (UsageError, PlanError):
         return []
 

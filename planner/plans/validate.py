@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.errors import PlanError, UsageError
+from planner.errors import PlanError
 from planner.exchange import get as scheme
 from planner.graph import DType, Graph
 from planner.hardware.reserve import with_headroom
@@ -21,7 +21,6 @@ from planner.plans.check_schedule import check_claims, check_schedule
 from planner.plans.check_shardings import check_meshes, check_shardings
 from planner.plans.files import digest_of
 from planner.plans.findings import AGAIN, RELATIVE, Expected, Fault, Finding, limited, mismatches
-from planner.plans.rank_schedule import placed_groups
 from planner.plans.readings import requirements
 from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.sections import hardware_section
@@ -231,7 +230,7 @@ def check_configuration(plan: Plan) -> list[Finding]:
     if len(own.stages) != len(plan.stages):
         return [_finding(("configuration.stages", len(own.stages), "stages", len(plan.stages)), "entries")]
     found = [_finding(pair) for pair in (*_configured(plan), *_configured_stages(plan)) if pair[1] != pair[3]]
-    return found or [*_placed(plan)]
+    return found
 
 
 def _finding(pair: _Pair, unit: str = "") -> Finding:
@@ -270,24 +269,6 @@ def _configured_stages(plan: Plan) -> Iterator[_Pair]:
         if alone:
             groups = plan.copies * choice.replicas
             yield f"{own}.replicas * copies", groups, f"{other}.replicas: groups", len(stage.replicas)
-
-
-def _placed(plan: Plan) -> Iterator[Finding]:
-    """The groups of ranks are those on which the configuration puts every stage; orders of one's own may put it
-    elsewhere."""
-    if plan.schedule.given == "orders":
-        return
-    try:
-        placed = placed_groups(plan.configuration)
-    except (UsageError, PlanError) as error:
-        yield Finding(Fault.CONFIGURATION, f"configuration: {error.problem.message}", error.problem.hint)
-        return
-    for at, groups in enumerate(placed):
-        strange = groups.symmetric_difference(plan.stages[at].replicas)
-        if strange:
-            listed = ", ".join(f"{group[0]}-{group[-1]}" for group in sorted(strange)[:4])
-            message = f"stages[{at}].replicas is not where configuration puts the stage: ranks {listed} are in one only"
-            yield Finding(Fault.CONFIGURATION, message, AGAIN, at)
 
 
 _STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES)
