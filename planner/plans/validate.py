@@ -229,8 +229,7 @@ def check_configuration(plan: Plan) -> list[Finding]:
     own = plan.configuration
     if len(own.stages) != len(plan.stages):
         return [_finding(("configuration.stages", len(own.stages), "stages", len(plan.stages)), "entries")]
-    found = [_finding(pair) for pair in (*_configured(plan), *_configured_stages(plan)) if pair[1] != pair[3]]
-    return found
+    return [_finding(pair) for pair in (*_configured(plan), *_configured_stages(plan)) if pair[1] != pair[3]]
 
 
 def _finding(pair: _Pair, unit: str = "") -> Finding:
