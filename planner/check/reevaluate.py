@@ -34,20 +34,7 @@ from planner.systems.needs import running
 from planner.units import format_seconds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reevaluation:
-    """A plan evaluated anew.
-
-    Attributes:
-        plan: the same configuration with everything else worked out again.
-        violations: limits of the job and of memory that the configuration breaks.
-    """
-
-    plan: Plan
-    violations: tuple[Violation, ...] = ()
-
-
-def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
+def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Violation, ...]]:
     """Work a plan out again from what it decides: the model, the cluster and the options must be those of the plan.
 
     What only a search knows (the bound, the space that it holds for, the alternatives) is taken over. A plan by the
@@ -58,11 +45,15 @@ def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
         graph: its model at any batch.
         cluster: its hardware.
 
+    Returns:
+        The same configuration with everything else worked out again, and the limits of the job and of memory that the
+        configuration breaks.
+
     Raises:
         ShardplanError: it cannot be priced; the message says why.
     """
     if plan.system is not None:
-        return Reevaluation(decide_again(plan, graph, cluster))
+        return decide_again(plan, graph, cluster), ()
     return _judged(plan, graph, cluster)
 
 
@@ -74,7 +65,7 @@ def _said(plan: Plan, played_s: float) -> Certificate:
     return Certificate(said.bound_s, gap, said.space, proven, said.tried_bound_s, said.line_bound_s)
 
 
-def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
+def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Violation, ...]]:
     """A plan's configuration priced, judged, played and written out, with the alternatives that the plan says."""
     job, size = plan.options, plan.micro_batches.size
     cluster = with_headroom(cluster, plan.hardware.headroom)
@@ -113,7 +104,7 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
         runs_on=running(again, takers, graph) if plan.runs_on else (),
         free_choice=plan.free_choice,
     )
-    return Reevaluation(seal(again), evaluation.violations)
+    return seal(again), evaluation.violations
 
 
 class _TooLongError(Exception):

@@ -126,7 +126,7 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
     idle = np.flatnonzero(np.bincount(trace.program.worker, minlength=len(ranks)) == 0)
     if len(idle):
         raise PlanError(f"rank {ranks[idle[0]]} has no actions", where="schedule", hint="plan again")
-    iterations = played.played if played else 1
+    iterations = round(played.played) if played else 1
     cost = Cost.PERIOD if played else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN
     step_s = _step_s(plan, trace, played, ranks)
     micro_batches = plan.micro_batches.count // copies
