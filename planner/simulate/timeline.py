@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -328,35 +328,17 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         "bubble_fraction": timeline.bubble_fraction,
         "bubble_convention": timeline.bubble_convention,
         "fits": all(lane.fits for lane in timeline.lanes),
-        "comparison": _comparison_document(timeline.comparison),
+        "comparison": {**asdict(timeline.comparison), "difference": timeline.comparison.difference},
         "lanes": [_lane_document(lane) for lane in timeline.lanes],
         "memory": [_memory_document(lane.stages, lane.ranks[0], lane.memory) for lane in fullest_lanes(timeline)],
     }
 
 
-def _comparison_document(found: Comparison) -> dict[str, Any]:
-    return {
-        "predicted_s": found.predicted_s,
-        "closed_form_s": found.closed_form_s,
-        "critical_s": found.critical_s,
-        "simulated_s": found.simulated_s,
-        "difference": found.difference,
-        "effects": [{"name": e.name, "seconds": e.seconds, "meaning": e.meaning} for e in found.effects],
-    }
+_OF_LANES = ("ranks", "stages", "compute_s", "communication_s", "idle_s", "in_flight", "capacity_bytes", "fits")
 
 
 def _lane_document(lane: Lane) -> dict[str, Any]:
-    return {
-        "ranks": list(lane.ranks),
-        "stages": list(lane.stages),
-        "compute_s": lane.compute_s,
-        "communication_s": lane.communication_s,
-        "idle_s": lane.idle_s,
-        "in_flight": lane.in_flight,
-        "peak_bytes": round(lane.memory.peak_bytes),
-        "capacity_bytes": lane.capacity_bytes,
-        "fits": lane.fits,
-    }
+    return {**{name: getattr(lane, name) for name in _OF_LANES}, "peak_bytes": round(lane.memory.peak_bytes)}
 
 
 def _memory_document(stages: tuple[int, ...], rank: int, curve: MemoryCurve) -> dict[str, Any]:
