@@ -3,7 +3,7 @@
 from planner.sharding.annotations import load_annotations
 from planner.sharding.choices import Options
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
-from planner.sharding.forbidden import split_refusals, unmatched
+from planner.sharding.forbidden import unmatched
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
     InnerCache,
@@ -30,8 +30,8 @@ from planner.sharding.layout import (
     shard_elements,
     shard_shape,
 )
-from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, factorisations, ideal_mesh, mesh_on, roles_of
-from planner.sharding.mixtures import Mixture, expert_plans
+from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, ideal_mesh, mesh_on, roles_of
+from planner.sharding.mixtures import Mixture
 from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.reshard import Step, reshard, reshard_table
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
@@ -78,8 +78,6 @@ __all__ = [
     "evaluate",
     "exchange_bytes",
     "exchange_s",
-    "expert_plans",
-    "factorisations",
     "formulate",
     "ideal_mesh",
     "inner_costs",
@@ -98,7 +96,6 @@ __all__ = [
     "shard_elements",
     "shard_shape",
     "sharded_costs",
-    "split_refusals",
     "strategies",
     "unmatched",
     "whole_costs",

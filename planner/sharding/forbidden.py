@@ -4,8 +4,6 @@ A pattern is an operator and a dimension, `MatMul:k` or `layers.0.attn*:n`. The 
 module path, which means all that lies inside the module. The dimension is one of the operator's loop nests (`k`), a
 number for a dimension of its results (`-1` is the last), or a way to run it without a cut of one dimension (`ring`,
 `partial`). Both sides take `*`, `?` and `[]` as in file names; `Softmax:*` leaves an operator whole.
-
-Beside these stand the reasons, in words, why an axis cannot cut a dimension of an operator at all.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from collections.abc import Iterable, Sequence
 
 from planner.errors import Problem
 from planner.graph import Graph
-from planner.operators import DimKind, OpCall, OpSpec, graph_specs, rule_of
+from planner.operators import OpCall, OpSpec, graph_specs, rule_of
 from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
-from planner.sharding.choices import Local, Means, Options, choices, divides, evenly_or_alone
+from planner.sharding.choices import Means
 from planner.sharding.layout import named_nests
 from planner.sharding.strategies import Strategy
 
@@ -108,37 +106,3 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
         found |= {rule.joint.value} if rule.joint is not None else set()
         found |= {Means.PARTIAL.value} if rule.linear else set()
     return found
-
-
-def split_refusals(call: OpCall, spec: OpSpec, ranks: int, options: Options | None = None) -> dict[str, str]:
-    """By dimension of an operator's loop nests, why one axis of that many ranks cannot cut it; others are left out."""
-    chosen, local = options or Options(), Local(named_nests(call, spec))
-    offered = {c.name for c in choices(call, spec, local, ranks, chosen)}
-    found = {}
-    for dim in {d.name: d for nest in local.nests for d in nest.dims}.values():
-        if dim.name not in offered and dim.size > 1:
-            found[dim.name] = (
-                f"{dim.name} of {dim.size} {_why(call, local, dim.name, dim.size, dim.kind, ranks, chosen)}"
-            )
-    return found
-
-
-def _why(call: OpCall, local: Local, name: str, size: int, kind: DimKind, ranks: int, options: Options) -> str:
-    if kind is DimKind.WHOLE:
-        return "is never cut"
-    if name in rule_of(call.op).uncut:
-        return "would repeat most of the work on every rank"
-    if kind is DimKind.COUPLED and rule_of(call.op).statistics is None:
-        return "has points that depend on each other, and no exchange is known that would part them"
-    if kind is DimKind.COUPLED and not options.coupled:
-        return "has points that depend on each other, and exchanges of statistics are switched off"
-    if size % ranks == 0:
-        return "leads operands that cannot be cut so"
-    if kind is DimKind.COUPLED:
-        return f"does not divide by {ranks}, and statistics over padding would be wrong"
-    if not divides(size, ranks, padded=True):
-        return f"does not divide by {ranks}, and padding would leave a rank empty"
-    if not evenly_or_alone(local, name, ranks):
-        return f"does not divide by {ranks}, and is a factor of a tensor dimension, which padding would tear apart"
-    more = -(-size // ranks) * ranks / size - 1
-    return f"does not divide by {ranks}; padding is switched off and would cost {more:.2%} more work"

@@ -200,16 +200,3 @@ def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: i
 def ideal_mesh(sizes: Mapping[str, int] | Sequence[int], s_per_byte: float = 1.0) -> Mesh:
     """A mesh that is nowhere: no latency, every rank sends a byte in `s_per_byte`; its seconds count traffic."""
     return Mesh(_axes(sizes), None, 0, s_per_byte)
-
-
-def factorisations(ranks: int, axes: int) -> tuple[tuple[int, ...], ...]:
-    """All ways to write a number as a product of `axes` factors, order counting, sorted; O(divisors ** (axes - 1)).
-
-    >>> factorisations(8, 2)
-    ((1, 8), (2, 4), (4, 2), (8, 1))
-    """
-    if axes <= 1:
-        return ((ranks,),) if axes == 1 or ranks == 1 else ()
-    return tuple(
-        (n, *rest) for n in range(1, ranks + 1) if ranks % n == 0 for rest in factorisations(ranks // n, axes - 1)
-    )
