@@ -2,7 +2,7 @@
 
 from planner.operators.batching import BatchConstants, batch_constants, batch_flow, rebatch
 from planner.operators.expert_products import find_expert_products
-from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
+from planner.operators.nest import gradient_nest, loop_nest
 from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
     SavedOptions,
@@ -20,28 +20,23 @@ from planner.operators.unseen import logits_of, require_trained
 from planner.operators.values import evaluate
 
 __all__ = [
-    "PARTIAL",
-    "REPLICATE",
     "RULES",
     "Access",
     "BatchConstants",
     "Dim",
     "DimKind",
     "JointCut",
-    "Layout",
     "LoopNest",
     "OpCall",
     "OpSpec",
     "Origin",
     "OutputTypes",
-    "Placement",
     "Role",
     "Rule",
     "Saved",
     "SavedBytes",
     "SavedOptions",
     "Site",
-    "Split",
     "Statistics",
     "Storages",
     "batch_constants",
@@ -66,6 +61,5 @@ __all__ = [
     "saved_for_backward",
     "saved_notes",
     "spec",
-    "splits",
     "unique_bytes",
 ]

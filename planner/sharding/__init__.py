@@ -1,7 +1,7 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
 from planner.sharding.annotations import load_annotations
-from planner.sharding.choices import Options
+from planner.sharding.choices import Options, splits
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
 from planner.sharding.forbidden import unmatched
 from planner.sharding.formulate import formulate
@@ -96,6 +96,7 @@ __all__ = [
     "shard_elements",
     "shard_shape",
     "sharded_costs",
+    "splits",
     "strategies",
     "unmatched",
     "whole_costs",
