@@ -1,7 +1,7 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
 from planner.operators.batching import BatchConstants, batch_constants, batch_flow, rebatch
-from planner.operators.expert_products import find_expert_products
+from planner.operators.modules import find_expert_products
 from planner.operators.nest import gradient_nest, loop_nest
 from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
@@ -12,12 +12,11 @@ from planner.operators.saved import (
     saved_notes,
     unique_bytes,
 )
-from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Site, Statistics, like, rule_of
+from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Site, Statistics, evaluate, like, rule_of
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
 from planner.operators.storage import Storages, dense_strides, reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
 from planner.operators.unseen import logits_of, require_trained
-from planner.operators.values import evaluate
 
 __all__ = [
     "RULES",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_model
-from planner.operators.expert_products import find_expert_products
+from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes

@@ -3,7 +3,6 @@
 from planner.sharding.annotations import load_annotations
 from planner.sharding.choices import Options, splits
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
-from planner.sharding.forbidden import unmatched
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
     InnerCache,
@@ -16,7 +15,6 @@ from planner.sharding.inner import (
 )
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Verdict, evaluate
-from planner.sharding.layer_strategies import attention_heads
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -30,6 +28,7 @@ from planner.sharding.layout import (
     shard_elements,
     shard_shape,
 )
+from planner.sharding.limits import attention_heads, unmatched
 from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, ideal_mesh, mesh_on, roles_of
 from planner.sharding.mixtures import Mixture
 from planner.sharding.problem import Facts, Setting, ShardingProblem

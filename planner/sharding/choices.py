@@ -51,7 +51,7 @@ class Options:
         blocks: numbers of blocks in which plain cuts may be interleaved too, since a neighbour wants it so.
         roles: what each mesh axis may do; empty where all of them may do anything.
         as_layers: tensor axes cut operators as the tensor parallel layers of frameworks do
-            (`planner.sharding.layer_strategies`).
+            (`planner.sharding.limits`).
     """
 
     padded: bool = False

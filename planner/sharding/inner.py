@@ -91,7 +91,7 @@ class InnerOptions:
         state: bytes a parameter takes; they say what memory is worth against time, no more.
         micro_batches: forward and backward passes a step, over which the weights' update is spread.
         options: which splits count.
-        forbidden: splits that are ruled out, as `operator:dimension` (`planner.sharding.forbidden`); `unmatched` says
+        forbidden: splits that are ruled out, as `operator:dimension` (`planner.sharding.limits`); `unmatched` says
             which of them rule nothing out.
     """
 

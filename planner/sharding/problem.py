@@ -25,7 +25,7 @@ from planner.operators import OpSpec, graph_specs, needs_gradient
 from planner.operators.types import SavedBytes
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
-from planner.sharding.forbidden import forbidden_dims
+from planner.sharding.limits import forbidden_dims
 from planner.sharding.mesh import Mesh
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy
@@ -55,7 +55,7 @@ class Setting:
             searches that say so look at them.
         work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
             agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
-        forbidden: splits that are ruled out (`planner.sharding.forbidden`).
+        forbidden: splits that are ruled out (`planner.sharding.limits`).
     """
 
     graph: Graph
