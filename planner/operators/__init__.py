@@ -6,7 +6,6 @@ from planner.operators.nest import gradient_nest, loop_nest
 from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
     SavedOptions,
-    checkpoint_bytes,
     element_bytes,
     saved_for_backward,
     saved_notes,
@@ -41,7 +40,6 @@ __all__ = [
     "batch_constants",
     "batch_flow",
     "call_classes",
-    "checkpoint_bytes",
     "dense_strides",
     "element_bytes",
     "evaluate",

@@ -200,7 +200,7 @@ class InnerCache:
         """What identifies a mesh; clusters count as one by identity and are kept alive."""
         if mesh.cluster is not None and not any(c is mesh.cluster for c in self._alive):
             self._alive.append(mesh.cluster)
-        return mesh.sizes, mesh.start, mesh.s_per_byte, id(mesh.cluster)
+        return mesh.sizes, mesh.start, id(mesh.cluster)
 
 
 @dataclass(frozen=True)
