@@ -49,16 +49,6 @@ def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
     return moved_bytes(Collective.ALL_REDUCE, payload_bytes, ranks)
 
 
-def tree_all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
-    """Bytes all ranks together send in a tree all-reduce, up and down: 2(n-1) M, as many as in a ring.
-
-    >>> formulas.tree_all_reduce_bytes(64, 8)
-    896
-    """
-    _whole("ranks", ranks)
-    return 2 * (ranks - 1) * payload_bytes
-
-
 def in_network_bytes(payload_bytes: float, ranks: int) -> float:
     """Bytes a rank sends (and receives) when switches add: M, however many ranks (0 for one).
 
@@ -69,19 +59,6 @@ def in_network_bytes(payload_bytes: float, ranks: int) -> float:
     """
     _whole("ranks", ranks)
     return payload_bytes if ranks > 1 else 0.0
-
-
-def sharded_server_bytes(payload_bytes: float, machines: int) -> float:
-    """Bytes a machine sends (and receives) with a server on every machine and equal shards: 2(n-1)/n M.
-
-    A machine pushes and pulls (n-1)/n M as a worker, and takes and answers as much as a server. A ring all-reduce moves
-    the same; that such servers are faster is a matter of how much of the bandwidth they reach, not of bytes.
-
-    >>> [formulas.sharded_server_bytes(1360, n) for n in (2, 8, 32, 256)]
-    [1360.0, 2380.0, 2635.0, 2709.375]
-    """
-    _whole("machines", machines)
-    return all_reduce_bytes(payload_bytes, machines)
 
 
 def separate_server_s(payload_bytes: float, machines: int, servers: int, byte_per_s: float) -> float:
@@ -200,9 +177,10 @@ def herring_s(payload_bytes: float, machines: int, byte_per_s: float, efficiency
     >>> formulas.herring_s(1360e6, machines=8, byte_per_s=12.5e9)
     0.1904
     """
+    _whole("machines", machines)
     _above_0("byte_per_s", byte_per_s)
     _above_0("efficiency", efficiency)
-    return sharded_server_bytes(payload_bytes, machines) / (efficiency * byte_per_s)
+    return all_reduce_bytes(payload_bytes, machines) / (efficiency * byte_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,16 +214,6 @@ def parallax_transfer(variable_bytes: float, touched: float, machines: int, vari
     return ParallaxTransfer(even, even, touched * even, 2 * touched * w * variables * others)
 
 
-def touched_by(touched: float, workers: int) -> float:
-    """Part of the rows that `workers` touch together, each that part of its own at random: 1 - (1 - alpha)^g.
-
-    >>> round(formulas.touched_by(0.02, workers=6), 4)
-    0.1142
-    """
-    _whole("workers", workers)
-    return 1 - (1 - touched) ** workers
-
-
 def zero_state_bytes(
     parameters: float, ranks: int, stage: int, weight: float = 2, gradient: float = 2, optimizer: float = 12
 ) -> float:
@@ -261,19 +229,9 @@ def zero_state_bytes(
     Raises:
         UsageError: a stage other than 0 to 3, or no rank.
     """
-    parts = zero_parts(ranks, stage)
-    return parameters * (weight * parts[0] + gradient * parts[1] + optimizer * parts[2])
-
-
-def zero_parts(ranks: int, stage: int) -> tuple[float, float, float]:
-    """The part of weights, gradients and optimizer state that a rank keeps under a ZeRO stage.
-
-    >>> formulas.zero_parts(8, stage=2)
-    (1.0, 0.125, 0.125)
-    """
     _whole("ranks", ranks)
-    weights, gradients, optimizer = (1.0 if group is None else 1 / ranks for group in recipe_of(stage).held)
-    return weights, gradients, optimizer
+    sizes = zip((weight, gradient, optimizer), recipe_of(stage).held, strict=True)
+    return parameters * sum(size if group is None else size / ranks for size, group in sizes)
 
 
 def zero_elements(parameters: float, stage: int, ranks: int | None = None) -> float:

@@ -6,11 +6,11 @@ Stages are counted from 0; the literature's i = 1..P is i + 1 here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from planner.errors import UsageError
 from planner.exchange.formulas import all_reduce_bytes
-from planner.formulas.checks import chosen, divides, positive, same_length, whole
+from planner.formulas.checks import chosen, divides, positive, whole
 from planner.space.partition import TwoBWSchedule, stage_kept
 
 
@@ -83,67 +83,15 @@ def pipedream_2bw_stage_bytes(
     return kept.bytes(weight_bytes / stages, activation_bytes / stages, input_bytes)
 
 
-def pipedream_2bw_time_s(
-    compute_s: Sequence[float], transfer_s: Sequence[float], all_reduce_s: Sequence[float], micro_batches: int
-) -> float:
-    """2BW's planner's time a micro-batch: max over the stages of max(compute + transfers, all-reduce/m).
-
-    >>> formulas.pipedream_2bw_time_s([3, 4], [0.5, 0.5], [8, 40], micro_batches=8)
-    5.0
-    """
-    whole(micro_batches=micro_batches)
-    same_length(compute_s=compute_s, transfer_s=transfer_s, all_reduce_s=all_reduce_s)
-    return max(
-        max(work + moved, synced / micro_batches)
-        for work, moved, synced in zip(compute_s, transfer_s, all_reduce_s, strict=True)
-    )
-
-
-def pipemare_gain(stages: int, micro_batches: int) -> float:
-    """Throughput over that of a pipeline that drains: (N+P-1)/N.
-
-    >>> formulas.pipemare_gain(4, 4), formulas.pipemare_gain(107, 32)
-    (1.75, 4.3125)
-    """
-    whole(stages=stages, micro_batches=micro_batches)
-    return (micro_batches + stages - 1) / micro_batches
-
-
-def pipemare_velocity(velocity: float, new_weight: float, old_weight: float, gamma: float) -> float:
-    """T2, the running mean of the weights' steps: delta <- gamma delta + (1 - gamma)(w_new - w_old).
-
-    >>> formulas.pipemare_velocity(1.0, new_weight=5.0, old_weight=2.0, gamma=0.5)
-    2.0
-    """
-    return gamma * velocity + (1 - gamma) * (new_weight - old_weight)
-
-
-def pipemare_backward_weight(weight: float, velocity: float, tau_forward: float, tau_backward: float = 0.0) -> float:
-    """T2, the weight that the backward computes with: u = w - (tau_fwd - tau_bkwd) delta.
-
-    >>> formulas.pipemare_backward_weight(5.0, velocity=2.0, tau_forward=1.75)
-    1.5
-    """
-    return weight - (tau_forward - tau_backward) * velocity
-
-
 def pipemare_throughput(stages: int, micro_batches: int, synchronous_share: float) -> float:
-    """T3, throughput relative to no bubble when that share of the epochs runs at N/(N+P-1).
+    """T3, throughput relative to no bubble when that share of the epochs runs at N/(N+P-1), as `1 - gpipe_bubble`.
 
     >>> round(formulas.pipemare_throughput(8, 4, synchronous_share=10 / 100), 6)
     0.851064
     """
-    return 1.0 / (synchronous_share * pipemare_gain(stages, micro_batches) + 1.0 - synchronous_share)
-
-
-def pipemare_memory_factor(buffers: int) -> float:
-    """Weight memory with T2's buffer over that without, n buffers: 4/3 of momentum SGD (w, g, m), 5/4 of Adam.
-
-    >>> round(formulas.pipemare_memory_factor(3), 4), formulas.pipemare_memory_factor(4)
-    (1.3333, 1.25)
-    """
-    whole(buffers=buffers)
-    return (buffers + 1) / buffers
+    whole(stages=stages, micro_batches=micro_batches)
+    drained = (micro_batches + stages - 1) / micro_batches
+    return 1.0 / (synchronous_share * drained + 1.0 - synchronous_share)
 
 
 def fill_drain_utilisation(stages: int, samples: int) -> float:
@@ -164,16 +112,6 @@ def fill_drain_bound(stages: int, samples: int) -> float:
     """
     whole(stages=stages, samples=samples)
     return samples / (samples + 2 * stages)
-
-
-def predicted_weight(weight: float, velocity: float, learning_rate: float, horizon: float) -> float:
-    """The weight that a pass predicts, w - eta T v (v of momentum SGD); from two weights: v = (w_old - w_new)/eta.
-
-    >>> formulas.predicted_weight(1.0, velocity=0.5, learning_rate=0.1, horizon=6)
-    0.7
-    """
-    whole(0, horizon=horizon)
-    return weight - learning_rate * horizon * velocity
 
 
 def hetpipe_allocation(devices: Mapping[str, int], policy: str, size: int | None = None) -> tuple[tuple[str, ...], ...]:
@@ -216,13 +154,3 @@ def hetpipe_allocation(devices: Mapping[str, int], policy: str, size: int | None
             raise UsageError(f"there are not as many {' as '.join(group)}", hint="use another policy")
         workers += [tuple(kind for kind in group for _ in range(each))] * counts.pop()
     return tuple(workers)
-
-
-def hetpipe_clock_may_advance(clock: int, slowest_clock: int, distance: int) -> bool:
-    """Whether a virtual worker may begin its wave `clock`: it is at most D waves ahead of the slowest.
-
-    >>> formulas.hetpipe_clock_may_advance(3, 1, distance=1), formulas.hetpipe_clock_may_advance(2, 1, distance=1)
-    (False, True)
-    """
-    whole(0, clock=clock, slowest_clock=slowest_clock, distance=distance)
-    return clock - slowest_clock <= distance

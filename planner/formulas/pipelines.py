@@ -225,26 +225,6 @@ def seq1f1b_lengths(sequence: int, splits: int, hidden: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise(ends))
 
 
-def recompute_overhead(forward_s: float, backward_s: float) -> float:
-    """What repeating the forward adds to the work: F/(F+B), a third for B = 2F.
-
-    >>> round(formulas.recompute_overhead(1, 2), 4)
-    0.3333
-    """
-    positive(work_s=forward_s + backward_s)
-    return forward_s / (forward_s + backward_s)
-
-
-def chimera_critical_passes(stages: int, micro_batches: int) -> tuple[int, int]:
-    """Forwards and backwards on the longest chain, N = D: C_f = N and C_b = N + D - 2.
-
-    >>> formulas.chimera_critical_passes(6, 6)
-    (6, 10)
-    """
-    whole(stages=stages, micro_batches=micro_batches)
-    return micro_batches, micro_batches + stages - 2
-
-
 def chimera_iteration_s(
     stages: int,
     micro_batches: int,
@@ -255,10 +235,13 @@ def chimera_iteration_s(
 ) -> float:
     """Chimera's performance model: (F + C) C_f + (B + C) C_b and the exchange that is not overlapped.
 
+    C_f = N forwards and C_b = N + D - 2 backwards are on the longest chain, for N = D.
+
     >>> [formulas.chimera_iteration_s(6, 6, 1, 2, transfer_s=c, exposed_sync_s=3) for c in (0, 0.5)]
     [29, 37.0]
     """
-    forwards, backwards = chimera_critical_passes(stages, micro_batches)
+    whole(stages=stages, micro_batches=micro_batches)
+    forwards, backwards = micro_batches, micro_batches + stages - 2
     return (forward_s + transfer_s) * forwards + (backward_s + transfer_s) * backwards + exposed_sync_s
 
 

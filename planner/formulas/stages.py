@@ -239,16 +239,6 @@ def piper_time_per_sample_s(stages: Sequence[tuple[float, float, float, int]], b
     return max(piper_stage_s(*stage, batch, byte_per_s) for stage in stages)
 
 
-def piper_in_flight(replicas: Sequence[int]) -> tuple[int, ...]:
-    """Samples whose activations a replica of each stage keeps: ceil((replicas from here to the end) / its own).
-
-    >>> formulas.piper_in_flight([4, 2, 1])
-    (2, 2, 1)
-    """
-    same_length(replicas=replicas)
-    return tuple(math.ceil(sum(replicas[i:]) / d) for i, d in enumerate(replicas))
-
-
 def contiguous_sets(nodes: int, edges: Sequence[tuple[int, int]] | None = None, most: int = 2000) -> tuple[int, int]:
     """Downsets of a DAG, and the different non-empty sets between two of them: what a pipeline stage can hold.
 

@@ -6,7 +6,6 @@ their graphs.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from planner.exchange.formulas import (
     ring_all_reduce_s,
     separate_server_s,
 )
-from planner.formulas.checks import chosen, divides, positive, same_length, whole
+from planner.formulas.checks import chosen, divides, same_length, whole
 from planner.operators import loop_nest
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
@@ -76,26 +75,6 @@ def _terms(equation: str) -> tuple[str, ...]:
     return terms
 
 
-def tofu_total_bytes(step_bytes: Sequence[float], parts: int = 2) -> float:
-    """Bytes of a recursion whose step i moves delta_i in each group made so far: sum of parts^(i-1) delta_i.
-
-    >>> formulas.tofu_total_bytes([64, 32, 20])
-    208.0
-    """
-    whole(2, parts=parts)
-    return math.fsum(parts**i * delta for i, delta in enumerate(step_bytes))
-
-
-def tofu_recursion_is_optimal(step_bytes: Sequence[float], parts: int = 2) -> bool:
-    """The theorem's condition: parts^(i-1) delta_i never falls from step to step.
-
-    >>> formulas.tofu_recursion_is_optimal([64, 32, 20]), formulas.tofu_recursion_is_optimal([64, 30])
-    (True, False)
-    """
-    totals = [parts**i * delta for i, delta in enumerate(step_bytes)]
-    return all(a <= b for a, b in itertools.pairwise(totals))
-
-
 def tofu_rnn_bytes(
     layers: int, hidden: int, inputs: int = 1024, *, copies: int = 3, item_bytes: float = 4.0, workers: int = 1
 ) -> float:
@@ -149,16 +128,6 @@ def gshard_all_to_all_bytes(
     return sum(map(sent_bytes, found.values())) if train_step else sent_bytes(found["dispatch"])
 
 
-def gshard_all_to_all_growth(devices: int, from_devices: int) -> float:
-    """How many times longer an all-to-all takes on a larger 2-D torus, bytes a device being equal: sqrt(D/D').
-
-    >>> formulas.gshard_all_to_all_growth(2048, from_devices=128)
-    4.0
-    """
-    whole(devices=devices, from_devices=from_devices)
-    return math.sqrt(devices / from_devices)
-
-
 @dataclass(frozen=True, slots=True)
 class LinearElements:
     """Elements that a device sends for one linear layer in a training step.
@@ -196,16 +165,6 @@ def autoddl_linear_elements(batch: int, inputs: int, outputs: int, devices: int)
     return LinearElements(all_reduce_bytes(w, devices), 2 * each * (x + y + w), 3 * each * (x + w))
 
 
-def tensor_parallel_layer_elements(batch: int, sequence: int, hidden: int, ranks: int) -> float:
-    """Elements a rank sends for one tensor-parallel transformer layer in a training step: 4 all-reduces of b s h.
-
-    >>> formulas.tensor_parallel_layer_elements(8, 1024, 4096, ranks=8)
-    234881024.0
-    """
-    whole(batch=batch, sequence=sequence, hidden=hidden)
-    return 4 * all_reduce_bytes(batch * sequence * hidden, ranks)
-
-
 ALPA_EXTRA = {"all-gather": 0.1, "all-reduce": 0.01, "reduce-scatter": 0.001, "all-to-all": 0.001}
 """What Alpa's released cost model adds to each collective, so that ties go to the later ones."""
 
@@ -241,17 +200,6 @@ def alpa_submeshes(hosts: int, devices_per_host: int, *, every_host_count: bool 
     inside = [(1, 2**k) for k in range(devices_per_host.bit_length()) if 2**k < devices_per_host]
     counts = [h for h in range(1, hosts + 1) if every_host_count or h & (h - 1) == 0]
     return (*inside, *((h, devices_per_host) for h in counts))
-
-
-def rabenseifner_s(payload_bytes: float, ranks: int, latency_s: float, byte_per_s: float) -> float:
-    """Seconds of Rabenseifner's all-reduce: 2 log2(r) alpha + 2 (r-1)/r M/B.
-
-    >>> formulas.rabenseifner_s(800, 8, latency_s=1, byte_per_s=100)
-    20.0
-    """
-    whole(ranks=ranks)
-    positive(byte_per_s=byte_per_s)
-    return 2 * math.log2(ranks) * latency_s + ring_all_reduce_s(payload_bytes, ranks, byte_per_s)
 
 
 def byteps_cpu_share(gpu_machines: int, cpu_machines: int) -> float:
@@ -293,49 +241,8 @@ def transformer_block_parameters(hidden: int, feed_forward: int | None = None) -
     return 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
 
 
-def bert_embedding_parameters(hidden: int, vocab: int = 30522, positions: int = 512, segments: int = 2) -> int:
-    """Weights of BERT's embeddings: words, positions and segments, and their norm.
-
-    >>> formulas.bert_embedding_parameters(1024)
-    31782912
-    """
-    whole(hidden=hidden, vocab=vocab, positions=positions)
-    return (vocab + positions + segments + 2) * hidden
-
-
-def bert_parameters(layers: int, hidden: int, vocab: int = 30522, positions: int = 512) -> int:
-    """Weights of BERT in pre-training: embeddings, layers, pooler, and both heads (the decoder's weights its own).
-
-    >>> formulas.bert_parameters(48, 1024)
-    669790012
-    """
-    whole(layers=layers)
-    pooler = hidden * hidden + hidden
-    words = hidden * hidden + 3 * hidden + vocab * hidden + vocab
-    body = layers * transformer_block_parameters(hidden)
-    return bert_embedding_parameters(hidden, vocab, positions) + body + pooler + words + 2 * hidden + 2
-
-
-def gpt_embedding_parameters(hidden: int, vocab: int = 50257, positions: int = 1024) -> int:
-    """Weights of GPT-2's embeddings: words and positions.
-
-    >>> formulas.gpt_embedding_parameters(1280)
-    65639680
-    """
-    whole(hidden=hidden, vocab=vocab, positions=positions)
-    return (vocab + positions) * hidden
-
-
-def gpt_parameters(layers: int, hidden: int, vocab: int = 50257, positions: int = 1024) -> int:
-    """Weights of GPT-2: embeddings, which the output shares, layers, and the last norm.
-
-    >>> formulas.gpt_parameters(12, 768)
-    124439808
-    """
-    whole(layers=layers)
-    return (
-        gpt_embedding_parameters(hidden, vocab, positions) + layers * transformer_block_parameters(hidden) + 2 * hidden
-    )
+EMBEDDED_ROWS = {"bert": 30522 + 512 + 2 + 2, "gpt": 50257 + 1024}
+"""Rows of width h in the embeddings: BERT's words, positions, segments and their norm; GPT-2's words and positions."""
 
 
 def largest_stage_parameters(layers: int, hidden: int, stages: int, model: str = "bert") -> int:
@@ -349,7 +256,7 @@ def largest_stage_parameters(layers: int, hidden: int, stages: int, model: str =
     Raises:
         UsageError: stages that do not divide the layers, or another model than bert or gpt.
     """
-    whole(layers=layers, stages=stages)
+    whole(layers=layers, hidden=hidden, stages=stages)
     divides("layers", layers, "stages", stages)
-    table = {"bert": bert_embedding_parameters, "gpt": gpt_embedding_parameters}
-    return layers // stages * transformer_block_parameters(hidden) + chosen("model", model, table)(hidden)
+    rows = chosen("model", model, EMBEDDED_ROWS)
+    return layers // stages * transformer_block_parameters(hidden) + rows * hidden

@@ -48,7 +48,7 @@ def test_partitions_outside_the_samples_are_not_taken() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: f.zero_parts(8, 4),
+        lambda: f.zero_state_bytes(1, 8, 4),
         lambda: f.byteps_shares(0, 0),
         lambda: f.byteps_shares(4, -1),
         lambda: f.byteps_shares(4, 1, 0),
