@@ -27,7 +27,7 @@ from planner.exchange import Exchange
 from planner.space.terms import elements_of
 from planner.systems import System, get
 from planner.systems.proposals import data_parallel
-from planner.systems.rows import bubble_of
+from planner.systems.runner import bubble_of
 from planner.systems.setting import Setting
 
 

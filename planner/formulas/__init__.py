@@ -26,25 +26,17 @@ from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
     from planner.exchange.formulas import *  # noqa: F403
-    from planner.exchange.partitions import *  # noqa: F403
-    from planner.formulas.asynchronous import *  # noqa: F403
-    from planner.formulas.mesh_tensorflow import *  # noqa: F403
-    from planner.formulas.partitions import *  # noqa: F403
     from planner.formulas.pipelines import *  # noqa: F403
+    from planner.formulas.sharding import *  # noqa: F403
     from planner.formulas.stages import *  # noqa: F403
-    from planner.formulas.traffic import *  # noqa: F403
     from planner.schedules.pipelined_backprop import *  # noqa: F403
 
 _MODULES = (
     "planner.formulas.pipelines",
-    "planner.formulas.asynchronous",
     "planner.schedules.pipelined_backprop",
     "planner.formulas.stages",
-    "planner.formulas.partitions",
     "planner.exchange.formulas",
-    "planner.exchange.partitions",
-    "planner.formulas.traffic",
-    "planner.formulas.mesh_tensorflow",
+    "planner.formulas.sharding",
 )
 
 _REPLACED = {

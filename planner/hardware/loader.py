@@ -175,8 +175,7 @@ def warnings(path: str | Path) -> list[Problem]:
         HardwareError: the file cannot be read.
     """
     from planner.hardware.document import read_document
-    from planner.hardware.plausibility import doubts
-    from planner.hardware.validate import validate
+    from planner.hardware.validate import doubts, validate
 
     document = read_document(Path(path))
     spec, _ = validate(document)

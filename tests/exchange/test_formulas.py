@@ -8,7 +8,7 @@ import pytest
 
 from planner.errors import UsageError
 from planner.exchange import formulas as f
-from planner.exchange.partitions import best_partitions, fit_partitions, search_partitions
+from planner.exchange.formulas import best_partitions, fit_partitions, search_partitions
 
 
 def test_byteps_shares_follow_the_bandwidth_of_the_cpu_machines() -> None:
