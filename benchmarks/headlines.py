@@ -19,9 +19,7 @@ from benchmarks.headlines_recorded import RECORDED
 from planner import formulas
 from planner.api import load_graph as load_bundled
 from planner.costs import profile
-from planner.hardware import load_cluster, load_device
-from planner.hardware.collectives import collective_s
-from planner.hardware.types import Collective
+from planner.hardware import Collective, collective_s, load_cluster, load_device
 from planner.importers import load_graph
 from planner.play import measure_schedule
 from planner.sharding.mixtures import Mixture, model_parameters

@@ -1,4 +1,4 @@
-"""A system asked: its limits applied, its solver's proposals judged, the fastest that fits as a row of the comparison."""
+"""A system asked: its limits applied, its solver's proposals judged, the fastest that fits as a row of a comparison."""
 
 from __future__ import annotations
 
