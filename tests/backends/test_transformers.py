@@ -26,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from transformers.distributed import DistributedConfig
 
 config = json.loads(open("distributed_config.json").read())
+# joins the processes, too
 TrainingArguments(output_dir=".", use_cpu=True, **json.loads(open("training_arguments.json").read()))
 torch.manual_seed(0)
 size = LlamaConfig(
@@ -33,7 +34,6 @@ size = LlamaConfig(
     num_key_value_heads=2, tie_word_embeddings=False,
 )
 whole = LlamaForCausalLM(size)
-torch.distributed.init_process_group("gloo")
 whole.save_pretrained("weights")  # by rank 0 alone
 torch.distributed.barrier()
 tokens = torch.arange(4 * 8).reshape(4, 8) % 64
