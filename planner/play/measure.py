@@ -28,8 +28,16 @@ from planner.play.memory import StageBytes, check_capacity, held_units, memory_c
 from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
 from planner.schedules import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.compiling import compile_orders
-from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, LAUNCH_SYNC, SYNC, Program
-from planner.schedules.versions import peak_versions, staleness
+from planner.schedules.program import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRAD,
+    LAUNCH_SYNC,
+    SYNC,
+    Program,
+    peak_versions,
+    staleness,
+)
 
 LONGEST_CYCLE = 12
 """Iterations after which a regime may repeat."""
