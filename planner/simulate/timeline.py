@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
+from planner.plans.files import plain
 from planner.plans.orders import rows
 from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.plans.types import Plan
@@ -328,7 +329,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         "bubble_fraction": timeline.bubble_fraction,
         "bubble_convention": timeline.bubble_convention,
         "fits": all(lane.fits for lane in timeline.lanes),
-        "comparison": {**asdict(timeline.comparison), "difference": timeline.comparison.difference},
+        "comparison": {**plain(timeline.comparison), "difference": timeline.comparison.difference},
         "lanes": [_lane_document(lane) for lane in timeline.lanes],
         "memory": [_memory_document(lane.stages, lane.ranks[0], lane.memory) for lane in fullest_lanes(timeline)],
     }
@@ -338,7 +339,7 @@ _OF_LANES = ("ranks", "stages", "compute_s", "communication_s", "idle_s", "in_fl
 
 
 def _lane_document(lane: Lane) -> dict[str, Any]:
-    return {**{name: getattr(lane, name) for name in _OF_LANES}, "peak_bytes": round(lane.memory.peak_bytes)}
+    return {**{name: plain(getattr(lane, name)) for name in _OF_LANES}, "peak_bytes": round(lane.memory.peak_bytes)}
 
 
 def _memory_document(stages: tuple[int, ...], rank: int, curve: MemoryCurve) -> dict[str, Any]:
