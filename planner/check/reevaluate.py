@@ -92,11 +92,9 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Vio
     )
     again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
     again = with_simulation(again, played_s)
-    if plan.headline is None or again.headline is None:  # of before
+    if plan.headline is None:  # of before
         again = dataclasses.replace(again, headline=None)
-    elif plan.headline.dollars_per_hour != again.headline.dollars_per_hour:  # a price of the user's own
-        own_price = plan.headline.dollars_per_hour / plan.headline.device_count
-        again = dataclasses.replace(again, headline=again.headline.priced(own_price))
+    again = _priced_as(plan, again)
     takers = tuple(BACKENDS.get(name) for name in plan.options.backends)
     again = dataclasses.replace(
         again,
@@ -105,6 +103,14 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Vio
         free_choice=plan.free_choice,
     )
     return seal(again), evaluation.violations
+
+
+def _priced_as(plan: Plan, anew: Plan) -> Plan:
+    """The new plan at the old one's price of a device, which may be the user's own."""
+    old, new = plan.headline, anew.headline
+    if old is None or new is None or old.dollars_per_hour == new.dollars_per_hour:
+        return anew
+    return with_price(anew, old.dollars_per_hour / old.device_count)
 
 
 class _TooLongError(Exception):
@@ -150,9 +156,7 @@ def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
         anew = _searched_again(plan, graph, cluster)
         if anew.free_choice is None:
             anew = dataclasses.replace(anew, free_choice=plan.free_choice)
-    if plan.headline and anew.headline and plan.headline.dollars_per_hour != anew.headline.dollars_per_hour:
-        anew = with_price(anew, plan.headline.dollars_per_hour / anew.headline.device_count)
-    return seal(dataclasses.replace(anew, provenance=now))
+    return seal(dataclasses.replace(_priced_as(plan, anew), provenance=now))
 
 
 def _searched_again(plan: Plan, graph: Graph, cluster: Cluster, progress: api.Progress | None = None) -> Plan:
