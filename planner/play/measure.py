@@ -5,12 +5,11 @@
 (33.0, (4, 3, 2, 1))
 
 Of a pipeline that never drains the periodic part is found, not replayed to the end. An order that repeats, on machines
-that do not change, ends up in a periodic regime: from some iteration on, all that
-happens in one happens again `cycle` iterations later, shifted by a constant (the simulation is linear in the algebra of
-max and plus). What happens next depends only on the micro-batches that are under way (and on waves that are waited for
-later), so one repetition of as many micro-batches as that proves that it goes on for ever: of the last ones of an
-iteration where it has more. Exchanges that travel beside the work may fall behind it; an iteration never takes less
-than they do.
+that do not change, ends up in a periodic regime: from some iteration on, all that happens in one happens again `cycle`
+iterations later, shifted by a constant (the simulation is linear in the algebra of max and plus). What happens next
+depends only on the micro-batches that are under way (and on waves that are waited for later), so one repetition of as
+many micro-batches as that proves that it goes on for ever: of the last ones of an iteration where it has more.
+Exchanges that travel beside the work may fall behind it; an iteration never takes less than they do.
 """
 
 from __future__ import annotations
