@@ -184,6 +184,14 @@ def load_against(
     return graph, planner.load_cluster(hardware, nodes=nodes, stack=stack or own_stack, changes=changes)
 
 
+def plan_nodes(plan: Any, hardware: str) -> int | None:  # noqa: ANN401
+    """How many nodes make the plan's devices of a profile that has another number by itself."""
+    import planner
+
+    own = planner.load_cluster(hardware).device_count
+    return None if own == plan.hardware.device_count else plan.hardware.nodes
+
+
 def parse_headroom(text: str) -> float:
     """`5%` or `0.05` as a fraction.
 

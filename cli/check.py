@@ -7,7 +7,16 @@ from typing import Any
 import click
 
 from . import _partition
-from ._options import against_options, beside, for_option, format_option, load_against, read_file, shown_name
+from ._options import (
+    against_options,
+    beside,
+    for_option,
+    format_option,
+    load_against,
+    plan_nodes,
+    read_file,
+    shown_name,
+)
 from ._report import FOUND, say_checked, show, written
 
 LACKING = 9
@@ -79,7 +88,7 @@ def command(
         hardware = hardware or beside(plan_file, plan.provenance.hardware)
         if not (model and hardware):
             raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-        nodes = nodes or _nodes(plan, hardware)
+        nodes = nodes or plan_nodes(plan, hardware)
     against = load_against(
         plan.hardware.stack, model=model, dims=dims, costs=costs, hardware=hardware, nodes=nodes, stack=stack
     )
@@ -96,14 +105,6 @@ def command(
     code = say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)
     lacking = all(finding.fault == planner.plans.Fault.BACKEND for finding in report.findings)
     return LACKING if code and lacking else code
-
-
-def _nodes(plan: Any, hardware: str) -> int | None:  # noqa: ANN401
-    """How many nodes make the plan's devices of a profile that has another number by itself."""
-    import planner
-
-    own = planner.load_cluster(hardware).device_count
-    return None if own == plan.hardware.device_count else plan.hardware.nodes
 
 
 def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> int:  # noqa: ANN401

@@ -179,6 +179,7 @@ if TYPE_CHECKING:
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.gantt import draw_gantt as draw_gantt
     from planner.report.hardware import cluster_report as cluster_report
+    from planner.report.page import plan_page as plan_page
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report

@@ -33,7 +33,7 @@ def trace_json(timeline: Timeline) -> str:
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     trace, program = timeline.trace, timeline.trace.program
-    parts = segments(trace, timeline.recompute_s)
+    parts = segments(timeline)
     transfers = np.flatnonzero(trace.transfer_end_s > trace.transfer_start_s)
     for lane in timeline.lanes:
         pid, tid = lane.stages[0], lane.ranks[0]
