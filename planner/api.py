@@ -32,7 +32,7 @@ from planner.plans import FreeChoice, Plan, Provenance, assemble, gap_to, lay_ou
 from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, own_schedule, read_orders
 from planner.sharding import unmatched
-from planner.solvers import Answer, search
+from planner.solvers import Answer, comparable, search
 from planner.solvers.conflict import conflict, limited
 from planner.solvers.shapes import schedules_with
 from planner.space import Configuration
@@ -431,7 +431,7 @@ def _decide(answer: Answer, *, simplest: bool) -> tuple[Candidate, float, tuple[
 
 
 def _played_s(candidate: Candidate) -> float:
-    return candidate.simulated_s or math.inf
+    return comparable(candidate.simulated_s or math.inf)
 
 
 def _complexity(decision: Configuration) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ micro_batch_sizes(job) -> tuple[int, ...]       sizes that a job allows
 
 from __future__ import annotations
 
+from planner.solvers._candidates import comparable
 from planner.solvers.outer import search
 from planner.solvers.sizes import micro_batch_sizes
 from planner.solvers.types import SOLVERS, Answer, Explored, Judge, Outcome, Solution, Solver
@@ -29,6 +30,7 @@ __all__ = [
     "Outcome",
     "Solution",
     "Solver",
+    "comparable",
     "get",
     "micro_batch_sizes",
     "search",

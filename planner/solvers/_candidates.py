@@ -13,6 +13,13 @@ from planner.space.types import Candidate, Configuration, Evaluation
 SAME = 1e-9
 """Relative difference below which two times are the same."""
 
+
+def comparable(figure: float) -> float:
+    """A figure to nine digits, by which decisions are put in order: of equally good ones a rule picks, not the last
+    bit of a sum, which depends on how the Python in use adds."""
+    return float(f"{figure:.9g}")
+
+
 MOST_ACTIONS = 100_000
 """Forwards and backwards that are played for the sake of runners-up."""
 
@@ -68,7 +75,7 @@ class Candidates:
 
     def play(self, count: int) -> None:
         """Play those that the closed form says are the fastest, if they may be."""
-        ordered = sorted(self._verdicts, key=lambda d: (float(f"{self._verdicts[d].iteration_s:.9g}"), repr(d)))
+        ordered = sorted(self._verdicts, key=lambda d: (comparable(self._verdicts[d].iteration_s), repr(d)))
         for decision in ordered[:count]:
             self._play_if_faster(decision)
 
@@ -96,7 +103,7 @@ class Candidates:
             judge: by micro-batch size.
         """
         actions = 0
-        for decision in sorted(self._least_s, key=lambda d: (self._least_s[d], repr(d)))[: 2 * count]:
+        for decision in sorted(self._least_s, key=lambda d: (comparable(self._least_s[d]), repr(d)))[: 2 * count]:
             actions += _actions(decision) * (decision not in self._times)
             if actions > MOST_ACTIONS:
                 break
@@ -139,7 +146,7 @@ def _actions(decision: Configuration) -> int:
 def _order(entry: tuple[Configuration, float]) -> tuple[float, int, str]:
     """By time as far as rounding allows, then the plainer decision."""
     decision, seconds = entry
-    return float(f"{seconds:.9g}"), len(decision.stages), repr(decision)
+    return comparable(seconds), len(decision.stages), repr(decision)
 
 
 def _played(decision: Configuration, evaluation: Evaluation) -> tuple[object, ...]:

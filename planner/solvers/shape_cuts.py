@@ -16,6 +16,7 @@ from planner.exchange import Kept, Phase, kept_bytes, phase_s, recipe_of
 from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.memory import room_bytes
+from planner.solvers._candidates import comparable
 from planner.solvers.shapes import Shape
 from planner.solvers.stage_options import BINS, StageOptions, packed, run_pairs
 from planner.space.configuration import Configuration, StageChoice
@@ -42,8 +43,11 @@ GOOD = 0.002
 MOST_PACKINGS = 8
 """Times that options are chosen anew because more is kept than was counted."""
 
-MOST_ENUMERATED = 512
-"""Cuts and choices of which all are looked at."""
+MOST_ENUMERATED, MOST_OF_TINY = 512, 8192
+"""Cuts and choices of which all are looked at; of chains of at most `TINY` blocks."""
+
+TINY = 8
+"""Blocks of chains for which estimates leave nothing out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,13 @@ class Cut:
 
     @property
     def key(self) -> tuple[float, float, float]:
-        """What is better is smaller."""
-        return self.over, self.pace_s, self.uneven
+        """What is better is smaller, and what is equally good is equal."""
+        return comparable(self.over), comparable(self.pace_s), comparable(self.uneven)
+
+    @property
+    def place(self) -> tuple[tuple[float, float, float], Edges, tuple[int, ...]]:
+        """The best first, of equally good ones the first cut."""
+        return self.key, self.edges, self.options
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +112,8 @@ def moved(place: int, by: int, starts: np.ndarray) -> int:
 def enumerable(shape: Shape, options: StageOptions, job: Job) -> bool:
     """Whether all cuts and choices of a shape can be looked at; a choice at a time where stages are to be alike."""
     choices = 1 if job.structure.alike else len(options.ways) ** shape.stages
-    return bool(math.comb(options.blocks - 1, shape.stages - 1) * choices <= MOST_ENUMERATED)
+    most = MOST_OF_TINY if options.blocks <= TINY else MOST_ENUMERATED
+    return math.comb(options.blocks - 1, shape.stages - 1) * choices <= most
 
 
 class Cutter:
@@ -223,7 +233,7 @@ class Cutter:
             cutoff_s: cuts that are far from it are not improved.
         """
         if self.few:
-            return sorted(self._all(), key=lambda cut: cut.key)
+            return sorted(self._all(), key=lambda cut: cut.place)
         single, found = len(self._options.ways) == 1, list[Cut]()
         edges_tried = self._tried(single=single)
         alone = single or all(len(own) < 2 for own in self._hosted)
@@ -234,7 +244,7 @@ class Cutter:
             if best is not None:
                 near = best.least_s < cutoff_s * (1 + FAR)
                 found.append(self._improved(best, aligned=aligned) if near else best)
-        return sorted(found, key=lambda cut: cut.key)
+        return sorted(found, key=lambda cut: cut.place)
 
     def _all(self) -> Iterator[Cut]:
         shape, options = self._shape, range(len(self._options.ways))

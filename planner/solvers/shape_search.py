@@ -18,8 +18,8 @@ from typing import Protocol
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.schedules import get
-from planner.solvers._candidates import SAME, Candidates
-from planner.solvers.shape_cuts import Cut, Cutter, enumerable, moved
+from planner.solvers._candidates import SAME, Candidates, comparable
+from planner.solvers.shape_cuts import TINY, Cut, Cutter, enumerable, moved
 from planner.solvers.shapes import LONGEST, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.solvers.types import Key, Refined
@@ -51,9 +51,6 @@ RIVAL = 0.03
 
 MOST_ACTIONS, ACTIONS_A_JUDGEMENT = 200_000, 500
 """Actions that may be played to move the boundaries of the best, and as how many judging a stage counts."""
-
-TINY = 8
-"""Blocks of chains for which estimates leave nothing out."""
 
 WIDE = 4.0
 """Shapes whose bound is more than so many times what all devices take on end are looked at only where nothing fits."""
@@ -156,7 +153,7 @@ class ShapeSearch:
     def _polish(self) -> None:
         """Move boundaries of the best of the fastest shapes, and repeat their forwards elsewhere, as long as that makes
         them faster."""
-        for seconds, best in sorted(self._tops.values(), key=lambda entry: entry[0])[:MOST_POLISHED]:
+        for seconds, best in sorted(self._tops.values(), key=lambda entry: comparable(entry[0]))[:MOST_POLISHED]:
             tries = MOST_ACTIONS // (len(best.stages) * (2 * best.micro_batches + ACTIONS_A_JUDGEMENT))
             moved = True
             while moved and tries > 0:
@@ -263,11 +260,11 @@ class ShapeSearch:
         self._lower(far_s, only_bounds=False)
         shapes = sorted(
             self._shapes.of(ways.costs, min(far_s, self._found.best_s)),
-            key=lambda s: (s.estimate_s, s.bound_s, s.stages, s.workers, s.adjacent),
+            key=lambda s: (comparable(s.estimate_s), comparable(s.bound_s), s.stages, s.workers, s.adjacent),
         )
         if shapes:
             self.looked += len(shapes)
-            heapq.heappush(heap, (shapes[0].estimate_s, next(self._count), ways, shapes))
+            heapq.heappush(heap, (comparable(shapes[0].estimate_s), next(self._count), ways, shapes))
 
     def _unfold(self, heap: list[tuple[float, int, Ways, list[Shape]]], ways: Ways, refined: Refined) -> None:
         """Put what a floor stands for in its place."""
@@ -326,7 +323,7 @@ class ShapeSearch:
     def _worth(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
         """Cuts that may fit and be faster; the leanest one where none fits, for what it lacks."""
         for at, cut in enumerate(cuts):
-            if cut.least_s < self._found.best_s and (cut.over <= CLOSE or (at == 0 and not self._found)):
+            if cut.least_s < self._found.best_s * (1 - SAME) and (cut.over <= CLOSE or (at == 0 and not self._found)):
                 yield cut
 
     def _judge(self, configuration: Configuration, cutoff_s: float) -> float:
@@ -342,14 +339,14 @@ class ShapeSearch:
             return math.inf
         key = (configuration.schedule, configuration.copies, configuration.micro_batch, len(configuration.stages))
         top_s, _ = top = self._tops.get(key, (math.inf, configuration))
-        if verdict.iteration_s >= min(cutoff_s, max(top_s, self._found.best_s)):
+        if verdict.iteration_s >= min(cutoff_s, max(top_s, self._found.best_s)) * (1 - SAME):
             return verdict.iteration_s
         seconds = play_terms(configuration, schedule, verdict.stages).iteration_s
         played = dataclasses.replace(verdict, iteration_s=seconds)
         if in_closed_form(configuration, schedule):
             played = evaluate(shelf, self._cluster, job, configuration, schedule=schedule)
         self._found.add(configuration, played, least_s=verdict.iteration_s, seconds=seconds)
-        self._tops[key] = min(top, (seconds, configuration), key=_seconds)
+        self._tops[key] = min(top, (seconds, configuration), key=lambda entry: comparable(entry[0]))
         return seconds
 
 
@@ -359,7 +356,3 @@ def waits(configuration: Configuration, evaluation: Evaluation) -> bool:
     if 2 * len(configuration.stages) * configuration.micro_batches > LONGEST:
         return False
     return play_terms(configuration, get(configuration.schedule), evaluation.stages).bubble > WAITING
-
-
-def _seconds(entry: tuple[float, Configuration]) -> float:
-    return entry[0]
