@@ -117,8 +117,8 @@ class _Elimination:
             for v in f.variables:
                 self.of[v].add(i)
         self.constant = sum(float(f.table) for f in self.factors if not f.variables)
-        self.done: list[tuple[int, list[Factor]]] = []
-        self._seen: dict[tuple[object, ...], tuple[list[Factor], np.ndarray]] = {}
+        self.done: list[tuple[int, tuple[int, ...], np.ndarray]] = []
+        self._seen: dict[tuple[object, ...], tuple[list[Factor], np.ndarray, np.ndarray]] = {}
 
     def run(self, limit: int, keep: Sequence[int] = ()) -> bool:
         """Minimise out all variables but some; false when a table would be too large."""
@@ -131,8 +131,9 @@ class _Elimination:
             mine = [self.tables.pop(i) for i in numbers]
             for u in others:
                 self.of[u] -= set(numbers)
-            self.done.append((v, mine))
-            self._add(Factor(others, self._minimum(mine, v, others)), numbers)
+            least, best = self._minimum(mine, v, others)
+            self.done.append((v, others, best))
+            self._add(Factor(others, least), numbers)
         return True
 
     def complete(self, chosen: np.ndarray) -> None:
@@ -141,16 +142,11 @@ class _Elimination:
         Args:
             chosen: int64 [variables, cases], one choice of each variable in each case.
         """
-        for v, mine in reversed(self.done):
-            total = np.zeros((self.sizes[v], chosen.shape[1]))
-            for f in mine:
-                table = np.moveaxis(f.table, f.variables.index(v), 0)
-                others = tuple(chosen[u] for u in f.variables if u != v)
-                total += table[(slice(None), *others)] if others else table[:, None]
-            chosen[v] = total.argmin(axis=0)
+        for v, others, best in reversed(self.done):
+            chosen[v] = best[tuple(chosen[u] for u in others)]
 
-    def _minimum(self, mine: list[Factor], v: int, others: tuple[int, ...]) -> np.ndarray:
-        """What the best choices of a variable come to.
+    def _minimum(self, mine: list[Factor], v: int, others: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """What the best choices of a variable come to, and which they are.
 
         Where the same tables hang together in the same way, as in layers that repeat, the answer is that of before.
         """
@@ -158,8 +154,10 @@ class _Elimination:
         place = {u: k for k, u in enumerate(variables)}
         alike = (place[v], *((id(f.table), tuple(place[u] for u in f.variables)) for f in mine))
         if alike not in self._seen:
-            self._seen[alike] = mine, _sum(mine, variables, self.sizes).min(axis=place[v])
-        return self._seen[alike][1]
+            total = _sum(mine, variables, self.sizes)
+            best = total.argmin(axis=place[v]).astype(np.min_scalar_type(self.sizes[v]))
+            self._seen[alike] = mine, total.min(axis=place[v]), best
+        return self._seen[alike][1:]
 
     def _add(self, made: Factor, numbers: Sequence[int]) -> None:
         if not made.variables:
