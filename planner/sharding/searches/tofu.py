@@ -26,7 +26,7 @@ from planner.sharding.choices import shrink
 from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.layout import REPLICATED, Part, TensorLayout
 from planner.sharding.limits import allowed
-from planner.sharding.named_dims import Groups
+from planner.sharding.named_dims import joined
 from planner.sharding.passes import (
     Cut,
     Pass,
@@ -119,37 +119,34 @@ def _elementwise(one: Pass) -> bool:
     return plain and len(nest.dims) == len(dims)
 
 
-def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> Groups[str]:
-    """Joins tensors of element-wise operators, and of equal operators that share a weight."""
-    groups = Groups[str]()
+def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> dict[str, str]:
+    """The group of each tensor: those of element-wise operators are one, and of equal operators that share a weight."""
+    pairs: list[tuple[str, str]] = []
     shared: dict[tuple[object, ...], Pass] = {}
     for i, one in forward.items():
-        for name in (*one.reads, *one.writes):
-            groups.root(name)
+        pairs += [(name, name) for name in (*one.reads, *one.writes)]
         if _elementwise(one):
             nest = one.nests[0]
             alike = [one.reads[a.position] for a in nest.reads if a.dims == nest.writes[0].dims]
             names = [n for n in (*alike, *one.writes) if graph.tensors[n].kind is not TensorKind.CONSTANT]
-            for name in names[1:]:
-                groups.join(names[0], name)
+            pairs += [(names[0], name) for name in names[1:]]
         weights = tuple(n for n in one.reads if graph.tensors[n].kind is TensorKind.PARAMETER)
         if weights:
             key = (graph.nodes[i].op, weights, tuple(graph.tensors[n].shape for n in (*one.reads, *one.writes)))
             first = shared.setdefault(key, one)
-            for a, b in zip((*first.reads, *first.writes), (*one.reads, *one.writes), strict=True):
-                groups.join(a, b)
-    return groups
+            pairs += zip((*first.reads, *first.writes), (*one.reads, *one.writes), strict=True)
+    return joined(pairs)
 
 
 class _Recursion:
     """Sizes left after the steps done."""
 
-    def __init__(self, graph: Graph, passes: list[Pass], groups: Groups[str], item_bytes: float) -> None:
+    def __init__(self, graph: Graph, passes: list[Pass], groups: Mapping[str, str], item_bytes: float) -> None:
         self.passes, self.item_bytes = passes, item_bytes
         names = sorted({n for one in passes for n in (*one.reads, *one.writes)})
         self.free = {n for n in names if graph.tensors[n].kind in (TensorKind.INPUT, TensorKind.CONSTANT)}
         self.shapes = {n: list(graph.tensors[n].shape) for n in names}
-        self.root = {n: groups.root(n) for n in names}
+        self.root = {n: groups.get(n, n) for n in names}
         self.roots = sorted({self.root[n] for n in names if n not in self.free})
         self.index = {r: v for v, r in enumerate(self.roots)}
 
