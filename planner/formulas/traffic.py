@@ -24,7 +24,7 @@ from planner.formulas.checks import chosen, divides, positive, same_length, whol
 from planner.operators import loop_nest
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
-from planner.sharding.passes import Pass, cuts_of, moved_bytes
+from planner.sharding.searches.tofu import Pass, cuts_of, moved_bytes
 
 
 def tofu_operator_bytes(
