@@ -4,10 +4,10 @@ A chain of operators gives tables over two variables and this is the chain's dyn
 costs no more than its widest table. The order is greedy: next the variable whose elimination makes the smallest table.
 
 `least_within` finds the least time within a limit of memory by prices on memory: one elimination gives the best choices
-at many prices. Each price gives a bound (its total, less what the limit costs at that price), and each price high enough a choice that
-fits. The range of prices between the last that is too low and the first that is high enough is cut into finer and finer
-steps. What equal layers all do alike, no price tells apart: last, prices that differ a little from the first variable
-to the last let layers change their minds one after the other.
+at many prices. Each price gives a bound (its total, less what the limit costs at that price), and each price high
+enough a choice that fits. The range of prices between the last that is too low and the first that is high enough is cut
+into finer and finer steps. What equal layers all do alike, no price tells apart: last, prices that differ a little from
+the first variable to the last let layers change their minds one after the other.
 """
 
 from __future__ import annotations
