@@ -60,8 +60,6 @@ class Verdict:
         forward_s: seconds of the forward pass, work and communication.
         backward_s: seconds of the backward pass.
         step_s: an update's seconds of communication, a micro-batch's share of them.
-        work_forward_s: seconds of work in the forward pass alone.
-        work_backward_s: seconds of work in the backward pass alone.
         sent_bytes: bytes that a rank sends in all of them.
         weight_bytes: weights, gradients and optimizer state that a rank holds.
         activation_bytes: what a rank keeps for backward, a micro-batch.
@@ -75,8 +73,6 @@ class Verdict:
     forward_s: float = 0.0
     backward_s: float = 0.0
     step_s: float = 0.0
-    work_forward_s: float = 0.0
-    work_backward_s: float = 0.0
     sent_bytes: float = 0.0
     weight_bytes: float = 0.0
     activation_bytes: float = 0.0
@@ -150,8 +146,6 @@ class _Judge:
         trains = any(n in self.carrying for n in node.inputs)
         forward, backward_work = setting.node_s(i, chosen.share)
         self.verdict.compute_s += forward + backward_work
-        self.verdict.work_forward_s += forward
-        self.verdict.work_backward_s += backward_work
         self.verdict.forward_s += forward
         self.verdict.backward_s += backward_work
         for backward in (False, True)[: 1 + trains]:
