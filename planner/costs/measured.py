@@ -25,7 +25,6 @@ import numpy as np
 
 from planner.costs.one_node import call_bytes, one_node_model
 from planner.costs.precision import precision as precision_named
-from planner.costs.pricing import saved_options
 from planner.costs.types import Profile
 from planner.costs.work import tensor_bytes
 from planner.errors import ModelError, OutputError, UsageError
@@ -33,7 +32,7 @@ from planner.files import write_whole
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware import machine_name
 from planner.operators.batching import rebatch
-from planner.operators.saved import element_bytes, saved_for_backward, saved_notes
+from planner.operators.saved import SavedOptions, element_bytes, saved_for_backward, saved_notes
 from planner.operators.specs import graph_specs
 from planner.operators.types import OpCall, OpSpec, Origin
 
@@ -324,7 +323,7 @@ def _assemble(
     dropout: bool,
 ) -> Profile:
     chosen = precision_named(runner.precision)
-    options = saved_options(chosen, fused_attention=fused_attention, dropout=dropout, assume_dropout=False)
+    options = SavedOptions(fused_attention=fused_attention, dropout=dropout, loss_bytes=chosen.loss_bytes)
     sizes = element_bytes(graph, chosen.compute.bits / 8)
     scores = np.array([s.scores_in_memory(fused_attention) for s in specs])
     outputs, workspace = tensor_bytes(graph, sizes, scores)

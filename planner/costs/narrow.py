@@ -29,9 +29,9 @@ from planner.costs.precision import NarrowFormat, Precision
 from planner.graph import DType, Graph, Note, NoteLevel, Tensor, TensorKind
 from planner.graph.blocks import layer_of
 from planner.operators.modules import ExpertProduct, find_expert_products
+from planner.operators.saved import logits_of
 from planner.operators.site import JointCut, Role, rule_of
 from planner.operators.types import OpSpec
-from planner.operators.unseen import logits_of
 
 _PICKS = "TopK"
 """The operator by which a router picks experts."""

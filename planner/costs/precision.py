@@ -91,6 +91,11 @@ class Precision:
     last: int = 0
 
     @property
+    def loss_bytes(self) -> float:
+        """Bytes of an element of the loss: mixed precision computes it in fp32, a pure one in its own type."""
+        return 4.0 if self.master_bytes else self.compute.bits / 8
+
+    @property
     def held_gradient_bytes(self) -> float:
         """Bytes of a parameter's gradients in memory; `gradient_bytes` are those that travel."""
         return self.gradient_bytes + self.spare_bytes

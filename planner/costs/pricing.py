@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.costs.imported import by_own_costs, imported_profile, is_priced
 from planner.costs.narrow import narrow_products
-from planner.costs.precision import Precision, supported_precision
+from planner.costs.precision import supported_precision
 from planner.costs.rates import unaligned_products
 from planner.costs.roofline import price
 from planner.costs.types import Profile
@@ -75,12 +75,12 @@ def profile(
     specs = graph_specs(sized)
     if strict_ops:
         refuse_fallbacks(sized, specs)
-    options = saved_options(
-        chosen,
+    options = SavedOptions(
         fused_attention=fused_attention,
         dropout=dropout,
         assume_dropout=assume_dropout,
         loss=loss,
+        loss_bytes=chosen.loss_bytes,
         fused=device.stack.fused,
     )
     sizes = element_bytes(sized, chosen.compute.bits / 8)
@@ -151,27 +151,6 @@ def alignment_advice(graph: Graph, device: Device, *, precision: str, fused_atte
     return (
         f"{len(lengths)} products of activations have rows of {length} elements (a head's size, say), no multiple of "
         f"{step}: {sizes} would save {1 - then_s / now_s:.0%} of the work"
-    )
-
-
-def saved_options(
-    precision: Precision,
-    *,
-    fused_attention: bool,
-    dropout: bool,
-    assume_dropout: bool,
-    loss: bool = True,
-    fused: tuple[str, ...] = (),
-) -> SavedOptions:
-    """What decides the kept bytes; mixed precision computes the loss in fp32, a pure one in its own type."""
-    pure = precision.master_bytes == 0
-    return SavedOptions(
-        fused_attention=fused_attention,
-        dropout=dropout,
-        assume_dropout=assume_dropout,
-        loss=loss,
-        loss_bytes=precision.compute.bits / 8 if pure else 4.0,
-        fused=fused,
     )
 
 

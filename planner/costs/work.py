@@ -25,12 +25,11 @@ from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
 from planner.operators.modules import ExpertProduct, find_expert_products
 from planner.operators.rewriting import FusedKernel, fused_kernels
-from planner.operators.saved import float_type
+from planner.operators.saved import float_type, logits_of
 from planner.operators.site import rule_of
 from planner.operators.specs import call_classes, needs_gradient
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
-from planner.operators.unseen import logits_of
 
 _COLUMNS = (
     "matrix", "vector", "bytes", "kernels",

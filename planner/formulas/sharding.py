@@ -34,7 +34,7 @@ from planner.sharding.named_layout import (
     peak_bytes,
     schedule,
 )
-from planner.sharding.passes import Pass, cuts_of, moved_bytes
+from planner.sharding.searches.tofu import Pass, cuts_of, moved_bytes
 
 
 def tofu_operator_bytes(

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.importers.formats import ImportOptions, load_graph
+from planner.importers.onnx_graph.order import live_nodes
 from planner.operators import batch_constants, rebatch
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def rebatched_file(path: str | Path, batch: int, *, dims: Mapping[str, int] | No
             makers[name].CopyFrom(onnx.helper.make_node("Identity", makers[name].input[:1], makers[name].output[:1]))
     for name, sizes in change.samples.items():
         _resize(model.graph, name, graph.tensors[name].shape, sizes)
-    _remove_dead(model.graph)
+    live = live_nodes(model.graph.node, [value.name for value in model.graph.output])
+    del model.graph.node[:]
+    model.graph.node.extend(live)
     del model.graph.value_info[:]
     for value in (*model.graph.input, *model.graph.output):
         shape = after.tensors[value.name].shape if value.name in after.tensors else ()
@@ -74,19 +77,6 @@ def rebatched_file(path: str | Path, batch: int, *, dims: Mapping[str, int] | No
     stored = {e.value: None for tensor in model.graph.initializer for e in tensor.external_data if e.key == "location"}
     external = tuple(name for name in stored if (Path(path).parent / name).exists())
     return RebatchedFile(model, external, len(change.operands), tuple(change.samples) if batch > graph.batch else ())
-
-
-def _remove_dead(graph: onnx.GraphProto) -> None:
-    """Take out nodes that no output needs: their constants may hold the batch, too."""
-    needed, live = {value.name for value in graph.output}, []
-    for node in reversed(graph.node):
-        if not needed.isdisjoint(node.output):
-            inner = (read for a in node.attribute for body in (a.g, *a.graphs) for n in body.node for read in n.input)
-            needed.update((*node.input, *inner))
-            live.append(node)
-    kept = live[::-1]
-    del graph.node[:]
-    graph.node.extend(kept)
 
 
 def _resize(graph: onnx.GraphProto, name: str, shape: tuple[int, ...], sizes: Mapping[int, int]) -> None:

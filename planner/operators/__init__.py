@@ -7,6 +7,8 @@ from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
     SavedOptions,
     element_bytes,
+    logits_of,
+    require_trained,
     saved_for_backward,
     saved_notes,
     unique_bytes,
@@ -15,7 +17,6 @@ from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Sit
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
 from planner.operators.storage import Storages, dense_strides, reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
-from planner.operators.unseen import logits_of, require_trained
 
 __all__ = [
     "RULES",

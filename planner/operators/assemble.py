@@ -73,6 +73,11 @@ def keep_outputs(*positions: int) -> tuple[Saved, ...]:
     return tuple(Saved("output", p) for p in positions)
 
 
+def keep_letters(site: Site, letters: str) -> tuple[Saved, ...]:
+    """The first input where `x` is among the letters, and the first output where `y` is."""
+    return (*(keep_inputs(site, 0) if "x" in letters else ()), *(keep_outputs(0) if "y" in letters else ()))
+
+
 def keep_extra(
     number: int, elements: float, like: Tensor | None = None, *, bits: int = 32, random: bool = False
 ) -> Saved:

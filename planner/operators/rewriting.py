@@ -70,7 +70,7 @@ def written_out(
     op: str,
     formulas: Sequence[str],
     inputs: Sequence[str],
-    attributes: Callable[[Graph, Match], Attributes | None],
+    attributes: Attributes | Callable[[Graph, Match], Attributes | None],
     *,
     after: tuple[str, ...] = (),
 ) -> Pattern:
@@ -80,7 +80,7 @@ def written_out(
         op: the operator.
         formulas: how it is written (see `planner.operators.formulas`); the first that fits counts.
         inputs: names of the formula in the order of the operator's operands; those that a formula lacks are absent.
-        attributes: the operator's attributes for a match; None where the match is none after all.
+        attributes: the operator's attributes, or what finds them for a match; None where it is none after all.
         after: as in `Pattern`.
     """
 
@@ -90,8 +90,10 @@ def written_out(
         node = graph.nodes[index]
         for formula in by_end.get(node.op, ()):
             match = find(graph, formula, node.outputs[0])
-            chosen = attributes(graph, match) if match is not None and index in match.nodes else None
-            if match is not None and chosen is not None:
+            if match is None or index not in match.nodes:
+                continue
+            chosen = attributes(graph, match) if callable(attributes) else attributes
+            if chosen is not None:
                 operands = [match.names.get(name, "") for name in inputs]
                 while not operands[-1]:
                     operands.pop()

@@ -8,25 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from planner.graph import Graph, Node, Tensor
 from planner.operators.site import Site, rule_of
 from planner.operators.specs import call_classes
 from planner.operators.types import OpCall
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where a tensor lies.
-
-    Attributes:
-        root: name of the tensor that owns the storage.
-        strides: elements between neighbours along each dimension, 0 for a broadcast one.
-    """
-
-    root: str
-    strides: tuple[int, ...]
 
 
 def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -117,7 +103,7 @@ class Storages:
         """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""
         rule = rule_of(node.op)
         source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
-        strides = self.layout(source.name).strides if source is not None else None
+        strides = self.strides(source.name) if source is not None else None
         if strides is not None and not identity:
             same_type = source is not None and source.dtype == tensor.dtype
             view = rule.strides if same_type else None
@@ -126,10 +112,13 @@ class Storages:
             return True, strides
         return False, self._fresh_strides(node, tensor, rule.keeps_layout and not dense)
 
-    def layout(self, name: str) -> Layout:
-        """Layout of a tensor; those that no node writes own their storage and are row-major."""
-        strides = self._strides.get(name)
-        return Layout(self.root(name), dense_strides(self._graph.tensors[name].shape) if strides is None else strides)
+    def strides(self, name: str) -> tuple[int, ...]:
+        """Elements between neighbours along each dimension of a tensor, 0 for a broadcast one.
+
+        Tensors that no node writes own their storage and are row-major.
+        """
+        known = self._strides.get(name)
+        return dense_strides(self._graph.tensors[name].shape) if known is None else known
 
     def root(self, name: str) -> str:
         """Name of the tensor that owns a tensor's storage."""
@@ -141,7 +130,7 @@ class Storages:
             for name in node.inputs:
                 operand = self._graph.tensors.get(name) if name else None
                 if operand is not None and operand.shape == tensor.shape:
-                    strides = self.layout(name).strides
+                    strides = self.strides(name)
                     if 0 not in strides:
                         order = sorted(range(len(strides)), key=lambda d: (-strides[d], d))
                         return dense_strides(tensor.shape, order)

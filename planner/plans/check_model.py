@@ -23,7 +23,7 @@ from planner.plans.shardings import GroupCollective, ShardedBlock, correspondenc
 from planner.plans.types import Plan
 from planner.schedules import WeightPolicy
 from planner.sharding import Boundary as Treatment
-from planner.sharding import canonical_layout, describe, evaluate, layout_text, refusal, shard_elements
+from planner.sharding import canonical_layout, collective_uses, evaluate, layout_text, refusal, shard_elements
 
 _FOR_THIS_MODEL = "plan again for this model"
 
@@ -439,9 +439,9 @@ def check_communication(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Findi
         yield Finding(Fault.LAYOUT, violation, AGAIN)
     if verdict.violations:
         return
-    text = describe(setting, decision, verdict.communication, rebuilt.facts.carrying)
+    uses = collective_uses(setting, decision, verdict.communication, rebuilt.facts.carrying)
     said = set(map(_key, entry.collectives))
-    needed = {_key(group_collective(use, rebuilt.mesh, setting.micro_batches)) for use in text.collectives}
+    needed = {_key(group_collective(use, rebuilt.mesh, setting.micro_batches)) for use in uses}
     for of, reason, phase in sorted(needed - said):
         if phase == "backward" and (of, reason, "forward") in said:
             continue  # what backward keeps of a gathered tensor is said by prices

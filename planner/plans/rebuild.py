@@ -31,7 +31,6 @@ from planner.sharding import (
     WeightChoice,
     ideal_mesh,
     inner_setting,
-    layout_text,
     mesh_on,
     parse_layout,
     priced_once,
@@ -164,7 +163,7 @@ class Rebuilt:
 
 
 def _texts(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:
-    return by_position([(p, layout_text(layout)) for p, layout in layouts])
+    return by_position(layouts)
 
 
 def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterator[Rebuilt]:

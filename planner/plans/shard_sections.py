@@ -31,12 +31,11 @@ from planner.sharding import (
     CollectiveUse,
     InnerPoint,
     Mesh,
-    RestingLayout,
     Setting,
     StageSharding,
     Strategy,
     TensorLayout,
-    describe,
+    collective_uses,
     layout_text,
     parse_layout,
     shard_elements,
@@ -117,26 +116,24 @@ class _Writer:
         """What is said of blocks that are sharded alike, in the names of the first."""
         first, mesh = members[0], self._setting.mesh
         point = entry.inner.blocks[first].named(entry.costs.points[first])
-        text = describe(self._setting, point.decision, point.communication, self._facts.carrying)
-        splits = (choice for choice in point.decision.values() if isinstance(choice, Strategy))
-        places = tuple(tensor_place(self._graph, t) for t in text.tensors)
+        uses = collective_uses(self._setting, point.decision, point.communication, self._facts.carrying)
+        operators, places = list[OperatorSplit](), list[TensorPlace]()
+        for name, choice in point.decision.items():
+            if isinstance(choice, Strategy):
+                key, layouts = name.removeprefix("op:"), (by_position(choice.reads), by_position(choice.writes))
+                operators.append(OperatorSplit(key, choice.splits, *layouts, significant(choice.share)))
+            else:
+                value, gradient, optimizer = (*map(layout_text, choice.layouts), "", "")[:3]
+                places.append(TensorPlace(name, value, gradient, optimizer, *weight_origin(self._graph, name)))
         made = ShardedBlock(
             of=(),
             figures=_figures(point),
-            operators=tuple(
-                OperatorSplit(o.operator, o.splits, by_position(o.reads), by_position(o.writes), significant(s.share))
-                for o, s in zip(text.operators, splits, strict=True)
-            ),
-            tensors=places,
-            collectives=tuple(group_collective(use, mesh, self._setting.micro_batches) for use in text.collectives),
-            holdings=holdings(self._graph, mesh, [o.operator for o in text.operators], places),
+            operators=tuple(operators),
+            tensors=tuple(places),
+            collectives=tuple(group_collective(use, mesh, self._setting.micro_batches) for use in uses),
+            holdings=holdings(self._graph, mesh, [o.operator for o in operators], places),
         )
         return dataclasses.replace(made, of=_series(entry, members, table, made.names))
-
-
-def tensor_place(graph: Graph, rest: RestingLayout) -> TensorPlace:
-    """Where a tensor rests, with the parameters behind it where it is not one itself."""
-    return TensorPlace(rest.tensor, rest.value, rest.gradient, rest.optimizer, *weight_origin(graph, rest.tensor))
 
 
 def _figures(point: InnerPoint) -> BlockFigures:
@@ -286,9 +283,9 @@ def _held(entry: StageSharding, start: int, stop: int) -> dict[str, float]:
     return {name: most[name] for name in own}
 
 
-def by_position(layouts: Sequence[tuple[int, str]]) -> tuple[str, ...]:
-    """Layouts by position, "" where there is none."""
-    found = dict(layouts)
+def by_position(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:
+    """Layouts as texts by position, "" where there is none."""
+    found = {p: layout_text(layout) for p, layout in layouts}
     return tuple(found.get(p, "") for p in range(max(found, default=-1) + 1))
 
 

@@ -2,7 +2,6 @@
 
 from planner.sharding.annotations import load_annotations
 from planner.sharding.choices import Options, splits
-from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
     InnerCache,
@@ -14,7 +13,7 @@ from planner.sharding.inner import (
     priced_once,
 )
 from planner.sharding.inner_points import InnerPoint
-from planner.sharding.judge import Verdict, evaluate
+from planner.sharding.judge import CollectiveUse, Verdict, collective_uses, evaluate
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -53,11 +52,9 @@ __all__ = [
     "Mesh",
     "Mixture",
     "NodePrices",
-    "OperatorLayout",
     "Options",
     "Part",
     "Reason",
-    "RestingLayout",
     "Setting",
     "ShardedCosts",
     "ShardingProblem",
@@ -72,7 +69,7 @@ __all__ = [
     "attention_heads",
     "axes_text",
     "canonical_layout",
-    "describe",
+    "collective_uses",
     "evaluate",
     "exchange_bytes",
     "exchange_s",

@@ -6,18 +6,20 @@ memory of each operator, tensor and weight added up again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.graph import Tensor, TensorKind
+from planner.graph import Node, Tensor, TensorKind
+from planner.hardware import Collective, moved_bytes
 from planner.memory import fits
 from planner.operators import OpCall
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.limits import allowed
+from planner.sharding.mesh import Mesh
 from planner.sharding.problem import Choice, Facts, Setting, weight_gathers
 from planner.sharding.reshard import Step, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along
-from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
+from planner.sharding.strategies import Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,6 @@ class Verdict:
         forward_s: seconds of the forward pass, work and communication.
         backward_s: seconds of the backward pass.
         step_s: an update's seconds of communication, a micro-batch's share of them.
-        work_forward_s: seconds of work in the forward pass alone.
-        work_backward_s: seconds of work in the backward pass alone.
         sent_bytes: bytes that a rank sends in all of them.
         weight_bytes: weights, gradients and optimizer state that a rank holds.
         activation_bytes: what a rank keeps for backward, a micro-batch.
@@ -73,8 +73,6 @@ class Verdict:
     forward_s: float = 0.0
     backward_s: float = 0.0
     step_s: float = 0.0
-    work_forward_s: float = 0.0
-    work_backward_s: float = 0.0
     sent_bytes: float = 0.0
     weight_bytes: float = 0.0
     activation_bytes: float = 0.0
@@ -148,8 +146,6 @@ class _Judge:
         trains = any(n in self.carrying for n in node.inputs)
         forward, backward_work = setting.node_s(i, chosen.share)
         self.verdict.compute_s += forward + backward_work
-        self.verdict.work_forward_s += forward
-        self.verdict.work_backward_s += backward_work
         self.verdict.forward_s += forward
         self.verdict.backward_s += backward_work
         for backward in (False, True)[: 1 + trains]:
@@ -270,3 +266,90 @@ def evaluate(
     if memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
         verdict.violations.append(f"a rank holds {verdict.memory_bytes:.0f} bytes, {memory_bytes:.0f} are there")
     return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveUse:
+    """One collective of a plan.
+
+    Attributes:
+        subject: the tensor whose layout changes, or the operator that exchanges inside.
+        reason: "layout", or why the operator exchanges ("halo", "statistics", "ring", "experts").
+        phase: "forward", "backward" or "step".
+        kind: which collective.
+        axes: names of the mesh axes along which it runs.
+        payload_bytes: bytes that a rank contributes to one of them (receives, for a gather).
+        sent_bytes: bytes that a rank sends in all of them, a micro-batch; of a step its share.
+        times: how many a micro-batch; of a step its share.
+        seconds: what all of them take a micro-batch.
+    """
+
+    subject: str
+    reason: str
+    phase: str
+    kind: Collective
+    axes: tuple[str, ...]
+    payload_bytes: float
+    sent_bytes: float
+    times: float
+    seconds: float
+
+
+def collective_uses(
+    setting: Setting,
+    decision: Mapping[str, Choice],
+    communication: Sequence[Communication],
+    carrying: frozenset[str] | None = None,
+) -> tuple[CollectiveUse, ...]:
+    """Every collective of a decision, those inside operators first, in the decision's order; O(operators + tensors).
+
+    Args:
+        setting: what was sharded.
+        decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
+        communication: the changes of layout, of an `InnerPoint` or a `Verdict`.
+        carrying: names of the tensors that carry a gradient (`Facts.carrying`), found anew where absent.
+    """
+    graph, mesh = setting.graph, setting.mesh
+    differentiable = Facts.of(setting).carrying if carrying is None else carrying
+    inside: list[CollectiveUse] = []
+    for name, choice in decision.items():
+        if isinstance(choice, Strategy) and choice.exchanges:
+            node = graph.nodes[graph.producer[name.removeprefix("op:")]]
+            trains = any(n in differentiable for n in node.inputs)
+            inside += _exchanges(mesh, node, choice, trains)
+    return (*inside, *(use for each in communication for use in _moves(mesh, each)))
+
+
+def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iterator[CollectiveUse]:
+    for e in strategy.exchanges:
+        if e.backward and not trains:
+            continue
+        times = float(e.times * node.repeat)
+        sides = 2 if e.reason is Reason.HALO else 1
+        yield CollectiveUse(
+            node.key,
+            e.reason.value,
+            "backward" if e.backward else "forward",
+            e.collective,
+            (mesh.names[e.axis],),
+            e.payload_bytes,
+            moved_bytes(e.collective, sides * times * e.payload_bytes, mesh.axes[e.axis].size),
+            times,
+            times * float(mesh.seconds(e.collective, (e.axis,), e.payload_bytes)),
+        )
+
+
+def _moves(mesh: Mesh, change: Communication) -> Iterator[CollectiveUse]:
+    for step in change.steps:
+        if step.collective is not None:
+            yield CollectiveUse(
+                change.tensor,
+                "layout",
+                change.phase,
+                step.collective,
+                tuple(mesh.names[a] for a in step.axes),
+                step.payload_bytes,
+                change.times * step.sent_bytes,
+                change.times,
+                change.times * step.seconds,
+            )

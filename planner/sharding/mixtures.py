@@ -25,7 +25,6 @@ class Mixture:
         hidden: inner width of an expert.
         top: experts a token goes to.
         capacity_factor: room of an expert for each token it gets on average.
-        matrices: weight matrices of an expert.
     """
 
     experts: int
@@ -33,12 +32,11 @@ class Mixture:
     hidden: int
     top: int = 2
     capacity_factor: float = 1.0
-    matrices: int = 2
 
     @property
     def parameters(self) -> int:
-        """Weights of all experts of the layer."""
-        return self.experts * self.matrices * self.width * self.hidden
+        """Weights of all experts of the layer, two matrices each."""
+        return self.experts * 2 * self.width * self.hidden
 
     def capacity(self, tokens: int) -> int:
         """Tokens of a group that an expert takes at most: `top * tokens / experts`, times the factor, rounded up."""

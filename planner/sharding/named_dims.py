@@ -8,9 +8,9 @@ equal pieces, goes by the name of the pieces: it is cut in so many blocks, each 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from planner.graph import Graph, Node
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
@@ -44,25 +44,12 @@ class NamedDims:
 T = TypeVar("T", str, Place)
 
 
-class Groups(Generic[T]):
-    """Things that belong together, joined pair by pair; a group goes by its least member."""
+def joined(pairs: Iterable[tuple[T, T]]) -> dict[T, T]:
+    """The least member of each thing's group; pairs belong together, and a pair of a thing with itself names it."""
+    import networkx
 
-    def __init__(self) -> None:
-        self._parent: dict[T, T] = {}
-
-    def root(self, member: T) -> T:
-        """The least member of a group."""
-        self._parent.setdefault(member, member)
-        while self._parent[member] != member:
-            self._parent[member] = self._parent[self._parent[member]]
-            member = self._parent[member]
-        return member
-
-    def join(self, a: T, b: T) -> None:
-        """Make one group of two."""
-        a, b = self.root(a), self.root(b)
-        if a != b:
-            self._parent[max(a, b)] = min(a, b)
+    groups = ((min(group), group) for group in networkx.connected_components(networkx.Graph(pairs)))
+    return {member: least for least, group in groups for member in group}
 
 
 def _places(node: Node, nest: LoopNest) -> dict[str, list[Place]]:
@@ -88,28 +75,26 @@ def named_dims(
         specs: descriptions, aligned with the graph's nodes.
         tied: tensors whose dimensions are those of another.
     """
-    union, led = Groups[Place](), {}
+    pairs, led = list[tuple[Place, Place]](), {}
     for i in nodes:
         node = graph.nodes[i]
         led[i] = [(nest, _places(node, nest)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
         for _, places in led[i]:
-            for spots in places.values():
-                for spot in spots:
-                    union.join(spots[0], spot)
+            pairs += [(spots[0], spot) for spots in places.values() for spot in spots]
     for name, other in (tied or {}).items():
-        for k in range(len(graph.tensors[name].shape)):
-            union.join((name, k), (other, k))
-    pieces = _pieces(union, [entry for entries in led.values() for entry in entries])
+        pairs += [((name, k), (other, k)) for k in range(len(graph.tensors[name].shape))]
+    root = joined(pairs)
+    pieces = _pieces(root, [entry for entries in led.values() for entry in entries])
     result = NamedDims()
     known: dict[Place, str] = {}
     for i in nodes:
         result.nest[i] = {}
         for nest, places in led[i]:
             for dim, spots in places.items():
-                fused = union.root(spots[0])
-                root, count = pieces.get(fused, (fused, 1))
+                fused = root[spots[0]]
+                group, count = pieces.get(fused, (fused, 1))
                 parting = count > 1 and nest.dim(dim).kind is DimKind.WHOLE
-                name = known.setdefault(root, f"d{len(known)}")
+                name = known.setdefault(group, f"d{len(known)}")
                 if not parting:
                     result.nest[i][dim] = name
                 for tensor, k in spots:
@@ -123,7 +108,7 @@ def named_dims(
 
 
 def _pieces(
-    union: Groups[Place], led: Sequence[tuple[LoopNest, Mapping[str, list[Place]]]]
+    root: Mapping[Place, Place], led: Sequence[tuple[LoopNest, Mapping[str, list[Place]]]]
 ) -> dict[Place, tuple[Place, int]]:
     """Of fused dimensions that a nest parts: the dimension of a piece, and how many there are; none that is unclear."""
     found: dict[Place, set[tuple[Place, int]]] = {}
@@ -132,7 +117,7 @@ def _pieces(
             for names in access.dims:
                 if len(names) < 2 or nest.dim(names[0]).kind is not DimKind.WHOLE or names[1] not in places:
                     continue
-                (fused,) = {union.root(spot) for spot in places[names[0]]}
-                found.setdefault(fused, set()).add((union.root(places[names[1]][0]), nest.dim(names[0]).size))
+                (fused,) = {root[spot] for spot in places[names[0]]}
+                found.setdefault(fused, set()).add((root[places[names[1]][0]], nest.dim(names[0]).size))
     one = {fused: next(iter(each)) for fused, each in found.items() if len(each) == 1}
     return {fused: (piece, count) for fused, (piece, count) in one.items() if piece not in found and count > 1}

@@ -13,7 +13,7 @@ from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.costs.types import Profile
 from planner.graph import Chain, Graph
 from planner.hardware.types import Device
-from planner.operators.unseen import logits_of
+from planner.operators.saved import logits_of
 from planner.space.types import BlockCosts, Tie
 
 MOST_PARTS = 4

@@ -16,13 +16,12 @@ import numpy as np
 
 from planner.costs import Profile, is_priced, precision, profile
 from planner.costs.precision import optimizer_state_bytes
-from planner.costs.pricing import saved_options
 from planner.errors import ModelError, UsageError
 from planner.exchange import Step, step_of
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware.types import Cluster
 from planner.operators import Storages, graph_specs, needs_gradient, rebatch, require_trained
-from planner.operators.saved import storages_in_training
+from planner.operators.saved import SavedOptions, storages_in_training
 from planner.sharding import Boundaries, Boundary, Options, StageSharding, StateBytes
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import Axis, AxisRole, axes_text, mesh_on, roles_of
@@ -230,8 +229,8 @@ class Pricer:
             batch = self.graph_at(1).batch
         except ModelError:  # a node stops the batch: all plans have the exported one
             batch = graph.batch
-        options = saved_options(
-            chosen, fused_attention=job.fused_attention, dropout=job.dropout, assume_dropout=job.assume_dropout
+        options = SavedOptions(
+            fused_attention=job.fused_attention, dropout=job.dropout, assume_dropout=job.assume_dropout
         )
         storages = Storages(graph) if is_priced(graph) else storages_in_training(graph, graph_specs(graph), options)
         own, sized = self.profiles(batch)[device_types(self.cluster, job)[0]], self.graph_at(batch)

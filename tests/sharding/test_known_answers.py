@@ -23,7 +23,7 @@ from planner.sharding import (
 )
 from planner.sharding.mixtures import exchanges, model_parameters, sent_bytes
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, assignments, best_layout
-from planner.sharding.passes import Pass, cut_bytes, cuts_of
+from planner.sharding.searches.tofu import Pass, cut_bytes, cuts_of
 from tests.operators.calls import call
 from tests.sharding.graphs import zero_choice
 from tests.sharding.named_layouts import brute_force_layout

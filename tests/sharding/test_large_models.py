@@ -15,7 +15,7 @@ from planner.sharding import (
     Boundary,
     Setting,
     WeightChoice,
-    describe,
+    collective_uses,
     inner_costs,
     layout_text,
     mesh_on,
@@ -91,7 +91,7 @@ def test_blocks_of_gshard_over_64_devices_are_expert_parallel() -> None:
         for name, choice in named.decision.items():
             if isinstance(choice, WeightChoice) and graph.tensors[name].shape[0] == 128:
                 assert layout_text(choice.weight) == "S0", name
-        uses = describe(Setting(graph, mesh), named.decision, named.communication).collectives
+        uses = collective_uses(Setting(graph, mesh), named.decision, named.communication)
         phases += [u.phase for u in uses if u.kind is Collective.ALL_TO_ALL and u.sent_bytes == pytest.approx(sent)]
     assert phases.count("forward") >= 12
     assert phases.count("backward") >= 12

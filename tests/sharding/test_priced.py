@@ -17,9 +17,8 @@ from planner.costs import profile
 from planner.errors import InfeasibleError
 from planner.hardware import load_cluster
 from planner.sharding import Options, Setting, WeightChoice, ideal_mesh, mesh_on
-from planner.sharding.elimination import Factor, minimise, value
+from planner.sharding.elimination import Factor, least_within, minimise, value
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
-from planner.sharding.priced import least_within
 from planner.sharding.searches import get
 from tests.sharding.graphs import attention_block, products, setting
 from tests.sharding.named_layouts import brute_force_layout

@@ -15,8 +15,7 @@ from planner.graph import Graph
 from planner.operators import graph_specs, needs_gradient
 from planner.sharding import Part, layout_text
 from planner.sharding.choices import shrink
-from planner.sharding.passes import Pass, cut_bytes, cuts_of, passes_of
-from planner.sharding.searches.tofu import prime_factors, tofu_plan
+from planner.sharding.searches.tofu import Pass, cut_bytes, cuts_of, passes_of, prime_factors, tofu_plan
 from tests.operators.calls import graph, node
 from tests.sharding.graphs import attention_block, products
 

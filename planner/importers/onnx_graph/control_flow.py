@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import ModelError
-from planner.importers.onnx_graph.attributes import plain_attributes, scope_of
+from planner.importers.onnx_graph.attributes import plain_attributes
 from planner.importers.onnx_graph.embedding_bags import price_as_bags
-from planner.importers.onnx_graph.order import subgraphs
-from planner.importers.onnx_graph.work import Scope, TensorType, WorkNode
+from planner.importers.onnx_graph.order import node_label, subgraphs
+from planner.importers.onnx_graph.work import TensorType, WorkNode
 
 if TYPE_CHECKING:
     import onnx
@@ -63,7 +63,7 @@ def call_function(resolver: Resolver, node: onnx.NodeProto, function: onnx.Funct
         resolver.hints.setdefault(names.get(value.name, value.name), value.type)
     versions = {**frame.versions, **{entry.domain: entry.version for entry in function.opset_import}}
     versions = {("" if domain == "ai.onnx" else domain): version for domain, version in versions.items()}
-    inner_frame = replace(frame, versions=versions, scope=_scope(node, frame))
+    inner_frame = replace(frame, versions=versions, scope=frame.scope_of(node))
     resolver.work.fates["plumbing"] += 1
     resolver.walk((_renamed(inner, names, given) for inner in function.node), inner_frame)
     for source, target in passed:
@@ -122,7 +122,7 @@ def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     if price_as_bags(resolver, node, body, frame):
         return
     trips = _trip_count(resolver, node)
-    inner = replace(frame, repeat=frame.repeat * trips, scope=_scope(node, frame))
+    inner = replace(frame, repeat=frame.repeat * trips, scope=frame.scope_of(node))
     prefix = _prefix(node)
     names = {}
     counter, condition = body.input[0].name, body.input[1].name
@@ -162,7 +162,7 @@ def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
         raise resolver.damaged(f"{label} has {len(said)} axes for {scanned} inputs to scan")
     axes = [resolver.axis(axis, len(shape), label) for axis, shape in zip(said, shapes, strict=True)]
     trips = _limited(resolver, label, shapes[0][axes[0]])
-    inner = replace(frame, repeat=frame.repeat * trips, scope=_scope(node, frame))
+    inner = replace(frame, repeat=frame.repeat * trips, scope=frame.scope_of(node))
     prefix = _prefix(node)
     names = {formal: prefix + formal for formal in formals}
     for formal, initial in zip(formals[:states], actuals[:states], strict=True):
@@ -220,7 +220,7 @@ def _require_body(
     """Refuse a loop whose body does not take what it is given, or makes less than it is to carry on."""
     if len(body.input) != inputs or len(body.output) < outputs:
         raise resolver.damaged(
-            f"{node.op_type} {node.name or node.output[0]!r} has a body of {len(body.input)} inputs and "
+            f"{node_label(node)} has a body of {len(body.input)} inputs and "
             f"{len(body.output)} outputs, where {inputs} and at least {outputs} are needed"
         )
 
@@ -242,7 +242,7 @@ def _body(
         if value.type.HasField("tensor_type"):
             resolver.hints.setdefault(all_names.get(value.name, value.name), value.type)
     resolver.store_initializers(body, all_names)
-    inner = replace(frame, scope=_scope(node, frame))
+    inner = replace(frame, scope=frame.scope_of(node))
     resolver.walk((_renamed(n, all_names, {}) for n in body.node), inner)
     return [all_names.get(value.name, value.name) for value in body.output]
 
@@ -252,7 +252,7 @@ def _finish(
     frame: Frame, inner: Frame,
 ) -> None:  # fmt: skip
     """Connect a loop's results: last states as they are, collected values stacked along their axis."""
-    label = f"{node.op_type} {node.name or node.output[0]!r}"
+    label = node_label(node)
     for state, source, target in zip(states, outputs, node.output, strict=False):
         before, after = resolver.type_of(state, label).shape, resolver.type_of(source, label).shape
         if before != after:
@@ -350,11 +350,6 @@ def _prefix(node: onnx.NodeProto) -> str:
 
 def _loop_name(node: onnx.NodeProto) -> str:
     return node.name or next(iter(node.output), "")
-
-
-def _scope(node: onnx.NodeProto, frame: Frame) -> Scope:
-    scope = scope_of(node)
-    return frame.scope if scope.module is None else scope
 
 
 HANDLERS: dict[str, Handler] = {"If": _if, "Loop": _loop, "Scan": _scan}

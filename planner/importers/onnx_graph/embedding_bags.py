@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.importers.onnx_graph.attributes import scope_of
 from planner.importers.onnx_graph.order import subgraphs
 from planner.importers.onnx_graph.work import TensorType, WorkNode
 
@@ -56,9 +55,8 @@ def price_as_bags(resolver: Resolver, node: onnx.NodeProto, body: onnx.GraphProt
     total = resolver.type_of(bags.rows, node.name).shape[0]
     if count < 1 or total % count:
         return False
-    scope = scope_of(node)
-    scope = frame.scope if scope.module is None else scope
-    _emit(resolver, bags, count, target, WorkNode("Loop", [], [target], {}, node.name, scope, frame.repeat))
+    like = WorkNode("Loop", [], [target], {}, node.name, frame.scope_of(node), frame.repeat)
+    _emit(resolver, bags, count, target, like)
     states = len(node.input) - 2
     for made, inner in zip(node.output[:states], body.output[1:], strict=False):
         if made and makers[inner.name].op_type == "SequenceInsert":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from planner.graph import AttributeValue, ConstantValue, DType, Graph, ImportReport, Node, Parameter, Tensor, TensorKind
@@ -25,7 +26,8 @@ def freeze(work: WorkGraph) -> Graph:
         for n in work.nodes
     )  # fmt: skip
     tensors = _tensors(work, nodes)
-    parameters = tuple(_parameter(work, name) for name in work.weights)
+    batch = batch_size(work.axis_names, work.types, work.outputs)
+    parameters = tuple(_for_one_sample(work, weight, batch) for weight in work.weights.values())
     constants = {
         name: _flat(work.values[name])
         for name, tensor in tensors.items()
@@ -43,7 +45,7 @@ def freeze(work: WorkGraph) -> Graph:
         sources=MappingProxyType(sources),
         permuted=permuted_weights(work, tensors),
         constants=MappingProxyType(constants),
-        batch=batch_size(work.axis_names, work.types, work.outputs),
+        batch=batch,
         opset=work.opset,
         report=ImportReport(
             "onnx", work.total_nodes, len(nodes), work.fates["plumbing"], work.fates["folded"], work.fates["dead"],
@@ -70,24 +72,11 @@ def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
     return found
 
 
-def _parameter(work: WorkGraph, name: str) -> Parameter:
-    weight, stored, shape = work.weights[name], work.types[name], work.types[name].shape
-    if (
-        len(shape) > 2
-        and shape[0] == batch_size(work.axis_names, work.types, work.outputs)
-        and lost_parameters(work, name)
-    ):
-        shape = (1, *shape[1:])  # repeated for every sample when the exporter computed it
-    return Parameter(
-        name,
-        weight.label,
-        shape,
-        stored.dtype,
-        weight.module,
-        weight.trainable,
-        weight.transposed,
-        weight.tied_to,
-    )
+def _for_one_sample(work: WorkGraph, weight: Parameter, batch: int) -> Parameter:
+    """A weight without what was repeated for every sample when the exporter computed it."""
+    shape = weight.shape
+    repeated = len(shape) > 2 and shape[0] == batch and lost_parameters(work, weight.name)
+    return replace(weight, shape=(1, *shape[1:])) if repeated else weight
 
 
 def _flat(value: Array) -> ConstantValue:

@@ -47,7 +47,7 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
     for i, node in enumerate(nodes):
         for name in node.output:
             if name and name in owner:
-                first, second = _label(nodes[owner[name]]), _label(node)
+                first, second = node_label(nodes[owner[name]]), node_label(node)
                 raise _damaged(f"{second} writes {name!r}, which {first} writes too", where)
             owner[name] = i
     owner.pop("", None)
@@ -60,7 +60,7 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
     graph.add_nodes_from(range(len(nodes)))
     graph.add_edges_from((i, j) for i, group in enumerate(needs) for j in group)
     if not networkx.is_directed_acyclic_graph(graph):
-        through = _label(nodes[networkx.find_cycle(graph)[-1][1]])
+        through = node_label(nodes[networkx.find_cycle(graph)[-1][1]])
         raise _damaged(f"the graph has a cycle through {through}", where)
     return [nodes[i] for i in networkx.dfs_postorder_nodes(graph)]
 
@@ -76,7 +76,8 @@ def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[
     return live[::-1]
 
 
-def _label(node: onnx.NodeProto) -> str:
+def node_label(node: onnx.NodeProto) -> str:
+    """What errors call a node: its operator, and its name or that of its first result."""
     return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
 
 
@@ -102,7 +103,7 @@ def require_bounded(model: onnx.ModelProto, where: str) -> None:
         count = 0
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
-            count += body_of(key, _label(node)) if key in functions else 1
+            count += body_of(key, node_label(node)) if key in functions else 1
             count += sum(written_out(graph.node) for graph in subgraphs(node))
         return count
 

@@ -57,6 +57,11 @@ class Frame:
     repeat: int = 1
     scope: Scope = NO_SCOPE
 
+    def scope_of(self, node: onnx.NodeProto) -> Scope:
+        """The module that a node of it belongs to: what its metadata says, else that of the frame."""
+        scope = scope_of(node)
+        return self.scope if scope.module is None else scope
+
 
 class Resolver:
     """State of one walk.
@@ -264,11 +269,10 @@ class Resolver:
     def work_node(self, node: onnx.NodeProto, frame: Frame) -> WorkNode:
         """A node of the file as a working node."""
         domain = plain_domain(node.domain)
-        scope = scope_of(node)
         return WorkNode(
             f"{domain}.{node.op_type}" if domain else node.op_type,
             list(node.input), list(node.output), plain_attributes(node), node.name,
-            frame.scope if scope.module is None else scope, frame.repeat,
+            frame.scope_of(node), frame.repeat,
         )  # fmt: skip
 
     # -- one node

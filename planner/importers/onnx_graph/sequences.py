@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.importers.onnx_graph.attributes import plain_attributes
+from planner.importers.onnx_graph.order import node_label
 from planner.importers.onnx_graph.work import TensorType, WorkNode
 
 if TYPE_CHECKING:
@@ -60,9 +61,8 @@ def _length(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
 
 def _split(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     attributes = plain_attributes(node)
-    label = f"SplitToSequence {node.output[0]!r}"
-    kind = resolver.type_of(node.input[0], label)
-    axis = resolver.axis(attributes.get("axis", 0), len(kind.shape), label)
+    kind = resolver.type_of(node.input[0], node_label(node))
+    axis = resolver.axis(attributes.get("axis", 0), len(kind.shape), node_label(node))
     size, keep = kind.shape[axis], attributes.get("keepdims", 1)
     has_split = len(node.input) > 1 and bool(node.input[1])
     if has_split:
@@ -141,7 +141,7 @@ def _require_element(resolver: Resolver, node: onnx.NodeProto, elements: list[st
 
 
 def _position(resolver: Resolver, node: onnx.NodeProto, name: str) -> int:
-    position = resolver.number(name, _label(node))
+    position = resolver.number(name, node_label(node))
     if position is None:
         raise _cannot(resolver, node, "the position depends on data")
     return position
@@ -149,13 +149,9 @@ def _position(resolver: Resolver, node: onnx.NodeProto, name: str) -> int:
 
 def _cannot(resolver: Resolver, node: onnx.NodeProto, why: str) -> ModelError:
     return ModelError(
-        f"{_label(node)} works on a sequence and cannot be followed: {why}", where=resolver.where,
+        f"{node_label(node)} works on a sequence and cannot be followed: {why}", where=resolver.where,
         hint="export the model so that it uses tensors only",
     )  # fmt: skip
-
-
-def _label(node: onnx.NodeProto) -> str:
-    return f"{node.op_type} {node.name or node.output[0]!r}"
 
 
 HANDLERS: dict[str, Handler] = {

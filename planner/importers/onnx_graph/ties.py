@@ -16,9 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from planner.errors import UsageError
+from planner.graph import Parameter
 from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.weights import Use, is_path, own_label, uses
-from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
+from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 from planner.registry import did_you_mean
 
@@ -337,7 +338,7 @@ def _some(names: Iterable[str]) -> str:
 
 def order_weights(graph: WorkGraph, options: ImportOptions) -> None:
     """Put the parameters in order of first use, and make their labels unique."""
-    order: dict[str, Weight] = {}
+    order: dict[str, Parameter] = {}
     taken: set[str] = set()
     for node in graph.nodes:
         for tensor in node.inputs:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from planner.graph import Parameter
 from planner.importers.formats import ImportOptions
-from planner.importers.onnx_graph.work import Weight, WorkGraph, WorkNode
+from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
 _JOINING = frozenset({
@@ -189,7 +190,7 @@ def _swaps_last(node: WorkNode, rank: int) -> bool:
     return isinstance(perm, tuple) and rank >= 2 and perm[-1] != rank - 1
 
 
-def _weight(graph: WorkGraph, use: Use) -> Weight | None:
+def _weight(graph: WorkGraph, use: Use) -> Parameter | None:
     name, kind = use.stored, graph.kinds.get(use.stored, "")
     stored = graph.types[name]
     is_buffer = kind == "BUFFER" or use.role in (Role.MEAN, Role.VARIANCE)
@@ -201,7 +202,7 @@ def _weight(graph: WorkGraph, use: Use) -> Weight | None:
     trainable = stored.dtype.is_float and not is_buffer and use.role != Role.QUANTIZATION
     label = _label(graph, use)
     module = label.rpartition(".")[0] if is_path(label) else use.node.scope.module or ""
-    return Weight(name, label, module, trainable, _is_transposed(graph, use))
+    return Parameter(name, label, stored.shape, stored.dtype, module, trainable, _is_transposed(graph, use))
 
 
 def _plausible(graph: WorkGraph, use: Use, is_buffer: bool) -> bool:

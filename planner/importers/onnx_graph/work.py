@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from planner.graph import AttributeValue, DType, Note, NoteLevel
+from planner.graph import AttributeValue, DType, Note, NoteLevel, Parameter
 
 Array = NDArray[Any]
 
@@ -80,18 +80,6 @@ class WorkNode:
         return f"{self.op} {self.name or self.outputs[0]!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A parameter as found, before it is frozen."""
-
-    name: str
-    label: str
-    module: str
-    trainable: bool = True
-    transposed: bool = False
-    tied_to: str = ""
-
-
 @dataclass(slots=True)
 class WorkGraph:
     """The model between file and `Graph`.
@@ -122,7 +110,7 @@ class WorkGraph:
     axis_names: dict[str, tuple[str, ...]]
     total_nodes: int = 0
     region: dict[str, WorkNode] = field(default_factory=dict)
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: dict[str, Parameter] = field(default_factory=dict)
     weight_sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fates: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)

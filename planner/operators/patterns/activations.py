@@ -6,31 +6,10 @@ GELU with `Pow(x, 3)` is left alone: models that have it compute it step by step
 
 from __future__ import annotations
 
-from planner.graph import Graph
-from planner.operators.formulas import Match
-from planner.operators.rewriting import PATTERNS, Attributes, written_out
+from planner.operators.rewriting import PATTERNS, written_out
 
+_BY_TANH = ("k * x * (1 + Tanh(k * (x + k * x * x * x)))", "k * x * (1 + Tanh(k * x * (1 + k * x * x)))")
 
-def _by_error_function(graph: Graph, match: Match) -> Attributes:
-    return {"approximate": "none"}
-
-
-def _by_tanh(graph: Graph, match: Match) -> Attributes:
-    return {"approximate": "tanh"}
-
-
-def _alone(graph: Graph, match: Match) -> Attributes:
-    return {}
-
-
-PATTERNS.register("gelu", written_out("Gelu", ("k * x * (1 + Erf(k * x))",), ("x",), _by_error_function))
-PATTERNS.register(
-    "tanh_gelu",
-    written_out(
-        "Gelu",
-        ("k * x * (1 + Tanh(k * (x + k * x * x * x)))", "k * x * (1 + Tanh(k * x * (1 + k * x * x)))"),
-        ("x",),
-        _by_tanh,
-    ),
-)
-PATTERNS.register("silu", written_out("Swish", ("x * Sigmoid(x)",), ("x",), _alone))
+PATTERNS.register("gelu", written_out("Gelu", ("k * x * (1 + Erf(k * x))",), ("x",), {"approximate": "none"}))
+PATTERNS.register("tanh_gelu", written_out("Gelu", _BY_TANH, ("x",), {"approximate": "tanh"}))
+PATTERNS.register("silu", written_out("Swish", ("x * Sigmoid(x)",), ("x",), {}))

@@ -18,6 +18,7 @@ from planner.operators.assemble import (
     Traffic,
     keep_extra,
     keep_inputs,
+    keep_letters,
     keep_outputs,
     saved_traffic,
     streaming,
@@ -138,13 +139,8 @@ def broadcast_nest(
 def _unary(site: Site) -> OpSpec:
     entry = UNARY[site.call.op]
     elements = site.output().elements
-    saved: tuple[Saved, ...] = ()
-    if "x" in entry.keeps:
-        saved += keep_inputs(site, 0)
-    if "y" in entry.keeps:
-        saved += keep_outputs(0)
     nest = broadcast_nest(site, (0,), entry.forward * elements)
-    return streaming(site, nest, saved=saved, backward_flops=entry.backward * elements)
+    return streaming(site, nest, saved=keep_letters(site, entry.keeps), backward_flops=entry.backward * elements)
 
 
 def _comparison(site: Site) -> OpSpec:

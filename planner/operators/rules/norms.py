@@ -197,13 +197,13 @@ def embed_layer_norm(site: Site) -> OpSpec:
     )
 
 
-def _channel_groups(site: Site, groups: int, scale_by_group: bool) -> OpSpec:
-    """A norm over groups of channels and all of space: `n (g c) s -> n (g c) s`."""
+def _channel_groups(site: Site, groups: int, *, by_group: bool = False, last: bool = False) -> OpSpec:
+    """A norm over groups of channels and all of space: `n (g c) s -> n (g c) s`, scaled by channel or by group."""
     x = site.input(0)
     spatial = dim_names("s", len(x.shape) - 2)
-    data = " ".join(["n", "(g c)", *spatial])
+    data = " ".join(["n", *spatial, "(g c)"] if last else ["n", "(g c)", *spatial])
     ones = "".join([" 1"] * (len(site.input(1).shape) - 1)) if site.has(1) else ""
-    weight = ("g" if scale_by_group else "(g c)") + ones
+    weight = ("g" if by_group else "(g c)") + ones
     nest = _nest(site, {0: data, 1: weight, 2: weight}, {0: data}, ["c", *spatial], g=groups)
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
 
@@ -212,8 +212,8 @@ def _channel_groups(site: Site, groups: int, scale_by_group: bool) -> OpSpec:
 def group_norm(site: Site) -> OpSpec:
     """Normalisation of groups of channels; scales are per group before operator set 21, per channel after."""
     groups = site.int_attribute("num_groups", 1)
-    per_group = site.has(1) and site.input(1).elements == groups and groups != site.input(0).shape[1]
-    return _channel_groups(site, groups, per_group)
+    by_group = site.has(1) and site.input(1).elements == groups and groups != site.input(0).shape[1]
+    return _channel_groups(site, groups, by_group=by_group)
 
 
 @Rule(infer=as_first, weights={**WEIGHT_AND_BIAS, 4: Role.BIAS}).of(
@@ -221,18 +221,13 @@ def group_norm(site: Site) -> OpSpec:
 )
 def group_norm_channels_last(site: Site) -> OpSpec:
     """Group normalisation of a channels-last tensor, maybe with a SiLU and a residual sum."""
-    x = site.input(0)
-    groups = site.int_attribute("groups", 1)
-    spatial = dim_names("s", len(x.shape) - 2)
-    data = " ".join(["n", *spatial, "(g c)"])
-    nest = _nest(site, {0: data, 1: "(g c)", 2: "(g c)"}, {0: data}, ["c", *spatial], g=groups)
-    return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
+    return _channel_groups(site, site.int_attribute("groups", 1), last=True)
 
 
 @Rule(weights=WEIGHT_AND_BIAS, statistics=MOMENTS).of("InstanceNormalization")
 def instance_norm(site: Site) -> OpSpec:
     """Normalisation of each channel of each sample over space."""
-    return _channel_groups(site, site.input(0).shape[1], False)
+    return _channel_groups(site, site.input(0).shape[1])
 
 
 @Rule().of("LRN")

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from planner.operators.assemble import keep_extra, keep_inputs, keep_outputs, streaming
+from planner.operators.assemble import keep_extra, keep_inputs, keep_letters, keep_outputs, streaming
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Attributes, Evaluator, Rule, Site, Statistics, axes_of
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,8 @@ def reduction_nest(site: Site, kind: DimKind, flops: float) -> LoopNest:
 def _reduce(site: Site) -> OpSpec:
     entry = REDUCTIONS[site.call.op]
     x, result = site.input(0), site.output()
-    saved: tuple[Saved, ...] = ()
-    if "x" in entry.keeps:
-        saved += keep_inputs(site, 0)
-    if "y" in entry.keeps:
-        saved += keep_outputs(0)
-    if "s" in entry.keeps:
-        saved += (keep_extra(0, result.elements, result),)
+    inner = (keep_extra(0, result.elements, result),) if "s" in entry.keeps else ()
+    saved = (*keep_letters(site, entry.keeps), *inner)
     nest = reduction_nest(site, DimKind.REDUCED if entry.adds else DimKind.COUPLED, entry.flops * x.elements)
     return streaming(site, nest, saved=saved, backward_flops=max(1.0, entry.flops) * x.elements)
 

@@ -17,9 +17,18 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.memory import fits
-from planner.sharding.elimination import DEFAULT_LIMIT, Factor, minima, minimise, table_entries, value
+from planner.sharding.elimination import (
+    CLOSE,
+    DEFAULT_LIMIT,
+    Factor,
+    Within,
+    least_within,
+    minima,
+    minimise,
+    table_entries,
+    value,
+)
 from planner.sharding.formulate import formulate
-from planner.sharding.priced import CLOSE, Within, least_within
 from planner.sharding.problem import Setting, ShardingProblem
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.units import format_bytes

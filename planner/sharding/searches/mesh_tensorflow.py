@@ -16,12 +16,11 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
-from planner.sharding.elimination import Factor, minimise
+from planner.sharding.elimination import Factor, least_within, minimise
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import REPLICATED, Part
 from planner.sharding.named_dims import named_dims
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
-from planner.sharding.priced import least_within
 from planner.sharding.problem import Choice, Facts, Setting
 from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer
