@@ -222,7 +222,7 @@ def zero_state_bytes(
 ) -> float:
     """Bytes of model state a rank keeps: 16 P; 4 P + 12 P/N; 2 P + 14 P/N; 16 P/N for stages 0 to 3.
 
-    Defaults are mixed-precision Adam: 2 bytes of weight, 2 of gradient, 12 of optimizer state a parameter.
+    Scheme are mixed-precision Adam: 2 bytes of weight, 2 of gradient, 12 of optimizer state a parameter.
 
     >>> [formulas.zero_state_bytes(7.5e9, 64, stage) / 1e9 for stage in range(4)]
     [120.0, 31.40625, 16.640625, 1.875]

@@ -25,11 +25,11 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import Defaults, positive
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Traffic, nothing, push_traffic, rank_traffic
 from planner.exchange.messages import Leg, Message
 from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
-from planner.exchange.types import Draft, Facts, MemoryFactors, Placement, Step
+from planner.exchange.scheme import Draft, Facts, Scheme, positive
+from planner.exchange.types import MemoryFactors, Placement, Step
 from planner.hardware import Collective, Terms, collective_terms, moved_bytes
 
 
@@ -335,7 +335,7 @@ def fullest(sendings: Sequence[Sending], step: Step) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOnServers(Defaults):
+class HeldOnServers(Scheme):
     """Weights that parameter servers hold and update.
 
     Attributes:

@@ -29,12 +29,12 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import MEGABYTE, Defaults, require
 from planner.exchange.collectives import draft_recipe, priced
 from planner.exchange.fabric import Fabric
 from planner.exchange.messages import Bucket, pack
 from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe, parts_of
-from planner.exchange.types import Draft, Exchange, Facts, MemoryFactors, Scheme, Step
+from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, require
+from planner.exchange.types import Exchange, MemoryFactors, Step
 from planner.hardware import Collective
 
 
@@ -190,7 +190,7 @@ def price_sharded(
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded(Defaults):
+class Sharded(Scheme):
     """A scheme that keeps model state in shards.
 
     Attributes:

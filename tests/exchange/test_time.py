@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from planner.errors import JobError, UsageError
 from planner.exchange import SCHEMES, Exchange, Fabric, Servers, Step, Variable, fabric_of, formulas, get, names
-from planner.exchange._defaults import Defaults
 from planner.exchange.messages import Leg, Message, fuse, pack, play
+from planner.exchange.scheme import Scheme
 from planner.exchange.zero import Work, play_sharded
 from planner.hardware import Collective, collective_s, load_cluster
 from tests.exchange import wires as w
@@ -384,7 +384,7 @@ def test_names_carry_options() -> None:
 
 
 def test_a_scheme_without_messages_cannot_be_made() -> None:
-    class Silent(Defaults):
+    class Silent(Scheme):
         key = "silent"
 
     with pytest.raises(TypeError, match="draft"):
