@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
-from planner.hardware.reserve import with_headroom
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, with_headroom
 from planner.operators.modules import MODULE_KINDS, module_nodes
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape

@@ -10,7 +10,7 @@ from planner import schedules
 from planner.check.reevaluate import is_searched
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import PlanError, UsageError
-from planner.hardware.reserve import neighbours
+from planner.hardware.types import neighbours
 from planner.plans import Fault, Finding, Plan
 from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to

@@ -58,8 +58,7 @@ class WaveSynchronous(Scheme):
 
     def staleness(self, step: Step) -> Staleness:
         """In mini-batches: of the virtual worker's own updates, and of all."""
-        found = wsp_staleness(step.micro_batches, self.clock_distance)
-        return Staleness(found.local, found.overall)
+        return wsp_staleness(step.micro_batches, self.clock_distance)
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """The pushes and pulls of one wave."""

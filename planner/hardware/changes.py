@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError, UsageError
@@ -85,24 +85,11 @@ def changed_profile(document: Document, changes: Sequence[Change]) -> ProfileFil
     return spec
 
 
-def device_changes(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Those of the devices, their paths from there on."""
-    return _below(changes, DEVICE)
-
-
-def stack_changes(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Those of the software, their paths from there on."""
-    return _below(changes, STACK)
-
-
-def cluster_changes(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Those of the cluster's own file."""
-    return tuple(change for change in changes if change.path[0] not in (DEVICE, STACK))
-
-
-def _below(changes: Sequence[Change], name: str) -> tuple[Change, ...]:
-    found = [change for change in changes if change.path[0] == name]
-    return tuple(Change(change.path[1:], change.value, change.text) for change in found)
+def changes_of(changes: Sequence[Change], root: str) -> tuple[Change, ...]:
+    """Those of the devices (`DEVICE`) or of the software (`STACK`), their paths from there on; "" the cluster's own."""
+    if not root:
+        return tuple(change for change in changes if change.path[0] not in (DEVICE, STACK))
+    return tuple(replace(change, path=change.path[1:]) for change in changes if change.path[0] == root)
 
 
 def _set(data: dict[str, Any], change: Change) -> None:

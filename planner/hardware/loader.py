@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError, Problem
-from planner.hardware.catalog import bundled_path, cluster_names, device_names, looks_like_path, stack_names
-from planner.hardware.changes import (
-    Change,
-    changed_profile,
-    cluster_changes,
-    device_changes,
-    read_changes,
-    stack_changes,
+from planner.hardware.changes import DEVICE, STACK, Change, changed_profile, changes_of, read_changes
+from planner.hardware.document import (
+    Document,
+    bundled_path,
+    cluster_names,
+    device_names,
+    looks_like_path,
+    read_document,
+    stack_names,
 )
-from planner.hardware.document import Document, read_document
 from planner.hardware.types import NO_STACK, Cluster, Device, Stack
 from planner.registry import did_you_mean
 
@@ -62,10 +62,10 @@ def load_cluster(
     64
     """
     own = read_changes(changes)
-    on_links, on_devices, on_stack = cluster_changes(own), device_changes(own), stack_changes(own)
+    on_links, on_devices, on_stack = (changes_of(own, root) for root in ("", DEVICE, STACK))
     inline = getattr(read_profile(name_or_path), "device_types", ())
     on_links += tuple(
-        Change(("device_types", name, *each.path), each.value, each.text) for name in inline for each in on_devices
+        dataclasses.replace(each, path=("device_types", name, *each.path)) for name in inline for each in on_devices
     )
     spec = _changed(name_or_path, on_links)
     from planner.hardware import resolve

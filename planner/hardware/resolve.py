@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import HardwareError
-from planner.hardware.catalog import citations
+from planner.hardware.document import citations
 from planner.hardware.schema import (
     Bytes,
     Cited,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from planner.errors import Problem
-from planner.hardware.catalog import citations, device_names
-from planner.hardware.document import Document, Location
+from planner.hardware.document import Document, Location, citations, device_names
 from planner.hardware.schema import ClusterFile, DeviceFile, StackFile
 from planner.hardware.types import MOST_DEVICES
 from planner.registry import did_you_mean

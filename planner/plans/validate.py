@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from planner.errors import PlanError
 from planner.graph import Graph
-from planner.hardware.reserve import with_headroom
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, with_headroom
 from planner.plans.check_model import check_graph, check_sharded_cluster, check_sharded_model
 from planner.plans.check_schedule import check_claims, check_schedule
 from planner.plans.check_shardings import check_meshes, check_shardings

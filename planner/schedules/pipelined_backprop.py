@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.errors import PlanError, UsageError
+from planner.errors import PlanError, whole
 from planner.schedules import SCHEDULES
 from planner.schedules.facts import Facts
 from planner.schedules.pipedream import NEWEST, Flowing, flowing, own_micro_batches, update_every
@@ -175,7 +175,7 @@ def pipemare_delays(stages: int, micro_batches: int) -> tuple[float, ...]:
     >>> formulas.pipemare_delays(4, 4)
     (1.75, 1.25, 0.75, 0.25)
     """
-    _counted(stages=stages, micro_batches=micro_batches)
+    whole(stages=stages, micro_batches=micro_batches)
     return tuple((2 * (stages - i) - 1) / micro_batches for i in range(stages))
 
 
@@ -224,7 +224,7 @@ def spectrain_horizons(stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     >>> formulas.spectrain_horizons(4)
     ((3, 2, 2, 1), (0, 0, 1, 1))
     """
-    _counted(stages=stages)
+    whole(stages=stages)
     backward = tuple(k // 2 for k in range(stages))
     return tuple(half + stages - k - 1 for k, half in enumerate(backward)), backward
 
@@ -235,15 +235,9 @@ def scaled_optimizer(momentum: float, learning_rate: float, batch: int, new_batc
     >>> [round(x, 8) for x in formulas.scaled_optimizer(0.9, 0.1, 128, 1)]
     [0.99917721, 6.43e-06]
     """
-    _counted(batch=batch, new_batch=new_batch)
+    whole(batch=batch, new_batch=new_batch)
     scaled = float(momentum ** (new_batch / batch))
     return scaled, learning_rate * (1 - scaled) * new_batch / ((1 - momentum) * batch)
-
-
-def _counted(**counts: int) -> None:
-    for name, count in counts.items():
-        if count != int(count) or count < 1:
-            raise UsageError(f"{name} is {count}", hint="use a whole number, 1 or more")
 
 
 SCHEDULES.register("pipelined-backprop", PipelinedBackprop())

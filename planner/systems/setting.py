@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.exchange import Traffic
-from planner.hardware.reserve import with_headroom
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, with_headroom
 from planner.solvers.sizes import worth_pricing
 from planner.space import Configuration, Evaluation, Timed, evaluate
 from planner.space.asked import LIMITS, without
