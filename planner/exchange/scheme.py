@@ -15,7 +15,7 @@ from planner.errors import UsageError
 from planner.exchange.fabric import Fabric, Servers, Traffic, nothing
 from planner.exchange.messages import Message, play
 from planner.exchange.recipe import SUMMED, Recipe
-from planner.exchange.types import Exchange, MemoryFactors, Placement, Staleness, Step
+from planner.exchange.types import Exchange, MemoryFactors, Placement, Staleness, Step, Transfer
 from planner.registry import name_with_options
 
 MEGABYTE = 1e6
@@ -132,10 +132,24 @@ def settle(scheme: Scheme, fabric: Fabric, step: Step, draft: Draft) -> Exchange
     transfers = play(draft.messages, ports)
     at_once = play([dataclasses.replace(m, ready_s=0.0) for m in draft.messages], ports)
     end_s = max((t.end_s for t in transfers), default=0.0)
+    seconds = max((t.end_s for t in at_once), default=0.0)
+    return priced_exchange(scheme, fabric, step, draft, seconds, end_s - step.backward_s, transfers)
+
+
+def priced_exchange(
+    scheme: Scheme,
+    fabric: Fabric,
+    step: Step,
+    draft: Draft,
+    seconds: float,
+    exposed_s: float,
+    transfers: tuple[Transfer, ...] = (),
+) -> Exchange:
+    """An exchange whose draft was laid in time; what is exposed is not below 0."""
     return Exchange(
         scheme=scheme.name,
-        seconds=max((t.end_s for t in at_once), default=0.0),
-        exposed_s=max(0.0, end_s - step.backward_s),
+        seconds=seconds,
+        exposed_s=max(0.0, exposed_s),
         traffic=draft.traffic,
         memory=scheme.memory(fabric, step),
         staleness=scheme.staleness(step),

@@ -33,7 +33,7 @@ from planner.exchange.collectives import draft_recipe, priced
 from planner.exchange.fabric import Fabric
 from planner.exchange.messages import Bucket, pack
 from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe, parts_of
-from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, require
+from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, priced_exchange, require
 from planner.exchange.types import Exchange, MemoryFactors, Step
 from planner.hardware import Collective
 
@@ -47,22 +47,8 @@ class Work:
     scatter_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """When all is done, and how much of that was computation and use of the link."""
-
-    end_s: float
-    compute_s: float
-    link_s: float
-
-    @property
-    def exposed_s(self) -> float:
-        """Time in which nothing was computed."""
-        return max(0.0, self.end_s - self.compute_s)
-
-
-def play_sharded(works: Sequence[Work], prefetch: int) -> Played:
-    """Play pieces of work in order; O(works).
+def play_sharded(works: Sequence[Work], prefetch: int) -> float:
+    """Seconds until pieces of work, in order, and all their transfers are done; O(works).
 
     Args:
         works: in the order of computation.
@@ -90,8 +76,7 @@ def play_sharded(works: Sequence[Work], prefetch: int) -> Played:
         if work.scatter_s > 0:
             link = max(link, clock) + work.scatter_s
         issue(i + 2, clock)
-    used = math.fsum(w.gather_s + w.scatter_s for w in works)
-    return Played(max(clock, link), math.fsum(w.compute_s for w in works), used)
+    return max(clock, link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +115,19 @@ def _moves_s(fabric: Fabric, recipe: Recipe, bucket: Bucket) -> dict[tuple[Conte
     return found
 
 
-def works_of(fabric: Fabric, step: Step, recipe: Recipe, bucket_bytes: float, *, opening: bool) -> Iterator[Work]:
-    """A step's computation in order.
+def works_of(step: Step, units: Sequence[Unit], head_s: float, tail_s: float, *, opening: bool) -> Iterator[Work]:
+    """A step's computation in order, with what moves beside it.
+
+    Gathers come before a pass, scatters behind a backward; of what moves once an iteration the weights come before the
+    first forward, the gradients behind the last backward.
 
     Args:
-        fabric: where.
         step: what.
-        recipe: what moves beside it: gathers before a pass, scatters behind a backward, and of what moves once an
-            iteration the weights before the first forward, the gradients behind the last backward.
-        bucket_bytes: size of a unit.
+        units: in backward order.
+        head_s: forward of each micro-batch that belongs to no unit.
+        tail_s: the same of the backward.
         opening: weights that are gathered once are gathered unit by unit under the first forward.
     """
-    units, head_s, tail_s = units_of(fabric, step, recipe, bucket_bytes)
     weights, gradients = Content.WEIGHTS, Content.GRADIENTS
     for m in range(step.micro_batches):
         before = (Phase.FORWARD, Phase.END) if opening and m == 0 else (Phase.FORWARD,)
@@ -170,23 +156,13 @@ def price_sharded(
         UsageError: the fabric cannot run the scheme.
     """
     require(scheme, fabric)
-    works = list(works_of(fabric, step, scheme.recipe, bucket_bytes, opening=overlap))
-    played = play_sharded(works, len(works) if overlap else prefetch)
-    units, _, _ = units_of(fabric, step, scheme.recipe, bucket_bytes)
+    units, head_s, tail_s = units_of(fabric, step, scheme.recipe, bucket_bytes)
+    works = list(works_of(step, units, head_s, tail_s, opening=overlap))
+    compute_s = math.fsum(w.compute_s for w in works)
+    link_s = math.fsum(w.gather_s + w.scatter_s for w in works)
     opening_s = 0.0 if overlap else sum(u.moved_s(Content.WEIGHTS, Phase.END) for u in units)
-    played = Played(played.end_s + opening_s, played.compute_s, played.link_s + opening_s)
-    draft = scheme.draft(fabric, step)
-    return Exchange(
-        scheme=scheme.name,
-        seconds=played.link_s,
-        exposed_s=played.exposed_s,
-        traffic=draft.traffic,
-        memory=scheme.memory(fabric, step),
-        staleness=scheme.staleness(step),
-        transfers=(),
-        methods=draft.methods,
-        notes=draft.notes,
-    )
+    end_s = play_sharded(works, len(works) if overlap else prefetch) + opening_s
+    return priced_exchange(scheme, fabric, step, scheme.draft(fabric, step), link_s + opening_s, end_s - compute_s)
 
 
 @dataclass(frozen=True, slots=True)

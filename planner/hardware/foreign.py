@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from planner.errors import HardwareError
 from planner.hardware.sketch import ClusterSketch, LinkSketch
 from planner.hardware.types import Collective
@@ -159,16 +161,11 @@ def _fitted(traffic: Sequence[float], seconds: Sequence[float]) -> tuple[float, 
     Raises:
         HardwareError: times do not grow with sizes.
     """
-    weights = [1 / s**2 for s in seconds]
-    total = sum(weights)
-    mean_x = sum(w * x for w, x in zip(weights, traffic, strict=True)) / total
-    mean_t = sum(w * t for w, t in zip(weights, seconds, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, traffic, strict=True))
-    triples = zip(weights, traffic, seconds, strict=True)
-    slope = sum(w * (x - mean_x) * (t - mean_t) for w, x, t in triples) / spread if spread else 0.0
+    fitted = len(set(traffic)) > 1
+    slope, start = np.polyfit(traffic, seconds, 1, w=[1 / s for s in seconds]) if fitted else (0.0, 0.0)
     if slope <= 0:
         raise HardwareError("times do not grow with sizes", where="nccl-tests", hint="run it from 8 B to 1 GB")
-    return max(mean_t - slope * mean_x, min(seconds) / 2), 1 / slope
+    return max(float(start), min(seconds) / 2), 1 / float(slope)
 
 
 _CALCULON_FORMATS = {"float8": "fp8", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "tf32": "tf32"}
