@@ -5,15 +5,14 @@ Both correct what the delay does to training, by stage; the closed forms of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.errors import PlanError, whole
 from planner.schedules import SCHEDULES
 from planner.schedules.facts import Facts
-from planner.schedules.pipedream import NEWEST, Flowing, flowing, own_micro_batches, update_every
-from planner.schedules.types import Action, OptimizerScaling, Pipeline, StageCorrection, WeightPolicy
+from planner.schedules.pipedream import Flowing
+from planner.schedules.types import OptimizerScaling, Pipeline, StageCorrection, WeightPolicy
 
 
 class Mitigation(StrEnum):
@@ -47,6 +46,7 @@ class PipelinedBackprop(Flowing):
     momentum: float = 0.9
 
     key = "pipelined-backprop"
+    updates_each = True
     facts = Facts(
         decides="update after every sample, no flush, no stash; mitigation, momentum",
         source="Kosson et al., MLSys 2021; Chen et al. 2018 (SpecTrain)",
@@ -93,20 +93,6 @@ class PipelinedBackprop(Flowing):
                 )
             )
         return tuple(found)
-
-    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """After each micro-batch of a replica."""
-        return (pipeline.micro_batches // pipeline.replicas[0],) * pipeline.stages
-
-    def rhythm(self, pipeline: Pipeline) -> int:
-        """Micro-batches after which the order repeats: one for each replica."""
-        return pipeline.replicas[0]
-
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """Newest weights, an update after each backward."""
-        own = own_micro_batches(pipeline, stage, replica, iterations)
-        update = update_every(stage, pipeline.replicas[stage], 1)
-        return flowing(stage, own, self.in_flight(pipeline)[stage], lambda _: NEWEST, update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +146,6 @@ class PipeMare(Flowing):
             )
             for tau in pipemare_delays(pipeline.stages, own)
         )
-
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """Newest weights, an update after each iteration's backwards."""
-        count = pipeline.replicas[0]
-        own = own_micro_batches(pipeline, stage, replica, iterations)
-        update = update_every(stage, count, pipeline.micro_batches // count)
-        return flowing(stage, own, self.in_flight(pipeline)[stage], lambda _: NEWEST, update)
 
 
 def pipemare_delays(stages: int, micro_batches: int) -> tuple[float, ...]:
