@@ -39,42 +39,42 @@ from planner.hardware import Collective
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A piece of computation with what the link must bring before it and take away after it, in seconds."""
+class UnitPass:
+    """The pass of a unit with what the link must bring before it and take away after it, in seconds."""
 
     compute_s: float
     gather_s: float = 0.0
     scatter_s: float = 0.0
 
 
-def play_sharded(works: Sequence[Work], prefetch: int) -> float:
-    """Seconds until pieces of work, in order, and all their transfers are done; O(works).
+def play_sharded(passes: Sequence[UnitPass], prefetch: int) -> float:
+    """Seconds until passes of units, in order, and all their transfers are done; O(passes).
 
     Args:
-        works: in the order of computation.
+        passes: in the order of computation.
         prefetch: how many pieces ahead gathers are issued, when the piece begins; 0 issues one when the piece before
             it has ended, after that piece's scatter.
     """
     link = clock = 0.0
-    gathered = [0.0] * len(works)
+    gathered = [0.0] * len(passes)
     issued = 0
 
     def issue(upto: int, now: float) -> None:
         nonlocal link, issued
-        while issued < min(upto, len(works)):
-            duration = works[issued].gather_s
+        while issued < min(upto, len(passes)):
+            duration = passes[issued].gather_s
             if duration > 0:
                 link = max(link, now) + duration
             gathered[issued] = link if duration > 0 else now
             issued += 1
 
     issue(1, 0.0)
-    for i, work in enumerate(works):
+    for i, piece in enumerate(passes):
         start = max(clock, gathered[i])
         issue(i + 1 + prefetch, start)
-        clock = start + work.compute_s
-        if work.scatter_s > 0:
-            link = max(link, clock) + work.scatter_s
+        clock = start + piece.compute_s
+        if piece.scatter_s > 0:
+            link = max(link, clock) + piece.scatter_s
         issue(i + 2, clock)
     return max(clock, link)
 
@@ -115,7 +115,7 @@ def _moves_s(fabric: Fabric, recipe: Recipe, bucket: Bucket) -> dict[tuple[Conte
     return found
 
 
-def works_of(step: Step, units: Sequence[Unit], head_s: float, tail_s: float, *, opening: bool) -> Iterator[Work]:
+def passes_of(step: Step, units: Sequence[Unit], head_s: float, tail_s: float, *, opening: bool) -> Iterator[UnitPass]:
     """A step's computation in order, with what moves beside it.
 
     Gathers come before a pass, scatters behind a backward; of what moves once an iteration the weights come before the
@@ -132,11 +132,11 @@ def works_of(step: Step, units: Sequence[Unit], head_s: float, tail_s: float, *,
     for m in range(step.micro_batches):
         before = (Phase.FORWARD, Phase.END) if opening and m == 0 else (Phase.FORWARD,)
         behind = (Phase.BACKWARD, Phase.END) if m == step.micro_batches - 1 else (Phase.BACKWARD,)
-        yield Work(head_s)
-        yield from (Work(u.forward_s, u.moved_s(weights, *before)) for u in reversed(units))
+        yield UnitPass(head_s)
+        yield from (UnitPass(u.forward_s, u.moved_s(weights, *before)) for u in reversed(units))
         for u in units:
-            yield Work(u.backward_s, u.moved_s(weights, Phase.BACKWARD), u.moved_s(gradients, *behind))
-        yield Work(tail_s)
+            yield UnitPass(u.backward_s, u.moved_s(weights, Phase.BACKWARD), u.moved_s(gradients, *behind))
+        yield UnitPass(tail_s)
 
 
 def price_sharded(
@@ -157,11 +157,11 @@ def price_sharded(
     """
     require(scheme, fabric)
     units, head_s, tail_s = units_of(fabric, step, scheme.recipe, bucket_bytes)
-    works = list(works_of(step, units, head_s, tail_s, opening=overlap))
-    compute_s = math.fsum(w.compute_s for w in works)
-    link_s = math.fsum(w.gather_s + w.scatter_s for w in works)
+    passes = list(passes_of(step, units, head_s, tail_s, opening=overlap))
+    compute_s = math.fsum(w.compute_s for w in passes)
+    link_s = math.fsum(w.gather_s + w.scatter_s for w in passes)
     opening_s = 0.0 if overlap else sum(u.moved_s(Content.WEIGHTS, Phase.END) for u in units)
-    end_s = play_sharded(works, len(works) if overlap else prefetch) + opening_s
+    end_s = play_sharded(passes, len(passes) if overlap else prefetch) + opening_s
     return priced_exchange(scheme, fabric, step, scheme.draft(fabric, step), link_s + opening_s, end_s - compute_s)
 
 

@@ -20,7 +20,7 @@ from planner.hardware.loader import (
     profile_json_schema,
     warnings,
 )
-from planner.hardware.measuring import machine_name, measure_machine, measured_profile_text
+from planner.hardware.measuring import MachineFigures, machine_name, measure_machine, measured_profile_text
 from planner.hardware.sketch import ClusterSketch, LinkSketch, read_link, sized
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import (
@@ -60,6 +60,7 @@ __all__ = [
     "Device",
     "Level",
     "LinkSketch",
+    "MachineFigures",
     "Stack",
     "Terms",
     "cluster_names",
