@@ -372,16 +372,11 @@ def search_partitions(measure: Callable[[int], float], start: int, most: int = 1
     if start < 1:
         raise UsageError(f"a search that starts at {start} partitions", hint="start at 1 or more")
     samples = {start: measure(start)}
-    last, count = samples[start], start * 2
-    while count <= most:
-        samples[count] = measure(count)
-        if samples[count] >= last:
-            break
-        last, count = samples[count], count * 2
-    last, count = samples[start], start // 2
-    while count >= 1:
-        samples[count] = measure(count)
-        if samples[count] >= last:
-            break
-        last, count = samples[count], count // 2
+    for factor in (2.0, 0.5):
+        last, count = samples[start], int(start * factor)
+        while 1 <= count <= most:
+            samples[count] = measure(count)
+            if samples[count] >= last:
+                break
+            last, count = samples[count], int(count * factor)
     return fit_partitions(samples)
