@@ -74,7 +74,7 @@ class Document:
         return Problem(message, f"{self.name}:{mark.line + 1}:{mark.column + 1}", hint, excerpt)
 
 
-def read_document(path: Path, name: str = "") -> Document:
+def read_document(path: Path) -> Document:
     """Read a YAML 1.2 file; what is wrong with its syntax is in `problems`, not raised.
 
     Raises:
@@ -86,7 +86,7 @@ def read_document(path: Path, name: str = "") -> Document:
         raise HardwareError("not a YAML file: it is not UTF-8 text", where=str(path), hint=str(error)) from error
     except OSError as error:
         raise HardwareError(f"cannot read the file: {error.strerror}", where=str(path)) from error
-    return parse_document(text, name or str(path))
+    return parse_document(text, str(path))
 
 
 def parse_document(text: str, name: str) -> Document:

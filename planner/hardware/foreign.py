@@ -22,11 +22,14 @@ NVLINK_BYTE_PER_S: Mapping[str, float] = {
 }  # fmt: skip
 """One NVLink in one direction, by generation of device (NVIDIA's data sheets)."""
 
+PCIE_BYTE_PER_S = 32e9
+"""A device's PCIe in one direction where only its presence is known: generation 4 with 16 lanes."""
+
 _PCIE = re.compile(r"^(PIX|PXB|PHB|NODE|SYS)$")
 _SMI = "nvidia-smi topo -m"
 
 
-def from_topology(text: str, *, name: str, device: str, pcie_byte_per_s: float = 32e9) -> ClusterSketch:
+def from_topology(text: str, *, name: str, device: str) -> ClusterSketch:
     """A node from what `nvidia-smi topo -m` prints.
 
     GPUs with NVLinks among them are a tier; groups of these are joined over PCIe. Where some pairs of a group have no
@@ -37,7 +40,6 @@ def from_topology(text: str, *, name: str, device: str, pcie_byte_per_s: float =
         text: the matrix, with or without its legend.
         name: of the cluster.
         device: name of the device, from which the speed of its NVLinks follows.
-        pcie_byte_per_s: of a device's PCIe in one direction; 32 GB/s is generation 4 with 16 lanes.
 
     Raises:
         HardwareError: there is no matrix of GPUs, or the groups are not of one size.
@@ -52,7 +54,7 @@ def from_topology(text: str, *, name: str, device: str, pcie_byte_per_s: float =
     if sizes[0] > 1:
         inside.append(_nvlink(links, groups, device))
     if len(groups) > 1:
-        inside.append(LinkSketch("pcie", pcie_byte_per_s, size=len(groups), source=_SMI))
+        inside.append(LinkSketch("pcie", PCIE_BYTE_PER_S, size=len(groups), source=_SMI))
     about = f"{count} GPUs as {_SMI} shows them"
     return ClusterSketch(name, device, tuple(inside), about=about)
 
