@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     import onnx
 
 BUILDERS = (
-    "gpt", "llama", "gemma", "gpt_oss", "llama4", "deepseek", "nemotron", "qwen3_next", "gpt_neox",
-    "bert", "t5", "vit", "resnet", "vgg", "gnmt", "dlrm",
+    "gpt", "llama", "gemma", "deepseek", "nemotron", "bert", "t5", "vit", "resnet", "vgg", "gnmt", "dlrm",
 )  # fmt: skip
 """Modules of builders; each says in `MODEL_TYPES` what configurations it takes."""
 

@@ -8,28 +8,9 @@ from __future__ import annotations
 import math
 
 from ._attention import Attention, Rotary
-from ._config import Config, Key, ModelBuildError, ModelType
+from ._config import Config, Key, ModelType
 from ._decoder import Branch, DecoderSize, FeedForward, Layer, transformer_layer
-from .llama import DECODER, activation, attention_of, decoder_of, head_width
-
-_KINDS = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}
-
-
-def local_layers(c: Config, every: int) -> tuple[bool, ...]:
-    """Whether each layer attends within a window: as `layer_types` says, else all but each such-and-such.
-
-    Raises:
-        ModelBuildError: the list has another length than there are layers, or names a kind that is not known.
-    """
-    kinds, count = c["layer_types"], c["num_hidden_layers"]
-    if kinds is None:
-        return tuple((i + 1) % every != 0 for i in range(count))
-    unknown = [kind for kind in kinds if kind not in _KINDS]
-    if unknown:
-        raise ModelBuildError(f"layer_types holds {unknown[0]!r}", f"known: {', '.join(_KINDS)}")
-    if len(kinds) != count:
-        raise ModelBuildError(f"layer_types has {len(kinds)} entries for {count} layers", "give one for each layer")
-    return tuple(_KINDS[kind] for kind in kinds)
+from .llama import DECODER, activation, attention_of, decoder_of, head_width, local_layers
 
 
 def _feed_forward(c: Config) -> FeedForward:

@@ -1,8 +1,20 @@
-"""LLaMA and what follows it closely: Mistral, Mixtral, Qwen2, Qwen3 with and without experts."""
+"""LLaMA and what follows it: the families whose layers differ from its own by a few figures or one block.
+
+- Mistral, Mixtral, Qwen2, Qwen3 with and without experts;
+- Qwen3-Next: gated DeltaNet in three of four layers, gated attention in the fourth, many small experts. Attention turns
+  a quarter of each head. RMSNorm's scale is written as one weight, where Qwen3-Next adds 1 to it;
+- Llama 4: one of many experts a token beside a shared one, layers without positions, the others in chunks of tokens.
+  Chunks are written as a window of as many tokens: the same work. A router's weight multiplies what an expert makes,
+  where Llama 4 multiplies what it reads;
+- GPT-OSS: experts with biases, attention with sinks, a short window in every other layer. The clamps inside the
+  experts' activation and its factor 1.702 are left out: no weight and no product depends on them;
+- GPT-NeoX and Pythia: LayerNorm, biases, a quarter of each head turned, attention and feed-forward side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ._attention import Attention, Rotary
@@ -10,6 +22,7 @@ from ._config import Config, Key, ModelBuildError, ModelType, required
 from ._decoder import DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._layers import ACTIVATIONS
 from ._moe import MoE
+from ._scan import DeltaNet
 
 DECODER: Mapping[str, Key] = {
     "hidden_size": required(),
@@ -82,6 +95,28 @@ def decoder_of(c: Config, layers: tuple[Layer, ...], **changes: Any) -> DecoderS
     return DecoderSize(c["hidden_size"], c["vocab_size"], layers, **(fields | changes))
 
 
+def kinds_of_layers(c: Config, kinds: Collection[str], every: int) -> tuple[bool, ...]:
+    """Whether each layer is of one of some kinds: as `layer_types` says, else all but each such-and-such.
+
+    Raises:
+        ModelBuildError: the list has another length than there are layers, or names a kind that is not known.
+    """
+    listed, count, known = c["layer_types"], c["num_hidden_layers"], (*kinds, "full_attention")
+    if listed is None:
+        return tuple((i + 1) % every != 0 for i in range(count))
+    unknown = [kind for kind in listed if kind not in known]
+    if unknown:
+        raise ModelBuildError(f"layer_types holds {unknown[0]!r}", f"known: {', '.join(known)}")
+    if len(listed) != count:
+        raise ModelBuildError(f"layer_types has {len(listed)} entries for {count} layers", "give one for each layer")
+    return tuple(kind in kinds for kind in listed)
+
+
+def local_layers(c: Config, every: int) -> tuple[bool, ...]:
+    """Whether each layer attends within a window; see `kinds_of_layers`."""
+    return kinds_of_layers(c, ("sliding_attention", "chunked_attention"), every)
+
+
 def _dense(c: Config) -> DecoderSize:
     """LLaMA: every layer alike; Mistral's window is on all of them."""
     attention = attention_of(c, out_bias=c["attention_bias"], window=c.get("sliding_window") or 0)
@@ -120,10 +155,131 @@ def _mixtral(c: Config) -> DecoderSize:
     return decoder_of(c, (transformer_layer(attention, experts),) * c["num_hidden_layers"])
 
 
+def _neox(c: Config) -> DecoderSize:
+    c = {**c, "num_key_value_heads": None, "head_dim": None, "partial_rotary_factor": c["rotary_pct"]}
+    c |= {"rope_theta": c["rotary_emb_base"], "rms_norm_eps": c["layer_norm_eps"]}
+    attention = attention_of(c, out_bias=c["attention_bias"])
+    feed_forward = FeedForward(c["intermediate_size"], activation(c), gated=False, bias=True)
+    layers = (transformer_layer(attention, feed_forward),) * c["num_hidden_layers"]
+    return decoder_of(c, layers, layer_norm=True, parallel=c["use_parallel_residual"])
+
+
+def _gpt_oss(c: Config) -> DecoderSize:
+    moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True, bias=True)
+    experts = Experts(moe, c["intermediate_size"], activation(c))
+    whole, local = (
+        attention_of(c, out_bias=c["attention_bias"], sinks=True, window=window)
+        for window in (0, c["sliding_window"] or 0)
+    )
+    layers = tuple(transformer_layer(local if is_local else whole, experts) for is_local in local_layers(c, 2))
+    return decoder_of(c, layers)
+
+
+def _llama4(c: Config) -> DecoderSize:
+    width, act, step = c["intermediate_size"], activation(c), c["interleave_moe_layer_step"]
+    moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True, renormalise=False, sigmoid=True)
+    experts = Experts(moe, width, act, FeedForward(width, act))
+    dense = FeedForward(c["intermediate_size_mlp"], act)
+    attention = attention_of(c, out_bias=c["attention_bias"])
+    near = replace(attention, window=c["attention_chunk_size"] or 0, qk_unit=c["use_qk_norm"])
+    far = replace(attention, rotary=None)
+    layers, sparse = [], c["moe_layers"]
+    if len(c["no_rope_layers"] or ()) not in (0, c["num_hidden_layers"]):
+        raise ModelBuildError(
+            f"no_rope_layers has {len(c['no_rope_layers'])} entries for {c['num_hidden_layers']} layers",
+            "give one for each layer",
+        )
+    for i in range(c["num_hidden_layers"]):
+        is_sparse = i in sparse if sparse is not None else (i + 1) % step == 0
+        layers.append(transformer_layer(near if _turned(c, i) else far, experts if is_sparse else dense))
+    return decoder_of(c, tuple(layers))
+
+
+def _turned(c: Config, layer: int) -> bool:
+    """Whether a layer has rotary positions."""
+    listed = c["no_rope_layers"]
+    return bool(listed[layer]) if listed else (layer + 1) % c["no_rope_layer_interval"] != 0
+
+
+def _qwen3_next(c: Config) -> DecoderSize:
+    moe = MoE(c["num_experts"], c["num_experts_per_tok"], gated=True, renormalise=c["norm_topk_prob"])
+    always = FeedForward(c["shared_expert_intermediate_size"], activation(c))
+    experts = Experts(moe, c["moe_intermediate_size"], activation(c), always, weighed=True)
+    attention = attention_of(c, qk_norm=True, gated=True)
+    scan = DeltaNet(
+        c["linear_num_key_heads"],
+        c["linear_num_value_heads"],
+        c["linear_key_head_dim"],
+        c["linear_value_head_dim"],
+        c["linear_conv_kernel_dim"],
+    )
+    layers = tuple(
+        transformer_layer(scan, block, name="linear_attn") if scans else transformer_layer(attention, block)
+        for scans, block in zip(
+            kinds_of_layers(c, ("linear_attention",), c["full_attention_interval"]),
+            sparse_layers(c, feed_forward_of(c), experts),
+            strict=True,
+        )
+    )
+    return decoder_of(c, layers)
+
+
 _WINDOW = {"sliding_window": Key(int)}
 _QWEN = {**DECODER, **_WINDOW, "use_sliding_window": Key(bool, False), "max_window_layers": Key(int, 0)}
 _QWEN2 = {**_QWEN, "attention_bias": Key(bool, True), "qk_norm": Key(bool, False)}
 _QWEN3 = {**_QWEN, "head_dim": Key(int, 128), "qk_norm": Key(bool, True)}
+_NEOX_LACKS = ("num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps")
+_NEOX = {
+    **{key: entry for key, entry in DECODER.items() if key not in _NEOX_LACKS},
+    "hidden_act": Key(str, "gelu"),
+    "attention_bias": Key(bool, True),
+    "rotary_pct": Key(float, 0.25),
+    "rotary_emb_base": Key(float, 10_000.0),
+    "layer_norm_eps": Key(float, 1e-5),
+    "use_parallel_residual": Key(bool, True),
+}
+_GPT_OSS = {
+    **DECODER,
+    "num_local_experts": Key(int, 128),
+    "num_experts_per_tok": Key(int, 4),
+    "attention_bias": Key(bool, True),
+    "head_dim": Key(int, 64),
+    "rope_theta": Key(float, 150_000.0),
+    "rms_norm_eps": Key(float, 1e-5),
+    "sliding_window": Key(int, 128),
+    "layer_types": Key(list, items=str),
+}
+_LLAMA4 = {
+    **DECODER,
+    "intermediate_size_mlp": Key(int, 16_384),
+    "num_local_experts": Key(int, 16),
+    "num_experts_per_tok": Key(int, 1),
+    "interleave_moe_layer_step": Key(int, 1),
+    "moe_layers": Key(list),
+    "attention_chunk_size": Key(int, 8192),
+    "no_rope_layers": Key(list),
+    "no_rope_layer_interval": Key(int, 4),
+    "use_qk_norm": Key(bool, True),
+    "head_dim": Key(int, 128),
+    "rope_theta": Key(float, 500_000.0),
+    "rms_norm_eps": Key(float, 1e-5),
+}
+_QWEN3_NEXT = {
+    **DECODER,
+    **SPARSE,
+    "head_dim": Key(int, 256),
+    "partial_rotary_factor": Key(float, 0.25),
+    "num_experts": required(),
+    "moe_intermediate_size": required(),
+    "shared_expert_intermediate_size": required(),
+    "full_attention_interval": Key(int, 4),
+    "layer_types": Key(list, items=str),
+    "linear_num_key_heads": Key(int, 16),
+    "linear_num_value_heads": Key(int, 32),
+    "linear_key_head_dim": Key(int, 128),
+    "linear_value_head_dim": Key(int, 128),
+    "linear_conv_kernel_dim": Key(int, 4),
+}
 
 MODEL_TYPES = {
     "llama": ModelType("llama", {**DECODER, "mlp_bias": Key(bool, False)}, _dense),
@@ -138,4 +294,9 @@ MODEL_TYPES = {
     "qwen3_moe": ModelType(
         "moe", {**_QWEN, **SPARSE, "num_experts": required(), "moe_intermediate_size": required()}, _qwen_sparse
     ),
+    "gpt_oss": ModelType("gpt_oss", _GPT_OSS, _gpt_oss),
+    "llama4_text": ModelType("llama4", _LLAMA4, _llama4),
+    "llama4": ModelType("llama4", _LLAMA4, _llama4),
+    "qwen3_next": ModelType("qwen", _QWEN3_NEXT, _qwen3_next),
+    "gpt_neox": ModelType("gpt_neox", _NEOX, _neox),
 }

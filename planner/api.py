@@ -23,8 +23,7 @@ from pathlib import Path
 from planner.bundled import build_bundled, bundled_names
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, UsageError
 from planner.graph import Graph, Note, NoteLevel
-from planner.hardware.reserve import with_headroom
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, with_headroom
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow

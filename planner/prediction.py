@@ -21,8 +21,7 @@ from planner.api import default_provenance, plan
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
-from planner.hardware.reserve import HEADROOM, STEP_BYTES, shown_bytes
-from planner.hardware.types import Cluster
+from planner.hardware.types import HEADROOM, STEP_BYTES, Cluster, shown_bytes
 from planner.memory import room_bytes
 from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
@@ -88,7 +87,7 @@ class Prediction:
 
     @property
     def driver_bytes(self) -> float:
-        """Estimate of what the driver (nvidia-smi) shows on the fullest device (`planner.hardware.reserve`)."""
+        """Estimate of what the driver (nvidia-smi) shows on the fullest device (`planner.hardware.types`)."""
         options = self.plan.options
         return driver_bytes(self.fullest.memory, options.precision, options.optimizer, self.allocator_cache)
 

@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from planner.errors import UsageError
@@ -166,3 +166,14 @@ def _read(usual: object, value: str, where: str) -> object:
         choices = [str(choice) for choice in read] if hasattr(read, "__members__") else []
         hint = f"use {' or '.join(choices)}" if choices else f"use a number like {usual}"
         raise UsageError(f"cannot read {value!r}", where=where, hint=hint) from error
+
+
+def chosen(what: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry of that name.
+
+    Raises:
+        UsageError: there is none; the hint names the closest ones.
+    """
+    if name not in table:
+        raise UsageError(f"unknown {what} {name!r}", hint=did_you_mean(name, table))
+    return table[name]

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from planner.api import plan as plan_job
 from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
 from planner.graph import Graph
-from planner.hardware.reserve import with_headroom
-from planner.hardware.types import Cluster, Level
+from planner.hardware.types import Cluster, Level, with_headroom
 from planner.operators.modules import MODULE_KINDS, module_nodes
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape

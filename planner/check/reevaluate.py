@@ -13,8 +13,7 @@ from planner import api
 from planner.api import allowed_sizes
 from planner.errors import InfeasibleError
 from planner.graph import Graph
-from planner.hardware.reserve import with_headroom
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, with_headroom
 from planner.plans import Plan, assemble, with_price, with_simulation
 from planner.plans.figures import gap_to
 from planner.plans.files import seal

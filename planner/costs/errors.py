@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from planner.hardware.catalog import profile_folder
+from planner.hardware.document import profile_folder
 from planner.units import format_seconds, plural
 
 ERRORS_FILE = "errors.yaml"

@@ -32,13 +32,12 @@ from planner.exchange.recipe import (
     step_s,
     step_terms,
 )
+from planner.exchange.scheme import Facts, Scheme
 from planner.exchange.types import (
     Choice,
     Exchange,
-    Facts,
     MemoryFactors,
     Placement,
-    Scheme,
     Staleness,
     Step,
     Transfer,

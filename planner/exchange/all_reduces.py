@@ -16,14 +16,14 @@ import dataclasses
 from dataclasses import dataclass
 
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import MEGABYTE, Defaults, positive
 from planner.exchange.collectives import affine, draft_recipe
 from planner.exchange.fabric import Fabric
-from planner.exchange.types import Draft, Facts, Step
+from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, positive
+from planner.exchange.types import Step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OneAlgorithm(Defaults):
+class OneAlgorithm(Scheme):
     """Gradients summed by one algorithm, bucket by bucket.
 
     Attributes:
@@ -100,7 +100,7 @@ SCHEMES.register("hierarchical", Hierarchical())
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduce(Defaults):
+class AllReduce(Scheme):
     """The cheapest of ring, tree and hierarchical, bucket by bucket.
 
     Attributes:

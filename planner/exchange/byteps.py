@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import Defaults, dense_note, positive
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Servers
 from planner.exchange.formulas import byteps_shares
 from planner.exchange.messages import pack
+from planner.exchange.scheme import Draft, Facts, Scheme, dense_note, positive
 from planner.exchange.servers import SUMMED_ON_SERVERS, Inside, Sending, Transport, draft_servers, sent
-from planner.exchange.types import Draft, Facts, Step
+from planner.exchange.types import Step
 
 
 @dataclass(frozen=True, slots=True)
-class BytePS(Defaults):
+class BytePS(Scheme):
     """Summation services on all machines; the CPU machines are the fabric's servers.
 
     Attributes:

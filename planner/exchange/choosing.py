@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from planner.errors import UsageError
-from planner.exchange._defaults import MEGABYTE, merge, settle
 from planner.exchange.fabric import Fabric
-from planner.exchange.types import Choice, Exchange, MemoryFactors, Scheme, Step, Variable
+from planner.exchange.scheme import MEGABYTE, Scheme, merge, settle
+from planner.exchange.types import Choice, Exchange, MemoryFactors, Step, Variable
 from planner.units import format_seconds
 
 

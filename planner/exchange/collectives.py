@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from planner.exchange._defaults import dense_note
 from planner.exchange.fabric import Fabric, Traffic, nothing, rank_traffic
 from planner.exchange.messages import Leg, Message, pack
 from planner.exchange.recipe import ExchangeStep, Phase, Recipe, groups_of, step_terms
-from planner.exchange.types import Draft, Step
+from planner.exchange.scheme import Draft, dense_note
+from planner.exchange.types import Step
 from planner.hardware import ALGORITHMS, DIRECT, MEASURED, Cluster, Collective, algorithms
 
 CHEAPEST = ""

@@ -230,9 +230,7 @@ class Fabric:
         return self.cluster.levels[self.top].latency_s if self.endpoints > 1 else 0.0
 
 
-def fabric_of(
-    cluster: Cluster, ranks: Sequence[int] | None = None, servers: Servers | None = None, concurrent: int = 1
-) -> Fabric:
+def fabric_of(cluster: Cluster, ranks: Sequence[int] | None = None, servers: Servers | None = None) -> Fabric:
     """The fabric of some ranks of a cluster (all of them by default), in any order.
 
     Raises:
@@ -240,7 +238,7 @@ def fabric_of(
         HardwareError: servers on a cluster without a network.
     """
     chosen = range(cluster.device_count) if ranks is None else ranks
-    return Fabric(cluster, tuple(sorted(int(r) for r in chosen)), servers or Servers(0), concurrent)
+    return Fabric(cluster, tuple(sorted(int(r) for r in chosen)), servers or Servers(0))
 
 
 @dataclass(frozen=True, slots=True)

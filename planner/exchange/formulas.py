@@ -15,19 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.errors import UsageError
+from planner.errors import UsageError, positive, whole
 from planner.exchange.recipe import Sizes, recipe_of, sent_bytes
+from planner.exchange.types import Staleness
 from planner.hardware import Collective, moved_bytes
-
-
-def _whole(name: str, value: int, least: int = 1) -> None:
-    if value < least:
-        raise UsageError(f"{name} is {value}", hint=f"use {least} or more")
-
-
-def _above_0(name: str, value: float) -> None:
-    if not value > 0:
-        raise UsageError(f"{name} is {value}", hint="use a value above 0")
 
 
 def reduce_scatter_bytes(payload_bytes: float, ranks: int) -> float:
@@ -38,7 +29,7 @@ def reduce_scatter_bytes(payload_bytes: float, ranks: int) -> float:
 
     Source: Patarasuk and Yuan, JPDC 2009.
     """
-    _whole("ranks", ranks)
+    whole(ranks=ranks)
     return moved_bytes(Collective.REDUCE_SCATTER, payload_bytes, ranks)
 
 
@@ -48,7 +39,7 @@ def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
     >>> formulas.all_reduce_bytes(64, 8)
     112.0
     """
-    _whole("ranks", ranks)
+    whole(ranks=ranks)
     return moved_bytes(Collective.ALL_REDUCE, payload_bytes, ranks)
 
 
@@ -60,7 +51,7 @@ def in_network_bytes(payload_bytes: float, ranks: int) -> float:
 
     Source: Graham et al., SHARP, COMHPC 2016.
     """
-    _whole("ranks", ranks)
+    whole(ranks=ranks)
     return payload_bytes if ranks > 1 else 0.0
 
 
@@ -72,9 +63,9 @@ def separate_server_s(payload_bytes: float, machines: int, servers: int, byte_pe
 
     Source: Jiang et al., BytePS, OSDI 2020, section 2.
     """
-    _whole("machines", machines)
-    _whole("servers", servers)
-    _above_0("byte_per_s", byte_per_s)
+    whole(machines=machines)
+    whole(servers=servers)
+    positive(byte_per_s=byte_per_s)
     return max(1.0, machines / servers) * payload_bytes / byte_per_s
 
 
@@ -84,7 +75,7 @@ def ring_all_reduce_s(payload_bytes: float, ranks: int, byte_per_s: float) -> fl
     >>> formulas.ring_all_reduce_s(100, 8, byte_per_s=10)
     17.5
     """
-    _above_0("byte_per_s", byte_per_s)
+    positive(byte_per_s=byte_per_s)
     return all_reduce_bytes(payload_bytes, ranks) / byte_per_s
 
 
@@ -110,8 +101,8 @@ def byteps_shares(gpu_machines: int, cpu_machines: int, cpu_bandwidth: float = 1
         UsageError: no GPU machine, a negative count, a bandwidth that is not above 0.
     """
     n, k, c = gpu_machines, cpu_machines, cpu_bandwidth
-    _whole("gpu_machines", n)
-    _whole("cpu_machines", k, 0)
+    whole(gpu_machines=n)
+    whole(0, cpu_machines=k)
     if not c > 0:
         raise UsageError(f"CPU machines with {c} times the bandwidth", hint="use a ratio above 0")
     if k == 0 or n == 1:
@@ -129,9 +120,9 @@ def byteps_s(payload_bytes: float, gpu_machines: int, cpu_machines: int, byte_pe
     Source: Jiang et al., OSDI 2020. More CPU machines than GPU machines help no further.
     """
     n = gpu_machines
-    _whole("gpu_machines", n)
-    _whole("cpu_machines", cpu_machines, 0)
-    _above_0("byte_per_s", byte_per_s)
+    whole(gpu_machines=n)
+    whole(0, cpu_machines=cpu_machines)
+    positive(byte_per_s=byte_per_s)
     k = min(cpu_machines, n)
     if n == 1:
         return 0.0
@@ -147,8 +138,8 @@ def pcie_uplink_bytes(payload_bytes: float, switches: int, gpus_per_switch: int,
     >>> [formulas.pcie_uplink_bytes(1, 2, 4, cpu_assisted=c) for c in (False, True)]
     [1.75, 1]
     """
-    _whole("switches", switches)
-    _whole("gpus_per_switch", gpus_per_switch)
+    whole(switches=switches)
+    whole(gpus_per_switch=gpus_per_switch)
     if cpu_assisted:
         return payload_bytes
     return all_reduce_bytes(payload_bytes, switches * gpus_per_switch) if switches > 1 else 0.0
@@ -160,7 +151,7 @@ def round_robin_loads(sizes: Sequence[float], servers: int) -> tuple[float, ...]
     >>> max(formulas.round_robin_loads([100, 1, 1, 1, 50, 1, 1, 1], 4))
     150.0
     """
-    _whole("servers", servers)
+    whole(servers=servers)
     return tuple(math.fsum(sizes[s::servers]) for s in range(servers))
 
 
@@ -170,7 +161,7 @@ def balanced_loads(sizes: Sequence[float], servers: int) -> tuple[float, ...]:
     >>> formulas.balanced_loads([100, 1, 1, 1, 50, 1, 1, 1], 4)
     (39.0, 39.0, 39.0, 39.0)
     """
-    _whole("servers", servers)
+    whole(servers=servers)
     return (math.fsum(sizes) / servers,) * servers
 
 
@@ -180,9 +171,9 @@ def herring_s(payload_bytes: float, machines: int, byte_per_s: float, efficiency
     >>> formulas.herring_s(1360e6, machines=8, byte_per_s=12.5e9)
     0.1904
     """
-    _whole("machines", machines)
-    _above_0("byte_per_s", byte_per_s)
-    _above_0("efficiency", efficiency)
+    whole(machines=machines)
+    positive(byte_per_s=byte_per_s)
+    positive(efficiency=efficiency)
     return all_reduce_bytes(payload_bytes, machines) / (efficiency * byte_per_s)
 
 
@@ -208,8 +199,8 @@ def parallax_transfer(variable_bytes: float, touched: float, machines: int, vari
 
     Source: Kim et al., Parallax, EuroSys 2019, table 3.
     """
-    _whole("machines", machines)
-    _whole("variables", variables, 0)
+    whole(machines=machines)
+    whole(0, variables=variables)
     w, others = variable_bytes, machines - 1
     if variables == 0:
         return ParallaxTransfer(2 * w * others, 2 * all_reduce_bytes(w, machines), *(2 * touched * w * others,) * 2)
@@ -222,7 +213,7 @@ def zero_state_bytes(
 ) -> float:
     """Bytes of model state a rank keeps: 16 P; 4 P + 12 P/N; 2 P + 14 P/N; 16 P/N for stages 0 to 3.
 
-    Defaults are mixed-precision Adam: 2 bytes of weight, 2 of gradient, 12 of optimizer state a parameter.
+    Scheme are mixed-precision Adam: 2 bytes of weight, 2 of gradient, 12 of optimizer state a parameter.
 
     >>> [formulas.zero_state_bytes(7.5e9, 64, stage) / 1e9 for stage in range(4)]
     [120.0, 31.40625, 16.640625, 1.875]
@@ -232,7 +223,7 @@ def zero_state_bytes(
     Raises:
         UsageError: a stage other than 0 to 3, or no rank.
     """
-    _whole("ranks", ranks)
+    whole(ranks=ranks)
     sizes = zip((weight, gradient, optimizer), recipe_of(stage).held, strict=True)
     return parameters * sum(size if group is None else size / ranks for size, group in sizes)
 
@@ -253,16 +244,7 @@ def zero_elements(parameters: float, stage: int, ranks: int | None = None) -> fl
     return 2 * sent if ranks is None else sent  # two ranks send half of what the limit is
 
 
-@dataclass(frozen=True, slots=True)
-class WSPStaleness:
-    """HetPipe's staleness, in mini-batches: of a virtual worker's own updates, and of all; a wave is `wave` of them."""
-
-    local: int
-    wave: int
-    overall: int
-
-
-def wsp_staleness(concurrent: int, clock_distance: int) -> WSPStaleness:
+def wsp_staleness(concurrent: int, clock_distance: int) -> Staleness:
     """Staleness of wave synchronous parallelism: s_local = Nm - 1, s_global = (D+1)(s_local+1) + s_local - 1.
 
     Args:
@@ -270,14 +252,14 @@ def wsp_staleness(concurrent: int, clock_distance: int) -> WSPStaleness:
         clock_distance: waves that a worker may be ahead of the slowest, D.
 
     >>> formulas.wsp_staleness(concurrent=4, clock_distance=0)
-    WSPStaleness(local=3, wave=4, overall=6)
+    Staleness(local=3, overall=6)
 
     Source: Park et al., HetPipe, USENIX ATC 2020, section 5.
     """
-    _whole("concurrent", concurrent)
-    _whole("clock_distance", clock_distance, 0)
+    whole(concurrent=concurrent)
+    whole(0, clock_distance=clock_distance)
     local = concurrent - 1
-    return WSPStaleness(local, concurrent, (clock_distance + 1) * (local + 1) + local - 1)
+    return Staleness(local, (clock_distance + 1) * (local + 1) + local - 1)
 
 
 def wsp_period_s(wave_s: float, exchange_s: float, clock_distance: int) -> float:
@@ -289,7 +271,7 @@ def wsp_period_s(wave_s: float, exchange_s: float, clock_distance: int) -> float
     >>> formulas.wsp_period_s(wave_s=6, exchange_s=4, clock_distance=0), formulas.wsp_period_s(6, 4, 1)
     (10.0, 6)
     """
-    _whole("clock_distance", clock_distance, 0)
+    whole(0, clock_distance=clock_distance)
     return max(wave_s, exchange_s, (wave_s + exchange_s) / (clock_distance + 1))
 
 
@@ -390,16 +372,11 @@ def search_partitions(measure: Callable[[int], float], start: int, most: int = 1
     if start < 1:
         raise UsageError(f"a search that starts at {start} partitions", hint="start at 1 or more")
     samples = {start: measure(start)}
-    last, count = samples[start], start * 2
-    while count <= most:
-        samples[count] = measure(count)
-        if samples[count] >= last:
-            break
-        last, count = samples[count], count * 2
-    last, count = samples[start], start // 2
-    while count >= 1:
-        samples[count] = measure(count)
-        if samples[count] >= last:
-            break
-        last, count = samples[count], count // 2
+    for factor in (2.0, 0.5):
+        last, count = samples[start], int(start * factor)
+        while 1 <= count <= most:
+            samples[count] = measure(count)
+            if samples[count] >= last:
+                break
+            last, count = samples[count], int(count * factor)
     return fit_partitions(samples)

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import MEGABYTE, Defaults, dense_note, positive
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric
 from planner.exchange.messages import fuse
+from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, dense_note, positive
 from planner.exchange.servers import SUMMED_ON_SERVERS, Inside, Sending, Transport, draft_servers, even, sent
-from planner.exchange.types import Draft, Facts, Step
+from planner.exchange.types import Step
 
 
 @dataclass(frozen=True, slots=True)
-class Herring(Defaults):
+class Herring(Scheme):
     """Balanced fusion buffers.
 
     Attributes:

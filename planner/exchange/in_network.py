@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import MEGABYTE, Defaults, dense_note, positive
 from planner.exchange.fabric import Fabric, Traffic, nothing
 from planner.exchange.messages import Bucket, Leg, Message, pack
+from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, dense_note, positive
 from planner.exchange.servers import Inside, Local, local
-from planner.exchange.types import Draft, Facts, Step
+from planner.exchange.types import Step
 
 
 @dataclass(frozen=True, slots=True)
-class InNetwork(Defaults):
+class InNetwork(Scheme):
     """Switches that add.
 
     Attributes:

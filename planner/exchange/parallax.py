@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import MEGABYTE, Defaults, merge, positive
 from planner.exchange.collectives import draft_recipe
 from planner.exchange.fabric import Fabric
+from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, merge, positive
 from planner.exchange.servers import (
     UPDATED_ON_SERVERS,
     Sending,
@@ -24,11 +24,11 @@ from planner.exchange.servers import (
     one,
     sent,
 )
-from planner.exchange.types import Draft, Facts, MemoryFactors, Step
+from planner.exchange.types import MemoryFactors, Step
 
 
 @dataclass(frozen=True, slots=True)
-class Parallax(Defaults):
+class Parallax(Scheme):
     """A way for each variable, by what its gradient is: dense ones are summed, sparse ones go through servers.
 
     Attributes:

@@ -25,11 +25,11 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import Defaults, positive
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Traffic, nothing, push_traffic, rank_traffic
 from planner.exchange.messages import Leg, Message
 from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
-from planner.exchange.types import Draft, Facts, MemoryFactors, Placement, Step
+from planner.exchange.scheme import Draft, Facts, Scheme, positive
+from planner.exchange.types import MemoryFactors, Placement, Step
 from planner.hardware import Collective, Terms, collective_terms, moved_bytes
 
 
@@ -294,11 +294,6 @@ def least_loaded(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def in_turn(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
-    """A server for each size, dealt in turn."""
-    return tuple(i % servers for i in range(len(sizes)))
-
-
 def sent(recipe: Recipe, sizes: ElementBytes) -> tuple[float, float]:
     """Bytes that a machine pushes and pulls."""
     push, pull = (step.payload(sizes) for step in recipe.steps)
@@ -314,10 +309,10 @@ def whole_or_cut(
     if placement is ServerPlacement.EVEN:
         shares = [even(fabric, first, count)] * len(arrivals)
     else:
-        place = least_loaded if placement is ServerPlacement.GREEDY else in_turn
-        order = {v.name: i for i, v in enumerate(step.variables)}
-        chosen = place([sum(sent(recipe, v.sent)) for v in step.variables], count)
-        shares = [one(fabric, first + chosen[order[v.name]]) for v in arrivals]
+        loads = [sum(sent(recipe, v.sent)) for v in step.variables]
+        dealt = least_loaded(loads, count) if placement is ServerPlacement.GREEDY else range(len(loads))
+        server = {v.name: number % count for v, number in zip(step.variables, dealt, strict=True)}
+        shares = [one(fabric, first + server[v.name]) for v in arrivals]
     return tuple(
         Sending((v.name,), push, pull, step.ready_s(v), share)
         for v, (push, pull), share in zip(arrivals, sizes, shares, strict=True)
@@ -335,7 +330,7 @@ def fullest(sendings: Sequence[Sending], step: Step) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOnServers(Defaults):
+class HeldOnServers(Scheme):
     """Weights that parameter servers hold and update.
 
     Attributes:

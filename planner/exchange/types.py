@@ -6,20 +6,18 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.errors import JobError, ModelError
-from planner.exchange.recipe import Recipe, Sizes
+from planner.exchange.recipe import Sizes
 from planner.graph import Graph, TensorKind
 
 if TYPE_CHECKING:
-    from planner.exchange.fabric import Fabric, Servers, Traffic
-    from planner.exchange.messages import Message
+    from planner.exchange.fabric import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,105 +204,6 @@ class Exchange:
     placements: tuple[Placement, ...] = ()
     choices: tuple[Choice, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a scheme wants to send: messages not yet laid in time, and all that follows from them alone."""
-
-    messages: tuple[Message, ...]
-    traffic: Traffic
-    methods: Mapping[str, str]
-    placements: tuple[Placement, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the table of schemes says about one.
-
-    Attributes:
-        decides: what it decides, in a few words.
-        time: seconds of M bytes on n machines (or ranks) with links of B bytes/s each way.
-        traffic: bytes a machine sends, and receives.
-        memory: what a rank keeps.
-        source: where it was published.
-    """
-
-    decides: str
-    time: str
-    traffic: str
-    memory: str
-    source: str
-
-
-class Scheme(Protocol):
-    """One way to exchange gradients and weights: a frozen object registered in `planner.exchange.SCHEMES`."""
-
-    __slots__ = ()
-
-    @property
-    def name(self) -> str:
-        """The name users choose it by, with the options that differ from the usual."""
-        ...
-
-    @property
-    def facts(self) -> Facts:
-        """What the table of schemes says."""
-        ...
-
-    @property
-    def recipe(self) -> Recipe:
-        """What is exchanged; all else that is said of the scheme follows from it, and from how messages travel."""
-        ...
-
-    @property
-    def zero(self) -> int | None:
-        """The ZeRO stage by which jobs and plans choose the scheme; None where they cannot."""
-        ...
-
-    @property
-    def per_tensor(self) -> bool:
-        """Whether some variables can travel this way and others another."""
-        ...
-
-    @property
-    def assumes(self) -> str:
-        """What it needs of the hardware that no profile says, empty for nothing."""
-        ...
-
-    def staleness(self, step: Step) -> Staleness:
-        """Of the weights that gradients are computed with."""
-        ...
-
-    def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
-        """What a rank keeps."""
-        ...
-
-    def supports(self, fabric: Fabric) -> str:
-        """Why the fabric cannot run it, empty when it can."""
-        ...
-
-    def added_servers(self, machines: int) -> Servers:
-        """Machines without accelerators that it adds to a group of so many machines.
-
-        Raises:
-            UsageError: an option that says how many cannot be read.
-        """
-        ...
-
-    @abstractmethod
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """The messages of one step; `fabric` must be supported."""
-        ...
-
-    def price(self, fabric: Fabric, step: Step) -> Exchange:
-        """What one step's exchange costs.
-
-        Raises:
-            UsageError: the fabric cannot run the scheme; says why.
-        """
-        ...
 
 
 def step_of(

@@ -14,12 +14,12 @@ from enum import StrEnum
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import Defaults, positive, require, settle
 from planner.exchange.fabric import Fabric, Servers
 from planner.exchange.formulas import wsp_period_s, wsp_staleness
 from planner.exchange.recipe import Content
+from planner.exchange.scheme import Draft, Facts, Scheme, positive, require, settle
 from planner.exchange.servers import ServerPlacement, Transport, draft_servers, through_servers, whole_or_cut
-from planner.exchange.types import Draft, Exchange, Facts, Staleness, Step
+from planner.exchange.types import Exchange, Staleness, Step
 
 
 class ShardPlacement(StrEnum):
@@ -30,7 +30,7 @@ class ShardPlacement(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WaveSynchronous(Defaults):
+class WaveSynchronous(Scheme):
     """Parameter servers with a clock distance.
 
     Attributes:
@@ -58,8 +58,7 @@ class WaveSynchronous(Defaults):
 
     def staleness(self, step: Step) -> Staleness:
         """In mini-batches: of the virtual worker's own updates, and of all."""
-        found = wsp_staleness(step.micro_batches, self.clock_distance)
-        return Staleness(found.local, found.overall)
+        return wsp_staleness(step.micro_batches, self.clock_distance)
 
     def draft(self, fabric: Fabric, step: Step) -> Draft:
         """The pushes and pulls of one wave."""

@@ -29,69 +29,54 @@ from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange._defaults import MEGABYTE, Defaults, require
 from planner.exchange.collectives import draft_recipe, priced
 from planner.exchange.fabric import Fabric
 from planner.exchange.messages import Bucket, pack
 from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe, parts_of
-from planner.exchange.types import Draft, Exchange, Facts, MemoryFactors, Scheme, Step
+from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, priced_exchange, require
+from planner.exchange.types import Exchange, MemoryFactors, Step
 from planner.hardware import Collective
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A piece of computation with what the link must bring before it and take away after it, in seconds."""
+class UnitPass:
+    """The pass of a unit with what the link must bring before it and take away after it, in seconds."""
 
     compute_s: float
     gather_s: float = 0.0
     scatter_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """When all is done, and how much of that was computation and use of the link."""
-
-    end_s: float
-    compute_s: float
-    link_s: float
-
-    @property
-    def exposed_s(self) -> float:
-        """Time in which nothing was computed."""
-        return max(0.0, self.end_s - self.compute_s)
-
-
-def play_sharded(works: Sequence[Work], prefetch: int) -> Played:
-    """Play pieces of work in order; O(works).
+def play_sharded(passes: Sequence[UnitPass], prefetch: int) -> float:
+    """Seconds until passes of units, in order, and all their transfers are done; O(passes).
 
     Args:
-        works: in the order of computation.
+        passes: in the order of computation.
         prefetch: how many pieces ahead gathers are issued, when the piece begins; 0 issues one when the piece before
             it has ended, after that piece's scatter.
     """
     link = clock = 0.0
-    gathered = [0.0] * len(works)
+    gathered = [0.0] * len(passes)
     issued = 0
 
     def issue(upto: int, now: float) -> None:
         nonlocal link, issued
-        while issued < min(upto, len(works)):
-            duration = works[issued].gather_s
+        while issued < min(upto, len(passes)):
+            duration = passes[issued].gather_s
             if duration > 0:
                 link = max(link, now) + duration
             gathered[issued] = link if duration > 0 else now
             issued += 1
 
     issue(1, 0.0)
-    for i, work in enumerate(works):
+    for i, piece in enumerate(passes):
         start = max(clock, gathered[i])
         issue(i + 1 + prefetch, start)
-        clock = start + work.compute_s
-        if work.scatter_s > 0:
-            link = max(link, clock) + work.scatter_s
+        clock = start + piece.compute_s
+        if piece.scatter_s > 0:
+            link = max(link, clock) + piece.scatter_s
         issue(i + 2, clock)
-    used = math.fsum(w.gather_s + w.scatter_s for w in works)
-    return Played(max(clock, link), math.fsum(w.compute_s for w in works), used)
+    return max(clock, link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +115,28 @@ def _moves_s(fabric: Fabric, recipe: Recipe, bucket: Bucket) -> dict[tuple[Conte
     return found
 
 
-def works_of(fabric: Fabric, step: Step, recipe: Recipe, bucket_bytes: float, *, opening: bool) -> Iterator[Work]:
-    """A step's computation in order.
+def passes_of(step: Step, units: Sequence[Unit], head_s: float, tail_s: float, *, opening: bool) -> Iterator[UnitPass]:
+    """A step's computation in order, with what moves beside it.
+
+    Gathers come before a pass, scatters behind a backward; of what moves once an iteration the weights come before the
+    first forward, the gradients behind the last backward.
 
     Args:
-        fabric: where.
         step: what.
-        recipe: what moves beside it: gathers before a pass, scatters behind a backward, and of what moves once an
-            iteration the weights before the first forward, the gradients behind the last backward.
-        bucket_bytes: size of a unit.
+        units: in backward order.
+        head_s: forward of each micro-batch that belongs to no unit.
+        tail_s: the same of the backward.
         opening: weights that are gathered once are gathered unit by unit under the first forward.
     """
-    units, head_s, tail_s = units_of(fabric, step, recipe, bucket_bytes)
     weights, gradients = Content.WEIGHTS, Content.GRADIENTS
     for m in range(step.micro_batches):
         before = (Phase.FORWARD, Phase.END) if opening and m == 0 else (Phase.FORWARD,)
         behind = (Phase.BACKWARD, Phase.END) if m == step.micro_batches - 1 else (Phase.BACKWARD,)
-        yield Work(head_s)
-        yield from (Work(u.forward_s, u.moved_s(weights, *before)) for u in reversed(units))
+        yield UnitPass(head_s)
+        yield from (UnitPass(u.forward_s, u.moved_s(weights, *before)) for u in reversed(units))
         for u in units:
-            yield Work(u.backward_s, u.moved_s(weights, Phase.BACKWARD), u.moved_s(gradients, *behind))
-        yield Work(tail_s)
+            yield UnitPass(u.backward_s, u.moved_s(weights, Phase.BACKWARD), u.moved_s(gradients, *behind))
+        yield UnitPass(tail_s)
 
 
 def price_sharded(
@@ -170,27 +156,17 @@ def price_sharded(
         UsageError: the fabric cannot run the scheme.
     """
     require(scheme, fabric)
-    works = list(works_of(fabric, step, scheme.recipe, bucket_bytes, opening=overlap))
-    played = play_sharded(works, len(works) if overlap else prefetch)
-    units, _, _ = units_of(fabric, step, scheme.recipe, bucket_bytes)
+    units, head_s, tail_s = units_of(fabric, step, scheme.recipe, bucket_bytes)
+    passes = list(passes_of(step, units, head_s, tail_s, opening=overlap))
+    compute_s = math.fsum(w.compute_s for w in passes)
+    link_s = math.fsum(w.gather_s + w.scatter_s for w in passes)
     opening_s = 0.0 if overlap else sum(u.moved_s(Content.WEIGHTS, Phase.END) for u in units)
-    played = Played(played.end_s + opening_s, played.compute_s, played.link_s + opening_s)
-    draft = scheme.draft(fabric, step)
-    return Exchange(
-        scheme=scheme.name,
-        seconds=played.link_s,
-        exposed_s=played.exposed_s,
-        traffic=draft.traffic,
-        memory=scheme.memory(fabric, step),
-        staleness=scheme.staleness(step),
-        transfers=(),
-        methods=draft.methods,
-        notes=draft.notes,
-    )
+    end_s = play_sharded(passes, len(passes) if overlap else prefetch) + opening_s
+    return priced_exchange(scheme, fabric, step, scheme.draft(fabric, step), link_s + opening_s, end_s - compute_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded(Defaults):
+class Sharded(Scheme):
     """A scheme that keeps model state in shards.
 
     Attributes:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from planner.errors import PlanError, UsageError
+from planner.errors import PlanError, UsageError, divides, positive, whole
 from planner.exchange.formulas import all_reduce_bytes
-from planner.formulas.checks import chosen, divides, positive, whole
+from planner.registry import chosen
 from planner.schedules import ActivationUnit, Pipeline, Schedule, evaluate, get, names, printed
 from planner.space.partition import TwoBWSchedule, stage_kept
 

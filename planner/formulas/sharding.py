@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.errors import UsageError
+from planner.errors import UsageError, divides, same_length, whole
 from planner.exchange.formulas import (
     all_reduce_bytes,
     byteps_s,
@@ -20,8 +20,8 @@ from planner.exchange.formulas import (
     ring_all_reduce_s,
     separate_server_s,
 )
-from planner.formulas.checks import chosen, divides, same_length, whole
 from planner.operators import loop_nest
+from planner.registry import chosen
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
 from planner.sharding.named_layout import (

@@ -13,11 +13,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from planner.errors import UsageError
+from planner.errors import UsageError, positive, same_length, whole
 from planner.exchange.formulas import all_reduce_bytes
-from planner.formulas.checks import chosen, positive, same_length, whole
 from planner.graph.ideals import enumerate_ideals, topological_line
 from planner.memory import fits
+from planner.registry import chosen
 from planner.solvers.partition import Result, solve_partition
 from planner.space.partition import (
     BaPipeSchedule,

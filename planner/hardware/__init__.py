@@ -1,6 +1,5 @@
 """Devices, links, levels and mixed pools; what a transfer and a collective cost on them."""
 
-from planner.hardware.catalog import cluster_names, device_names, stack_names
 from planner.hardware.collectives import (
     ALGORITHMS,
     DIRECT,
@@ -10,6 +9,7 @@ from planner.hardware.collectives import (
     collective_terms,
     send_terms,
 )
+from planner.hardware.document import cluster_names, device_names, stack_names
 from planner.hardware.foreign import from_astra, from_calculon, from_nccl_tests, from_topology, kind_of
 from planner.hardware.loader import (
     DEFAULT_STACK,
@@ -20,11 +20,23 @@ from planner.hardware.loader import (
     profile_json_schema,
     warnings,
 )
-from planner.hardware.measuring import machine_name, measure_machine, measured_profile_text
-from planner.hardware.reserve import HEADROOM, neighbours, reserve_bytes, shown_bytes, with_headroom
+from planner.hardware.measuring import MachineFigures, machine_name, measure_machine, measured_profile_text
 from planner.hardware.sketch import ClusterSketch, LinkSketch, read_link, sized
 from planner.hardware.tiers import moved_bytes
-from planner.hardware.types import Cluster, Collective, CollectiveFit, Curve, Device, Level, Stack
+from planner.hardware.types import (
+    HEADROOM,
+    Cluster,
+    Collective,
+    CollectiveFit,
+    Curve,
+    Device,
+    Level,
+    Stack,
+    neighbours,
+    reserve_bytes,
+    shown_bytes,
+    with_headroom,
+)
 from planner.hardware.write import (
     profile_template,
     profile_text,
@@ -48,6 +60,7 @@ __all__ = [
     "Device",
     "Level",
     "LinkSketch",
+    "MachineFigures",
     "Stack",
     "Terms",
     "cluster_names",

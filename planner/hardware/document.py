@@ -1,9 +1,13 @@
-"""A YAML file as plain data that remembers where everything stands, so that a finding can point at its place."""
+"""Where the bundled profiles lie, and a YAML file as plain data that remembers where everything stands.
+
+A finding can so point at its place in the file.
+"""
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +74,7 @@ class Document:
         return Problem(message, f"{self.name}:{mark.line + 1}:{mark.column + 1}", hint, excerpt)
 
 
-def read_document(path: Path, name: str = "") -> Document:
+def read_document(path: Path) -> Document:
     """Read a YAML 1.2 file; what is wrong with its syntax is in `problems`, not raised.
 
     Raises:
@@ -82,7 +86,7 @@ def read_document(path: Path, name: str = "") -> Document:
         raise HardwareError("not a YAML file: it is not UTF-8 text", where=str(path), hint=str(error)) from error
     except OSError as error:
         raise HardwareError(f"cannot read the file: {error.strerror}", where=str(path)) from error
-    return parse_document(text, name or str(path))
+    return parse_document(text, str(path))
 
 
 def parse_document(text: str, name: str) -> Document:
@@ -179,3 +183,62 @@ def _number(text: str) -> str | int | float:
         except ValueError:
             continue
     return text
+
+
+_SOURCES = "sources.yaml"
+_TABLES = (_SOURCES, "errors.yaml")
+"""Files beside the profiles that describe no cluster."""
+
+
+@cache
+def profile_folder() -> Path:
+    """The folder of the bundled profiles: inside the installed package, else beside it in a checkout.
+
+    Raises:
+        HardwareError: neither is there.
+    """
+    return _folder_of(Path(__file__).resolve().parents[1])
+
+
+def _folder_of(package: Path) -> Path:
+    for folder in (package / "hardware_profiles", package.parent / "hardware_profiles"):
+        if (folder / _SOURCES).is_file():
+            return folder
+    raise HardwareError("the bundled hardware profiles are missing", where=str(package), hint="install shardplan again")
+
+
+def cluster_names() -> tuple[str, ...]:
+    """Names of the bundled clusters, sorted."""
+    return tuple(sorted(p.stem for p in profile_folder().glob("*.yaml") if p.name not in _TABLES))
+
+
+def device_names() -> tuple[str, ...]:
+    """Names of the bundled devices, sorted."""
+    return tuple(sorted(p.stem for p in (profile_folder() / "devices").glob("*.yaml")))
+
+
+def stack_names() -> tuple[str, ...]:
+    """Names of the bundled stacks, sorted."""
+    return tuple(sorted(p.stem for p in (profile_folder() / "stacks").glob("*.yaml")))
+
+
+def bundled_path(name: str) -> Path | None:
+    """The file of a bundled cluster, device or stack, None when there is none of that name."""
+    folders = {"": cluster_names(), "devices": device_names(), "stacks": stack_names()}
+    return next(
+        (profile_folder() / folder / f"{name}.yaml" for folder, names in folders.items() if name in names), None
+    )
+
+
+@cache
+def citations() -> dict[str, str]:
+    """The citations that every profile may use, by short name."""
+    from planner.hardware.document import read_document
+
+    data = read_document(profile_folder() / _SOURCES).data
+    return {str(key): str(text) for key, text in data.items()}
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether a name on the command line means a file."""
+    return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text

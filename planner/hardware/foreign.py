@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from planner.errors import HardwareError
 from planner.hardware.sketch import ClusterSketch, LinkSketch
 from planner.hardware.types import Collective
@@ -20,11 +22,14 @@ NVLINK_BYTE_PER_S: Mapping[str, float] = {
 }  # fmt: skip
 """One NVLink in one direction, by generation of device (NVIDIA's data sheets)."""
 
+PCIE_BYTE_PER_S = 32e9
+"""A device's PCIe in one direction where only its presence is known: generation 4 with 16 lanes."""
+
 _PCIE = re.compile(r"^(PIX|PXB|PHB|NODE|SYS)$")
 _SMI = "nvidia-smi topo -m"
 
 
-def from_topology(text: str, *, name: str, device: str, pcie_byte_per_s: float = 32e9) -> ClusterSketch:
+def from_topology(text: str, *, name: str, device: str) -> ClusterSketch:
     """A node from what `nvidia-smi topo -m` prints.
 
     GPUs with NVLinks among them are a tier; groups of these are joined over PCIe. Where some pairs of a group have no
@@ -35,7 +40,6 @@ def from_topology(text: str, *, name: str, device: str, pcie_byte_per_s: float =
         text: the matrix, with or without its legend.
         name: of the cluster.
         device: name of the device, from which the speed of its NVLinks follows.
-        pcie_byte_per_s: of a device's PCIe in one direction; 32 GB/s is generation 4 with 16 lanes.
 
     Raises:
         HardwareError: there is no matrix of GPUs, or the groups are not of one size.
@@ -50,7 +54,7 @@ def from_topology(text: str, *, name: str, device: str, pcie_byte_per_s: float =
     if sizes[0] > 1:
         inside.append(_nvlink(links, groups, device))
     if len(groups) > 1:
-        inside.append(LinkSketch("pcie", pcie_byte_per_s, size=len(groups), source=_SMI))
+        inside.append(LinkSketch("pcie", PCIE_BYTE_PER_S, size=len(groups), source=_SMI))
     about = f"{count} GPUs as {_SMI} shows them"
     return ClusterSketch(name, device, tuple(inside), about=about)
 
@@ -159,16 +163,11 @@ def _fitted(traffic: Sequence[float], seconds: Sequence[float]) -> tuple[float, 
     Raises:
         HardwareError: times do not grow with sizes.
     """
-    weights = [1 / s**2 for s in seconds]
-    total = sum(weights)
-    mean_x = sum(w * x for w, x in zip(weights, traffic, strict=True)) / total
-    mean_t = sum(w * t for w, t in zip(weights, seconds, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, traffic, strict=True))
-    triples = zip(weights, traffic, seconds, strict=True)
-    slope = sum(w * (x - mean_x) * (t - mean_t) for w, x, t in triples) / spread if spread else 0.0
+    fitted = len(set(traffic)) > 1
+    slope, start = np.polyfit(traffic, seconds, 1, w=[1 / s for s in seconds]) if fitted else (0.0, 0.0)
     if slope <= 0:
         raise HardwareError("times do not grow with sizes", where="nccl-tests", hint="run it from 8 B to 1 GB")
-    return max(mean_t - slope * mean_x, min(seconds) / 2), 1 / slope
+    return max(float(start), min(seconds) / 2), 1 / float(slope)
 
 
 _CALCULON_FORMATS = {"float8": "fp8", "float16": "bf16", "bfloat16": "bf16", "float32": "fp32", "tf32": "tf32"}

@@ -1,26 +1,33 @@
-"""The front door to profiles: find one by name or path, check it, and hand over the machine it describes."""
+"""The front door to profiles: find one by name or path, check it, change figures, and hand over the machine in it.
+
+A change, `network.bandwidth=200Gbit/s`, names a field by its path: of the cluster's file (`nodes`, `node_price`), of a
+tier of links (`network` or `node` for all tiers there, or a tier by its name: `infiniband.latency`), of the devices
+(`device.memory`) or of the software (`stack.launch`). The changed profile is checked as a file is.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import HardwareError, Problem
-from planner.hardware.catalog import bundled_path, cluster_names, device_names, looks_like_path, stack_names
-from planner.hardware.changes import (
-    Change,
-    changed_profile,
-    cluster_changes,
-    device_changes,
-    read_changes,
-    stack_changes,
+from planner.errors import HardwareError, Problem, UsageError
+from planner.hardware.document import (
+    Document,
+    bundled_path,
+    cluster_names,
+    device_names,
+    looks_like_path,
+    parse_document,
+    read_document,
+    stack_names,
 )
-from planner.hardware.document import Document, read_document
 from planner.hardware.types import NO_STACK, Cluster, Device, Stack
 from planner.registry import did_you_mean
 
@@ -48,7 +55,7 @@ def load_cluster(
         nodes: how many nodes, the profile's own number when absent; `4x64` for 64 devices of each of 4.
         devices: in place of nodes, how many devices: of as few nodes as can give equally many of them.
         stack: the software that trains: a `Stack`, or as in `load_stack`.
-        changes: figures in place of those of the profiles, as `network.bandwidth=200Gbit/s` (`planner.hardware.changes`
+        changes: figures in place of those of the profiles, as `network.bandwidth=200Gbit/s` (`planner.hardware.loader`
             says how fields are named). The cluster's name says them.
 
     Raises:
@@ -62,10 +69,10 @@ def load_cluster(
     64
     """
     own = read_changes(changes)
-    on_links, on_devices, on_stack = cluster_changes(own), device_changes(own), stack_changes(own)
+    on_links, on_devices, on_stack = (changes_of(own, root) for root in ("", DEVICE, STACK))
     inline = getattr(read_profile(name_or_path), "device_types", ())
     on_links += tuple(
-        Change(("device_types", name, *each.path), each.value, each.text) for name in inline for each in on_devices
+        dataclasses.replace(each, path=("device_types", name, *each.path)) for name in inline for each in on_devices
     )
     spec = _changed(name_or_path, on_links)
     from planner.hardware import resolve
@@ -175,7 +182,6 @@ def warnings(path: str | Path) -> list[Problem]:
     Raises:
         HardwareError: the file cannot be read.
     """
-    from planner.hardware.document import read_document
     from planner.hardware.validate import doubts, validate
 
     document = read_document(Path(path))
@@ -268,3 +274,143 @@ def _check(path: Path) -> tuple[ProfileFile | None, list[Problem]]:
     from planner.hardware.validate import validate
 
     return validate(read_document(path))
+
+
+DEVICE, STACK = "device", "stack"
+TIERS = ("node", "network")
+BANDWIDTH, PORT = "bandwidth", "port"
+"""What people call the figure of a tier's ports."""
+_NAMES = ("cluster", "device", "stack", "base", "about", "sources", "devices", "level")
+"""Fields that say what a profile is, not what it is like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One changed figure.
+
+    Attributes:
+        path: names on the way to the field: `("network", "bandwidth")`.
+        value: as YAML has it: a number, text with a unit, a list.
+        text: as the user wrote it.
+    """
+
+    path: tuple[str, ...]
+    value: Any
+    text: str
+
+
+def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
+    """Changes written as `path.to.field=value`.
+
+    Raises:
+        UsageError: a text is not of that form, or names a field twice.
+    """
+    found: dict[tuple[str, ...], Change] = {}
+    for text in texts:
+        path, sign, value = text.partition("=")
+        names = tuple(name.strip() for name in path.split("."))
+        if not sign or not all(names) or not value.strip():
+            raise UsageError(f"{text!r} is no change", hint="write a field and a value: network.bandwidth=200Gbit/s")
+        if names in found:
+            raise UsageError(f"{path} is changed twice", hint="leave one of them out")
+        document = parse_document(f"value: {value.strip()}", text)
+        if document.problems:
+            raise UsageError(f"{value!r} is no value", where=text, hint=document.problems[0].message)
+        found[names] = Change(names, document.data["value"], f"{'.'.join(names)}={value.strip()}")
+    return tuple(found.values())
+
+
+def changed_profile(document: Document, changes: Sequence[Change]) -> ProfileFile:
+    """The profile in a document with some of its figures changed.
+
+    Raises:
+        UsageError: there is no such field; the hint names the closest.
+        HardwareError: the changed profile is wrong: a unit, a size, a range.
+    """
+    from planner.hardware.validate import validate
+
+    changed = copy.copy(document)
+    changed.data = copy.deepcopy(document.data)
+    for change in changes:
+        _set(changed.data, change)
+    spec, problems = validate(changed)
+    if spec is None:
+        said = ", ".join(change.text for change in changes)
+        raise HardwareError(problems[0].message, where=said, hint=problems[0].hint)
+    return spec
+
+
+def changes_of(changes: Sequence[Change], root: str) -> tuple[Change, ...]:
+    """Those of the devices (`DEVICE`) or of the software (`STACK`), their paths from there on; "" the cluster's own."""
+    if not root:
+        return tuple(change for change in changes if change.path[0] not in (DEVICE, STACK))
+    return tuple(replace(change, path=change.path[1:]) for change in changes if change.path[0] == root)
+
+
+def _set(data: dict[str, Any], change: Change) -> None:
+    """Write a change into the data of a profile.
+
+    Raises:
+        UsageError: there is no such field.
+    """
+    owners = _tiers(data, change.path[0])
+    names = change.path[1:] if owners else change.path
+    if names and names[0].isdecimal() and owners:
+        owners, names = owners[int(names[0]) : int(names[0]) + 1], names[1:]
+    for owner in owners or [data]:
+        if owners and names[:1] in ((BANDWIDTH,), (PORT,), ("latency",), ("efficiency",), ("peer",)):
+            owner.pop("measured", None)  # measured collectives would hide the change
+        way = tuple(PORT if name == BANDWIDTH and owners else name for name in names)
+        if not way or way[0] not in _fields(data, tier=bool(owners)):
+            raise UsageError(f"no field {change.text.partition('=')[0]!r}", hint=_near(data, change))
+        _put(owner, way, change.value)
+
+
+def _tiers(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The tiers of links that a name stands for: all of a section, or one by its own name."""
+    sections = {section: data.get(section, []) for section in TIERS}
+    if name in sections:
+        return list(sections[name])
+    return [tier for tiers in sections.values() for tier in tiers if tier["level"] == name]
+
+
+def _put(owner: dict[str, Any], way: Sequence[str], value: Any) -> None:  # noqa: ANN401
+    """Set a field; of a figure with a source its value alone."""
+    for name in way[:-1]:
+        inner = owner.get(name)
+        owner[name] = dict(inner) if isinstance(inner, dict) else {} if inner is None else {"value": inner}
+        owner = owner[name]
+    old = owner.get(way[-1])
+    if isinstance(old, dict) and "value" in old and not isinstance(value, dict):
+        kept = {key: old[key] for key in old if key not in ("source", "note", "verified")}
+        value = {**kept, "value": value, "source": "changed by hand"}
+    owner[way[-1]] = value
+
+
+def _fields(data: dict[str, Any], *, tier: bool) -> list[str]:
+    """Fields that can be changed, of a tier of links or of the profile itself."""
+    from planner.hardware.schema import LevelEntry
+    from planner.hardware.validate import kind_of
+
+    model = LevelEntry if tier else kind_of(data)
+    return [name for name in model.model_fields if name not in (*_NAMES, *TIERS)]
+
+
+def _near(data: dict[str, Any], change: Change) -> str:
+    """The closest fields to one that is not there."""
+    wanted, _, _ = change.text.partition("=")
+    head = wanted.removesuffix(".".join(change.path))
+    return did_you_mean(wanted, [head + name for name in _known(data)])
+
+
+def _known(data: dict[str, Any]) -> Iterator[str]:
+    yield from _fields(data, tier=False)
+    names = [*(section for section in TIERS if data.get(section))]
+    names += [tier["level"] for section in TIERS for tier in data.get(section, [])]
+    fields = [BANDWIDTH, *_fields(data, tier=True)]
+    yield from (f"{name}.{field}" for name in names for field in fields)
+    if "cluster" in data:
+        from planner.hardware.schema import DeviceBody, StackFile
+
+        for root, model in ((DEVICE, DeviceBody), (STACK, StackFile)):
+            yield from (f"{root}.{name}" for name in model.model_fields if name not in _NAMES)

@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MachineFigures:
     """What was measured.
 
     Attributes:
@@ -61,7 +61,7 @@ def machine_name() -> str:
     return f"{model}, {os.cpu_count()} cores"
 
 
-def measure_machine(progress: Progress | None = None) -> Measured:
+def measure_machine(progress: Progress | None = None) -> MachineFigures:
     """Run products, copies and small calls on this machine's processor; some seconds.
 
     Args:
@@ -90,7 +90,7 @@ def measure_machine(progress: Progress | None = None) -> Measured:
     vector = len(some) / _seconds(lambda: np.add(some, some, out=sums))
     _tell(progress, total - 1, total, "small calls")
     one = np.ones(1, dtype=np.float32)
-    return Measured(
+    return MachineFigures(
         machine_name(),
         _memory_bytes(),
         products,
@@ -128,7 +128,7 @@ def _memory_bytes() -> int:
         raise UsageError("the machine does not say how much memory it has", hint="write the profile by hand") from None
 
 
-def measured_profile_text(found: Measured, name: str) -> str:
+def measured_profile_text(found: MachineFigures, name: str) -> str:
     """A device profile (YAML) of what was measured, each figure with its source."""
     product, copy = max(found.product_flop_per_s.values()), max(found.copy_byte_per_s.values())
     source = f"measured on {found.machine} by numpy {np.__version__}"

@@ -6,14 +6,14 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from planner.errors import HardwareError
-from planner.hardware.catalog import citations
+from planner.hardware.document import citations
 from planner.hardware.schema import (
     Bytes,
     Cited,
@@ -82,20 +82,6 @@ def build_device(
     full = with_defaults(body)
     if full.reserve is None or full.matrix_efficiency is None or full.memory_efficiency is None:
         raise HardwareError(f"device {name!r} has no defaults")
-    cited: dict[str, Cited | None] = {
-        "memory": full.memory,
-        "reserve": full.reserve,
-        "neighbour_buffers": full.neighbour_buffers,
-        "memory_bandwidth": full.memory_bandwidth,
-        **{f"matrix.{kind}": figure for kind, figure in full.matrix.items()},
-        **{f"format_rates.{kind}": figure for kind, figure in full.format_rates.items()},
-        "vector": full.vector,
-        "matrix_efficiency": full.matrix_efficiency,
-        "memory_efficiency": full.memory_efficiency,
-        "launch": full.launch,
-        "handover": full.handover,
-        "price": full.price,
-    }
     sources = {
         key: f"stack {stack.name}: {text}" for key, text in stack.sources.items() if key in ("launch", "handover")
     }
@@ -114,10 +100,20 @@ def build_device(
         launch_s=full.launch.value if full.launch else stack.launch_s,
         handover_s=full.handover.value if full.handover else handover_s,
         price_per_hour=price if price is not None else full.price.value if full.price else 0.0,
-        sources=sources | {key: cite(item, own_sources) for key, item in cited.items() if item is not None},
+        sources=sources | {key: cite(item, own_sources) for key, item in _cited(full)},
         about=full.about,
         stack=stack,
     )
+
+
+def _cited(body: DeviceBody) -> Iterator[tuple[str, Cited]]:
+    """The figures of a device by name, `matrix.bf16` where there is one for each number format."""
+    for key in DeviceBody.model_fields:
+        figure = getattr(body, key)
+        if isinstance(figure, Cited):
+            yield key, figure
+        elif isinstance(figure, dict):
+            yield from ((f"{key}.{kind}", own) for kind, own in figure.items())
 
 
 def _curve(points: Mapping[float, float], factor: float) -> Curve:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import UsageError
-from planner.hardware.catalog import device_names
+from planner.hardware.document import device_names
 from planner.registry import did_you_mean
 from planner.units import Dimension, parse, render
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from planner.errors import Problem
-from planner.hardware.catalog import citations, device_names
-from planner.hardware.document import Document, Location
+from planner.hardware.document import Document, Location, citations, device_names
 from planner.hardware.schema import ClusterFile, DeviceFile, StackFile
 from planner.hardware.types import MOST_DEVICES
 from planner.registry import did_you_mean
@@ -192,14 +191,13 @@ def _same_levels(document: Document, data: dict[str, Any]) -> list[Problem]:
     """Two levels of one name, which figures and messages could not tell apart."""
     problems: list[Problem] = []
     seen: set[str] = set()
-    for place in ("node", "network"):
-        for i, entry in enumerate(_list(data, place)):
-            name = entry.get("level")
-            if not isinstance(name, str):
-                continue
-            if name in seen:
-                problems.append(document.problem((place, i, "level"), f"two levels are called {name!r}", "rename one"))
-            seen.add(name)
+    for place, entry in _levels_of(data):
+        name = entry.get("level")
+        if not isinstance(name, str):
+            continue
+        if name in seen:
+            problems.append(document.problem((*place, "level"), f"two levels are called {name!r}", "rename one"))
+        seen.add(name)
     return problems
 
 
@@ -208,13 +206,17 @@ def _others(document: Document, data: dict[str, Any]) -> list[Problem]:
     listed = data.get("devices")
     types = [listed] if isinstance(listed, str) else [entry.get("type") for entry in _list(data, "devices")]
     problems = []
-    for place in ("node", "network"):
-        for i, entry in enumerate(_list(data, place)):
-            for name in _mapping(entry, "nodes_of"):
-                if name not in types:
-                    message, hint = f"no node has devices of type {name!r}", did_you_mean(name, map(str, types))
-                    problems.append(document.problem((place, i, "nodes_of", name), message, hint, at_key=True))
+    for place, entry in _levels_of(data):
+        for name in _mapping(entry, "nodes_of"):
+            if name not in types:
+                message, hint = f"no node has devices of type {name!r}", did_you_mean(name, map(str, types))
+                problems.append(document.problem((*place, "nodes_of", name), message, hint, at_key=True))
     return problems
+
+
+def _levels_of(data: Mapping[str, Any]) -> Iterator[tuple[Location, dict[str, Any]]]:
+    """The entries of all levels, each with its place."""
+    yield from (((key, i), entry) for key in ("node", "network") for i, entry in enumerate(_list(data, key)))
 
 
 def _list(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError
-from planner.hardware.catalog import bundled_path, citations
+from planner.hardware.document import bundled_path, citations
 from planner.hardware.loader import device_types, profile_path, read_profile
 from planner.hardware.sketch import ClusterSketch
 from planner.hardware.types import Collective

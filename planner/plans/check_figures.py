@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from planner import schedules
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
-from planner.hardware.reserve import neighbours
+from planner.hardware.types import neighbours
 from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document

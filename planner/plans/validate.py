@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from planner.errors import PlanError
 from planner.exchange import get as scheme
 from planner.graph import DType, Graph
-from planner.hardware.reserve import with_headroom
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, with_headroom
 from planner.memory import fits
 from planner.plans.check_model import check_graph, check_sharded_cluster, check_sharded_model
 from planner.plans.check_schedule import check_claims, check_schedule

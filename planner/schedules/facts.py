@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from planner.errors import PlanError
@@ -17,18 +17,12 @@ Terms = Mapping[str, Any]
 """Numbers by the names that expressions use."""
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "ceil": math.ceil, "floor": math.floor}
-_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-}
+_NAMES = {"__builtins__": {}, **_FUNCTIONS}
+_READ = (
+    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod,
+    ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.BoolOp, ast.And, ast.Or, ast.IfExp, ast.Call,
+)  # fmt: skip
+"""What an expression may consist of; calls are of `_FUNCTIONS` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +70,9 @@ def evaluate(text: str, terms: Terms) -> Any:  # noqa: ANN401
         PlanError: the text has something else in it, or a name without a value.
     """
     try:
-        return _compiled(text)(terms)
-    except KeyError as error:
-        raise PlanError(f"{error.args[0]!r} has no value in {text!r}", hint=f"use {', '.join(terms)}") from error
+        return eval(_compiled(text), _NAMES, terms)  # of nothing but what `_READ` lists
+    except NameError as error:
+        raise PlanError(f"{error.name!r} has no value in {text!r}", hint=f"use {', '.join(terms)}") from error
 
 
 def printed(text: str) -> str:
@@ -89,36 +83,14 @@ def printed(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _compiled(text: str) -> Callable[[Terms], Any]:
-    return _function(ast.parse(text, mode="eval").body, text)
-
-
-def _function(node: ast.AST, text: str) -> Callable[[Terms], Any]:
-    """A node of the expression as a function of its terms."""
-
-    def part(child: ast.AST) -> Callable[[Terms], Any]:
-        return _function(child, text)
-
-    match node:
-        case ast.Constant(value=int() as number):
-            return lambda _: number
-        case ast.Name(id=name):
-            return operator.itemgetter(name)
-        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-            combine, one, other = _OPERATORS.get(type(op)), part(left), part(right)
-            if combine is not None:
-                return lambda terms: combine(one(terms), other(terms))
-        case ast.BoolOp(op=ast.And(), values=members):
-            conditions = [part(member) for member in members]
-            return lambda terms: all(condition(terms) for condition in conditions)
-        case ast.BoolOp(op=ast.Or(), values=[left, right]):
-            one, other = part(left), part(right)
-            return lambda terms: one(terms) or other(terms)
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            asked, one, other = part(test), part(body), part(orelse)
-            return lambda terms: one(terms) if asked(terms) else other(terms)
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
-            call, values = _FUNCTIONS[name], [part(argument) for argument in arguments]
-            return lambda terms: call(*(value(terms) for value in values))
-    message = f"cannot read {ast.unparse(node)!r} in {text!r}"
-    raise PlanError(message, hint="use numbers, names, + - * / %, comparisons, min, max, ceil, floor, and, or, if")
+def _compiled(text: str) -> CodeType:
+    tree = ast.parse(text, mode="eval")
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        whole = not isinstance(node, ast.Constant) or isinstance(node.value, int)
+        known = id(node) not in called or (isinstance(node, ast.Name) and node.id in _FUNCTIONS)
+        if not isinstance(node, _READ) or not whole or not known:
+            message = f"cannot read {ast.unparse(node) or text!r} in {text!r}"
+            hint = "use numbers, names, + - * / %, comparisons, min, max, ceil, floor, and, or, if"
+            raise PlanError(message, hint=hint)
+    return compile(tree, text, "eval")

@@ -21,7 +21,7 @@ forward after the backward of m + n(i+1) - r(i+1) - n(i) < m. Each wait is for w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
@@ -34,7 +34,7 @@ from planner.schedules.critical_chains import PassSeconds, one_forward_one_backw
 from planner.schedules.facts import Facts
 from planner.schedules.held import HeldUnits
 from planner.schedules.orders import finish, in_turn, replicate
-from planner.schedules.schedule import Line, require, single
+from planner.schedules.schedule import Dealt, Line, require, single
 from planner.schedules.types import Action, ActionKind, Pipeline, Work
 
 
@@ -304,7 +304,7 @@ class BaPipeFbp(Line):
 
 
 @dataclass(frozen=True, slots=True)
-class BPipe(OneForwardOneBackward):
+class BPipe(Dealt, OneForwardOneBackward):
     """BPipe: 1F1B whose early workers lend activations to the late ones, so that all keep about the same.
 
     Worker x < p/2 of 1F1B keeps p - x micro-batches, its partner p - 1 - x only x + 1. When a worker has
@@ -340,12 +340,9 @@ class BPipe(OneForwardOneBackward):
         """The most that each worker keeps, its partner's included."""
         return tuple(held.total for held in self.peaks(pipeline))
 
-    def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """1F1B with EVICT and LOAD, SYNC, UPDATE."""
-        require(self, pipeline)
-        own = single(pipeline)
-        lanes = [(*self._worker(stage, own), *finish((stage,))) for stage in range(own.stages)]
-        return replicate(lanes, pipeline.replicas[0])
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """1F1B with EVICT and LOAD."""
+        return (self._worker(stage, pipeline) for stage in range(pipeline.stages))
 
     def _worker(self, stage: int, pipeline: Pipeline) -> Iterator[Action]:
         stages, limit = pipeline.stages, (pipeline.stages + 3) // 2

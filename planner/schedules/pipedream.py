@@ -7,11 +7,10 @@ version of the weights it reads. No worker waits once the pipeline is full.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
@@ -62,11 +61,6 @@ def update_every(stage: int, replicas: int, period: int) -> Callable[[int], Iter
     return follow
 
 
-def own_micro_batches(pipeline: Pipeline, stage: int, replica: int, iterations: int) -> range:
-    """Micro-batches of some iterations that one replica works on."""
-    return range(replica, pipeline.micro_batches * iterations, pipeline.replicas[stage])
-
-
 class Flowing(Line, Protocol):
     """Never drains: an update without a flush, so that no worker waits once the pipeline is full.
 
@@ -75,11 +69,28 @@ class Flowing(Line, Protocol):
 
     __slots__ = ()
 
-    @abstractmethod
-    @abstractmethod
+    updates_each: ClassVar[bool] = False
+    """Whether a stage updates after each backward of its replicas, not once an iteration."""
+
+    def versions_read(self, pipeline: Pipeline, stage: int) -> Callable[[int], int]:
+        """By number of a replica's own micro-batch, the version of the weights that it reads, -1 for the newest."""
+        return lambda _: NEWEST
+
     def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """The order of one worker."""
-        ...
+        """The order of one worker: 1F1B with an update after as many backwards as it has for each exchange."""
+        count = pipeline.replicas[stage]
+        period = pipeline.micro_batches // count // self.exchanges(pipeline)[stage]
+        own = pipeline.micro_batches_of(stage, replica, iterations)
+        read, update = self.versions_read(pipeline, stage), update_every(stage, count, period)
+        return flowing(stage, own, self.in_flight(pipeline)[stage], read, update)
+
+    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """After each micro-batch of a replica, the replicas together; or once an iteration."""
+        return tuple(pipeline.micro_batches // count if self.updates_each else 1 for count in pipeline.replicas)
+
+    def rhythm(self, pipeline: Pipeline) -> int:
+        """Micro-batches after which the order repeats: one for each replica, or an iteration's."""
+        return math.lcm(*pipeline.replicas) if self.updates_each else pipeline.micro_batches
 
     def exact(self, pipeline: Pipeline) -> bool:
         """Updates are counted once, however often there are."""
@@ -120,6 +131,7 @@ class PipeDream(Flowing):
     paced: bool = False
 
     key = "pipedream"
+    updates_each = True
     facts = Facts(
         decides="1F1B without flush, update after each backward; vertical, paced",
         source="Narayanan et al., SOSP 2019",
@@ -154,21 +166,10 @@ class PipeDream(Flowing):
         """Updates of a stage while a micro-batch is under way there: one less than the versions that it keeps."""
         return tuple(versions - 1 for versions in self.weight_versions(pipeline))
 
-    def rhythm(self, pipeline: Pipeline) -> int:
-        """Micro-batches after which the order repeats: one for each replica."""
-        return math.lcm(*pipeline.replicas)
-
-    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """After each micro-batch of a replica, the replicas together."""
-        return tuple(pipeline.micro_batches // count for count in pipeline.replicas)
-
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """1F1B with an update after each backward."""
-        forwards = self.in_flight(pipeline)
-        ahead = forwards[0] if self.vertical else forwards[stage]
-        own = own_micro_batches(pipeline, stage, replica, iterations)
-        update = update_every(stage, pipeline.replicas[stage], 1)
-        return flowing(stage, own, forwards[stage], lambda j: max(0, j - ahead + 1), update)
+    def versions_read(self, pipeline: Pipeline, stage: int) -> Callable[[int], int]:
+        """What was newest at the micro-batch's forward here, or with vertical synchronisation at the first stage."""
+        ahead = self.in_flight(pipeline)[0 if self.vertical else stage]
+        return lambda j: max(0, j - ahead + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +224,10 @@ class TwoBufferedWeights(Flowing):
         """One update where two versions are kept."""
         return tuple(versions - 1 for versions in self.weight_versions(pipeline))
 
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """1F1B with an update after each iteration's backwards."""
-        count, ahead = pipeline.replicas[stage], self.in_flight(pipeline)[stage]
-        each = pipeline.micro_batches // count
-        read = (lambda j: max(0, j // each - 1)) if self.uniform else (lambda j: max(0, j - ahead + 1) // each)
-        own = own_micro_batches(pipeline, stage, replica, iterations)
-        return flowing(stage, own, ahead, read, update_every(stage, count, each))
+    def versions_read(self, pipeline: Pipeline, stage: int) -> Callable[[int], int]:
+        """The one before that of its mini-batch, or what is newest at the forward."""
+        each, ahead = pipeline.micro_batches // pipeline.replicas[stage], self.in_flight(pipeline)[stage]
+        return lambda j: max(0, j // each - 1 if self.uniform else (j - ahead + 1) // each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +297,7 @@ class HetPipe(Flowing):
     def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
         """1F1B with an update after each backward, an exchange after each wave."""
         forwards = self.in_flight(pipeline)[stage]
-        wave, own = self.wave(pipeline), own_micro_batches(pipeline, stage, replica, iterations)
+        wave, own = self.wave(pipeline), pipeline.micro_batches_of(stage, replica, iterations)
 
         def before(j: int) -> Iterator[Action]:
             pulled = (j + 1) // wave - 2 - self.distance

@@ -5,15 +5,14 @@ Both correct what the delay does to training, by stage; the closed forms of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.errors import PlanError, UsageError
+from planner.errors import PlanError, whole
 from planner.schedules import SCHEDULES
 from planner.schedules.facts import Facts
-from planner.schedules.pipedream import NEWEST, Flowing, flowing, own_micro_batches, update_every
-from planner.schedules.types import Action, OptimizerScaling, Pipeline, StageCorrection, WeightPolicy
+from planner.schedules.pipedream import Flowing
+from planner.schedules.types import OptimizerScaling, Pipeline, StageCorrection, WeightPolicy
 
 
 class Mitigation(StrEnum):
@@ -47,6 +46,7 @@ class PipelinedBackprop(Flowing):
     momentum: float = 0.9
 
     key = "pipelined-backprop"
+    updates_each = True
     facts = Facts(
         decides="update after every sample, no flush, no stash; mitigation, momentum",
         source="Kosson et al., MLSys 2021; Chen et al. 2018 (SpecTrain)",
@@ -93,20 +93,6 @@ class PipelinedBackprop(Flowing):
                 )
             )
         return tuple(found)
-
-    def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """After each micro-batch of a replica."""
-        return (pipeline.micro_batches // pipeline.replicas[0],) * pipeline.stages
-
-    def rhythm(self, pipeline: Pipeline) -> int:
-        """Micro-batches after which the order repeats: one for each replica."""
-        return pipeline.replicas[0]
-
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """Newest weights, an update after each backward."""
-        own = own_micro_batches(pipeline, stage, replica, iterations)
-        update = update_every(stage, pipeline.replicas[stage], 1)
-        return flowing(stage, own, self.in_flight(pipeline)[stage], lambda _: NEWEST, update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +147,6 @@ class PipeMare(Flowing):
             for tau in pipemare_delays(pipeline.stages, own)
         )
 
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """Newest weights, an update after each iteration's backwards."""
-        count = pipeline.replicas[0]
-        own = own_micro_batches(pipeline, stage, replica, iterations)
-        update = update_every(stage, count, pipeline.micro_batches // count)
-        return flowing(stage, own, self.in_flight(pipeline)[stage], lambda _: NEWEST, update)
-
 
 def pipemare_delays(stages: int, micro_batches: int) -> tuple[float, ...]:
     """tau of each stage's forward in mini-batches: (2(P-i)+1)/N, i = 1..P; the backward's is 0 (PipeDream's is tau).
@@ -175,7 +154,7 @@ def pipemare_delays(stages: int, micro_batches: int) -> tuple[float, ...]:
     >>> formulas.pipemare_delays(4, 4)
     (1.75, 1.25, 0.75, 0.25)
     """
-    _counted(stages=stages, micro_batches=micro_batches)
+    whole(stages=stages, micro_batches=micro_batches)
     return tuple((2 * (stages - i) - 1) / micro_batches for i in range(stages))
 
 
@@ -224,7 +203,7 @@ def spectrain_horizons(stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     >>> formulas.spectrain_horizons(4)
     ((3, 2, 2, 1), (0, 0, 1, 1))
     """
-    _counted(stages=stages)
+    whole(stages=stages)
     backward = tuple(k // 2 for k in range(stages))
     return tuple(half + stages - k - 1 for k, half in enumerate(backward)), backward
 
@@ -235,15 +214,9 @@ def scaled_optimizer(momentum: float, learning_rate: float, batch: int, new_batc
     >>> [round(x, 8) for x in formulas.scaled_optimizer(0.9, 0.1, 128, 1)]
     [0.99917721, 6.43e-06]
     """
-    _counted(batch=batch, new_batch=new_batch)
+    whole(batch=batch, new_batch=new_batch)
     scaled = float(momentum ** (new_batch / batch))
     return scaled, learning_rate * (1 - scaled) * new_batch / ((1 - momentum) * batch)
-
-
-def _counted(**counts: int) -> None:
-    for name, count in counts.items():
-        if count != int(count) or count < 1:
-            raise UsageError(f"{name} is {count}", hint="use a whole number, 1 or more")
 
 
 SCHEDULES.register("pipelined-backprop", PipelinedBackprop())

@@ -134,7 +134,7 @@ class VersionUse:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Staleness:
+class WeightAges:
     """Updates between the version read and the one the gradient is applied to, float64 [stages] each.
 
     The mean is over the micro-batches that are under way when the pipeline is full.
@@ -229,7 +229,7 @@ def peak_versions(program: Program) -> np.ndarray:
     return peaks
 
 
-def staleness(program: Program, *, warm_up: int = 0, period: int = 1) -> Staleness:
+def staleness(program: Program, *, warm_up: int = 0, period: int = 1) -> WeightAges:
     """Age of the weights behind each gradient when it is applied; O(actions log actions).
 
     Args:
@@ -256,4 +256,4 @@ def staleness(program: Program, *, warm_up: int = 0, period: int = 1) -> Stalene
         np.maximum.at(most, stage, age)
         count = np.maximum(np.bincount(stage[steady], minlength=program.stages), 1)
         columns += [most, np.bincount(stage[steady], age[steady], program.stages) / count]
-    return Staleness(*columns)
+    return WeightAges(*columns)

@@ -181,9 +181,9 @@ class Pipeline:
         """(stage, replica) of each worker in worker order."""
         return [(s, r) for s, count in enumerate(self.replicas) for r in range(count)]
 
-    def micro_batches_of(self, stage: int, replica: int) -> range:
-        """Micro-batches that one replica of a stage works on."""
-        return range(replica, self.micro_batches, self.replicas[stage])
+    def micro_batches_of(self, stage: int, replica: int, iterations: int = 1) -> range:
+        """Micro-batches that one replica of a stage works on, in one iteration or several."""
+        return range(replica, self.micro_batches * iterations, self.replicas[stage])
 
 
 @dataclass(frozen=True, slots=True)

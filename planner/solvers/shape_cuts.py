@@ -13,8 +13,7 @@ import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
 from planner.exchange import Kept, Phase, kept_bytes, phase_s, recipe_of
-from planner.hardware.reserve import neighbours
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, neighbours
 from planner.memory import room_bytes
 from planner.solvers._candidates import comparable
 from planner.solvers.shapes import Shape

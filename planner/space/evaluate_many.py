@@ -16,8 +16,7 @@ import numpy as np
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import ShardplanError
 from planner.exchange import Group, Phase, Recipe, kept_bytes, recipe_of
-from planner.hardware.reserve import neighbours
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, neighbours
 from planner.memory import fits
 from planner.play import Transfers
 from planner.schedules import get

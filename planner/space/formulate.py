@@ -13,8 +13,7 @@ from planner.costs.precision import optimizer_state_bytes
 from planner.errors import JobError, UsageError
 from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
-from planner.hardware.reserve import neighbours
-from planner.hardware.types import Cluster
+from planner.hardware.types import Cluster, neighbours
 from planner.space.cuts import pinned_blocks, stage_starts
 from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
 from planner.space.jobs import overlap_of, precision_of

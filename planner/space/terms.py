@@ -19,8 +19,7 @@ import numpy as np
 from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, step_s
 from planner.hardware.collectives import collective_s, send_terms
-from planner.hardware.reserve import reserve_bytes
-from planner.hardware.types import Cluster, Collective
+from planner.hardware.types import Cluster, Collective, reserve_bytes
 from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import overlap_of, precision_of

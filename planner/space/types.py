@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.exchange.types import Step
 from planner.hardware import Collective, Terms
-from planner.hardware.reserve import HEADROOM
+from planner.hardware.types import HEADROOM
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
 

@@ -50,7 +50,7 @@ from planner.systems.compare import Comparison, compare_systems  # noqa: E402
 from planner.systems.plans import decide_again, plan_system, plans_of  # noqa: E402
 from planner.systems.proposals import system_of  # noqa: E402
 from planner.systems.runner import decide, row_of  # noqa: E402
-from planner.systems.setting import Setting  # noqa: E402
+from planner.systems.types import Setting  # noqa: E402
 
 system_names = names
 """The same under a name that the front door can export."""

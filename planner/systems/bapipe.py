@@ -13,8 +13,7 @@ from planner.space.partition import SYNCHRONOUS
 from planner.space.subspaces import Limits
 from planner.systems import System, register
 from planner.systems.proposals import data_parallel
-from planner.systems.setting import Setting
-from planner.systems.types import Proposal
+from planner.systems.types import Proposal, Setting
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:

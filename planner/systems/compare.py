@@ -16,8 +16,7 @@ from planner.space.types import Job, Structure
 from planner.systems import SYSTEMS, get
 from planner.systems.backends import BACKENDS, Backend, backend_names, within_limits
 from planner.systems.runner import Decided, decide, row_of
-from planner.systems.setting import Setting
-from planner.systems.types import Semantics, System, SystemRow
+from planner.systems.types import Semantics, Setting, System, SystemRow
 
 WORDS: Mapping[str, str] = {
     "equal_replicas": "unequal replicas",

@@ -19,8 +19,7 @@ from planner.space import Configuration, lay_workers
 from planner.space.cuts import stages_of
 from planner.space.subspaces import Limits
 from planner.systems import Semantics, System, register
-from planner.systems.setting import Setting
-from planner.systems.types import Proposal
+from planner.systems.types import Proposal, Setting
 
 MOST_CONCURRENT = 16
 """Mini-batches in a virtual worker's pipeline at the most, and never more than twice its devices."""

@@ -12,7 +12,7 @@ from planner.graph import Graph
 from planner.plans import Plan
 from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
-from planner.sharding import Axis, AxisRole, attention_heads
+from planner.sharding import Axis, AxisRole
 from planner.sharding.layout import parse_layout
 from planner.sharding.limits import SMALL
 from planner.space.blocks import layer_starts
@@ -109,8 +109,7 @@ def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterato
     if backend.structure.powers_of_two and any(axis.size & (axis.size - 1) for axis in sharding.axes):
         yield f"groups of {sharding.ranks} ranks, no power of two"
     if graph is not None and width > 1:
-        heads, groups = attention_heads(graph)
-        count = {"heads": heads, "key-value heads": groups}.get(backend.structure.head_groups, 0)
+        count = backend.heads_dealt(graph)
         if count % width:
             yield f"{width} ranks for {count} {backend.structure.head_groups}"
 

@@ -16,8 +16,7 @@ from planner.space import Configuration
 from planner.space.subspaces import Limits
 from planner.systems import Semantics, System, register
 from planner.systems.proposals import data_parallel
-from planner.systems.setting import Setting
-from planner.systems.types import Proposal
+from planner.systems.types import Proposal, Setting
 from planner.units import format_bytes
 
 

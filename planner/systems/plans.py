@@ -18,8 +18,7 @@ from planner.space.types import Job
 from planner.systems import get
 from planner.systems.compare import Comparison, compare_systems
 from planner.systems.runner import Decided, Judged, decide, exchange_details, refuse_limits
-from planner.systems.setting import Setting
-from planner.systems.types import System
+from planner.systems.types import Setting, System
 
 
 def plan_system(

@@ -19,8 +19,7 @@ from planner.space.pricer import Pricer
 from planner.space.timing import played_s
 from planner.space.types import Job
 from planner.systems.backends import Backend, contradiction, within_limits
-from planner.systems.setting import Setting
-from planner.systems.types import Proposal, System
+from planner.systems.types import Proposal, Setting, System
 
 MOST_JUDGED = 6
 """Decisions of the search that are judged."""

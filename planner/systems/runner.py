@@ -14,8 +14,7 @@ from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, lay_workers, play_terms
 from planner.space.asked import refuse_others
 from planner.space.workers import pipeline_of
-from planner.systems.setting import Setting
-from planner.systems.types import Proposal, Semantics, System, SystemRow
+from planner.systems.types import Proposal, Semantics, Setting, System, SystemRow
 from planner.units import format_bytes
 
 SAME = 1e-9

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from planner.errors import JobError, UsageError
 from planner.exchange import SCHEMES, Exchange, Fabric, Servers, Step, Variable, fabric_of, formulas, get, names
-from planner.exchange._defaults import Defaults
 from planner.exchange.messages import Leg, Message, fuse, pack, play
-from planner.exchange.zero import Work, play_sharded
+from planner.exchange.scheme import Scheme
+from planner.exchange.zero import UnitPass, play_sharded
 from planner.hardware import Collective, collective_s, load_cluster
 from tests.exchange import wires as w
 
@@ -199,26 +199,24 @@ class TestShardedLine:
 
     def test_without_prefetch_by_hand(self) -> None:
         """gather 2, compute 3, gather 2, compute 3, scatter 1: nothing hidden."""
-        played = play_sharded([Work(3, 2), Work(3, 2, 1)], 0)
-        assert (played.end_s, played.exposed_s, played.link_s) == (11, 5, 5)
+        assert play_sharded([UnitPass(3, 2), UnitPass(3, 2, 1)], 0) == 11
 
     def test_with_prefetch_by_hand(self) -> None:
         """The second gather runs under the first computation."""
-        assert play_sharded([Work(3, 2), Work(3, 2, 1)], 1).exposed_s == 3
+        assert play_sharded([UnitPass(3, 2), UnitPass(3, 2, 1)], 1) == 9
 
     def test_the_link_can_be_the_limit(self) -> None:
-        assert play_sharded([Work(1, 5)] * 4, 3).end_s == 21
+        assert play_sharded([UnitPass(1, 5)] * 4, 3) == 21
 
     @settings(deadline=None, max_examples=60)
     @given(
         st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=20),
     )
     def test_bounds(self, raw: list[tuple[float, float, float]]) -> None:
-        works = [Work(*r) for r in raw]
-        ends = [play_sharded(works, p) for p in range(5)]
-        for played in ends:
-            assert max(played.compute_s, played.link_s) - 1e-9 <= played.end_s
-            assert played.end_s <= played.compute_s + played.link_s + 1e-9
+        works = [UnitPass(*r) for r in raw]
+        compute_s, link_s = sum(w.compute_s for w in works), sum(w.gather_s + w.scatter_s for w in works)
+        for prefetch in range(5):
+            assert max(compute_s, link_s) - 1e-9 <= play_sharded(works, prefetch) <= compute_s + link_s + 1e-9
 
     def test_prefetch_hides_gathers_in_a_uniform_model(self) -> None:
         """8 units on 4 ranks of 8 bytes: a gather and a scatter take 6 s, forward 8 s and backward 16 s a unit.
@@ -384,7 +382,7 @@ def test_names_carry_options() -> None:
 
 
 def test_a_scheme_without_messages_cannot_be_made() -> None:
-    class Silent(Defaults):
+    class Silent(Scheme):
         key = "silent"
 
     with pytest.raises(TypeError, match="draft"):

@@ -182,7 +182,7 @@ def _partition_text() -> str:
 @functools.cache
 def profile_texts() -> tuple[str, ...]:
     """A cluster with all that can stand in one, and bundled profiles."""
-    from planner.hardware.catalog import profile_folder
+    from planner.hardware.document import profile_folder
 
     bundled = ("fpga-pool.yaml", "p4d.24xlarge.yaml", "devices/t4-16gb.yaml")
     return (PROFILE, PROFILE, *((profile_folder() / name).read_text(encoding="utf-8") for name in bundled))

@@ -28,7 +28,7 @@ from planner.hardware import (
     warnings,
     with_measured,
 )
-from planner.hardware.catalog import profile_folder
+from planner.hardware.document import profile_folder
 
 A100 = "a100-sxm-80gb"
 

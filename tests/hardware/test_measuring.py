@@ -9,10 +9,9 @@ from click.testing import CliRunner
 
 import planner
 from cli.main import app
-from planner.hardware import measured_profile_text
-from planner.hardware.measuring import Measured
+from planner.hardware import MachineFigures, measured_profile_text
 
-FOUND = Measured(
+FOUND = MachineFigures(
     machine="some processor, 8 cores",
     memory_bytes=64 * 2**30,
     product_flop_per_s={2e6: 50e9, 16e9: 400e9},

@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import HardwareError
 from planner.hardware import cluster_names, device_names, lint, load_cluster, load_device, resolved_profile
-from planner.hardware.catalog import _folder_of, profile_folder
+from planner.hardware.document import _folder_of, profile_folder
 from tests.shared_data import shared_path
 
 FACTS = {

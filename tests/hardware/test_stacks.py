@@ -21,7 +21,7 @@ from planner.hardware import (
     load_stack,
     stack_names,
 )
-from planner.hardware.catalog import profile_folder
+from planner.hardware.document import profile_folder
 
 
 @pytest.mark.parametrize("name", stack_names())

@@ -21,7 +21,7 @@ from planner.hardware import (
     profile_yaml,
     resolved_profile,
 )
-from planner.hardware.catalog import profile_folder
+from planner.hardware.document import profile_folder
 
 NAMES = (*cluster_names(), "a100-sxm-80gb", "fpga-vcu118")
 

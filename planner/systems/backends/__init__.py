@@ -72,6 +72,11 @@ class Backend:
         """Whether it has pipelines of stages."""
         return Requirement.PIPELINE in self.can
 
+    def heads_dealt(self, graph: Graph) -> int:
+        """Attention heads of a model that the ranks of a group must divide; 0 where any number of ranks will do."""
+        heads, groups = attention_heads(graph)
+        return {"heads": heads, "key-value heads": groups}.get(self.structure.head_groups, 0)
+
     def repeats(self, modules: Sequence[str]) -> bool:
         """Whether it can run the forward of all these modules again, and of no others."""
         return "*" in self.modules or set(modules) <= set(self.modules)
@@ -197,9 +202,7 @@ def _too_wide(job: Job, backend: Backend, graph: Graph, other: str) -> Problem |
     width = min(job.tensor_parallel, default=1)
     if width > 1 and not backend.groups:
         return Problem(f"{backend.title} shares no operator among ranks", hint=f"use --tp 1, or plan {other}")
-    heads, groups = attention_heads(graph)
-    kind = backend.structure.head_groups
-    count = {"heads": heads, "key-value heads": groups}.get(kind, 0)
+    kind, count = backend.structure.head_groups, backend.heads_dealt(graph)
     fits = [ranks for ranks in job.tensor_parallel or (1,) if not count or count % ranks == 0]
     if backend.structure.powers_of_two and not any(ranks & (ranks - 1) == 0 for ranks in job.tensor_parallel or (1,)):
         return Problem(f"{backend.title} is used with 2, 4, 8 .. ranks, not {width}", hint=f"or plan {other}")
