@@ -22,7 +22,7 @@ import numpy as np
 from planner.costs.precision import Precision
 from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, recipe_of
 from planner.hardware.collectives import Terms, collective_terms
-from planner.hardware.span import child_sizes
+from planner.hardware.tiers import child_sizes
 from planner.hardware.types import Cluster, Collective
 from planner.space.placement import Placement, Placements
 from planner.space.ranges import Ranges, range_maxima, range_sums

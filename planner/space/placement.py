@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.exchange import ExchangeStep, Group, parts_of, recipes, step_terms
 from planner.hardware.collectives import Terms, send_terms
-from planner.hardware.span import Span, span_of
+from planner.hardware.tiers import Span, span_of
 from planner.hardware.types import Cluster, Collective
 
 _Way = tuple[Collective, Group]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planner import solvers
 from planner.errors import UsageError
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.solvers import Solution, Solver, get
 from planner.solvers import chain_dp as module
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate, formulate
