@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from planner.errors import PlanError
 from planner.plans import Plan
-from planner.plans.records import Boundary
+from planner.plans.records import Boundary, SharedParameter
 from planner.runtime.data import Batch, Data, Loss
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh, change, whole
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import Context
-from planner.runtime.orders import sequences
+from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sharded import ShardedStage, whole_shapes
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.weights import MakeOptimizer, StageWeights
@@ -36,7 +36,7 @@ class _Stage:
     Attributes:
         program: what it runs.
         weights: what it trains.
-        tied: weights that other stages hold, too: their gradients are summed at the end of an iteration.
+        tied: weights that other stages hold, too: their gradients are summed in the exchange of these stages.
         constants: initializers that are not trained.
         replica: number of the replica that this rank belongs to.
         mesh: the ranks of its group.
@@ -177,11 +177,16 @@ class Worker:
             This rank's part of the mean loss of each iteration that the orders span; the parts of all ranks add up.
         """
         self._losses = []
+        left = tied_exchanges(self.plan, self._orders[self.rank])
         for at, action in enumerate(self._orders[self.rank]):
             self._report(at, str(action))
             self._do(action, number, data, update)
-        self._report(len(self._orders[self.rank]), "tied gradients")
-        self._exchange_tied(update)
+            for tie in left.done(action):
+                self._exchange_tied(tie)
+        for own in self.stages.values():
+            own.tied.sum_up()
+            if update:
+                own.tied.update()
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
@@ -410,39 +415,30 @@ class Worker:
             if total is not None:
                 here.gradients[boundary.tensor] = total
 
-    def _exchange_tied(self, update: bool) -> None:
-        """Sum the gradients of weights that several stages hold, each rank's contribution once, and update them."""
-        for shared in self.plan.shared_parameters:
-            here = [s for s in shared.stages if s in self.stages]
-            if shared.reduction != "sum" or not here:
-                continue
-            total: torch.Tensor | None = None
-            for index in here:
-                own = self.stages[index]
-                gradient = own.tied.gradients.pop(shared.parameter, None)
-                if gradient is None:
-                    gradient = torch.zeros(own.tied.shapes[shared.parameter], dtype=self._dtype)
-                if own.sharded is not None:
-                    layout = own.sharded.layouts(shared.parameter)[1]
-                    shape = own.sharded.shape(shared.parameter)
-                    gradient = change(gradient, layout, whole(own.mesh.axes), shape, own.mesh)
-                gradient = gradient if own.mesh.place == 0 else torch.zeros_like(gradient)
-                total = gradient if total is None else total + gradient
-            ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
-            if total is not None and ranks in self._groups:
-                total = total.clone()
-                dist.all_reduce(total, group=self._groups[ranks])
-            for index in here:
-                own = self.stages[index]
-                piece = total
-                if own.sharded is not None and total is not None:
-                    value = own.sharded.layouts(shared.parameter)[0]
-                    piece = change(total, whole(own.mesh.axes), value, total.shape, own.mesh)
-                own.tied.gradients[shared.parameter] = piece
-        for own in self.stages.values():
-            own.tied.sum_up()
-            if update:
-                own.tied.update()
+    def _exchange_tied(self, shared: SharedParameter) -> None:
+        """Sum the gradients of a weight that several stages hold, each rank's contribution once."""
+        here = [self.stages[index] for index in shared.stages if index in self.stages]
+        parts = [self._tied_gradient(own, shared.parameter) for own in here]
+        total = torch.stack(parts).sum(0)
+        ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
+        if ranks in self._groups:
+            dist.all_reduce(total, group=self._groups[ranks])
+        for own in here:
+            piece = total
+            if own.sharded is not None:
+                value = own.sharded.layouts(shared.parameter)[0]
+                piece = change(total, whole(own.mesh.axes), value, total.shape, own.mesh)
+            own.tied.gradients[shared.parameter] = piece
+
+    def _tied_gradient(self, own: _Stage, name: str) -> torch.Tensor:
+        """The whole gradient of a weight in a stage; of the ranks of a group the first has it, the others zeros."""
+        gradient = own.tied.gradients.pop(name, None)
+        if gradient is None:
+            gradient = torch.zeros(own.tied.shapes[name], dtype=self._dtype)
+        if own.sharded is not None:
+            layout = own.sharded.layouts(name)[1]
+            gradient = change(gradient, layout, whole(own.mesh.axes), own.sharded.shape(name), own.mesh)
+        return gradient if own.mesh.place == 0 else torch.zeros_like(gradient)
 
     def gradients(self) -> Mapping[int, Values]:
         """By stage, the whole gradient of each weight after an iteration without update. All ranks call it together."""
