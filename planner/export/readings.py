@@ -12,8 +12,8 @@ from planner.errors import UsageError
 from planner.export import Lack
 from planner.graph.blocks import layer_of
 from planner.plans import Plan, Sharding
-from planner.plans.blocks import Block
 from planner.plans.documents import pretty
+from planner.plans.model import Block
 from planner.schedules import ActionKind
 from planner.sharding import Axis, AxisRole
 
