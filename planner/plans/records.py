@@ -214,8 +214,8 @@ class SharedParameter:
 
     With `reduction` "sum" their gradients are summed before every update, so that the copies stay equal: by each rank
     in the last exchange (`S`) that it runs of these stages. With "none", where the pipeline never drains, each stage
-    updates a copy of its own with its own gradient. `names` are the initializers that stand for it: the parameter itself
-    and its tied copies.
+    updates a copy of its own with its own gradient. `names` are the initializers that stand for it: the parameter
+    itself and its tied copies.
     """
 
     parameter: str
