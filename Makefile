@@ -6,14 +6,15 @@ HARDWARE ?= dgx-a100
 GLOBAL_BATCH ?= 512
 INPUTS ?= 100000
 SEED ?= 1
+CPU_TORCH ?= 2.13.0+cpu
 
 .PHONY: help plan torch test test-backends fuzz check format bench clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
 	@echo "make test    run all tests; those that run plans are skipped without torch"
-	@echo "make test-backends  install torch, JAX and transformers, and run what is exported to them in these backends themselves"
-	@echo "make torch   install torch for them (about 3 GB)"
+	@echo "make test-backends  install torch, JAX and transformers, run plans, and what is exported in these backends themselves"
+	@echo "make torch   install torch for them (0.2 GB where the index has wheels for CPUs, else 3 GB)"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
@@ -28,15 +29,17 @@ plan: $(BIN)/.ready
 	$(BIN)/shardplan explain $(MODEL).plan.json
 	$(BIN)/shardplan simulate $(MODEL).plan.json
 
+# A wheel for CPUs (about 0.2 GB) where the index has one, else the usual one (about 3 GB).
 torch: $(BIN)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint torch-constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint torch-constraints.txt "torch==$(CPU_TORCH)" \
+	|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint torch-constraints.txt torch
 
 test: $(BIN)/.ready
 	$(BIN)/python -m pytest -n 2
 
 test-backends: torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check jax transformers accelerate
-	$(BIN)/python -m pytest tests/backends
+	$(BIN)/python -m pytest -n 2 tests/backends tests/runtime
 
 fuzz: $(BIN)/.ready
 	$(BIN)/python -m tests.fuzz --count $(INPUTS) --seed $(SEED)

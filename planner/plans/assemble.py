@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -28,7 +28,6 @@ from planner.plans.records import (
     Provenance,
     SharedParameter,
     Stage,
-    StageCorrection,
     TensorExchange,
 )
 from planner.plans.requirement import OF_MINOR_1, Requirement
@@ -156,7 +155,6 @@ def assemble(
         notes=(
             *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
             *(_apart(entry) for entry in shared if entry.reduction == "none"),
-            *_raised(laid.section.corrections),
         ),
         not_modelled=(
             *NOT_MODELLED,
@@ -210,18 +208,6 @@ def _apart(shared: SharedParameter) -> PlanNote:
         "drains, at no update do all of them have the gradient of the same micro-batches, and none is exchanged"
     )
     return PlanNote(str(NoteLevel.WARNING), "tie-given-up", message, shared.parameter)
-
-
-def _raised(corrections: Sequence[StageCorrection]) -> Iterator[PlanNote]:
-    """Learning rates that a published correction raises."""
-    raised = [at for at, correction in enumerate(corrections) if correction.learning_rate_factor > 1]
-    if raised:
-        most = max(correction.learning_rate_factor for correction in corrections)
-        message = (
-            f"the correction for delays, as published, multiplies the learning rate of stages {raised} by up to "
-            f"{most:.3g} at the first step, as their delay is below one mini-batch; limit it to 1 unless that is wanted"
-        )
-        yield PlanNote(str(NoteLevel.WARNING), "learning-rate-raised", message)
 
 
 def _left_out(cluster: Cluster, *, sharded: bool, again: bool) -> tuple[str, ...]:

@@ -212,9 +212,10 @@ class Boundary:
 class SharedParameter:
     """A parameter that several stages hold (tied weights).
 
-    With `reduction` "sum" their gradients are summed before every update, so that the copies stay equal; with "none",
-    where the pipeline never drains, each stage updates a copy of its own with its own gradient. `names` are the
-    initializers that stand for it: the parameter itself and its tied copies.
+    With `reduction` "sum" their gradients are summed before every update, so that the copies stay equal: by each rank
+    in the last exchange (`S`) that it runs of these stages. With "none", where the pipeline never drains, each stage
+    updates a copy of its own with its own gradient. `names` are the initializers that stand for it: the parameter
+    itself and its tied copies.
     """
 
     parameter: str

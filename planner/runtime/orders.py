@@ -3,10 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from planner.errors import PlanError
 from planner.plans import Plan
+from planner.plans.records import SharedParameter
 from planner.schedules import Action, ActionKind
+
+
+@dataclass(frozen=True, slots=True)
+class TiedExchanges:
+    """Exchanges of tied weights that a rank still has before it in an iteration.
+
+    The gradient of a weight that several stages hold is summed in the exchange (`S`) of these stages, by each rank in
+    the last one that it runs for any of them.
+
+    Attributes:
+        ties: the weights whose stages the rank has, as the plan lists them.
+        left: for each of them, how many exchanges of its stages the rank has still to run.
+    """
+
+    ties: tuple[SharedParameter, ...]
+    left: list[int]
+
+    def last(self, action: Action) -> tuple[SharedParameter, ...]:
+        """The weights whose gradients are summed in an action that comes next."""
+        if action.kind is not ActionKind.SYNC:
+            return ()
+        return tuple(
+            tie for tie, left in zip(self.ties, self.left, strict=True) if left == 1 and action.stage in tie.stages
+        )
+
+    def done(self, action: Action) -> tuple[SharedParameter, ...]:
+        """The same, the action being done."""
+        found = self.last(action)
+        if action.kind is ActionKind.SYNC:
+            self.left[:] = [n - (action.stage in tie.stages) for tie, n in zip(self.ties, self.left, strict=True)]
+        return found
+
+
+def tied_exchanges(plan: Plan, actions: Iterable[Action]) -> TiedExchanges:
+    """The exchanges of tied weights among a rank's actions."""
+    synced = [action.stage for action in actions if action.kind is ActionKind.SYNC]
+    summed = [tie for tie in plan.shared_parameters if tie.reduction == "sum"]
+    counts = [sum(stage in tie.stages for stage in synced) for tie in summed]
+    return TiedExchanges(tuple(tie for tie, n in zip(summed, counts, strict=True) if n), [n for n in counts if n])
+
 
 _BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 _Key = tuple[ActionKind, int, int]
@@ -34,6 +76,10 @@ class _Play:
                 if b.gradient:
                     self.readers.setdefault(b.from_stage, []).append(to)
         self.synced = self._expected()
+        ranks = dict.fromkeys(rank for rank, _ in self.lanes)
+        own = {rank: [a for (r, _), lane in self.lanes.items() if r == rank for a in lane] for rank in ranks}
+        self.tied = {rank: tied_exchanges(plan, actions) for rank, actions in own.items()}
+        self.met: dict[str, set[int]] = {}
 
     def _expected(self) -> dict[_Key, int]:
         """How many ranks take part in each exchange."""
@@ -50,10 +96,19 @@ class _Play:
         if a.kind is ActionKind.SYNC:
             key = a.kind, a.stage, a.micro_batch
             self.arrived.setdefault(key, set()).add(place)
-            return len(self.arrived[key]) == self.synced[key]
+            return len(self.arrived[key]) == self.synced[key] and self._all_there(place[0], a)
         if a.kind is ActionKind.FORWARD and not self._has_room(place[0], a):
             return False
         return all(self._did(kinds, stage, a.micro_batch) for kinds, stage in self._needs(a))
+
+    def _all_there(self, rank: int, a: Action) -> bool:
+        """Whether all ranks have come to the exchange of the tied weights that an action sums."""
+        waiting = False
+        for tie in self.tied[rank].last(a):
+            there = self.met.setdefault(tie.parameter, set())
+            there.add(rank)
+            waiting |= there < {rank for stage in tie.stages for rank in self.plan.stages[stage].ranks}
+        return not waiting
 
     def _needs(self, a: Action) -> Iterable[tuple[tuple[ActionKind, ...], int]]:
         """(actions of which one is needed, stage)."""
@@ -86,6 +141,7 @@ class _Play:
     def finish(self, place: tuple[int, int], a: Action) -> None:
         """Note an action as done."""
         rank = place[0]
+        self.tied[rank].done(a)
         self.done.add(((a.kind, a.stage, a.micro_batch), rank))
         ends = a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)
         if ends or a.kind is ActionKind.FORWARD:

@@ -14,6 +14,7 @@ from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
     Layout,
     Mesh,
+    change,
     gradient_as_read,
     gradient_as_written,
     gradient_at_rest,
@@ -99,9 +100,25 @@ class ShardedStage:
         gradient = parse(place.gradient, self._mesh.axes) if place.gradient else gradient_as_written(value)
         return value, gradient_at_rest(value, gradient)
 
-    def shape(self, tensor: str) -> tuple[int, ...]:
-        """Shape of a whole tensor."""
-        return self._shapes[tensor]
+    def whole(self, name: str, piece: torch.Tensor, shape: Sequence[int], *, gradient: bool = False) -> torch.Tensor:
+        """A tensor, or its gradient, from the pieces of the ranks of the group; all of them call it together.
+
+        Args:
+            name: of the tensor.
+            piece: what this rank has.
+            shape: of the whole tensor.
+            gradient: whether it lies as the tensor's gradient does.
+        """
+        return change(piece, self.layouts(name)[gradient], self._whole, shape, self._mesh)
+
+    def piece(self, name: str, x: torch.Tensor, *, gradient: bool = False) -> torch.Tensor:
+        """This rank's piece of a whole tensor, or of its gradient."""
+        return change(x, self._whole, self.layouts(name)[gradient], x.shape, self._mesh).clone()
+
+    def complete(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """A weight's gradient as the weight lies, partial sums added up; all ranks of the group call it together."""
+        value, layout = self.layouts(name)
+        return change(gradient, layout, value, self._shapes[name], self._mesh)
 
     def piece_shape(self, tensor: str) -> tuple[int, ...]:
         """Shape of this rank's piece of a resting tensor."""

@@ -13,7 +13,6 @@ from planner.errors import JobError, ModelError, PlanError, UsageError
 from planner.plans import Plan, read
 from planner.runtime.data import Batch, Data, Loss, loss_by_name
 from planner.runtime.interpreter import Values
-from planner.runtime.layouts import change, whole
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.requirements import require_executable
 from planner.runtime.weights import MakeOptimizer
@@ -141,7 +140,7 @@ class Trainer:
             for name in own.program.owned:
                 if f"weights/{name}" not in known:
                     raise PlanError(f"no weight {name!r}", where=str(folder), hint="is it of the same model?")
-                whole_weight = self.worker.whole_shape(own, name)
+                whole_weight = self.worker.whole_shape(name)
                 wanted[f"weights/{name}"] = torch.empty(whole_weight, dtype=self._dtype)
                 for kind in kinds:
                     if f"optimizer/{kind}/{name}" in known:
@@ -153,22 +152,17 @@ class Trainer:
         self.iteration = int(wanted["iteration"])
         for own in self.worker.stages.values():
             for weights in (own.weights, own.tied):
-                values = {n: self._piece(own, n, wanted[f"weights/{n}"]) for n in weights.shapes}
+                values = {n: own.piece(n, wanted[f"weights/{n}"]) for n in weights.shapes}
                 held: dict[str, Values] = {}
                 for kind in kinds:
                     found = {
-                        n: self._piece(own, n, wanted[f"optimizer/{kind}/{n}"])
+                        n: own.piece(n, wanted[f"optimizer/{kind}/{n}"])
                         for n in weights.shapes
                         if f"optimizer/{kind}/{n}" in wanted
                     }
                     one = wanted.get(f"optimizer/{kind}/")
                     held[kind] = {"": one} if one is not None else found
                 weights.restore(values, held)
-
-    def _piece(self, own: Any, name: str, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        if own.sharded is None:
-            return x
-        return change(x, whole(own.mesh.axes), own.sharded.layouts(name)[0], x.shape, own.mesh).clone()
 
     def _states(self) -> dict[int, tuple[Values, dict[str, Values]]]:
         """By stage, whole weights and optimizer state by kind."""
@@ -181,9 +175,10 @@ class Trainer:
                 values.update(held)
                 for kind, state in states.items():
                     kinds.setdefault(kind, {}).update(state)
-            whole_values = {name: self.worker.whole_weight(own, name, x) for name, x in values.items()}
+            shapes = {name: self.worker.whole_shape(name) for name in values}
+            whole_values = {name: own.whole(name, x, shapes[name]) for name, x in values.items()}
             whole_kinds = {
-                kind: {name: self.worker.whole_weight(own, name, x) if name else x for name, x in state.items()}
+                kind: {name: own.whole(name, x, shapes[name]) if name else x for name, x in state.items()}
                 for kind, state in kinds.items()
             }
             found[index] = whole_values, whole_kinds

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from planner.errors import PlanError
 from planner.plans import Plan
-from planner.plans.records import Boundary
+from planner.plans.records import Boundary, SharedParameter
 from planner.runtime.data import Batch, Data, Loss
 from planner.runtime.interpreter import Values
-from planner.runtime.layouts import Mesh, change, whole
+from planner.runtime.layouts import Mesh
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import Context
-from planner.runtime.orders import sequences
+from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sharded import ShardedStage, whole_shapes
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.weights import MakeOptimizer, StageWeights
@@ -36,7 +38,7 @@ class _Stage:
     Attributes:
         program: what it runs.
         weights: what it trains.
-        tied: weights that other stages hold, too: their gradients are summed at the end of an iteration.
+        tied: weights that other stages hold, too: their gradients are summed in the exchange of these stages.
         constants: initializers that are not trained.
         replica: number of the replica that this rank belongs to.
         mesh: the ranks of its group.
@@ -52,6 +54,14 @@ class _Stage:
     mesh: Mesh
     sharded: ShardedStage | None
     passes: dict[int, Pass] = field(default_factory=dict)
+
+    def whole(self, name: str, piece: torch.Tensor, shape: Sequence[int], *, gradient: bool = False) -> torch.Tensor:
+        """A tensor, or its gradient, from the pieces of the ranks of the group (`ShardedStage.whole`)."""
+        return piece if self.sharded is None else self.sharded.whole(name, piece, shape, gradient=gradient)
+
+    def piece(self, name: str, x: torch.Tensor, *, gradient: bool = False) -> torch.Tensor:
+        """This rank's piece of a whole tensor, or of its gradient."""
+        return x if self.sharded is None else self.sharded.piece(name, x, gradient=gradient)
 
 
 class Worker:
@@ -118,14 +128,9 @@ class Worker:
         holders = [group[mesh.place] for group in stage.replicas]
         together = len({self._words(rank) for rank in holders}) == 1
         summed = {s.parameter for s in plan.shared_parameters if s.reduction == "sum"}
-        pieces = {name: self._piece(name, sharded, mesh) for name in program.owned}
-
-        def finish(name: str, gradient: torch.Tensor) -> torch.Tensor:
-            if sharded is None:
-                return gradient
-            value, layout = sharded.layouts(name)
-            return change(gradient, layout, value, sharded.shape(name), mesh)
-
+        weights_of_stage = {name: self.model.weight(name, self._dtype) for name in program.owned}
+        pieces = {name: sharded.piece(name, x) if sharded else x for name, x in weights_of_stage.items()}
+        finish = sharded.complete if sharded else lambda name, gradient: gradient
         group = self._groups.get(tuple(sorted(holders)))
         own = {name: x for name, x in pieces.items() if name not in summed}
         tied = {name: x for name, x in pieces.items() if name in summed}
@@ -159,12 +164,6 @@ class Worker:
         )
         return Mesh(sharding.sizes, group.index(self.rank), lines)
 
-    def _piece(self, name: str, sharded: ShardedStage | None, mesh: Mesh) -> torch.Tensor:
-        value = self.model.weight(name, self._dtype)
-        if sharded is None:
-            return value
-        return change(value, whole(mesh.axes), sharded.layouts(name)[0], value.shape, mesh).clone()
-
     def iteration(self, number: int, data: Data, *, update: bool = True) -> list[float]:
         """Run one iteration, or as many as the orders of a pipeline that never drains span.
 
@@ -177,11 +176,16 @@ class Worker:
             This rank's part of the mean loss of each iteration that the orders span; the parts of all ranks add up.
         """
         self._losses = []
+        left = tied_exchanges(self.plan, self._orders[self.rank])
         for at, action in enumerate(self._orders[self.rank]):
             self._report(at, str(action))
             self._do(action, number, data, update)
-        self._report(len(self._orders[self.rank]), "tied gradients")
-        self._exchange_tied(update)
+            for tie in left.done(action):
+                self._exchange_tied(tie)
+        for own in self.stages.values():
+            own.tied.sum_up()
+            if update:
+                own.tied.update()
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
@@ -352,19 +356,14 @@ class Worker:
                 boundary.shape, self._type(boundary), sources[own.mesh.place % len(sources)], boundary,
                 own.program.index, micro_batch, False,
             )  # fmt: skip
-            if own.sharded is not None:
-                layout = own.sharded.layouts(boundary.tensor)[0]
-                x = change(x, whole(own.mesh.axes), layout, boundary.shape, own.mesh).clone()
+            x = own.piece(boundary.tensor, x)
             wants = boundary.gradient and x.is_floating_point()
             found[boundary.tensor] = x.detach().requires_grad_(wants)
         return found
 
     def _send_results(self, own: _Stage, here: Pass) -> None:
         for boundary in own.program.sent:
-            x = (here.results or {})[boundary.tensor].detach()
-            if own.sharded is not None:
-                layout = own.sharded.layouts(boundary.tensor)[0]
-                x = change(x, layout, whole(own.mesh.axes), boundary.shape, own.mesh)
+            x = own.whole(boundary.tensor, (here.results or {})[boundary.tensor].detach(), boundary.shape)
             for to in boundary.to_stages:
                 targets = self._peers(to, here.micro_batch)
                 width = len(self._peers(own.program.index, here.micro_batch))
@@ -381,9 +380,7 @@ class Worker:
             if not boundary.gradient:
                 continue
             gradient = x.grad if x.grad is not None else torch.zeros_like(x)
-            if own.sharded is not None:
-                layout = own.sharded.layouts(boundary.tensor)[1]
-                gradient = change(gradient, layout, whole(own.mesh.axes), boundary.shape, own.mesh)
+            gradient = own.whole(boundary.tensor, gradient, boundary.shape, gradient=True)
             sources = self._peers(boundary.from_stage, here.micro_batch)
             width = len(self._peers(own.program.index, here.micro_batch))
             for at, peer in enumerate(sources):
@@ -404,45 +401,27 @@ class Worker:
                 peer = readers[own.mesh.place % len(readers)]
                 x = self._take(boundary.shape, self._dtype, peer, boundary, to, here.micro_batch, True)
                 total = x if total is None else total + x
-            if total is not None and own.sharded is not None:
-                layout = own.sharded.layouts(boundary.tensor)[1]
-                total = change(total, whole(own.mesh.axes), layout, boundary.shape, own.mesh)
             if total is not None:
-                here.gradients[boundary.tensor] = total
+                here.gradients[boundary.tensor] = own.piece(boundary.tensor, total, gradient=True)
 
-    def _exchange_tied(self, update: bool) -> None:
-        """Sum the gradients of weights that several stages hold, each rank's contribution once, and update them."""
-        for shared in self.plan.shared_parameters:
-            here = [s for s in shared.stages if s in self.stages]
-            if shared.reduction != "sum" or not here:
-                continue
-            total: torch.Tensor | None = None
-            for index in here:
-                own = self.stages[index]
-                gradient = own.tied.gradients.pop(shared.parameter, None)
-                if gradient is None:
-                    gradient = torch.zeros(own.tied.shapes[shared.parameter], dtype=self._dtype)
-                if own.sharded is not None:
-                    layout = own.sharded.layouts(shared.parameter)[1]
-                    shape = own.sharded.shape(shared.parameter)
-                    gradient = change(gradient, layout, whole(own.mesh.axes), shape, own.mesh)
-                gradient = gradient if own.mesh.place == 0 else torch.zeros_like(gradient)
-                total = gradient if total is None else total + gradient
-            ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
-            if total is not None and ranks in self._groups:
-                total = total.clone()
-                dist.all_reduce(total, group=self._groups[ranks])
-            for index in here:
-                own = self.stages[index]
-                piece = total
-                if own.sharded is not None and total is not None:
-                    value = own.sharded.layouts(shared.parameter)[0]
-                    piece = change(total, whole(own.mesh.axes), value, total.shape, own.mesh)
-                own.tied.gradients[shared.parameter] = piece
-        for own in self.stages.values():
-            own.tied.sum_up()
-            if update:
-                own.tied.update()
+    def _exchange_tied(self, shared: SharedParameter) -> None:
+        """Sum the gradients of a weight that several stages hold, each rank's contribution once."""
+        here = [self.stages[index] for index in shared.stages if index in self.stages]
+        parts = [self._tied_gradient(own, shared.parameter) for own in here]
+        total = torch.stack(parts).sum(0)
+        ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
+        if ranks in self._groups:
+            dist.all_reduce(total, group=self._groups[ranks])
+        for own in here:
+            own.tied.gradients[shared.parameter] = own.piece(shared.parameter, total)
+
+    def _tied_gradient(self, own: _Stage, name: str) -> torch.Tensor:
+        """The whole gradient of a weight in a stage; of the ranks of a group the first has it, the others zeros."""
+        gradient = own.tied.gradients.pop(name, None)
+        if gradient is None:
+            gradient = torch.zeros(own.tied.shapes[name], dtype=self._dtype)
+        gradient = own.whole(name, gradient, self.whole_shape(name), gradient=True)
+        return gradient if own.mesh.place == 0 else torch.zeros_like(gradient)
 
     def gradients(self) -> Mapping[int, Values]:
         """By stage, the whole gradient of each weight after an iteration without update. All ranks call it together."""
@@ -452,19 +431,12 @@ class Worker:
             if own is None:
                 continue
             values = {**own.weights.whole_gradient(), **own.tied.whole_gradient()}
-            found[index] = {name: self.whole_weight(own, name, x) for name, x in values.items()}
+            found[index] = {name: own.whole(name, x, self.whole_shape(name)) for name, x in values.items()}
         return found
 
-    def whole_shape(self, own: _Stage, name: str) -> tuple[int, ...]:
+    def whole_shape(self, name: str) -> tuple[int, ...]:
         """Shape of a whole weight."""
         return tuple(self.model.weights[name].dims)
-
-    def whole_weight(self, own: _Stage, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """A weight, or a tensor that lies like it, gathered from the ranks of a group."""
-        if own.sharded is None:
-            return piece
-        layout = own.sharded.layouts(name)[0]
-        return change(piece, layout, whole(own.mesh.axes), own.sharded.shape(name), own.mesh)
 
 
 def _with_gradient(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -476,20 +448,6 @@ def _with_gradient(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tens
 
 def _lines(group: tuple[int, ...], sizes: tuple[int, ...], axis: int) -> list[tuple[int, ...]]:
     """The lines of ranks along one axis of a mesh."""
-    inner = 1
-    for size in sizes[axis + 1 :]:
-        inner *= size
-    if not sizes or len(group) != _product(sizes):
+    if not sizes or len(group) != math.prod(sizes):
         raise PlanError("a mesh is not as large as its group", where="shardings", hint="plan again")
-    found: dict[int, list[int]] = {}
-    for place, rank in enumerate(group):
-        rest = place - (place // inner % sizes[axis]) * inner
-        found.setdefault(rest, []).append(rank)
-    return [tuple(line) for line in found.values()]
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+    return list(map(tuple, np.moveaxis(np.reshape(group, sizes), axis, -1).reshape(-1, sizes[axis]).tolist()))

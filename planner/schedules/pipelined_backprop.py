@@ -103,7 +103,8 @@ class PipeMare(Flowing):
     tau_i = (2(P-i)+1)/N mini-batches older than those the gradient is applied to, and its backward with the newest
     ones. What a trainer needs for each stage:
 
-    - T1: learning rate alpha_k / tau^p, p = 1 - min(k/K, 1), at step k of K annealed steps;
+    - T1: learning rate alpha_k / tau^p, p = 1 - min(k/K, 1), at step k of K annealed steps; where tau is below one
+      mini-batch the rate stays as it is, since T1 lowers rates and never raises them;
     - T2: backward weights u = w - tau delta, close to those of the forward, where delta <- gamma delta +
       (1-gamma)(w_new - w_old), gamma = D^(1/tau);
     - T3: a number of first epochs is trained synchronously.
@@ -114,14 +115,16 @@ class PipeMare(Flowing):
     Attributes:
         synchronous_epochs: T3's first epochs with a flush.
         decay: T2's D.
+        annealing_steps: T1's K; 0 leaves it to the trainer.
     """
 
     synchronous_epochs: int = 0
     decay: float = 0.135
+    annealing_steps: int = 0
 
     key = "pipemare"
     facts = Facts(
-        decides="no flush, no stash; T1, T2, T3 by stage; synchronous_epochs, decay",
+        decides="no flush, no stash; T1, T2, T3 by stage; synchronous_epochs, decay, annealing_steps",
         source="Yang et al., MLSys 2021",
         kept="2*(p-i)",
         kept_note="and a buffer for T2",
@@ -140,7 +143,8 @@ class PipeMare(Flowing):
         return tuple(
             StageCorrection(
                 forward_delay=tau,
-                learning_rate_factor=pipemare_learning_rate(1.0, tau, 0, 1),
+                learning_rate_factor=min(1.0, pipemare_learning_rate(1.0, tau, 0, 1)),
+                annealing_steps=self.annealing_steps,
                 velocity_decay=pipemare_velocity_decay(tau, decay=self.decay),
                 synchronous_epochs=self.synchronous_epochs,
             )

@@ -195,7 +195,8 @@ class StageCorrection:
             average.
         backward_delay: the same for the weights that the backward reads.
         learning_rate_factor: the learning rate is multiplied by this at the first step, annealed to 1 (PipeMare's T1:
-            delay to the power -(1 - step / steps)).
+            delay to the power -(1 - step / steps), at most 1).
+        annealing_steps: after so many updates the learning rate is the usual one; 0 leaves it to the trainer.
         velocity_decay: a backward reads w - (forward delay - backward delay) * d, about what its forward read, with
             d <- g d + (1 - g) (new w - old w) at every update; this is g (PipeMare's T2).
         synchronous_epochs: first epochs that are trained with a flush after every update (T3).
@@ -214,6 +215,7 @@ class StageCorrection:
     backward_horizon: int = 0
     velocity_factor: float = 1.0
     gradient_factor: float = 0.0
+    annealing_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

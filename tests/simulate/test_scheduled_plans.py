@@ -247,14 +247,13 @@ def test_ranks_that_run_several_stages(name: str, stages: int, workers: int) -> 
 
 
 def test_corrections_stand_in_the_plan() -> None:
-    """PipeMare, P = 2 and N = 4: tau = 3/4 and 1/4."""
+    """PipeMare, P = 2 and N = 4: tau = 3/4 and 1/4; P = 4 and N = 1: tau = 7, 5, 3 and 1."""
     plan = plan_of("pipemare", Pipeline((1, 1), 4))
     assert [c.forward_delay for c in plan.schedule.corrections] == [0.75, 0.25]
-    assert plan.schedule.corrections[0].learning_rate_factor == pytest.approx(4 / 3)
-    (raised,) = (note.message for note in plan.notes if note.code == "learning-rate-raised")
-    assert "of stages [0, 1] by up to 4 at the first step" in raised
-    slow = plan_of("pipemare", Pipeline((1,) * 4, 1))
-    assert not any(note.code == "learning-rate-raised" for note in slow.notes)
+    assert [c.learning_rate_factor for c in plan.schedule.corrections] == [1.0, 1.0]
+    slow = plan_of("pipemare:annealing_steps=100", Pipeline((1,) * 4, 1)).schedule.corrections
+    assert [c.learning_rate_factor for c in slow] == pytest.approx([1 / 7, 1 / 5, 1 / 3, 1])
+    assert [c.annealing_steps for c in slow] == [100] * 4
     predicted = plan_of("pipelined-backprop:mitigation=lwp", Pipeline((1, 1), 4)).schedule
     assert [c.forward_horizon for c in predicted.corrections] == [2, 0]
     assert predicted.optimizer is not None
