@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ._options import against_options, beside, load_against, plan_nodes, price_option, read_file, set_option, shown_name
@@ -13,18 +15,7 @@ from ._options import against_options, beside, load_against, plan_nodes, price_o
 @against_options
 @set_option
 @price_option
-def command(
-    plan_file: str,
-    output: str,
-    model: str | None,
-    dims: tuple[str, ...],
-    costs: str | None,
-    hardware: str | None,
-    nodes: int | str | None,
-    stack: str,
-    changes: tuple[str, ...],
-    price: float | None,
-) -> None:
+def command(plan_file: str, output: str, price: float | None, **against: Any) -> None:  # noqa: ANN401
     """Write PLAN as a page of HTML that stands alone: model, timeline, memory, where time goes, what else was priced.
 
     The page needs no network and no other file. The roofline of the costliest operators needs the model and the
@@ -42,23 +33,15 @@ def command(
     plan = planner.load_plan(read_file(plan_file), name=shown_name(plan_file))
     if price:
         plan = planner.with_price(plan, price)
-    named = model is None and hardware is None
-    if named:
-        model, hardware = (beside(plan_file, name) for name in (plan.provenance.model, plan.provenance.hardware))
+    asked = against["model"] or against["hardware"]
+    if not asked:
+        against |= {name: beside(plan_file, getattr(plan.provenance, name)) for name in ("model", "hardware")}
     try:
-        graph, cluster = load_against(
-            plan.hardware.stack,
-            model=model,
-            dims=dims,
-            costs=costs,
-            hardware=hardware,
-            nodes=nodes or (plan_nodes(plan, hardware) if hardware else None),
-            stack=stack,
-            changes=changes,
-        )
-        page = planner.plan_page(plan, graph, cluster)
+        if against["hardware"] and not against["nodes"]:
+            against["nodes"] = plan_nodes(plan, against["hardware"])
+        page = planner.plan_page(plan, *load_against(plan.hardware.stack, against))
     except (planner.ModelError, planner.HardwareError, planner.UsageError) as error:
-        if not named:
+        if asked:
             raise
         page = planner.plan_page(plan, lacking=str(error))
     planner.write_whole(output, page)

@@ -152,7 +152,8 @@ def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
 
 
 def _priced(name: str, kind: str, seconds: float, memory_bytes: int) -> Spec:
-    """A point of the chart of alternatives."""
+    """A point of the chart of alternatives, whose scales have no zero."""
+    memory_bytes = max(memory_bytes, 1)
     figures = {"seconds": seconds, "memory": memory_bytes / GIB}
     told = {"time": format_seconds(seconds), "holds": f"{memory_bytes / GIB:.3g} GiB"}
     return {"name": name, "kind": kind, **figures, **told}

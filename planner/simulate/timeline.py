@@ -18,8 +18,8 @@ from planner.plans.readings import counterparts, has_closed_form, leaders, malfo
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
+from planner.play.measure import Steady, find_pace
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
-from planner.play.steady import Steady, find_pace
 from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, KINDS, RECOMPUTE
@@ -243,7 +243,7 @@ def _inside_s(plan: Plan) -> np.ndarray:
     for stage in plan.stages:
         both_s, forward_s, again_s = plan.inside_s(stage.index)
         found[FORWARD, stage.index], found[RECOMPUTE, stage.index] = forward_s, again_s
-        found[[BACKWARD, INPUT_GRAD], stage.index] = both_s - forward_s + (0.0 if repeats else again_s)
+        found[[BACKWARD, INPUT_GRAD], stage.index] = max(both_s - forward_s, 0.0) + (0.0 if repeats else again_s)
     return found / plan.schedule.parts
 
 
