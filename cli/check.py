@@ -9,11 +9,10 @@ import click
 from . import _partition
 from ._options import (
     against_options,
-    beside,
     for_option,
     format_option,
     load_against,
-    plan_nodes,
+    own_inputs,
     read_file,
     shown_name,
 )
@@ -79,11 +78,7 @@ def command(
         return _partition.check(ctx, plan_file, text, against["model"], form)
     plan = planner.load_plan(text, name=shown_name(plan_file))
     if replan:
-        for name in ("model", "hardware"):
-            against[name] = against[name] or beside(plan_file, getattr(plan.provenance, name))
-        if not (against["model"] and against["hardware"]):
-            raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-        against["nodes"] = against["nodes"] or plan_nodes(plan, against["hardware"])
+        against = own_inputs(plan, plan_file, against)
     inputs = load_against(plan.hardware.stack, against)
     if replan:
         return _replanned(plan_file, plan, *inputs, form=form)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ._options import against_options, beside, load_against, plan_nodes, price_option, read_file, set_option, shown_name
+from ._options import against_options, load_against, own_inputs, price_option, read_file, set_option, shown_name
 
 
 @click.command("report")
@@ -33,15 +33,12 @@ def command(plan_file: str, output: str, price: float | None, **against: Any) ->
     plan = planner.load_plan(read_file(plan_file), name=shown_name(plan_file))
     if price:
         plan = planner.with_price(plan, price)
-    asked = against["model"] or against["hardware"]
-    if not asked:
-        against |= {name: beside(plan_file, getattr(plan.provenance, name)) for name in ("model", "hardware")}
+    named = not (against["model"] or against["hardware"])
     try:
-        if against["hardware"] and not against["nodes"]:
-            against["nodes"] = plan_nodes(plan, against["hardware"])
-        page = planner.plan_page(plan, *load_against(plan.hardware.stack, against))
+        chosen = own_inputs(plan, plan_file, against) if named else against
+        page = planner.plan_page(plan, *load_against(plan.hardware.stack, chosen))
     except (planner.ModelError, planner.HardwareError, planner.UsageError) as error:
-        if asked:
+        if not named:
             raise
         page = planner.plan_page(plan, lacking=str(error))
     planner.write_whole(output, page)

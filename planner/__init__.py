@@ -162,6 +162,7 @@ if TYPE_CHECKING:
     from planner.report import report_to_rows as report_to_rows
     from planner.report import report_to_text as report_to_text
     from planner.report.costs import calibration_report as calibration_report
+    from planner.report.catalogue import cluster_report as cluster_report
     from planner.report.catalogue import clusters_report as clusters_report
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report
@@ -178,7 +179,6 @@ if TYPE_CHECKING:
     from planner.report.difference import diff_verdict as diff_verdict
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.gantt import draw_gantt as draw_gantt
-    from planner.report.catalogue import cluster_report as cluster_report
     from planner.report.page import plan_page as plan_page
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
