@@ -23,6 +23,7 @@ STYLES = {
     "recompute": "black on yellow",
     "backward": "black on green",
     "weight gradient": "black on cyan",
+    "communication inside a group": "black on bright_yellow",
     "communication": "black on bright_red",
     "synchronisation": "black on magenta",
     "update": "black on white",

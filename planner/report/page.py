@@ -47,7 +47,9 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
         PlanError: the plan's parts contradict each other.
         UsageError: the plan is for another model or cluster.
     """
-    explanation = explain(plan)
+    pricer = None if graph is None or cluster is None else Pricer(graph, cluster, plan.options)
+    size = plan.micro_batches.size
+    explanation = explain(plan) if pricer is None else explain(plan, pricer.graph_at(size), cluster)
     timeline = simulate(plan)
     parts = segments(timeline)
     grouped = fewer_rows(rows(timeline, parts), MOST_ROWS)
@@ -61,15 +63,12 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
         kinds_chart(plan, lanes),
         alternatives_chart(plan, explanation.rivals),
     ]
-    if graph is not None and cluster is not None:
-        pricer, size = Pricer(graph, cluster, plan.options), plan.micro_batches.size
+    if pricer is not None:
         ranks = max(stage.group_ranks for stage in plan.stages)
-        explanation = explain(plan, pricer.graph_at(size), cluster)
-        charts.append(roofline_chart(pricer.graph_at(size), pricer.profiles(size)[0], cluster.devices[0], ranks))
-    shown = [*map(_figure, charts), *([_missing(lacking)] if graph is None or cluster is None else [])]
+        charts.append(roofline_chart(pricer.graph_at(size), pricer.profiles(size)[0], pricer.cluster.devices[0], ranks))
+    shown = [*map(_figure, charts), *([_missing(lacking)] if pricer is None else [])]
     specs = {chart.name: chart.spec for chart in charts}
-    page = (pkgutil.get_data(__name__, "page.html") or b"").decode()
-    for mark, content in {
+    contents = {
         "title": escape(plan.headline.subject if plan.headline else f"{plan.model.name} on {plan.hardware.name}"),
         "about": _about(explanation),
         "tiles": "".join(map(_tile, plan.headline.figures if plan.headline else ())),
@@ -77,9 +76,9 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
         "details": "\n".join(_details(explanation)),
         "specs": json.dumps({**specs, "zoom": {"focus": focus, "end": timeline.played_s}}).replace("<", "\\u003c"),
         "library": _library(),
-    }.items():
-        page = page.replace(f"{{{{{mark}}}}}", content)
-    return page
+    }
+    page = (pkgutil.get_data(__name__, "page.html") or b"").decode()
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: contents[mark[1]], page)
 
 
 def _about(explanation: Explanation) -> str:

@@ -109,13 +109,14 @@ def model_chart(plan: Plan) -> Chart:
     blocks = {"y": y, "x": x, "x2": {"field": "to"}, "color": colour, "tooltip": tip}
     narrow = {"condition": {"test": "width < 640", "value": 0}, "value": 1}
     names = {"y": y, "x": x, "text": {"field": "name"}, "opacity": narrow}
+    height = 40 if len(filled) <= 12 else 28
     layers = [
         layer("rect", blocks, rows=cells, stroke="#8888", strokeWidth=0.5, cornerRadius=2),
-        layer("text", names, rows=runs, align="left", dx=1, dy=-17, fontSize=10),
+        layer("text", names, rows=runs, align="left", dx=1, dy=-6 - 0.27 * height, fontSize=10),
     ]
     caption = f"{plural(len(cells), 'block')} in {plural(len(plan.stages), 'stage')}, coloured by stage."
     caption += " Point at a block for its weights and ranks."
-    return Chart("model", "The model", caption, sized({"layer": layers}, 40 * len(filled)))
+    return Chart("model", "The model", caption, sized({"layer": layers}, height * len(filled)))
 
 
 def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
@@ -152,7 +153,8 @@ def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
 
 
 def _priced(name: str, kind: str, seconds: float, memory_bytes: int) -> Spec:
-    """A point of the chart of alternatives."""
+    """A point of the chart of alternatives, whose scales have no zero."""
+    memory_bytes = max(memory_bytes, 1)
     figures = {"seconds": seconds, "memory": memory_bytes / GIB}
     told = {"time": format_seconds(seconds), "holds": f"{memory_bytes / GIB:.3g} GiB"}
     return {"name": name, "kind": kind, **figures, **told}

@@ -244,7 +244,7 @@ def _inside_s(plan: Plan) -> np.ndarray:
     for stage in plan.stages:
         both_s, forward_s, again_s = plan.inside_s(stage.index)
         found[FORWARD, stage.index], found[RECOMPUTE, stage.index] = forward_s, again_s
-        found[[BACKWARD, INPUT_GRAD], stage.index] = both_s - forward_s + (0.0 if repeats else again_s)
+        found[[BACKWARD, INPUT_GRAD], stage.index] = max(both_s - forward_s, 0.0) + (0.0 if repeats else again_s)
     return found / plan.schedule.parts
 
 
