@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
-from planner.solvers import Outcome, search
+from planner.solvers import search
 from planner.space import BlockCosts, Formulator, Job, evaluate, played_s
 from planner.space.types import Configuration, Evaluation
 from tests.oracles import stages as brute_force
@@ -131,17 +131,15 @@ def test_trivial_plans_are_priced_even_when_they_do_not_fit() -> None:
     assert all(e.iteration_s >= answer.best.evaluation.iteration_s for e in trivial.values() if e.feasible)
 
 
-def test_progress_and_account_of_every_problem() -> None:
+def test_progress_counts_every_problem() -> None:
     seen: list[tuple[int, int, float, float]] = []
     answer = search(PLAIN, cluster((4,), (1e4,)), Job(global_batch=8), progress=lambda *report: seen.append(report))
     done = [done for done, *_ in seen]
     assert done == sorted(done)
-    assert done[-1] == len(answer.explored)
-    assert {total for _, total, *_ in seen} == {len(answer.explored)}
+    assert {total for _, total, *_ in seen} == {done[-1]}
     assert all(bound <= best for *_, best, bound in seen)
     assert seen[-1][2] == answer.best.simulated_s
-    assert {e.outcome for e in answer.explored} <= set(Outcome)
-    assert all(e.bound_s >= answer.certificate.bound_s * (1 - 1e-9) for e in answer.explored)
+    assert seen[-1][3] == answer.certificate.bound_s
 
 
 def test_limits_of_the_job_are_kept() -> None:
