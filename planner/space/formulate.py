@@ -16,9 +16,8 @@ from planner.hardware.collectives import Terms
 from planner.hardware.reserve import neighbours
 from planner.hardware.types import Cluster
 from planner.space.cuts import pinned_blocks, stage_starts
-from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.placement import Placement, Placements
+from planner.space.placement import Exchanges, Placement, Placements, TiedEnds, tied_ends
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
 from planner.space.types import BlockCosts, Job

@@ -17,8 +17,7 @@ from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.partitions.families import Instance, Objective
 from planner.partitions.options import Options
-from planner.partitions.types import Part
-from planner.solvers.partition.run_sums import prefix_differences
+from planner.partitions.plan_file import Part
 from planner.space.partition import (
     IterationDecision,
     IterationProblem,
@@ -29,6 +28,7 @@ from planner.space.partition import (
     boundary_levels,
     numbered_order,
 )
+from planner.space.ranges import range_sums
 
 _MOST_STAGES = 40_000_000
 """Stages, each on each mesh, whose time and memory are held at once: about 1 GB."""
@@ -72,13 +72,13 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
         if None in chosen:
             continue
         index = np.array(chosen, dtype=np.int64)
-        work, weights = (_spans(problem.time_s[index]), _spans(problem.weight_bytes[index]))
+        work, weights = (range_sums(problem.time_s[index]), range_sums(problem.weight_bytes[index]))
         moved = _transfers(problem, place, index)
         d, rate = mesh.replicas, problem.bandwidth_bytes_per_s
         exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, d) / problem.batch * weights
         time_s[:, :, c] = work / d + (moved / d + exchange) / rate
-        fixed[:, :, c] = _spans(problem.fixed_bytes[index])
-        activation[:, :, c] = _spans(problem.activation_bytes[index]) / d
+        fixed[:, :, c] = range_sums(problem.fixed_bytes[index])
+        activation[:, :, c] = range_sums(problem.activation_bytes[index]) / d
     return IterationProblem(
         time_s=_upper(time_s), config_devices=np.array([mesh.devices for mesh in meshes]), devices=problem.devices,
         micro_batches=problem.batch, fixed_bytes=fixed, activation_bytes=activation,
@@ -97,7 +97,7 @@ def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
     devices, micro_batches = math.prod(machines), options.batch or 1
     sizes = _mesh_sizes(machines)
     _check_size(layers.count, len(sizes))
-    work, weights, saved = (_spans(v) for v in (layers.compute_s, layers.weight_bytes, layers.saved_bytes))
+    work, weights, saved = (range_sums(v) for v in (layers.compute_s, layers.weight_bytes, layers.saved_bytes))
     live = _live_bytes(layers)
     time_s, fixed, activation = [], [], []
     for d in sizes:
@@ -125,8 +125,6 @@ def iteration_objective(
     """The objective of a family whose layers stand in the order of positions that `order` gives."""
     return Objective(
         name="iteration-time",
-        unit="s",
-        what="time of a synchronous pipeline over device meshes from one update to the next",
         options=options,
         settle=settle,
         problem=problem,
@@ -221,11 +219,6 @@ def _transfers(problem: PiperProblem, place: np.ndarray, chosen: np.ndarray) -> 
         moved[u + 1 : v + 1, v:] += entering
         moved[: u + 1, u:v] += leaving
     return moved
-
-
-def _spans(values: np.ndarray) -> np.ndarray:
-    """[L, L] sums of values i..j; meaningless below the diagonal."""
-    return prefix_differences(values)[:-1, 1:]
 
 
 def _upper(table: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from planner.graph.ideals import topological_line
 from planner.importers.operator_graph import is_operator_graph, load_operator_graph
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.options import Options
-from planner.partitions.types import Part, from_ranges, to_runs
+from planner.partitions.plan_file import Part, from_ranges, to_runs
 from planner.space.partition import (
     LatencyDecision,
     LatencyProblem,
@@ -100,8 +100,6 @@ def _decode(instance: Instance, problem: MaxLoadProblem, parts: Sequence[Part]) 
 
 MAX_LOAD = Objective(
     name="max-load",
-    unit="ms",
-    what="load of the most loaded device: time a sample in steady state",
     options=frozenset({"contiguous", "devices", "cpus", "memory_bytes"}),
     settle=_settle,
     problem=_problem,
@@ -151,8 +149,6 @@ def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence
 
 LATENCY = Objective(
     name="latency",
-    unit="ms",
-    what="time until a single sample comes out, nothing pipelined",
     options=frozenset({"devices", "cpus", "memory_bytes"}),
     settle=_settle_latency,
     problem=_latency,

@@ -14,7 +14,7 @@ from planner.importers.piper import PiperFile, read_piper, sniff_piper
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, piper_iteration
 from planner.partitions.options import Options, check_devices
-from planner.partitions.types import ChoiceRun, Part
+from planner.partitions.plan_file import ChoiceRun, Part
 from planner.space.partition import (
     IterationProblem,
     PiperDecision,
@@ -101,8 +101,6 @@ def _decode(instance: Instance, problem: PiperProblem, parts: Sequence[Part]) ->
 
 TIME_PER_SAMPLE = Objective(
     name="time-per-sample",
-    unit="s",
-    what="time of the slowest stage a sample",
     options=frozenset({"devices", "memory_bytes", "bandwidth_byte_per_s", "batch"}),
     settle=_settle,
     problem=_problem,

@@ -19,8 +19,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.solvers.partition._pipedream_cuts import Cuts, all_cuts
-from planner.solvers.partition._pipedream_sweep import Layout, Pricing, Step, Sweep, layout_on
+from planner.solvers.partition.pipedream_sweep import Cuts, Layout, Pricing, Step, Sweep, all_cuts, layout_on
 from planner.space.partition import (
     Frontiers,
     PipeDreamProblem,
@@ -316,7 +315,7 @@ def _pricing(
 def solve_placed(search: Search) -> None:
     """The fastest pipeline on a tree of devices, with proof when the graph has at most `_MOST_CUTS` cuts.
 
-    A label sweep over (place, last stage, cut) below rising limits; see `_pipedream_sweep`. With more cuts only those
+    A label sweep over (place, last stage, cut) below rising limits; see `pipedream_sweep`. With more cuts only those
     along the topological order are tried, and the bound is the compute time shared by all devices.
     """
     problem: PlacedPipelineProblem = search.problem

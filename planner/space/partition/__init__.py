@@ -17,12 +17,17 @@ from planner.space.partition.chain_schedules import (
     twobw,
     uniform_links,
 )
-from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
+from planner.space.partition.iteration import (
+    IterationDecision,
+    IterationProblem,
+    LayerChoice,
+    LayerDecision,
+    MeshStage,
+    boundary_levels,
+)
 from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
-from planner.space.partition.layerwise import LayerChoice, LayerDecision
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
-from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
+from planner.space.partition.pipedream import PipeDreamProblem, PlacedPipelineProblem, PlacedStage, ReplicatedStage
 from planner.space.partition.pipedream_terms import (
     BoundaryBytes,
     CutJudge,
