@@ -1,7 +1,7 @@
 """Many configurations of one model judged at once: the figures of `evaluate` as arrays.
 
 Configurations of one micro-batch size and one way to share operators, whose schedule is a paced line of stages, are
-worked out together: sums over blocks are differences of prefix sums, and what depends on the ranks of a stage alone is
+worked out together: figures of stages are those of ranges of blocks, and what depends on the ranks of a stage alone is
 priced once for each layout (copies, replicas, width). All others go through the judge one by one.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,17 +22,16 @@ from planner.memory import fits
 from planner.play import Transfers
 from planner.schedules import get
 from planner.space.asked import allowing
-from planner.space.blocks import repeated_bytes
 from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.layouts import Layouts
-from planner.space.ranges import range_maxima
-from planner.space.types import BlockCosts, Job, Tie
+from planner.space.ranges import Ranges, range_maxima, range_sums
+from planner.space.types import BlockCosts, Job
 from planner.space.workers import pipeline_of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Evaluations:
     """Figures of configurations, in their order.
 
@@ -49,23 +48,6 @@ class Evaluations:
     capacity_bytes: np.ndarray
     fits: np.ndarray
     reasons: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Found:
-    """The same while it is worked out."""
-
-    iteration_s: np.ndarray
-    peak_bytes: np.ndarray
-    capacity_bytes: np.ndarray
-    fits: np.ndarray
-    reasons: list[str]
-
-    @staticmethod
-    def of(count: int) -> _Found:
-        """Nothing yet."""
-        peak, capacity = np.full((2, count), math.nan)
-        return _Found(np.full(count, math.inf), peak, capacity, np.zeros(count, bool), [""] * count)
 
 
 def evaluate_many(
@@ -88,7 +70,8 @@ def evaluate_many(
     O(configurations * stages + layouts * ranks) for paced lines.
     """
     count = len(configurations)
-    found = _Found.of(count)
+    unknown, reasons = np.full(count, math.nan), [""] * count
+    found = Evaluations(np.full(count, math.inf), unknown, unknown.copy(), np.zeros(count, bool), ())
     regular: dict[int, list[int]] = {}
     layouts = {} if known is None else known
     for at, configuration in enumerate(configurations):
@@ -99,17 +82,21 @@ def evaluate_many(
         if layouts[key].serves(configuration, costs):
             regular.setdefault(stages, []).append(at)
         else:
-            _judge(found, at, costs, cluster, job, configuration)
+            reasons[at] = _judge(found, at, costs, cluster, job, configuration)
     for stages, members in regular.items():
         batch = _Batch(costs, cluster, job, [configurations[at] for at in members], layouts[costs.ranks, stages])
         where = np.array(members)
         found.iteration_s[where] = batch.iteration_s()
         found.peak_bytes[where], found.capacity_bytes[where], found.fits[where] = batch.memory()
-    return Evaluations(found.iteration_s, found.peak_bytes, found.capacity_bytes, found.fits, tuple(found.reasons))
+    found.reasons = tuple(reasons)
+    return found
 
 
-def _judge(found: _Found, at: int, costs: BlockCosts, cluster: Cluster, job: Job, configuration: Configuration) -> None:
-    """One configuration by the judge; its time by the schedule's longest chain where that is what playing it takes."""
+def _judge(
+    found: Evaluations, at: int, costs: BlockCosts, cluster: Cluster, job: Job, configuration: Configuration
+) -> str:
+    """One configuration by the judge; its time by the schedule's longest chain where that is what playing it takes.
+    Why it makes no sense, empty where it does."""
     try:
         schedule = get(configuration.schedule)
         blocking = configuration.transfers is Transfers.BLOCKING
@@ -117,14 +104,13 @@ def _judge(found: _Found, at: int, costs: BlockCosts, cluster: Cluster, job: Job
         timed = Timed.BOUND if exact else Timed.CLOSED_FORM
         evaluation = evaluate(costs, cluster, allowing(job, configuration), configuration, timed=timed)
     except ShardplanError as error:
-        found.reasons[at] = error.problem.message
-        return
+        return error.problem.message
     if not evaluation.stages:
-        found.reasons[at] = "; ".join(violation.message for violation in evaluation.violations)
-        return
+        return "; ".join(violation.message for violation in evaluation.violations)
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     found.iteration_s[at], found.fits[at] = evaluation.iteration_s, evaluation.feasible
     found.peak_bytes[at], found.capacity_bytes[at] = fullest.memory.total, fullest.capacity_bytes
+    return ""
 
 
 def _prefix(values: np.ndarray) -> np.ndarray:
@@ -150,63 +136,37 @@ class _Batch:
         self.precision = precision_of(job, cluster)
         table = np.array([[(s.start, s.stop, s.replicas, s.recompute) for s in c.stages] for c in members], np.int64)
         self.start, self.stop, self.replicas, again = np.moveaxis(table, 2, 0)
-        self.again, self.last = again.astype(bool), self.stop - 1
+        self.again, self.at = again.astype(bool), (self.start, self.stop - 1)
         self.layout = np.array([layouts.number(c) for c in members])
         self.place = layouts.places(self.layout, self.start.shape[1])
         self.types = layouts.types()[:, self.place]
         self.zero = np.array([c.zero for c in members])
-        whole = np.array([c.whole_stages for c in members])[:, None]
-        self.repeats_all = whole | (costs.repeated is None)
-        self.whole = whole & self.again
-        self.held, self.charged, self.left = self._elements()
+        self.whole = np.array([c.whole_stages for c in members])[:, None] & self.again
+        self.ranges = Ranges(costs)
+        self.by_layers, self.by_stages = (self.ranges.ways("always", whole_stages=w)[0] for w in (False, True))
+        self.held, self.left = self.ranges.elements[self.at], self.ranges.shard_elements[self.at]
+        self.alike = np.broadcast_to(self.ranges.alike, self.ranges.elements.shape)[self.at]
         self._times()
 
-    def _runs(self, values: np.ndarray) -> np.ndarray:
-        """Sums over the blocks of every stage; of [types, n] the most over the types of its devices."""
-        prefix = _prefix(values)
-        if values.ndim == 1:
-            return np.asarray(prefix[self.stop] - prefix[self.start])
-        by_type = prefix[:, self.stop] - prefix[:, self.start]
-        return np.asarray(np.where(self.types[: len(values)], by_type, -math.inf).max(axis=0))
-
-    def _elements(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Elements that stages hold, are charged for, and are left of where ranks that hold the same share them out."""
-        costs = self.costs
-        charged = self._runs(costs.parameter_elements)
-        held = charged - self._repeated_elements(costs.ties)
-        if costs.shard_elements is None:
-            return held, charged, held
-        shared = [replace(tie, elements=tie.shard_elements) for tie in costs.ties]
-        return held, charged, self._runs(costs.shard_elements) - self._repeated_elements(shared)
-
-    def _repeated_elements(self, ties: Sequence[Tie]) -> np.ndarray:
-        """What stages are charged for more than once."""
-        found = np.zeros(self.start.shape)
-        for tie in ties:
-            used = np.zeros(len(self.costs.parameter_elements))
-            np.add.at(used, list(tie.blocks), 1)
-            found += tie.elements * np.maximum(0, self._runs(used) - 1)
-        return found
+    def _slowest_s(self, seconds: np.ndarray) -> np.ndarray:
+        """By stage its entry of a table [types, n, n] over ranges of blocks, the most over the types of its devices."""
+        by_type = seconds[(slice(None), *self.at)]
+        return np.asarray(np.where(self.types[: len(seconds)], by_type, -math.inf).max(axis=0))
 
     def _parts(self, group: Group | None, place: np.ndarray, own: np.ndarray) -> np.ndarray:
         """Parts into which a group cuts what it shards of some configurations' stages."""
         parts = self.layouts.parts(group)[place]
-        held, left = self.held[own], self.left[own]
-        alike = np.divide(held, left, out=np.ones(held.shape), where=left > 0)
-        return np.asarray(parts if group is None else parts * alike)
+        return np.asarray(parts if group is None else parts * self.alike[own])
 
     def _times(self) -> None:
-        costs, overlap = self.costs, overlap_of(self.job, self.cluster)
-        forward_s = self._runs(costs.forward_s)
-        part = costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated
-        repeat_s = np.where(self.repeats_all, forward_s, self._runs(part)) * self.again
-        backward_s = self._runs(costs.backward_s) + repeat_s
+        costs, ranges, overlap = self.costs, self.ranges, overlap_of(self.job, self.cluster)
+        forward_s = self._slowest_s(ranges.forward_s)
+        by_layers_s, by_stages_s = (self._slowest_s(way.repeat_s) for way in (self.by_layers, self.by_stages))
+        backward_s = self._slowest_s(ranges.backward_s) + np.where(self.whole, by_stages_s, by_layers_s) * self.again
         pass_f, pass_b, sync_s, shards = self._exchanges()
-        updated = np.divide(self.held, self.charged, out=np.zeros_like(self.held), where=self.charged > 0)
-        step_s = 0.0 if costs.step_s is None else self._runs(costs.step_s)
         hidden = np.maximum(0.0, overlap * backward_s - pass_b)
         self.exposed_s = np.maximum(0.0, sync_s - hidden) + self._tied_s()
-        self.update_s = self._runs(costs.update_s) / shards * updated + step_s
+        self.update_s = self._slowest_s(ranges.update_s) / shards + ranges.step_s[self.at]
         self.forward_s = forward_s + np.maximum(0.0, pass_f - overlap * forward_s)
         self.backward_s = backward_s + np.maximum(0.0, pass_b - overlap * backward_s)
         self.receive_s = self._transfer_s(costs.boundary_bytes, costs.gather_s)
@@ -234,14 +194,13 @@ class _Batch:
     def _inner_s(self, recipe: Recipe, phase: Phase) -> np.ndarray:
         """Seconds of a phase's steps among the ranks of a replica that hold the same."""
         found = np.zeros(self.start.shape)
-        for inner in self.costs.inner_replicas:
-            held = self._runs(inner.elements) - self._repeated_elements(inner.ties)
+        for inner, held in zip(self.costs.inner_replicas, self.ranges.inner, strict=True):
             for step in recipe.among_inner:
                 if step.phase is phase:
-                    elements = held if phase is Phase.END else inner.elements
+                    elements = held[self.at] if phase is Phase.END else inner.elements
                     payload_bytes = elements * step.payload(self.precision)
                     seconds = np.where(elements > 0, inner.terms[step.collective].seconds(payload_bytes), 0.0)
-                    found += seconds if phase is Phase.END else self._runs(seconds)
+                    found += seconds if phase is Phase.END else range_sums(seconds)[self.at]
         return found
 
     def _transfer_s(self, sizes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:
@@ -281,9 +240,8 @@ class _Batch:
     def memory(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes and capacity of the fullest worker, and whether all fit."""
         state_bytes = optimizer_state_bytes(self.job.optimizer, self.precision)
-        largest = range_maxima(self.costs.parameter_elements)[self.start, self.last]
-        workspace = range_maxima(self.costs.workspace_bytes)[self.start, self.last]
-        total = self._activations() + workspace
+        largest = range_maxima(self.costs.parameter_elements)[self.at]
+        total = self._activations() + self.ranges.workspace_bytes[self.at]
         for zero in np.unique(self.zero).tolist():
             own = self.zero == zero
             place = self.place[own]
@@ -315,15 +273,15 @@ class _Batch:
 
     def _activations(self) -> np.ndarray:
         """What a worker keeps of all micro-batches in flight, and of the one whose forward it repeats."""
-        costs, at = self.costs, (self.start, self.last)
         in_flight = np.array([self.layouts.in_flight(c) for c in self.members])
-        plain = costs.saved_bytes[at]
-        kept = 0.0 if costs.kept_bytes is None else self._runs(costs.kept_bytes)
-        largest = repeated_bytes(costs)[at]
-        unit = np.where(self.again, costs.checkpoint_bytes[at] + kept, plain)
-        working = np.where(self.again, np.maximum(0.0, largest - kept), 0.0)
+        nothing = self.ranges.saved_bytes[self.at], 0.0
         unit, working = (
-            np.where(self.whole, costs.boundary_bytes[self.start], unit),
-            np.where(self.whole, plain, working),
+            np.where(self.whole, by_stages[self.at], np.where(self.again, by_layers[self.at], plain))
+            for plain, by_layers, by_stages in zip(
+                nothing,
+                (self.by_layers.saved_bytes, self.by_layers.working_bytes),
+                (self.by_stages.saved_bytes, self.by_stages.working_bytes),
+                strict=True,
+            )
         )
         return np.asarray(in_flight * unit + working)
