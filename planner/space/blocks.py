@@ -134,10 +134,10 @@ def range_table(uses: Iterable[tuple[float, Sequence[int]]], n: int) -> tuple[np
     return own, shared
 
 
-def range_sums(own: np.ndarray, shared: np.ndarray) -> np.ndarray:
-    """`[n, n]` table of `own[i..j].sum() - shared[i, j]` for i <= j; zero below the diagonal."""
-    prefix = np.concatenate([[0.0], np.cumsum(own)])
-    return np.triu(prefix[None, 1:] - prefix[:-1, None] - shared)
+def range_sums(values: np.ndarray, shared: np.ndarray | float = 0.0) -> np.ndarray:
+    """[.., n] to [.., n, n]: the sum over i..j, less what `range_table` says is shared; zero for i > j."""
+    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1, dtype=np.float64)], axis=-1)
+    return np.triu(prefix[..., None, 1:] - prefix[..., :-1, None] - shared)
 
 
 def _parameters(chain: Chain, graph: Graph) -> tuple[np.ndarray, tuple[Tie, ...]]:

@@ -22,11 +22,12 @@ from planner.memory import fits
 from planner.play import Transfers
 from planner.schedules import get
 from planner.space.asked import allowing
+from planner.space.blocks import range_sums
 from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.layouts import Layouts
-from planner.space.ranges import Ranges, range_maxima, range_sums
+from planner.space.ranges import Ranges, range_maxima
 from planner.space.types import BlockCosts, Job
 from planner.space.workers import pipeline_of
 

@@ -24,7 +24,7 @@ from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
 from planner.schedules import Schedule, get
 from planner.space.configuration import Configuration
-from planner.space.cuts import balanced, run_sums
+from planner.space.cuts import balanced, mean_work_s
 from planner.space.types import BlockCosts, Job
 
 _GROUP = re.compile(r"\(([^()]*)\)\*(\d{1,4})")
@@ -69,9 +69,8 @@ def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]
         if not rest and each > (1 if missing else 0):
             starts = [heads[stage * each - missing // 2] for stage in range(1, stages)]
             return (0, *starts, blocks)
-    work_s = run_sums((costs.forward_s + costs.backward_s).mean(axis=0))
     real = np.arange(blocks + 1)[:, None] < np.arange(blocks + 1)[None, :]
-    edges = balanced(np.where(real, work_s, np.inf), [real] * stages)
+    edges = balanced(np.where(real, mean_work_s(costs), np.inf), [real] * stages)
     if edges is None:
         raise UsageError(f"{blocks} blocks cannot be cut into {stages} stages", hint="use fewer stages")
     return edges

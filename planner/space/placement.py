@@ -31,7 +31,8 @@ from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, par
 from planner.hardware.collectives import Terms, collective_terms, send_terms
 from planner.hardware.span import Span, child_sizes, span_of
 from planner.hardware.types import Cluster, Collective
-from planner.space.ranges import Ranges, range_maxima, range_sums
+from planner.space.blocks import range_sums
+from planner.space.ranges import Ranges, range_maxima
 from planner.space.types import BlockCosts
 
 _Way = tuple[Collective, Group]

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import JobError, PlanError
+from planner.graph import numbered_line
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.partitions.families import Instance, Objective
 from planner.partitions.options import Options
 from planner.partitions.plan_file import Part
+from planner.space.blocks import range_sums
 from planner.space.partition import (
     IterationDecision,
     IterationProblem,
@@ -26,9 +28,7 @@ from planner.space.partition import (
     PiperProblem,
     Verdict,
     boundary_levels,
-    numbered_order,
 )
-from planner.space.ranges import range_sums
 
 _MOST_STAGES = 40_000_000
 """Stages, each on each mesh, whose time and memory are held at once: about 1 GB."""
@@ -60,7 +60,7 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
     With p, w, a, b of the choices and the transfer of the format, a stage of d replicas takes (sum p) / d + (transfer /
     d + 4 (d-1) / d / N * sum w) / B a micro-batch, and keeps sum b + in flight * sum a / d.
     """
-    order = np.array(numbered_order(problem.node_count, problem.edges), dtype=np.int64)
+    order = np.array(numbered_line(problem.node_count, problem.edges.tolist()), dtype=np.int64)
     place = np.empty(problem.node_count, dtype=np.int64)
     place[order] = np.arange(problem.node_count)
     meshes = _piper_meshes(problem)

@@ -7,9 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from planner.errors import PlanError, UsageError
+from planner.graph import numbered_line
 from planner.importers.piper import PiperFile, read_piper, sniff_piper
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, piper_iteration
@@ -21,7 +20,6 @@ from planner.space.partition import (
     PiperProblem,
     PiperStage,
     Verdict,
-    numbered_order,
     piper_problem,
     stage_figures,
 )
@@ -119,10 +117,9 @@ def _iteration(instance: Instance, options: Options) -> IterationProblem:
     return piper_iteration(problem, options)
 
 
-def _order(instance: Instance) -> tuple[int, ...]:
+def _order(instance: Instance) -> list[int]:
     place = {number: i for i, number in enumerate(instance.ids)}
-    edges = np.array([(place[u], place[v]) for u, v, _ in instance.content.edges], dtype=np.int64).reshape(-1, 2)
-    return numbered_order(len(instance.ids), edges)
+    return numbered_line(len(place), [(place[u], place[v]) for u, v, _ in instance.content.edges])
 
 
 ITERATION_TIME = iteration_objective(

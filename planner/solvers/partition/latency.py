@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.graph import numbered_line
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, PartitionSolver, Search
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
 from planner.solvers.partition.types import NEVER
-from planner.space.partition import LatencyDecision, LatencyProblem, numbered_order
+from planner.space.partition import LatencyDecision, LatencyProblem
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -40,7 +41,7 @@ def earliest_begin(problem: LatencyProblem, deadline: Deadline = NEVER) -> np.nd
     """[n, k] when a node can begin on a device at the soonest if devices had all the time in the world."""
     begin = np.zeros(problem.time_ms.shape)
     reads = _neighbours(problem, backwards=True)
-    for v in numbered_order(problem.nodes, problem.edges):
+    for v in numbered_line(problem.nodes, problem.edges.tolist()):
         deadline.check()
         for u in reads[v]:
             finish = begin[u] + problem.time_ms[u]
@@ -53,7 +54,7 @@ def least_rest(problem: LatencyProblem, deadline: Deadline = NEVER) -> np.ndarra
     """[n, k] least time from the finish of a node on a device until everything that waits for it is done."""
     rest = np.zeros(problem.time_ms.shape)
     readers = _neighbours(problem, backwards=False)
-    for u in reversed(numbered_order(problem.nodes, problem.edges)):
+    for u in reversed(numbered_line(problem.nodes, problem.edges.tolist())):
         deadline.check()
         for v in readers[u]:
             onward = problem.transfer_ms[u] * problem.hops + (problem.time_ms[v] + rest[v])[None, :]
@@ -147,7 +148,7 @@ def _graph(problem: LatencyProblem) -> _Graph:
         of_colour.setdefault(colour, []).append(v)
     groups = [[v] if problem.colour[v] < 0 else of_colour[int(problem.colour[v])] for v in range(problem.nodes)]
     depth = [0] * problem.nodes
-    for place, v in enumerate(numbered_order(problem.nodes, problem.edges)):
+    for place, v in enumerate(numbered_line(problem.nodes, problem.edges.tolist())):
         depth[v] = place
     reads, readers = _neighbours(problem, backwards=True), _neighbours(problem, backwards=False)
     return _Graph(problem, reads, readers, groups, depth)
@@ -161,7 +162,7 @@ def _urgencies(problem: LatencyProblem, deadline: Deadline) -> list[np.ndarray]:
     least = np.where(usable.any(axis=1), problem.time_ms.min(axis=1), 0.0)
     share = float(problem.hops.mean())
     found = [(least_rest(problem, deadline) + problem.time_ms).min(axis=1)]
-    order = numbered_order(problem.nodes, problem.edges)
+    order = numbered_line(problem.nodes, problem.edges.tolist())
     readers: list[list[int]] = [[] for _ in range(problem.nodes)]
     for u, v in problem.edges.tolist():
         readers[u].append(v)
@@ -416,7 +417,7 @@ class _Model:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None, bound, int(solver.num_branches)
         place = [next(d for d, x in enumerate(row) if x is not None and solver.value(x)) for row in self.on]
-        depth = {v: i for i, v in enumerate(numbered_order(self.problem.nodes, self.problem.edges))}
+        depth = {v: i for i, v in enumerate(numbered_line(self.problem.nodes, self.problem.edges.tolist()))}
         begin = [solver.value(x) for x in self.begin]
         lengths = [self._whole(float(self.problem.time_ms[v, place[v]])) for v in range(self.problem.nodes)]
         order = sorted(range(self.problem.nodes), key=lambda v: (begin[v], lengths[v], depth[v]))

@@ -41,7 +41,7 @@ from planner.space.partition.pipedream_terms import (
     recorded_layers,
 )
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
-from planner.space.partition.verdict import PartitionProblem, Verdict, numbered_order
+from planner.space.partition.verdict import PartitionProblem, Verdict
 
 __all__ = [
     "ASYNCHRONOUS",
@@ -84,7 +84,6 @@ __all__ = [
     "in_flight",
     "latency_problem",
     "max_load_problem",
-    "numbered_order",
     "pipeline_s",
     "piper_problem",
     "priced_layers",

@@ -22,9 +22,10 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import JobError
+from planner.graph import numbered_line, topological_line
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition.verdict import Verdict, numbered_order
+from planner.space.partition.verdict import Verdict
 from planner.space.types import Violation
 
 
@@ -84,7 +85,7 @@ class LatencyProblem:
                 raise JobError(f"{name} must have shape {wanted}, not {found}")
         if n < 1 or k < 1:
             raise JobError("a latency problem needs a node and a device")
-        if len(numbered_order(n, self.edges)) < n:
+        if len(topological_line(n, [(u, v) for u, v in self.edges.tolist()])) < n:
             raise JobError("the graph has a cycle")
 
     @property
@@ -155,7 +156,7 @@ class LatencyProblem:
 
     def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:
         """Everything on one device, for each device that is not like one before it."""
-        order = numbered_order(self.nodes, self.edges)
+        order = tuple(numbered_line(self.nodes, self.edges.tolist()))
         kinds: dict[tuple[bool, bytes], int] = {}
         for d in range(self.devices):
             kinds.setdefault((bool(self.limited[d]), self.time_ms[:, d].tobytes()), d)

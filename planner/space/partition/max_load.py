@@ -17,7 +17,6 @@ The cost model is that of "Efficient Algorithms for Device Placement of DNN Grap
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,6 +24,7 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import JobError, UsageError
+from planner.graph import topological_line
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
 from planner.space.partition.verdict import Verdict
@@ -162,25 +162,15 @@ class MaxLoadProblem:
         )
 
     def _circular(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        after: dict[int, set[int]] = {d: set() for d in range(self.devices)}
-        for source, target in self.edges.tolist():
-            if not self.backward[source] and not self.backward[target] and device[source] != device[target]:
-                after[device[source]].add(device[target])
-        waiting = Counter(d for found in after.values() for d in found)
-        ready = [d for d in after if not waiting[d]]
-        for d in ready:
-            for later in sorted(after[d]):
-                waiting[later] -= 1
-                if not waiting[later]:
-                    ready.append(later)
-        stuck = sorted(set(after) - set(ready))
+        arcs = {(device[u], device[v]) for u, v in self.edges.tolist() if not self.backward[u] and not self.backward[v]}
+        stuck = sorted(set(range(self.devices)) - set(topological_line(self.devices, arcs)))
         if not stuck:
             return ()
         return (Violation("order", stuck[0], f"devices {stuck} do not form a chain: forward edges run in a circle"),)
 
     def _even_split(self) -> tuple[int, ...]:
         """Equal shares of accelerator time along a topological order, colours where their first node is."""
-        order = topological_order(len(self.accelerator_ms), self.edges)
+        order = topological_line(len(self.accelerator_ms), [(u, v) for u, v in self.edges.tolist()])
         share = float(self.accelerator_ms.sum()) / self.accelerators
         device = [0] * len(order)
         home: dict[int, int] = {}
@@ -192,21 +182,6 @@ class MaxLoadProblem:
             colour = int(self.colour[i])
             device[i] = home.setdefault(colour, place) if colour >= 0 else place
         return tuple(device)
-
-
-def topological_order(count: int, edges: np.ndarray) -> list[int]:
-    """Nodes 0..count-1 with every edge's source before its target, by waves; O(nodes + edges)."""
-    waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges.tolist():
-        readers[source].append(target)
-    order = [i for i in range(count) if waiting[i] == 0]
-    for node in order:
-        for reader in readers[node]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                order.append(reader)
-    return order
 
 
 def max_load_problem(

@@ -21,11 +21,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from planner.graph import numbered_line
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
 from planner.space.cuts import check_samples, divisors
-from planner.space.partition.verdict import Verdict, numbered_order, over_memory
+from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
 
@@ -270,7 +271,7 @@ def _option_violations(problem: PiperProblem, stage: PiperStage, position: int) 
 
 def _even_pipeline(problem: PiperProblem, stages: int) -> PiperDecision:
     """Nodes in topological order, cut into stages of about equal work on one device each."""
-    order = numbered_order(problem.node_count, problem.edges)
+    order = numbered_line(problem.node_count, problem.edges.tolist())
     work = np.cumsum([float(problem.time_s[problem.options(v, 1)[0]]) for v in order])
     place = np.minimum((work / max(work[-1], 1e-300) * stages).astype(int), stages - 1)
     groups = [tuple(sorted(order[i] for i in np.flatnonzero(place == s))) for s in range(stages)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,30 +68,6 @@ def covers_chain(boundaries: Sequence[int], layers: int) -> bool:
 def even_boundaries(layers: int, stages: int) -> tuple[int, ...]:
     """Boundaries of stages with about the same number of layers."""
     return tuple(round(layers * i / stages) for i in range(stages + 1))
-
-
-def numbered_order(count: int, edges: np.ndarray) -> tuple[int, ...]:
-    """A topological order of nodes 0..count-1, the smallest ready number first; shorter when there is a cycle.
-
-    Args:
-        count: number of nodes.
-        edges: int64 [m, 2] source and target.
-
-    Complexity: O((count + edges) log count).
-    """
-    waiting = np.bincount(edges[:, 1], minlength=count).tolist()
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges.tolist():
-        readers[source].append(target)
-    ready = [node for node in range(count) if waiting[node] == 0]
-    order: list[int] = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for reader in readers[order[-1]]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                heapq.heappush(ready, reader)
-    return tuple(order)
 
 
 class PartitionProblem(Protocol):
