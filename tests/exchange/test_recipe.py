@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import solvers
 from planner.errors import UsageError
 from planner.exchange import (
     SCHEMES,
@@ -48,6 +47,7 @@ from planner.exchange.types import Exchange, Facts
 from planner.exchange.zero import Sharded, price_sharded
 from planner.hardware import Collective
 from planner.plans import validate
+from planner.solvers import chain_dp
 from planner.space import Configuration, Formulator, Job, StageChoice, evaluate
 from tests.oracles import stages as brute_force
 from tests.plans import sample
@@ -123,7 +123,7 @@ def test_the_solver_finds_what_enumeration_through_the_judge_does(seed: int, cop
     problem = Formulator(machine, job).problem(costs, copies=copies, schedule="1f1b", zero=NUMBER)
     exact, found = (
         solve(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1).found
-        for solve in (brute_force.solve, solvers.get("chain_dp"))
+        for solve in (brute_force.solve, chain_dp.solve)
     )
     assert [e.iteration_s for _, e in found] == pytest.approx([e.iteration_s for _, e in exact])
 

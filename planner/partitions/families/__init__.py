@@ -68,6 +68,7 @@ class Objective:
 
     Attributes:
         name: as the command line takes it.
+        unit: of its values.
         options: names of the options that apply.
         settle: fills in what was not said.
         problem: the problem of an instance under settled options.
@@ -77,6 +78,7 @@ class Objective:
     """
 
     name: str
+    unit: str
     options: frozenset[str]
     settle: Callable[[Instance, Options], Options]
     problem: Callable[[Instance, Options], PartitionProblem]

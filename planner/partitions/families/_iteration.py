@@ -125,6 +125,7 @@ def iteration_objective(
     """The objective of a family whose layers stand in the order of positions that `order` gives."""
     return Objective(
         name="iteration-time",
+        unit="s",
         options=options,
         settle=settle,
         problem=problem,

@@ -100,6 +100,7 @@ def _decode(instance: Instance, problem: MaxLoadProblem, parts: Sequence[Part]) 
 
 MAX_LOAD = Objective(
     name="max-load",
+    unit="ms",
     options=frozenset({"contiguous", "devices", "cpus", "memory_bytes"}),
     settle=_settle,
     problem=_problem,
@@ -149,6 +150,7 @@ def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence
 
 LATENCY = Objective(
     name="latency",
+    unit="ms",
     options=frozenset({"devices", "cpus", "memory_bytes"}),
     settle=_settle_latency,
     problem=_latency,
