@@ -36,11 +36,15 @@ class TrivialPlans:
         for label, decision in _trivial(costs, self._cluster, self._job):
             if label in fits:
                 continue  # recomputing what fits only makes it slower
-            evaluation = evaluate(costs, self._cluster, self._job, decision)
-            fits.update([label] if evaluation.feasible else [])
-            key = (_excess(evaluation), evaluation.iteration_s)
-            if label not in self._best or key < self._best[label][0]:
-                self._best[label] = (key, Candidate(label, decision, evaluation))
+            fits.update([label] if self._priced(label, costs, decision).feasible else [])
+
+    def _priced(self, label: str, costs: BlockCosts, decision: Configuration) -> Evaluation:
+        """The judge's verdict of a plan, which is kept if it is the best of its label."""
+        evaluation = evaluate(costs, self._cluster, self._job, decision)
+        key = (_excess(evaluation), evaluation.iteration_s)
+        if label not in self._best or key < self._best[label][0]:
+            self._best[label] = (key, Candidate(label, decision, evaluation))
+        return evaluation
 
     def add_sharded(self, costs: BlockCosts) -> None:
         """Price even splits of a model whose operators are shared by several ranks, into any number of stages."""
@@ -50,11 +54,7 @@ class TrivialPlans:
             return
         found = evaluate_many(costs, self._cluster, self._job, allowed)
         over = np.where(found.fits, 0.0, found.peak_bytes / found.capacity_bytes)
-        decision = allowed[int(np.lexsort((found.iteration_s, over))[0])]
-        evaluation = evaluate(costs, self._cluster, self._job, decision)
-        key = (_excess(evaluation), evaluation.iteration_s)
-        if TENSOR_PARALLEL not in self._best or key < self._best[TENSOR_PARALLEL][0]:
-            self._best[TENSOR_PARALLEL] = (key, Candidate(TENSOR_PARALLEL, decision, evaluation))
+        self._priced(TENSOR_PARALLEL, costs, allowed[int(np.lexsort((found.iteration_s, over))[0])])
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The plans, from simplest to most involved."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved, weighted_sum
-from planner.solvers.partition._max_load_form import canonical, form_of, prove, reduce_form, simple_bound, space
-from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
+from planner.solvers.partition._max_load_form import prove
+from planner.solvers.partition._max_load_model import LoadModel, most_ms, offer, stated, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
@@ -26,21 +26,14 @@ _WORK = 0.5
 
 def solve_by_cp_sat(search: Search) -> None:
     """The best plan, given time; the best plan so far bounds the search from above."""
-    problem: MaxLoadProblem = search.problem
-    search.space = space(problem)
-    form = form_of(problem)
-    prove(search, simple_bound(form))
-    if search.settled:
+    model, start = stated(search), search.decision
+    if model is None:
         return
-    start, load = search.decision, search.objective
-    form = reduce_form(form, load, search.deadline)
-    model = build_model(form, search.deadline)
-    top = load if start is not None else float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
+    top = most_ms(search, model.form)
     scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-200))[1])
     program, binaries = _program(model, scale, search.bound, top)
     hinted = start is not None and _hint(program, binaries, model, start)
-    search.count(groups=form.groups, binaries=model.binaries)
-    work = (1.0 if problem.contiguous else _WORK) * search.work_s - search.engine_work
+    work = (1.0 if search.problem.contiguous else _WORK) * search.work_s - search.engine_work
     if work > 0 and _run(program, binaries, model, scale, search, work) and hinted:
         raise RuntimeError(f"{search.solver}: the engine says that a model is infeasible which the start satisfies")
 
@@ -97,7 +90,7 @@ def _run(
     class Callback(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
             value = np.array([self.value(b) for b in binaries], dtype=np.int64)
-            search.offer(canonical(model.form.problem, model.form.decision(plan_of(model, value))))
+            offer(search, model, value)
 
     search.deadline.check()
     solver = careful_solver(work, search.deadline.left_s)

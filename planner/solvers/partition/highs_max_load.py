@@ -19,8 +19,8 @@ import numpy as np
 
 from planner.memory import room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.solvers.partition._max_load_form import canonical, form_of, prove, reduce_form, simple_bound, space
-from planner.solvers.partition._max_load_model import LoadModel, build_model, plan_of, values_of
+from planner.solvers.partition._max_load_form import prove
+from planner.solvers.partition._max_load_model import LoadModel, most_ms, offer, stated, values_of
 from planner.solvers.partition.local_search_max_load import group_devices
 from planner.space.partition import MaxLoadProblem
 
@@ -32,24 +32,17 @@ _SHARE = 0.4
 def solve_by_highs(search: Search) -> None:
     """The best plan up to a millionth; the root of the engine's search, often the sharper relaxation, where others
     have their turns."""
-    problem: MaxLoadProblem = search.problem
-    search.space = space(problem)
-    form = form_of(problem)
-    prove(search, simple_bound(form))
-    if search.settled:
+    model, start = stated(search), search.decision
+    if model is None:
         return
-    start, load = search.decision, search.objective
-    form = reduce_form(form, load, search.deadline)
-    model = build_model(form, search.deadline)
-    top = load if start is not None else max(float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum()), 1.0)
+    top = most_ms(search, model.form) or 1.0
     program, binaries = _program(model, search.bound / top, top)
-    hint = values_of(model, group_devices(form, start)) if start is not None else None
+    hint = values_of(model, group_devices(model.form, start)) if start is not None else None
     search.deadline.check()
     found = _solve(program, binaries, hint, search.deadline.left_s, None if search.alone else 1)
-    search.count(groups=form.groups, binaries=model.binaries)
     if found.has_primal_feasible_solution():
         value = np.array([round(found.variable_values(b)) for b in binaries], dtype=np.int64)
-        search.offer(canonical(problem, form.decision(plan_of(model, value))))
+        offer(search, model, value)
     prove(search, _bound(found, top, start is not None))
 
 

@@ -163,9 +163,7 @@ def _urgencies(problem: LatencyProblem, deadline: Deadline) -> list[np.ndarray]:
     share = float(problem.hops.mean())
     found = [(least_rest(problem, deadline) + problem.time_ms).min(axis=1)]
     order = numbered_line(problem.nodes, problem.edges.tolist())
-    readers: list[list[int]] = [[] for _ in range(problem.nodes)]
-    for u, v in problem.edges.tolist():
-        readers[u].append(v)
+    readers = _neighbours(problem, backwards=False)
     for base in (least, mean, times.max(axis=1)):
         for weight in (0.0, share, 2 * share):
             deadline.check()
