@@ -180,7 +180,7 @@ def max_load_partition(
         transfer_ms=moved,
     )
     found = _solved(problem)
-    return Blocks(found.objective, _in_order(found.decision.device_of, arcs))
+    return Blocks(found.objective, _in_order(found.decision, arcs))
 
 
 @dataclass(frozen=True, slots=True)

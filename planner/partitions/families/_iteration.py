@@ -138,8 +138,8 @@ def _encode(
     instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
 ) -> tuple[Part, ...]:
     """Stages with their meshes; `order` are the positions of the layers."""
-    parts, count = [], len(decision.stages)
-    for number, (stage, value) in enumerate(zip(decision.stages, verdict.parts, strict=True)):
+    parts, count = [], len(decision)
+    for number, (stage, value) in enumerate(zip(decision, verdict.parts, strict=True)):
         devices, at = int(problem.config_devices[stage.config]), (stage.first, stage.last, stage.config)
         kept = None
         if problem.fixed_bytes is not None and problem.activation_bytes is not None:
@@ -168,7 +168,7 @@ def _decode(
         if part.configuration not in problem.names:
             raise PlanError(f"stage {number} runs as {part.configuration!r}, which is unknown", where=instance.name)
         stages.append(MeshStage(layers[0], layers[-1], problem.names.index(part.configuration)))
-    return IterationDecision(tuple(stages))
+    return tuple(stages)
 
 
 def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:

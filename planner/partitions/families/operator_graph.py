@@ -59,7 +59,7 @@ def _encode(
     """One part a device, those without nodes too, so that a part's place is its device's number."""
     nodes: list[list[int]] = [[] for _ in range(problem.devices)]
     for node in sorted(range(len(instance.ids)), key=instance.ids.__getitem__):
-        nodes[decision.device_of[node]].append(node)
+        nodes[decision[node]].append(node)
     return _parts(instance, problem, problem.accelerators, nodes, verdict)
 
 
@@ -95,7 +95,7 @@ def _decode(instance: Instance, problem: MaxLoadProblem, parts: Sequence[Part]) 
     left = [instance.ids[i] for i, device in enumerate(device_of) if device < 0]
     if left:
         raise PlanError(f"node {left[0]} is on no device", where=instance.name)
-    return MaxLoadDecision(tuple(device_of))
+    return tuple(device_of)
 
 
 MAX_LOAD = Objective(

@@ -58,8 +58,8 @@ def _problem(instance: Instance, options: Options) -> PiperProblem:
 
 def _encode(instance: Instance, problem: PiperProblem, decision: PiperDecision, verdict: Verdict) -> tuple[Part, ...]:
     parts = []
-    ahead = sum(stage.data for stage in decision.stages)
-    for stage, value in zip(decision.stages, verdict.parts, strict=True):
+    ahead = sum(stage.data for stage in decision)
+    for stage, value in zip(decision, verdict.parts, strict=True):
         in_flight = -(-ahead // stage.data)
         ahead -= stage.data
         parts.append(
@@ -94,7 +94,7 @@ def _decode(instance: Instance, problem: PiperProblem, parts: Sequence[Part]) ->
         if sorted(choice_of) != list(nodes):
             raise PlanError(f"the choices of stage {number} are not those of its nodes", where=instance.name)
         stages.append(PiperStage(nodes, part.tensor, part.replicas, tuple(choice_of[i] for i in nodes)))
-    return PiperDecision(tuple(stages))
+    return tuple(stages)
 
 
 TIME_PER_SAMPLE = Objective(

@@ -18,7 +18,7 @@ import numpy as np
 from planner.memory import most_that_fit
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
 from planner.solvers.partition.longest_stage import LongestStage
-from planner.space.partition import IterationDecision, IterationProblem, MeshStage
+from planner.space.partition import IterationProblem, MeshStage
 
 _UNLIMITED = np.iinfo(np.int32).max
 
@@ -219,7 +219,7 @@ def solve_iteration(search: Search) -> None:
         search.count(candidates=len(values), passes=passes.passes, staged_passes=passes.staged_passes)
         longest = np.inf
         if stages is not None:
-            decision = IterationDecision(tuple(stages))
+            decision = tuple(stages)
             longest = max(problem.judge(decision).parts)
             search.offer(decision, least + (problem.micro_batches - 1) * longest)
         ranges.settle(least if stages is not None else np.inf, longest)
@@ -237,7 +237,7 @@ def _least_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[
         return least, None
     path = path_of(passes.tables, cap, lambda _: (passes.relaxed, table))
     stages = [_in_place(passes.tables, *step, len(path) - i) for i, step in enumerate(path)]
-    if problem.judge(IterationDecision(tuple(stages))).feasible:
+    if problem.judge(tuple(stages)).feasible:
         return least, stages
     return _least_staged_sum(passes, cap, enough)
 

@@ -134,7 +134,7 @@ def improve(search: Search, start: MaxLoadDecision, *, patience: int = _PATIENCE
     problem: MaxLoadProblem = search.problem
     best, load = start, problem.judge(start).objective
     search.offer(canonical(problem, best))
-    random = np.random.default_rng(len(start.device_of))
+    random = np.random.default_rng(len(start))
     cycle, last = -1, 0
     while (cycle := cycle + 1) - last < patience:
         form = form_of(problem) if problem.contiguous else reduce_form(form_of(problem), load, search.deadline)
@@ -191,7 +191,7 @@ def _matching(form: Form, device: np.ndarray, random: np.random.Generator) -> np
 
 def group_devices(form: Form, plan: MaxLoadDecision) -> np.ndarray:
     """The device of each group: that of its node with most work, where a plan tears a group apart."""
-    nodes = np.array(plan.device_of, dtype=np.int64)
+    nodes = np.array(plan, dtype=np.int64)
     by_work = np.argsort(form.problem.accelerator_ms, kind="stable")
     device = np.zeros(form.groups, dtype=np.int64)
     device[form.group_of[by_work]] = nodes[by_work]

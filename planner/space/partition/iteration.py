@@ -50,11 +50,8 @@ class MeshStage:
     config: int
 
 
-@dataclass(frozen=True, slots=True)
-class IterationDecision:
-    """Stages in pipeline order."""
-
-    stages: tuple[MeshStage, ...]
+IterationDecision = tuple[MeshStage, ...]
+"""Stages in pipeline order."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +110,12 @@ class IterationProblem:
         if violations:
             return Verdict(float("inf"), tuple(violations))
         start, times = 0, []
-        for position, stage in enumerate(decision.stages):
+        for position, stage in enumerate(decision):
             times.append(self._seconds(stage, start))
             if not np.isfinite(times[-1]):
                 message = f"layers {stage.first}..{stage.last} cannot run in configuration {stage.config}"
                 violations.append(Violation("option", position, message))
-            violations += self._memory(stage, position, min(len(decision.stages) - position, self.micro_batches))
+            violations += self._memory(stage, position, min(len(decision) - position, self.micro_batches))
             start += int(self.config_devices[stage.config])
         if start > self.devices or (self.use_all and start < self.devices):
             violations.append(Violation("devices", -1, f"takes {start} devices", start, self.devices))
@@ -127,7 +124,7 @@ class IterationProblem:
 
     def _coverage(self, decision: IterationDecision) -> list[Violation]:
         found, reached = [], 0
-        for position, stage in enumerate(decision.stages):
+        for position, stage in enumerate(decision):
             if stage.first != reached or stage.last < stage.first:
                 found.append(Violation("coverage", position, f"starts at layer {stage.first}, not at {reached}"))
             if not 0 <= stage.config < len(self.config_devices):
@@ -161,7 +158,7 @@ class IterationProblem:
                 cuts = [self.layers * s // stages for s in range(stages + 1)]
                 meshes = [self._fastest(a, b - 1, size) for a, b in itertools.pairwise(cuts)]
                 label = "one stage" if stages == 1 else f"{stages} even stages"
-                plans.append((label, IterationDecision(tuple(meshes))))
+                plans.append((label, tuple(meshes)))
         return tuple(plans)
 
     def _fastest(self, first: int, last: int, size: int) -> MeshStage:

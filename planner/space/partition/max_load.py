@@ -30,16 +30,8 @@ from planner.memory import fits
 from planner.space.partition.verdict import Verdict
 from planner.space.types import Violation
 
-
-@dataclass(frozen=True, slots=True)
-class MaxLoadDecision:
-    """Who runs what.
-
-    Attributes:
-        device_of: by node, 0..accelerators-1 for an accelerator, the next `cpus` numbers for a CPU.
-    """
-
-    device_of: tuple[int, ...]
+MaxLoadDecision = tuple[int, ...]
+"""By node its device: 0..accelerators-1 for an accelerator, the next `cpus` numbers for a CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,14 +76,13 @@ class MaxLoadProblem:
 
     def judge(self, decision: MaxLoadDecision) -> Verdict:
         """Loads of all devices, the largest of them, and every limit broken. O(nodes + edges)."""
-        device = tuple(decision.device_of)
-        malformed = self._malformed(device)
+        malformed = self._malformed(decision)
         if malformed:
             return Verdict(math.inf, malformed)
-        loads = self._loads(device)
-        violations = (*self._unsupported(device), *self._over_memory(device), *self._torn(device))
+        loads = self._loads(decision)
+        violations = (*self._unsupported(decision), *self._over_memory(decision), *self._torn(decision))
         if self.contiguous:
-            violations += self._circular(device)
+            violations += self._circular(decision)
         return Verdict(max(loads, default=0.0), violations, loads)
 
     def trivial(self) -> tuple[tuple[str, MaxLoadDecision], ...]:
@@ -99,10 +90,10 @@ class MaxLoadProblem:
         n = len(self.accelerator_ms)
         plans = []
         if self.accelerators:
-            plans.append(("one accelerator", MaxLoadDecision((0,) * n)))
-            plans.append(("even split in topological order", MaxLoadDecision(self._even_split())))
+            plans.append(("one accelerator", (0,) * n))
+            plans.append(("even split in topological order", self._even_split()))
         if self.cpus:
-            plans.append(("one CPU", MaxLoadDecision((self.accelerators,) * n)))
+            plans.append(("one CPU", (self.accelerators,) * n))
         return tuple(plans)
 
     def _malformed(self, device: Sequence[int]) -> tuple[Violation, ...]:
