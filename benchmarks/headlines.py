@@ -19,9 +19,7 @@ from benchmarks.headlines_recorded import RECORDED
 from planner import formulas
 from planner.api import load_graph as load_bundled
 from planner.costs import profile
-from planner.hardware import load_cluster, load_device
-from planner.hardware.collectives import collective_s
-from planner.hardware.types import Collective
+from planner.hardware import Collective, collective_s, load_cluster, load_device
 from planner.importers import load_graph
 from planner.play import measure_schedule
 from planner.sharding.mixtures import Mixture, model_parameters
@@ -129,7 +127,7 @@ def rates() -> Iterator[Headline]:
     for schedule, published in (("1f1b", 33), ("zb-h1", 27), ("zb-h2", 24)):
         found = measure_schedule(schedule, 4, 8, forward_s=1.0, backward_s=2.0, weight_grad_s=1.0).iteration_s
         yield Headline("Zero bubble", f"{schedule}, p = 4, m = 8, iteration in F", published, found)
-    gain = formulas.pipemare_gain(107, 32)
+    gain = 1 / (1 - formulas.gpipe_bubble(107, 32))
     yield Headline("PipeMare", "throughput over GPipe (recalled)", 4.3, gain, "P = 107, N = 32: a plausible origin")
 
 

@@ -25,10 +25,9 @@ from benchmarks.headlines_recorded import (
 )
 from planner.exchange import Exchange
 from planner.space.terms import elements_of
-from planner.systems import System, get
+from planner.systems import Setting, System, get
 from planner.systems.proposals import data_parallel
-from planner.systems.rows import bubble_of
-from planner.systems.setting import Setting
+from planner.systems.runner import bubble_of
 
 
 @dataclass(frozen=True, slots=True)

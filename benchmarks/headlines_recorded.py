@@ -21,12 +21,10 @@ from planner.hardware import Cluster, load_cluster
 from planner.space.cuts import balanced, stages_of
 from planner.space.subspaces import Limits
 from planner.space.types import Job, StageChoice
-from planner.systems import get
+from planner.systems import Proposal, Setting, System, decide, get
 from planner.systems.bapipe import pipelines
 from planner.systems.pipedream import dealt
-from planner.systems.runner import Judged, decide, judge
-from planner.systems.setting import Setting
-from planner.systems.types import Proposal, System
+from planner.systems.runner import Judged, judge
 
 RECORDED = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
 """Samples of the minibatch that a profile's times are for."""

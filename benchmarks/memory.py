@@ -23,7 +23,7 @@ import planner
 from benchmarks.published import NOT_SPLIT, VOCAB_PART, _table, mape
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
 from models.gpt import GPTSize
-from planner.hardware.reserve import HEADROOM
+from planner.hardware import HEADROOM
 from planner.prediction import FEW, driver_bytes, judge, ways_to_share, without_limits
 from planner.space import WorkerMemory
 from planner.space.named import Degrees

@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator
 
 from planner.play import StageTimes, measure_schedule, run
-from planner.schedules import Pipeline, get
-from planner.schedules.compiling import compile_orders
+from planner.schedules import Pipeline, compile_orders, get
 
 COLUMNS = ("schedule", "stages", "micro-batches", "actions", "of", "order s", "link s", "play s", "us an action")
 STAGES = 16

@@ -21,9 +21,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._config import Configuration, close_names, option_names, understand, with_options
+from ._config import (
+    Configuration,
+    ModelBuildError,
+    ModelInfo,
+    ModelType,
+    UnknownModelError,
+    close_names,
+    option_names,
+    understand,
+    with_options,
+)
 from ._graph import GraphBuilder
-from ._types import ModelBuildError, ModelInfo, ModelType, UnknownModelError
 
 if TYPE_CHECKING:
     import onnx

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
+from ._config import ModelBuildError
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import ModelBuildError
 
 
 @dataclass(frozen=True, slots=True)

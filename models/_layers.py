@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 
 from . import _ops as ops
+from ._config import ModelBuildError
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import ModelBuildError
 
 Activation = Callable[[GraphBuilder, Value], Value]
 

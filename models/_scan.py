@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from . import _layers as layers
 from . import _ops as ops
 from ._attention import Shared
+from ._config import ModelBuildError
 from ._graph import GraphBuilder, Value
-from ._types import ModelBuildError
 
 SCAN_OPSET = 27
 """First operator set with `CausalConvWithState` and `LinearAttention`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ._attention import LatentAttention, Rotary
+from ._config import Config, Key, ModelBuildError, ModelType, required
 from ._decoder import DecoderSize, Experts, FeedForward, transformer_layer
 from ._moe import MoE
-from ._types import Config, Key, ModelBuildError, ModelType, required
 from .llama import DECODER, activation, decoder_of
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
+from ._config import Config, Key, ModelBuildError, ModelType, required
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import Config, Key, ModelBuildError, ModelType, required
 
 OPSET = 20
 

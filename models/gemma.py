@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from ._attention import Attention, Rotary
+from ._config import Config, Key, ModelBuildError, ModelType
 from ._decoder import Branch, DecoderSize, FeedForward, Layer, transformer_layer
-from ._types import Config, Key, ModelBuildError, ModelType
 from .llama import DECODER, activation, attention_of, decoder_of, head_width
 
 _KINDS = {"sliding_attention": True, "chunked_attention": True, "full_attention": False}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
+from ._config import Key, ModelType, required
 from ._graph import ElementType, GraphBuilder, Value
-from ._types import Key, ModelType, required
 
 OPSET = 20
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
+from ._config import Config, Key, ModelType, required
 from ._graph import ElementType, GraphBuilder, Value
 from ._moe import Dispatch, MoE, mixture
-from ._types import Config, Key, ModelType, required
 from .llama import activation
 
 OPSET = 20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ._config import Config, Key, ModelType
 from ._decoder import DecoderSize, FeedForward, transformer_layer
-from ._types import Config, Key, ModelType
 from .llama import DECODER, activation, attention_of, decoder_of
 
 

@@ -5,9 +5,9 @@ The clamps inside the experts' activation and its factor 1.702 are left out: no 
 
 from __future__ import annotations
 
+from ._config import Config, Key, ModelType
 from ._decoder import DecoderSize, Experts, transformer_layer
 from ._moe import MoE
-from ._types import Config, Key, ModelType
 from .gemma import local_layers
 from .llama import DECODER, activation, attention_of, decoder_of
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._attention import Attention, Rotary
+from ._config import Config, Key, ModelBuildError, ModelType, required
 from ._decoder import DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._layers import ACTIVATIONS
 from ._moe import MoE
-from ._types import Config, Key, ModelBuildError, ModelType, required
 
 DECODER: Mapping[str, Key] = {
     "hidden_size": required(),

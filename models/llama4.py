@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ._config import Config, Key, ModelBuildError, ModelType
 from ._decoder import DecoderSize, Experts, FeedForward, transformer_layer
 from ._moe import MoE
-from ._types import Config, Key, ModelBuildError, ModelType
 from .llama import DECODER, activation, attention_of, decoder_of
 
 

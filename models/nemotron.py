@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ._config import Config, Key, ModelBuildError, ModelType
 from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._moe import MoE
 from ._scan import Mamba2
-from ._types import Config, Key, ModelBuildError, ModelType
 from .llama import DECODER, activation, attention_of, decoder_of, head_width
 
 

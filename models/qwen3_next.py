@@ -5,10 +5,10 @@ Attention turns a quarter of each head. RMSNorm's scale is written as one weight
 
 from __future__ import annotations
 
+from ._config import Config, Key, ModelBuildError, ModelType, required
 from ._decoder import DecoderSize, Experts, FeedForward, transformer_layer
 from ._moe import MoE
 from ._scan import DeltaNet
-from ._types import Config, Key, ModelBuildError, ModelType, required
 from .llama import DECODER, SPARSE, activation, attention_of, decoder_of, feed_forward_of, sparse_layers
 
 _SCAN = "linear_attention"

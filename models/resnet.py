@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
+from ._config import Config, Key, ModelType
 from ._graph import GraphBuilder, Value
-from ._types import Config, Key, ModelType
 
 OPSET = 20
 WIDTHS = (64, 128, 256, 512)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
+from ._config import Config, Key, ModelBuildError, ModelType, required
 from ._graph import ElementType, GraphBuilder, Value
 from ._moe import Dispatch, MoE, mixture
-from ._types import Config, Key, ModelBuildError, ModelType, required
 
 OPSET = 23
 EPSILON = 1e-6

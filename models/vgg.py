@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from . import _layers as layers
 from . import _ops as ops
+from ._config import Key, ModelType
 from ._graph import GraphBuilder, Value
-from ._types import Key, ModelType
 
 OPSET = 20
 

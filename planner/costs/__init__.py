@@ -1,9 +1,8 @@
 """Work to seconds: roofline, measured and imported profiles."""
 
 from planner.costs.errors import JobClass, MeasuredError, error_of, measured_error, read_errors
-from planner.costs.imported import imported_profile, is_priced
+from planner.costs.imported import costs_document, imported_profile, is_priced, with_costs
 from planner.costs.measured import measure
-from planner.costs.own import costs_document, with_costs
 from planner.costs.precision import (
     OPTIMIZER_MOMENTS,
     PRECISIONS,

@@ -28,7 +28,7 @@ import numpy as np
 from planner.costs.precision import NarrowFormat, Precision
 from planner.graph import DType, Graph, Note, NoteLevel, Tensor, TensorKind
 from planner.graph.blocks import layer_of
-from planner.operators.expert_products import ExpertProduct, find_expert_products
+from planner.operators.modules import ExpertProduct, find_expert_products
 from planner.operators.site import JointCut, Role, rule_of
 from planner.operators.types import OpSpec
 from planner.operators.unseen import logits_of

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.costs.imported import imported_profile, is_priced
+from planner.costs.imported import by_own_costs, imported_profile, is_priced
 from planner.costs.narrow import narrow_products
-from planner.costs.own import by_own_costs
 from planner.costs.precision import Precision, supported_precision
 from planner.costs.rates import unaligned_products
 from planner.costs.roofline import price

@@ -9,7 +9,7 @@ the device's fastest 16 or 32 bit type; another type reaches them at sizes that 
 small operations are slow by the time they take rather than by the work they do.
 
 Where fp32 runs on a GPU's vector units, a 3 x 3 convolution takes the faster of the plain sum and Winograd's method
-(`planner.costs.winograd`), each of its three products by itself:
+(`planner.costs.rates`), each of its three products by itself:
 
     winograd = transforms / bandwidth + max(fewer products / (matrix_peak * fraction), transformed tiles / bandwidth)
 

@@ -20,11 +20,10 @@ import numpy as np
 
 from planner.costs.narrow import NarrowProducts, product_formats
 from planner.costs.precision import Precision
-from planner.costs.rates import kernel_rates
-from planner.costs.winograd import FastConvolutions, fast_convolutions
+from planner.costs.rates import FastConvolutions, fast_convolutions, kernel_rates
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
-from planner.operators.expert_products import ExpertProduct, find_expert_products
+from planner.operators.modules import ExpertProduct, find_expert_products
 from planner.operators.rewriting import FusedKernel, fused_kernels
 from planner.operators.saved import float_type
 from planner.operators.site import rule_of

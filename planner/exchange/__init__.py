@@ -13,10 +13,15 @@ from __future__ import annotations
 
 from planner.exchange.choosing import choose
 from planner.exchange.collectives import step_traffic
-from planner.exchange.fabric import Fabric, Port, Servers, fabric_of
-from planner.exchange.graph_step import step_of
-from planner.exchange.readings import (
+from planner.exchange.fabric import Fabric, LevelTraffic, Port, Servers, Traffic, fabric_of
+from planner.exchange.recipe import (
+    Content,
+    ExchangeStep,
+    Group,
     Kept,
+    Phase,
+    Recipe,
+    Sizes,
     groups_of,
     kept_bytes,
     parts_of,
@@ -27,8 +32,6 @@ from planner.exchange.readings import (
     step_s,
     step_terms,
 )
-from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe, Sizes
-from planner.exchange.traffic import LevelTraffic, Traffic
 from planner.exchange.types import (
     Choice,
     Exchange,
@@ -40,6 +43,7 @@ from planner.exchange.types import (
     Step,
     Transfer,
     Variable,
+    step_of,
 )
 from planner.registry import Registry
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from planner.errors import UsageError
-from planner.exchange.fabric import Fabric, Servers
+from planner.exchange.fabric import Fabric, Servers, nothing
 from planner.exchange.messages import play
 from planner.exchange.recipe import SUMMED, Recipe
-from planner.exchange.traffic import nothing
 from planner.exchange.types import Draft, Exchange, Facts, MemoryFactors, Placement, Scheme, Staleness, Step
 from planner.registry import name_with_options
 

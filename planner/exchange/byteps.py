@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange._defaults import Defaults, dense_note, positive
-from planner.exchange._inside import Inside
-from planner.exchange.buckets import pack
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Servers
 from planner.exchange.formulas import byteps_shares
-from planner.exchange.servers import SUMMED_ON_SERVERS, Sending, Transport, draft_servers, sent
+from planner.exchange.messages import pack
+from planner.exchange.servers import SUMMED_ON_SERVERS, Inside, Sending, Transport, draft_servers, sent
 from planner.exchange.types import Draft, Facts, Step
 
 

@@ -7,12 +7,9 @@ import dataclasses
 import numpy as np
 
 from planner.exchange._defaults import dense_note
-from planner.exchange.buckets import pack
-from planner.exchange.fabric import Fabric
-from planner.exchange.messages import Leg, Message
-from planner.exchange.readings import groups_of, step_terms
-from planner.exchange.recipe import ExchangeStep, Phase, Recipe
-from planner.exchange.traffic import Traffic, nothing, rank_traffic
+from planner.exchange.fabric import Fabric, Traffic, nothing, rank_traffic
+from planner.exchange.messages import Leg, Message, pack
+from planner.exchange.recipe import ExchangeStep, Phase, Recipe, groups_of, step_terms
 from planner.exchange.types import Draft, Step
 from planner.hardware import ALGORITHMS, DIRECT, MEASURED, Cluster, Collective, algorithms
 

@@ -3,17 +3,20 @@
 They are what the papers print; the schemes of this package are priced on the actual ports, and tested equal to these
 where a fabric is as simple as the papers'. n: GPU machines (or ranks), k: machines without, M: bytes, B: bytes/s of a
 machine's port, each direction (full duplex).
+
+Parallax's search for the number of partitions of a sparse variable, by samples of the iteration time, is here too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.errors import UsageError
-from planner.exchange.readings import recipe_of, sent_bytes
-from planner.exchange.recipe import Sizes
+from planner.exchange.recipe import Sizes, recipe_of, sent_bytes
 from planner.hardware import Collective, moved_bytes
 
 
@@ -49,16 +52,6 @@ def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
     return moved_bytes(Collective.ALL_REDUCE, payload_bytes, ranks)
 
 
-def tree_all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
-    """Bytes all ranks together send in a tree all-reduce, up and down: 2(n-1) M, as many as in a ring.
-
-    >>> formulas.tree_all_reduce_bytes(64, 8)
-    896
-    """
-    _whole("ranks", ranks)
-    return 2 * (ranks - 1) * payload_bytes
-
-
 def in_network_bytes(payload_bytes: float, ranks: int) -> float:
     """Bytes a rank sends (and receives) when switches add: M, however many ranks (0 for one).
 
@@ -69,19 +62,6 @@ def in_network_bytes(payload_bytes: float, ranks: int) -> float:
     """
     _whole("ranks", ranks)
     return payload_bytes if ranks > 1 else 0.0
-
-
-def sharded_server_bytes(payload_bytes: float, machines: int) -> float:
-    """Bytes a machine sends (and receives) with a server on every machine and equal shards: 2(n-1)/n M.
-
-    A machine pushes and pulls (n-1)/n M as a worker, and takes and answers as much as a server. A ring all-reduce moves
-    the same; that such servers are faster is a matter of how much of the bandwidth they reach, not of bytes.
-
-    >>> [formulas.sharded_server_bytes(1360, n) for n in (2, 8, 32, 256)]
-    [1360.0, 2380.0, 2635.0, 2709.375]
-    """
-    _whole("machines", machines)
-    return all_reduce_bytes(payload_bytes, machines)
 
 
 def separate_server_s(payload_bytes: float, machines: int, servers: int, byte_per_s: float) -> float:
@@ -200,9 +180,10 @@ def herring_s(payload_bytes: float, machines: int, byte_per_s: float, efficiency
     >>> formulas.herring_s(1360e6, machines=8, byte_per_s=12.5e9)
     0.1904
     """
+    _whole("machines", machines)
     _above_0("byte_per_s", byte_per_s)
     _above_0("efficiency", efficiency)
-    return sharded_server_bytes(payload_bytes, machines) / (efficiency * byte_per_s)
+    return all_reduce_bytes(payload_bytes, machines) / (efficiency * byte_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,16 +217,6 @@ def parallax_transfer(variable_bytes: float, touched: float, machines: int, vari
     return ParallaxTransfer(even, even, touched * even, 2 * touched * w * variables * others)
 
 
-def touched_by(touched: float, workers: int) -> float:
-    """Part of the rows that `workers` touch together, each that part of its own at random: 1 - (1 - alpha)^g.
-
-    >>> round(formulas.touched_by(0.02, workers=6), 4)
-    0.1142
-    """
-    _whole("workers", workers)
-    return 1 - (1 - touched) ** workers
-
-
 def zero_state_bytes(
     parameters: float, ranks: int, stage: int, weight: float = 2, gradient: float = 2, optimizer: float = 12
 ) -> float:
@@ -261,19 +232,9 @@ def zero_state_bytes(
     Raises:
         UsageError: a stage other than 0 to 3, or no rank.
     """
-    parts = zero_parts(ranks, stage)
-    return parameters * (weight * parts[0] + gradient * parts[1] + optimizer * parts[2])
-
-
-def zero_parts(ranks: int, stage: int) -> tuple[float, float, float]:
-    """The part of weights, gradients and optimizer state that a rank keeps under a ZeRO stage.
-
-    >>> formulas.zero_parts(8, stage=2)
-    (1.0, 0.125, 0.125)
-    """
     _whole("ranks", ranks)
-    weights, gradients, optimizer = (1.0 if group is None else 1 / ranks for group in recipe_of(stage).held)
-    return weights, gradients, optimizer
+    sizes = zip((weight, gradient, optimizer), recipe_of(stage).held, strict=True)
+    return parameters * sum(size if group is None else size / ranks for size, group in sizes)
 
 
 def zero_elements(parameters: float, stage: int, ranks: int | None = None) -> float:
@@ -330,3 +291,115 @@ def wsp_period_s(wave_s: float, exchange_s: float, clock_distance: int) -> float
     """
     _whole("clock_distance", clock_distance, 0)
     return max(wave_s, exchange_s, (wave_s + exchange_s) / (clock_distance + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFit:
+    """`t(P) = c + b/P + a(P - 1)`: fixed time, work that partitions share, and what each further partition costs.
+
+    Attributes:
+        fixed_s: c.
+        shared_s: b.
+        overhead_s: a.
+        best: the partition count to use.
+        best_s: its time, fitted (or the sample's own where there was no fit).
+    """
+
+    fixed_s: float
+    shared_s: float
+    overhead_s: float
+    best: int
+    best_s: float
+
+    def seconds(self, partitions: int) -> float:
+        """The fitted time of a partition count."""
+        return self.fixed_s + self.shared_s / partitions + self.overhead_s * (partitions - 1)
+
+
+def fit_partitions(samples: Mapping[int, float]) -> PartitionFit:
+    """Least squares through samples of the iteration time, and the best integer within the sampled range.
+
+    With fewer than three samples the best of them is taken. O(samples + range). After Parallax (Kim et al., EuroSys
+    2019, section 3.2).
+
+    >>> formulas.fit_partitions({p: 1 + 64 / p + 0.25 * (p - 1) for p in (2, 4, 8, 16, 32)}).best
+    16
+
+    Args:
+        samples: seconds by partition count, at least one.
+
+    Raises:
+        UsageError: no sample, a count below 1, or a time that is not finite.
+    """
+    if not samples or min(samples) < 1 or not all(math.isfinite(t) for t in samples.values()):
+        raise UsageError("partition counts need samples of finite seconds", hint="measure at one count or more")
+    counts = np.asarray(sorted(samples), dtype=np.float64)
+    times = np.asarray([samples[int(p)] for p in counts])
+    if len(counts) < 3:
+        best = int(np.argmin(times))
+        return PartitionFit(float(times[best]), 0.0, 0.0, int(counts[best]), float(times[best]))
+    terms = np.stack([np.ones_like(counts), 1 / counts, counts - 1], axis=1)
+    fixed, shared, overhead = (float(x) for x in np.linalg.lstsq(terms, times, rcond=None)[0])
+    candidates = np.arange(int(counts[0]), int(counts[-1]) + 1)
+    fitted = fixed + shared / candidates + overhead * (candidates - 1)
+    best = int(np.argmin(fitted))
+    return PartitionFit(fixed, shared, overhead, int(candidates[best]), float(fitted[best]))
+
+
+def best_partitions(shared_s: float, overhead_s: float) -> float:
+    """The real-valued optimum of the fitted time, sqrt(b/a); inf when partitions cost nothing.
+
+    >>> formulas.best_partitions(64, 0.25)
+    16.0
+    """
+    if shared_s < 0 or overhead_s < 0:
+        raise UsageError("partition times must not be negative", hint="use the terms of a fit that has an optimum")
+    return math.sqrt(shared_s / overhead_s) if overhead_s > 0 else math.inf
+
+
+def whole_partitions(shared_s: float, overhead_s: float, most: int = 1 << 20) -> int:
+    """The partition count of the least time among 1..most: a neighbour of sqrt(b/a); the fewer of two equal ones.
+
+    >>> formulas.whole_partitions(64, 0.25), formulas.whole_partitions(30, 0.3), formulas.whole_partitions(64, 0.25, 8)
+    (16, 10, 8)
+
+    Raises:
+        UsageError: a negative term, or no partition allowed.
+    """
+    if most < 1:
+        raise UsageError(f"at most {most} partitions", hint="allow 1 or more")
+    ideal = min(best_partitions(shared_s, overhead_s), float(most))
+    near = {min(most, max(1, math.floor(ideal) + step)) for step in (0, 1)}
+    return min(near, key=lambda count: (shared_s / count + overhead_s * count, count))
+
+
+def search_partitions(measure: Callable[[int], float], start: int, most: int = 1 << 20) -> PartitionFit:
+    """Sample P, 2P, 4P, ... while the time falls, then P/2, P/4, ... while it falls, and fit.
+
+    >>> formulas.search_partitions(lambda p: 2 + 30 / p + 0.3 * (p - 1), start=4).best
+    10
+
+    Args:
+        measure: seconds of an iteration with that many partitions; called once a count.
+        start: first count, usually the number of machines.
+        most: largest count to try.
+
+    Raises:
+        UsageError: a start below 1.
+    """
+    if start < 1:
+        raise UsageError(f"a search that starts at {start} partitions", hint="start at 1 or more")
+    samples = {start: measure(start)}
+    last, count = samples[start], start * 2
+    while count <= most:
+        samples[count] = measure(count)
+        if samples[count] >= last:
+            break
+        last, count = samples[count], count * 2
+    last, count = samples[start], start // 2
+    while count >= 1:
+        samples[count] = measure(count)
+        if samples[count] >= last:
+            break
+        last, count = samples[count], count // 2
+    return fit_partitions(samples)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from planner.exchange import SCHEMES
 from planner.exchange._defaults import MEGABYTE, Defaults, dense_note, positive
-from planner.exchange._inside import Inside
-from planner.exchange.buckets import fuse
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric
-from planner.exchange.servers import SUMMED_ON_SERVERS, Sending, Transport, draft_servers, even, sent
+from planner.exchange.messages import fuse
+from planner.exchange.servers import SUMMED_ON_SERVERS, Inside, Sending, Transport, draft_servers, even, sent
 from planner.exchange.types import Draft, Facts, Step
 
 

@@ -12,11 +12,9 @@ import numpy as np
 
 from planner.exchange import SCHEMES
 from planner.exchange._defaults import MEGABYTE, Defaults, dense_note, positive
-from planner.exchange._inside import Inside, Local, local
-from planner.exchange.buckets import Bucket, pack
-from planner.exchange.fabric import Fabric
-from planner.exchange.messages import Leg, Message
-from planner.exchange.traffic import Traffic, nothing
+from planner.exchange.fabric import Fabric, Traffic, nothing
+from planner.exchange.messages import Bucket, Leg, Message, pack
+from planner.exchange.servers import Inside, Local, local
 from planner.exchange.types import Draft, Facts, Step
 
 

@@ -2,7 +2,7 @@
 
 An all-gather of sparse gradients grows with the machines, 2 alpha w (N-1) a machine, while servers move
 4 alpha w (N-1)/N when the variables are spread evenly, which cutting them in partitions sees to (Kim et al., EuroSys
-2019). How many partitions are best is measured (`planner.exchange.partitions`); here their number is given.
+2019). How many partitions are best is measured (`planner.exchange.formulas`); here their number is given.
 """
 
 from __future__ import annotations

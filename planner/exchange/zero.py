@@ -30,11 +30,10 @@ from dataclasses import dataclass
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange._defaults import MEGABYTE, Defaults, require
-from planner.exchange.buckets import Bucket, pack
 from planner.exchange.collectives import draft_recipe, priced
 from planner.exchange.fabric import Fabric
-from planner.exchange.readings import parts_of
-from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe
+from planner.exchange.messages import Bucket, pack
+from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe, parts_of
 from planner.exchange.types import Draft, Exchange, Facts, MemoryFactors, Scheme, Step
 from planner.hardware import Collective
 

@@ -26,57 +26,45 @@ from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
     from planner.exchange.formulas import *  # noqa: F403
-    from planner.exchange.partitions import *  # noqa: F403
-    from planner.formulas.asynchronous import *  # noqa: F403
-    from planner.formulas.mesh_tensorflow import *  # noqa: F403
-    from planner.formulas.partitions import *  # noqa: F403
     from planner.formulas.pipelines import *  # noqa: F403
+    from planner.formulas.sharding import *  # noqa: F403
     from planner.formulas.stages import *  # noqa: F403
-    from planner.formulas.traffic import *  # noqa: F403
     from planner.schedules.pipelined_backprop import *  # noqa: F403
 
 _MODULES = (
     "planner.formulas.pipelines",
-    "planner.formulas.asynchronous",
     "planner.schedules.pipelined_backprop",
     "planner.formulas.stages",
-    "planner.formulas.partitions",
     "planner.exchange.formulas",
-    "planner.exchange.partitions",
-    "planner.formulas.traffic",
-    "planner.formulas.mesh_tensorflow",
+    "planner.formulas.sharding",
 )
 
 _REPLACED = {
-    "pipeline_makespan_s": "gpipe_makespan_s",
-    "pipeline_bubble": "gpipe_bubble",
-    "pipeline_bubble_over_ideal": "gpipe_bubble_over_ideal",
-    "pipeline_memory": "schedule_figures(schedule, workers, micro_batches)",
-    "interleaved_warm_up": "interleaved_in_flight, less one chunk",
-    "interleaved_memory_factor": "interleaved_in_flight(p, m, chunks=v)[0] / p",
-    "seq1f1b_warm_up": "seq1f1b_in_flight, less one sub-sequence",
-    "chimera_sync_ranks": "copies * chimera_weight_copies(p, m, pairs=f)",
-    "hanayo_makespan": "hanayo_makespan_s",
-    "zero_bubble_bubble_s": "zb_h1_idle_s, zb_h2_idle_s, zb_v_idle_s",
-    "zero_bubble_in_flight": "zb_h1_in_flight, zb_h2_in_flight, zb_v_in_flight, v_half_in_flight, v_min_in_flight",
-    "zero_bubble_v_makespan": "zb_v_makespan_s, v_half_makespan_s, v_min_makespan_s",
-    "pipedream_mean_weight_copies": "pipedream_weight_copies",
-    "pipedream_noam": "pipedream_in_flight(p, m)[0]",
-    "pipedream_stage_bytes": "pipedream_in_flight, times the bytes of weights and activations",
-    "pipedream_transfer_s": "2 * boundary_bytes / byte_per_s",
-    "pipemare_stashed_copies": "sum(pipemare_delays(p, m)) / p",
-    "pipemare_flushed_utilisation": "1 - gpipe_bubble(p, m)",
-    "pipelined_backprop_delays": "pipelined_backprop_staleness",
-    "weight_prediction_horizon": "pipelined_backprop_staleness",
-    "pipeoptim_horizons": "pipedream_staleness",
-    "all_gather_bytes": "reduce_scatter_bytes",
-    "all_to_all_bytes": "reduce_scatter_bytes",
-    "byteps_bound": "byteps_speedup(n, n)",
-    "speedup": "rate / baseline",
-    "core_years": "cores * days / 365.25",
-    "bapipe_weight_bytes": "2 * weight_bytes",
+    "recompute_overhead": "F / (F + B)",
+    "chimera_critical_passes": "N and N + D - 2",
+    "pipemare_gain": "1 / (1 - gpipe_bubble(p, m))",
+    "pipemare_memory_factor": "(n + 1) / n for n buffers",
+    "pipemare_velocity": "gamma * velocity + (1 - gamma) * (new_weight - old_weight)",
+    "pipemare_backward_weight": "weight - (tau_forward - tau_backward) * velocity",
+    "predicted_weight": "weight - learning_rate * horizon * velocity",
+    "hetpipe_clock_may_advance": "clock - slowest_clock <= distance",
+    "pipedream_2bw_time_s": "max(compute + transfers, all-reduce / m) over the stages",
+    "piper_in_flight": "ceil(sum(replicas[i:]) / replicas[i])",
+    "tree_all_reduce_bytes": "ranks * all_reduce_bytes",
+    "touched_by": "1 - (1 - touched) ** workers",
+    "sharded_server_bytes": "all_reduce_bytes",
+    "zero_parts": "zero_state_bytes(1, ranks, stage, 1, 0, 0) and its like",
+    "tofu_total_bytes": "sum(parts**i * step for i, step in enumerate(steps))",
+    "tofu_recursion_is_optimal": "parts**i * step, which must not fall from step to step",
+    "gshard_all_to_all_growth": "sqrt(devices / from_devices)",
+    "tensor_parallel_layer_elements": "4 * all_reduce_bytes(batch * sequence * hidden, ranks)",
+    "rabenseifner_s": "2 * log2(ranks) * latency_s + ring_all_reduce_s",
+    "bert_parameters": 'planner.bundled_info("bert-48").parameters and its like',
+    "gpt_parameters": 'planner.bundled_info("gpt2").parameters and its like',
+    "bert_embedding_parameters": "(30522 + 512 + 2 + 2) * hidden",
+    "gpt_embedding_parameters": "(50257 + 1024) * hidden",
 }
-"""Names of earlier versions, and what says the same now."""
+"""Names of the version before, and what says the same now."""
 
 
 @lru_cache(maxsize=1)

@@ -19,8 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.hardware import algorithms
-from planner.hardware.span import Span, span_of
-from planner.hardware.tiers import Affine, direct, link_tiers, measured_fit, sent_once
+from planner.hardware.tiers import Affine, Span, direct, link_tiers, measured_fit, sent_once, span_of
 from planner.hardware.types import Cluster, Collective, Level
 
 DIRECT, MEASURED = "direct", "measured"

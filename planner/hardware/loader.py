@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from functools import lru_cache
@@ -175,8 +176,7 @@ def warnings(path: str | Path) -> list[Problem]:
         HardwareError: the file cannot be read.
     """
     from planner.hardware.document import read_document
-    from planner.hardware.plausibility import doubts
-    from planner.hardware.validate import validate
+    from planner.hardware.validate import doubts, validate
 
     document = read_document(Path(path))
     spec, _ = validate(document)
@@ -201,7 +201,11 @@ def profile_json_schema() -> dict[str, Any]:
             "definitions": body["$defs"],
         }
     )
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **found}
+    text = json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **found})
+    for name, entry in body["$defs"].items():
+        text = text.replace(f'{name}"', f'{entry["title"]}"')
+    schema: dict[str, Any] = json.loads(text)
+    return schema
 
 
 def _draft7(schema: Any) -> Any:  # noqa: ANN401

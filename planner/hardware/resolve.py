@@ -15,17 +15,19 @@ import numpy as np
 from planner.errors import HardwareError
 from planner.hardware.catalog import citations
 from planner.hardware.schema import (
-    ByteCurve,
+    Bytes,
     Cited,
     ClusterFile,
     DeviceBody,
     DeviceCount,
-    FlopCurve,
+    Figure,
+    Flops,
     LevelEntry,
     LinkFigures,
     PeerLink,
     Port,
-    ReserveFigure,
+    Reserve,
+    SizeCurve,
     StackFile,
 )
 from planner.hardware.types import NARROW_FORMATS, Cluster, CollectiveFit, Curve, Device, Level, Stack, slowest_levels
@@ -46,18 +48,18 @@ def with_defaults(body: DeviceBody) -> DeviceBody:
     reduced = fastest / _A100_BF16
     moved = body.memory_bandwidth.value / _A100_MEMORY
     default: dict[str, Any] = {
-        "reserve": ReserveFigure.model_construct(
+        "reserve": Figure[Reserve].model_construct(
             value=600 * 2**20, **_assumed("context of a GPU runtime that loads its kernels when they are first used")
         ),
-        "neighbour_buffers": ReserveFigure.model_construct(
+        "neighbour_buffers": Figure[Reserve].model_construct(
             value=220 * 2**20,
             **_assumed("24 channels of NCCL with buffers of 4, 4.7 and 0.5 MiB"),
         ),
-        "matrix_efficiency": FlopCurve.model_construct(
+        "matrix_efficiency": SizeCurve[Flops].model_construct(
             points={_rounded(size * reduced): part for size, part in _MATRIX_SHAPE.items()},
             **_assumed("shape of an A100"),
         ),
-        "memory_efficiency": ByteCurve.model_construct(
+        "memory_efficiency": SizeCurve[Bytes].model_construct(
             points={_rounded(size * moved): part for size, part in _MEMORY_SHAPE.items()},
             **_assumed("shape of an A100"),
         ),

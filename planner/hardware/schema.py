@@ -5,27 +5,33 @@ Only the loader imports this module (pydantic takes its time); the rest of the p
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     NonNegativeFloat,
     PositiveFloat,
+    SerializerFunctionWrapHandler,
+    StrictBool,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_serializer,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from planner.errors import UsageError
 from planner.hardware.types import Collective
 from planner.registry import did_you_mean
-from planner.units import EXAMPLES, UNITS, Dimension, parse
+from planner.units import EXAMPLES, UNITS, Dimension, parse, render
 
 
 def finding(message: str, hint: str = "") -> PydanticCustomError:
@@ -33,52 +39,88 @@ def finding(message: str, hint: str = "") -> PydanticCustomError:
     return PydanticCustomError("finding", "{message}", {"message": message, "hint": hint})
 
 
-def _read(dimension: Dimension, least: float, most: float) -> BeforeValidator:
-    def read(text: object) -> float:
+@dataclass(frozen=True)
+class Quantity:
+    """A number that files write with a unit, or without one where the dimension has none.
+
+    Attributes:
+        dimension: what it measures.
+        least: 0 where it may be nothing, 1 where it must be positive.
+        most: largest value.
+    """
+
+    dimension: Dimension
+    least: int = 1
+    most: float = math.inf
+
+    def read(self, text: object) -> float:
+        """The value in SI units.
+
+        Raises:
+            PydanticCustomError: no value, another dimension, or out of range.
+        """
         if text is None:
-            raise finding("no value is given", f"write {dimension}, with {EXAMPLES[dimension]}")
+            raise finding("no value is given", f"write {self.dimension}, with {EXAMPLES[self.dimension]}")
         try:
-            value = parse(text, dimension)
+            value = parse(text, self.dimension)
         except UsageError as error:
             raise finding(error.problem.message, error.problem.hint) from error
-        if value < 0 or (value == 0 and least > 0):
+        if value < 0 or (value == 0 and self.least > 0):
             raise finding(f"{text} is {'negative' if value < 0 else 'zero'}", "write a positive quantity")
-        if value > most:
+        if value > self.most:
             raise finding(f"{text} is more than 1", "a fraction lies between 0 and 1, or 0% and 100%")
         return value
 
-    return BeforeValidator(read)
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(lambda value: render(value, self.dimension))
+        return core_schema.no_info_before_validator_function(self.read, handler(source), serialization=written)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        units = "|".join(u.replace("$", r"\$") for u in UNITS[self.dimension] if u)
+        bare = "" in UNITS[self.dimension]
+        number = r"\+?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+        pattern = rf"^\s*{number}\s*({units}){'?' if bare else ''}\s*$"
+        text = {"type": "string", "pattern": pattern, "description": f"with {EXAMPLES[self.dimension]}"}
+        return {"anyOf": [{"type": "number", "minimum": 0}, text]} if bare else text
 
 
-def _text(dimension: Dimension) -> WithJsonSchema:
-    units = "|".join(u.replace("$", r"\$") for u in UNITS[dimension] if u)
-    bare = "" in UNITS[dimension]
-    number = r"\+?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
-    pattern = rf"^\s*{number}\s*({units}){'?' if bare else ''}\s*$"
-    text = {"type": "string", "pattern": pattern, "description": f"with {EXAMPLES[dimension]}"}
-    return WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, text]} if bare else text)
-
-
-_BIG = float("inf")
-Bytes = Annotated[float, _read(Dimension.BYTES, 1, _BIG), _text(Dimension.BYTES)]
-Reserve = Annotated[float, _read(Dimension.BYTES, 0, _BIG), _text(Dimension.BYTES)]
-ByteRate = Annotated[float, _read(Dimension.BYTE_RATE, 1, _BIG), _text(Dimension.BYTE_RATE)]
-FlopRate = Annotated[float, _read(Dimension.FLOP_RATE, 1, _BIG), _text(Dimension.FLOP_RATE)]
-Flops = Annotated[float, _read(Dimension.FLOPS, 1, _BIG), _text(Dimension.FLOPS)]
-Seconds = Annotated[float, _read(Dimension.SECONDS, 0, _BIG), _text(Dimension.SECONDS)]
-Fraction = Annotated[float, _read(Dimension.FRACTION, 1, 1.0), _text(Dimension.FRACTION)]
-Part = Annotated[float, _read(Dimension.FRACTION, 0, 1.0), _text(Dimension.FRACTION)]
-Factor = Annotated[float, _read(Dimension.FRACTION, 1, 10.0), _text(Dimension.FRACTION)]
-Price = Annotated[float, _read(Dimension.PRICE, 0, _BIG), _text(Dimension.PRICE)]
+Bytes = Annotated[float, Quantity(Dimension.BYTES)]
+Reserve = Annotated[float, Quantity(Dimension.BYTES, 0)]
+ByteRate = Annotated[float, Quantity(Dimension.BYTE_RATE)]
+FlopRate = Annotated[float, Quantity(Dimension.FLOP_RATE)]
+Flops = Annotated[float, Quantity(Dimension.FLOPS)]
+Seconds = Annotated[float, Quantity(Dimension.SECONDS, 0)]
+Fraction = Annotated[float, Quantity(Dimension.FRACTION, 1, 1.0)]
+Part = Annotated[float, Quantity(Dimension.FRACTION, 0, 1.0)]
+Factor = Annotated[float, Quantity(Dimension.FRACTION, 1, 10.0)]
+Price = Annotated[float, Quantity(Dimension.PRICE, 0)]
 Count = Annotated[int, Field(strict=True, ge=1)]
+Whole = Annotated[int, Field(strict=True, ge=0)]
+Flag = StrictBool
+Names = tuple[str, ...]
+Passes = tuple[NonNegativeFloat, NonNegativeFloat]
+Compared = tuple[Count, PositiveFloat, PositiveFloat]
+Factors = Annotated[dict[str, Factor], Field(min_length=1)]
+Parts = Annotated[dict[str, Part], Field(min_length=1)]
 MatrixType = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4", "mxfp4", "nvfp4", "int8", "int16"]
 Direction = Literal["per-direction", "bidirectional"]
+T = TypeVar("T")
+
+_SILENT = (("verified", True), ("count", 1))
+"""Values that go without saying."""
 
 
 class Strict(BaseModel):
     """A mapping in which an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_serializer(mode="wrap")
+    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """In the notation of the files: without what is absent or says nothing, and where figures come from last."""
+        found = handler(self)
+        told = {k: v for k, v in found.items() if v not in (None, "", [], {}) and (k, v) not in _SILENT}
+        return dict(sorted(told.items(), key=lambda entry: entry[0] in Cited.model_fields))
 
 
 class Cited(Strict):
@@ -98,12 +140,20 @@ class Cited(Strict):
             raise finding(f"unknown source {source!r}", did_you_mean(source, known) + " or write out the citation")
         return source
 
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        """`Figure_Bytes`, after the name of the type here; the JSON Schema calls it so."""
+        return f"{cls.__name__}_{next((name for name, kind in globals().items() if kind == params[0]), 'T')}"
 
-class Figure(Cited):
+
+class Stated(Cited, Generic[T]):
+    """A value and where it comes from, as `{value: [gated_activation], source: vendor}`."""
+
+    value: T
+
+
+class Figure(Stated[T]):
     """One quantity, written as `80 GB` or as `{value: 80 GB, source: vendor}`."""
-
-    dimension: ClassVar[Dimension]
-    value: Any
 
     @model_validator(mode="before")
     @classmethod
@@ -113,119 +163,12 @@ class Figure(Cited):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         whole = handler.resolve_ref_schema(handler(core))
-        return {"anyOf": [whole["properties"]["value"], whole], "description": cls.__doc__}
+        return {"title": cls.__name__, "anyOf": [whole["properties"]["value"], whole], "description": Figure.__doc__}
 
 
-class MemoryFigure(Figure):
-    """An amount of memory, such as `80 GB`."""
-
-    dimension: ClassVar[Dimension] = Dimension.BYTES
-    value: Bytes
-
-
-class ReserveFigure(Figure):
-    """An amount of memory that may be nothing, such as `2 GB`."""
-
-    dimension: ClassVar[Dimension] = Dimension.BYTES
-    value: Reserve
-
-
-class BandwidthFigure(Figure):
-    """A bandwidth without a direction, such as `2039 GB/s` of device memory."""
-
-    dimension: ClassVar[Dimension] = Dimension.BYTE_RATE
-    value: ByteRate
-
-
-class ComputeFigure(Figure):
-    """A computing rate, such as `312 TFLOP/s`."""
-
-    dimension: ClassVar[Dimension] = Dimension.FLOP_RATE
-    value: FlopRate
-
-
-class TimeFigure(Figure):
-    """A time, such as `5 us`."""
-
-    dimension: ClassVar[Dimension] = Dimension.SECONDS
-    value: Seconds
-
-
-class FractionFigure(Figure):
-    """An achievable fraction, such as `87%`."""
-
-    dimension: ClassVar[Dimension] = Dimension.FRACTION
-    value: Fraction
-
-
-class PartFigure(Figure):
-    """A part that may be nothing, such as `50%`."""
-
-    dimension: ClassVar[Dimension] = Dimension.FRACTION
-    value: Part
-
-
-class FactorFigure(Figure):
-    """A factor around one, such as `104%`."""
-
-    dimension: ClassVar[Dimension] = Dimension.FRACTION
-    value: Factor
-
-
-class AttentionRates(Cited):
-    """Achievable fraction by pattern of device names, as `{h100*: 45%, "*": 75%}`; the first that matches holds."""
-
-    value: dict[str, Factor] = Field(min_length=1)
-
-
-class AxisParts(Cited):
-    """Fractions by pattern of the names of mesh axes, as `{expert: 0%, "*": 40%}`; the first that matches holds."""
-
-    value: dict[str, Part] = Field(min_length=1)
-
-
-class PassesFigure(Cited):
-    """Times that the logits are read or written, `[forward, backward]`."""
-
-    value: tuple[NonNegativeFloat, NonNegativeFloat]
-
-
-class NamesFigure(Cited):
-    """Some names, such as `[gated_activation]`; `[]` for none."""
-
-    value: tuple[str, ...]
-
-
-class ComparedFigure(Cited):
-    """Runs that were compared, and between what measured over predicted lies, `[runs, low, high]`."""
-
-    value: tuple[Count, PositiveFloat, PositiveFloat]
-
-
-class CountFigure(Cited):
-    """A whole number that may be 0."""
-
-    value: int = Field(strict=True, ge=0)
-
-
-class FlagFigure(Cited):
-    """Whether something is so: `true` or `false`."""
-
-    value: bool = Field(strict=True)
-
-
-class PriceFigure(Figure):
-    """A price, such as `4.10 $/h`."""
-
-    dimension: ClassVar[Dimension] = Dimension.PRICE
-    value: Price
-
-
-class PeerLink(Cited):
+class PeerLink(Stated[ByteRate]):
     """The wire between two single devices; its direction must be said."""
 
-    dimension: ClassVar[Dimension] = Dimension.BYTE_RATE
-    value: ByteRate
     direction: Direction = Field(description="is the figure `per-direction`, or `bidirectional` (both summed)?")
 
     @property
@@ -240,63 +183,56 @@ class Port(PeerLink):
     count: Count = Field(1, description="equal ports a child has, such as 8 network cards a node")
 
 
-class FlopCurve(Cited):
-    """Achievable fraction by FLOPs of one operation, as `{1 GFLOP: 45%, 128 GFLOP: 75%}`."""
+class SizeCurve(Cited, Generic[T]):
+    """Achievable fraction by size of one operation: by FLOPs as `{1 GFLOP: 45%, 128 GFLOP: 75%}`, or by bytes."""
 
-    dimension: ClassVar[Dimension] = Dimension.FLOPS
-    points: dict[Flops, Fraction] = Field(min_length=1)
+    points: dict[T, Fraction] = Field(min_length=1)
 
-    _ascending = field_validator("points")(lambda points: _ascending(points))
-
-
-class ByteCurve(Cited):
-    """Achievable fraction by bytes of one operation, as `{1 MB: 60%, 100 MB: 90%}`."""
-
-    dimension: ClassVar[Dimension] = Dimension.BYTES
-    points: dict[Bytes, Fraction] = Field(min_length=1)
-
-    _ascending = field_validator("points")(lambda points: _ascending(points))
-
-
-def _ascending(points: dict[float, float]) -> dict[float, float]:
-    if list(points) != sorted(points):
-        raise finding("the sizes of a curve must ascend", "sort the points by size")
-    return points
+    @field_validator("points")
+    @classmethod
+    def _ascending(cls, points: dict[float, float]) -> dict[float, float]:
+        if list(points) != sorted(points):
+            raise finding("the sizes of a curve must ascend", "sort the points by size")
+        return points
 
 
 class DeviceBody(Strict):
     """One accelerator, without its name."""
 
     about: str = Field("", description="one line on what it is")
-    memory: MemoryFigure = Field(description="memory that a program can see, as its driver says, such as `79.15 GiB`")
-    reserve: ReserveFigure | None = Field(
+    memory: Figure[Bytes] = Field(description="memory that a program can see, as its driver says, such as `79.15 GiB`")
+    reserve: Figure[Reserve] | None = Field(
         None, description="memory that the runtime keeps for itself, context and kernels; 600 MiB when absent"
     )
-    neighbour_buffers: ReserveFigure | None = Field(
+    neighbour_buffers: Figure[Reserve] | None = Field(
         None, description="buffers of the collective library for each neighbour in a group; 220 MiB when absent"
     )
-    memory_bandwidth: BandwidthFigure = Field(description="nominal, such as `2039 GB/s`")
-    matrix: dict[MatrixType, ComputeFigure] = Field(
+    memory_bandwidth: Figure[ByteRate] = Field(description="nominal, such as `2039 GB/s`")
+    matrix: dict[MatrixType, Figure[FlopRate]] = Field(
         min_length=1, description="dense peak of the matrix units by number format, such as `{bf16: 312 TFLOP/s}`"
     )
-    vector: ComputeFigure = Field(description="peak of element-wise fp32 arithmetic, such as `19.5 TFLOP/s`")
-    matrix_efficiency: FlopCurve | None = Field(None, description="achievable fraction of `matrix` by operation size")
-    format_rates: dict[MatrixType, FractionFigure] = Field(
+    vector: Figure[FlopRate] = Field(description="peak of element-wise fp32 arithmetic, such as `19.5 TFLOP/s`")
+    matrix_efficiency: SizeCurve[Flops] | None = Field(
+        None, description="achievable fraction of `matrix` by operation size"
+    )
+    format_rates: dict[MatrixType, Figure[Fraction]] = Field(
         default_factory=dict, description="part of `matrix_efficiency` that products of a number format reach"
     )
-    memory_efficiency: ByteCurve | None = Field(None, description="achievable fraction of `memory_bandwidth` by size")
-    launch: TimeFigure | None = Field(
+    memory_efficiency: SizeCurve[Bytes] | None = Field(
+        None, description="achievable fraction of `memory_bandwidth` by size"
+    )
+    launch: Figure[Seconds] | None = Field(
         None, description="host time of one forward operation, whatever the software; the stack's when absent"
     )
-    handover: TimeFigure | None = Field(
+    handover: Figure[Seconds] | None = Field(
         None,
         description="host time of passing a micro-batch to another stage; none beside a `launch`, else the stack's",
     )
-    price: PriceFigure | None = Field(None, description="a device and hour, such as `4.10 $/h`")
+    price: Figure[Price] | None = Field(None, description="a device and hour, such as `4.10 $/h`")
 
     @field_validator("reserve")
     @classmethod
-    def _leaves_memory(cls, reserve: ReserveFigure | None, info: ValidationInfo) -> ReserveFigure | None:
+    def _leaves_memory(cls, reserve: Figure[Reserve] | None, info: ValidationInfo) -> Figure[Reserve] | None:
         memory = info.data.get("memory")
         if reserve is not None and memory is not None and reserve.value >= memory.value:
             raise finding("the reserve leaves no memory", "it must be less than `memory`")
@@ -356,8 +292,8 @@ class LinkFigures(Strict):
 
     port: Port | None = Field(None, description="the links of one child into this tier")
     peer: PeerLink | None = Field(None, description="the wire between two single devices")
-    latency: TimeFigure | None = Field(None, description="start-up time of one message")
-    efficiency: FractionFigure | None = Field(None, description="achievable fraction of the bandwidths")
+    latency: Figure[Seconds] | None = Field(None, description="start-up time of one message")
+    efficiency: Figure[Fraction] | None = Field(None, description="achievable fraction of the bandwidths")
 
 
 class LevelEntry(Strict):
@@ -373,8 +309,8 @@ class LevelEntry(Strict):
     torus: Count | None = Field(
         None, description="dimensions of the torus as which the children are wired, such as 2 for TPU v3"
     )
-    latency: TimeFigure = Field(description="start-up time of one message, such as `5 us`")
-    efficiency: FractionFigure = Field(description="achievable fraction of the bandwidths, such as `80%`")
+    latency: Figure[Seconds] = Field(description="start-up time of one message, such as `5 us`")
+    efficiency: Figure[Fraction] = Field(description="achievable fraction of the bandwidths, such as `80%`")
     measured: Measured | None = Field(None, description="measured collectives among devices of this level")
     nodes_of: dict[str, LinkFigures] = Field(
         default_factory=dict, description="figures that differ in nodes of a device type, by its name"
@@ -421,7 +357,7 @@ class ClusterFile(Strict):
     network: list[LevelEntry] = Field(default_factory=list, description="levels that join nodes, innermost first")
     nodes: Count = Field(1, description="nodes when the user gives no number")
     max_nodes: Count | None = Field(None, description="most nodes there can be")
-    node_price: PriceFigure | None = Field(None, description="a node and hour, such as `32.77 $/h`")
+    node_price: Figure[Price] | None = Field(None, description="a node and hour, such as `32.77 $/h`")
     sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")
 
 
@@ -432,45 +368,49 @@ class StackFile(Strict):
     stack: str = Field(min_length=1, description="name of the stack, such as `megatron-2021`")
     about: str = Field("", description="one line on what it is")
     base: str | None = Field(None, description="a stack, by name or file, that has every figure which is absent here")
-    launch: TimeFigure | None = Field(None, description="host time of one forward operation, such as `65 us`")
-    backward_launch: PartFigure | None = Field(None, description="part of `launch` that an operation takes in backward")
-    library_launch: TimeFigure | None = Field(None, description="host time of a kernel that a library launches itself")
-    waits: FlagFigure | None = Field(None, description="whether the host waits for each kernel before it goes on")
-    handover: TimeFigure | None = Field(None, description="host time of passing a micro-batch to another stage")
-    stretch: FactorFigure | None = Field(None, description="factor on the time of all work, such as `103%`")
-    matrix_rate: FactorFigure | None = Field(None, description="factor on the devices' matrix efficiency")
-    memory_rate: FactorFigure | None = Field(None, description="factor on the devices' memory efficiency")
-    link_rate: FactorFigure | None = Field(None, description="factor on the bandwidths of links")
-    attention: AttentionRates | None = Field(
+    launch: Figure[Seconds] | None = Field(None, description="host time of one forward operation, such as `65 us`")
+    backward_launch: Figure[Part] | None = Field(
+        None, description="part of `launch` that an operation takes in backward"
+    )
+    library_launch: Figure[Seconds] | None = Field(
+        None, description="host time of a kernel that a library launches itself"
+    )
+    waits: Stated[Flag] | None = Field(None, description="whether the host waits for each kernel before it goes on")
+    handover: Figure[Seconds] | None = Field(None, description="host time of passing a micro-batch to another stage")
+    stretch: Figure[Factor] | None = Field(None, description="factor on the time of all work, such as `103%`")
+    matrix_rate: Figure[Factor] | None = Field(None, description="factor on the devices' matrix efficiency")
+    memory_rate: Figure[Factor] | None = Field(None, description="factor on the devices' memory efficiency")
+    link_rate: Figure[Factor] | None = Field(None, description="factor on the bandwidths of links")
+    attention: Stated[Factors] | None = Field(
         None, description="what fused attention reaches of a plain product's rate, by pattern of device names"
     )
-    causal_part: FractionFigure | None = Field(
+    causal_part: Figure[Fraction] | None = Field(
         None, description="part of the score products that fused attention does under a causal mask"
     )
-    unaligned_rate: FractionFigure | None = Field(
+    unaligned_rate: Figure[Fraction] | None = Field(
         None, description="what a product of activations reaches of its rate where rows are no multiple of 16 bytes"
     )
-    fused: NamesFigure | None = Field(
+    fused: Stated[Names] | None = Field(
         None, description="kernels that run several operators as one, such as `[gated_activation]`"
     )
-    loss: PassesFigure | None = Field(None, description="times that the loss reads or writes the logits")
-    accumulation_bytes: CountFigure | None = Field(
+    loss: Stated[Passes] | None = Field(None, description="times that the loss reads or writes the logits")
+    accumulation_bytes: Stated[Whole] | None = Field(
         None, description="bytes that adding a gradient to the sum over micro-batches moves, an element"
     )
-    overlap: PartFigure | None = Field(None, description="part of a pass's work behind which exchanges hide")
-    inner_overlap: AxisParts | None = Field(
+    overlap: Figure[Part] | None = Field(None, description="part of a pass's work behind which exchanges hide")
+    inner_overlap: Stated[Parts] | None = Field(
         None, description="part of the communication among ranks that share operators which their work hides, by axis"
     )
-    rows_once: FlagFigure | None = Field(
+    rows_once: Stated[Flag] | None = Field(
         None, description="whether a row crosses a link once for all experts behind it, not once for each"
     )
-    gather_ports: CountFigure | None = Field(
+    gather_ports: Stated[Whole] | None = Field(
         None, description="ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"
     )
-    allocator_cache: FactorFigure | None = Field(
+    allocator_cache: Figure[Factor] | None = Field(
         None, description="memory that the allocator reserves, over what is allocated at the peak"
     )
-    compared: ComparedFigure | None = Field(
+    compared: Stated[Compared] | None = Field(
         None, description="measured over predicted times of one's own: runs, and the 80 % interval"
     )
     sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")

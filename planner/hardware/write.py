@@ -12,7 +12,6 @@ from planner.hardware.catalog import bundled_path, citations
 from planner.hardware.loader import device_types, profile_path, read_profile
 from planner.hardware.sketch import ClusterSketch
 from planner.hardware.types import Collective
-from planner.units import Dimension, render
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -92,36 +91,8 @@ def _sources_in(content: object) -> list[str]:
 
 
 def _plain(model: BaseModel) -> dict[str, Any]:
-    """A model as plain data in the notation of the files; what is absent or says nothing is left out."""
-    from planner.hardware.schema import Cited, MeasuredRow
-
-    if isinstance(model, MeasuredRow):
-        rate = render(model.bandwidth, Dimension.BYTE_RATE)
-        return {"ranks": model.ranks, "latency": render(model.latency, Dimension.SECONDS), "bandwidth": rate}
-    found: dict[str, Any] = {}
-    dimension = getattr(model, "dimension", None)
-    fields = [name for name in type(model).model_fields if name not in ("device", "stack", "sources")]
-    for name in sorted(fields, key=lambda name: name in Cited.model_fields):
-        value = getattr(model, name)
-        if name == "value" and dimension is not None:
-            found[name] = render(value, dimension)
-        elif name == "points" and dimension is not None:
-            found[name] = {render(k, dimension): render(v, Dimension.FRACTION) for k, v in value.items()}
-        elif value not in (None, "", [], {}) and (name, value) not in (("verified", True), ("count", 1)):
-            found[name] = _plain_value(value)
-    return found
-
-
-def _plain_value(value: Any) -> Any:  # noqa: ANN401
-    from pydantic import BaseModel
-
-    if isinstance(value, BaseModel):
-        return _plain(value)
-    if isinstance(value, list):
-        return [_plain_value(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain_value(item) for key, item in value.items()}
-    return value
+    """A model as plain data in the notation of the files, without its name."""
+    return model.model_dump(exclude={"device", "stack", "sources"})
 
 
 def profile_yaml(content: Mapping[str, Any]) -> str:

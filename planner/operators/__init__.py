@@ -1,53 +1,45 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
 from planner.operators.batching import BatchConstants, batch_constants, batch_flow, rebatch
-from planner.operators.expert_products import find_expert_products
-from planner.operators.nest import PARTIAL, REPLICATE, Layout, Placement, Split, gradient_nest, loop_nest, splits
+from planner.operators.modules import find_expert_products
+from planner.operators.nest import gradient_nest, loop_nest
 from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
     SavedOptions,
-    checkpoint_bytes,
     element_bytes,
     saved_for_backward,
     saved_notes,
     unique_bytes,
 )
-from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Site, Statistics, like, rule_of
+from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Site, Statistics, evaluate, like, rule_of
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
 from planner.operators.storage import Storages, dense_strides, reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
 from planner.operators.unseen import logits_of, require_trained
-from planner.operators.values import evaluate
 
 __all__ = [
-    "PARTIAL",
-    "REPLICATE",
     "RULES",
     "Access",
     "BatchConstants",
     "Dim",
     "DimKind",
     "JointCut",
-    "Layout",
     "LoopNest",
     "OpCall",
     "OpSpec",
     "Origin",
     "OutputTypes",
-    "Placement",
     "Role",
     "Rule",
     "Saved",
     "SavedBytes",
     "SavedOptions",
     "Site",
-    "Split",
     "Statistics",
     "Storages",
     "batch_constants",
     "batch_flow",
     "call_classes",
-    "checkpoint_bytes",
     "dense_strides",
     "element_bytes",
     "evaluate",
@@ -66,6 +58,5 @@ __all__ = [
     "saved_for_backward",
     "saved_notes",
     "spec",
-    "splits",
     "unique_bytes",
 ]

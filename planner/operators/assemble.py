@@ -239,10 +239,9 @@ def view(site: Site, nest: LoopNest | None = None) -> OpSpec:
     return OpSpec(nests, view=True, kernels=0, backward_kernels=0, details=details(Traffic(), Traffic()))
 
 
-def plumbing(site: Site, nest: LoopNest | None = None) -> OpSpec:
+def plumbing(site: Site) -> OpSpec:
     """Shape arithmetic and containers: runs on the host, costs the device nothing."""
-    nests = () if nest is None else (nest,)
-    return OpSpec(nests, kernels=0, backward_kernels=0, origin=Origin.PLUMBING, details=details(Traffic(), Traffic()))
+    return OpSpec((), kernels=0, backward_kernels=0, origin=Origin.PLUMBING, details=details(Traffic(), Traffic()))
 
 
 def fallback(site: Site) -> OpSpec:

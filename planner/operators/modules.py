@@ -4,6 +4,8 @@ Which operators a module consists of is found from the operators themselves (a p
 function, another product), so that bundled models, configurations and exports are read alike. Only `moe` goes by module
 paths: the part of its layer that holds the experts.
 
+A mixture of experts may be written as a product with weights that are gathered for each token (`ExpertProduct`).
+
 The names are those of Megatron-Core's `recompute_modules`, and `act`, the activation functions of all layers.
 """
 
@@ -15,7 +17,38 @@ from dataclasses import dataclass
 
 from planner.graph import Graph, Node, TensorKind, per_graph, per_model
 from planner.graph.blocks import layer_of
-from planner.operators.expert_products import find_expert_products
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProduct:
+    """A product with weights gathered for each token: a mixture of experts written with a copy of its weights.
+
+    Training runs it as one grouped product per expert; the copies are never made.
+
+    Attributes:
+        gather: index of the node that copies.
+        product: index of the matrix product.
+        weight: the stored weights of all experts.
+    """
+
+    gather: int
+    product: int
+    weight: str
+
+
+@per_model
+def find_expert_products(graph: Graph) -> tuple[ExpertProduct, ...]:
+    """All products with weights gathered by computed indices, in graph order. O(nodes)."""
+    found = []
+    for i, node in enumerate(graph.nodes):
+        if node.op not in ("Gather", "GatherND") or graph.tensors[node.inputs[0]].kind is not TensorKind.PARAMETER:
+            continue
+        weight, readers = graph.tensors[node.inputs[0]], graph.consumers.get(node.outputs[0], ())
+        picked = graph.tensors[node.inputs[1]].kind is TensorKind.ACTIVATION
+        if len(weight.shape) == 3 and picked and len(readers) == 1 and graph.nodes[readers[0]].op == "MatMul":
+            found.append(ExpertProduct(i, readers[0], weight.name))
+    return tuple(found)
+
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "com.microsoft.FusedMatMul"})
 

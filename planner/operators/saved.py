@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_model
-from planner.operators.expert_products import find_expert_products
+from planner.graph import DType, Graph, Node, Note, NoteLevel, per_model
+from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
@@ -112,30 +112,6 @@ def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOp
         identity=inactive,
         dense=frozenset(i for i, s in enumerate(specs) if s.scores_in_memory(options.fused_attention)),
         aliases={graph.nodes[e.gather].outputs[0]: e.weight for e in find_expert_products(graph)},
-    )
-
-
-def checkpoint_bytes(
-    graph: Graph, nodes: Iterable[int], *, width: float | Mapping[DType, float] = 4.0
-) -> tuple[SavedBytes, ...]:
-    """What is kept of nodes that are computed again in the backward pass: the activations they read from outside.
-
-    Args:
-        graph: the graph.
-        nodes: indices of the group.
-        width: as in `saved_for_backward`.
-    """
-    sizes = width if isinstance(width, Mapping) else element_bytes(graph, width)
-    inside = set(nodes)
-    storages = Storages(graph)
-    kept: dict[str, None] = {}
-    for i in sorted(inside):
-        for name in graph.nodes[i].inputs:
-            if name and graph.producer.get(name, i) not in inside and name in graph.producer:
-                kept[storages.root(name)] = None
-    tensors = (graph.tensors[name] for name in kept)
-    return tuple(
-        SavedBytes(t.name, round(t.elements * sizes[t.dtype])) for t in tensors if t.kind is TensorKind.ACTIVATION
     )
 
 

@@ -22,8 +22,7 @@ from planner.play.steady import find_steady
 from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
 from planner.schedules import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.compiling import compile_orders
-from planner.schedules.program import Program
-from planner.schedules.versions import peak_versions, staleness
+from planner.schedules.program import Program, peak_versions, staleness
 
 
 class Cost(StrEnum):

@@ -18,8 +18,8 @@ from planner.schedules.program import (
     RECOMPUTE,
     WEIGHT_GRAD,
     Program,
+    version_use,
 )
-from planner.schedules.versions import version_use
 from planner.units import format_bytes, format_seconds
 
 _NONE = np.zeros(0)

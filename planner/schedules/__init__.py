@@ -15,9 +15,9 @@ from planner.schedules.facts import evaluate, printed
 from planner.schedules.orders import with_transfers
 from planner.schedules.orders_file import orders_json, parse_action, read_orders
 from planner.schedules.own_orders import own_schedule
+from planner.schedules.program import peak_versions, staleness, version_use
 from planner.schedules.schedule import Schedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
-from planner.schedules.versions import peak_versions, staleness, version_use
 
 SCHEDULES: Registry[Schedule] = Registry(__name__, "schedule")
 """All schedules by name; a module of this package registers its own."""

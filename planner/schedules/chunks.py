@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
 from planner.schedules.facts import Facts
-from planner.schedules.list_scheduler import Task, list_schedule
-from planner.schedules.orders import in_turn
+from planner.schedules.orders import Task, in_turn, list_schedule
 from planner.schedules.schedule import Dealt, Line, Placed
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
 

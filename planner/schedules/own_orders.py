@@ -28,10 +28,12 @@ from planner.schedules.program import (
     UPDATE,
     WEIGHT_GRAD,
     Program,
+    peak_versions,
+    staleness,
+    version_use,
 )
 from planner.schedules.schedule import Schedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
-from planner.schedules.versions import peak_versions, staleness, version_use
 
 COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 """Kinds whose number is that of an exchange or update, not of a micro-batch."""

@@ -1,28 +1,319 @@
-"""Zero-bubble orders of one stage a worker: the backward in two parts, weight gradients in the gaps.
+"""Zero-bubble orders: the backward in two parts, weight gradients in the gaps. Times count from each worker's first
+start to its last end: the next iteration begins where the drain leaves room.
 
-A worker takes a forward if it may, else an input gradient, else a weight gradient. It may run a forward while fewer
-than 2 (p - i) - 1 of its forwards lack their input gradient (more cannot help: so long is the way to the end and back)
-and fewer than `limit` lack their weight gradient (those are what its memory holds). With equal times this gives the
-published costs: (p-1)(F+B-W) above the ideal for a limit of p, none for 2p - 1, in between for limits in between.
+One stage a worker (ZB-H1, ZB-H2). A worker takes a forward if it may, else an input gradient, else a weight gradient.
+It may run a forward while fewer than 2 (p - i) - 1 of its forwards lack their input gradient (more cannot help: so long
+is the way to the end and back) and fewer than `limit` lack their weight gradient (those are what its memory holds).
+With equal times this gives the published costs: (p-1)(F+B-W) above the ideal for a limit of p, none for 2p - 1, in
+between for limits in between. ZB-H1 keeps the memory of 1F1B, p micro-batches; ZB-H2 keeps up to 2p - 1 and never waits
+when all parts take equally long.
 
-ZB-H1 keeps the memory of 1F1B, p micro-batches; ZB-H2 keeps up to 2p - 1 and never waits when all parts take equally
-long. Times count from each worker's first start to its last end: the next iteration begins where the drain leaves room.
+Two stages a worker in a V (ZB-V, V-half, V-min), from a block that repeats every six slots. Worker i of p has stages i
+and 2p-1-i, so that a micro-batch comes back to the first worker with its loss. A block says in which slot each worker
+runs the two forwards (0: first stage, 1: second) and the two input gradients (2: second, 3: first) of a micro-batch;
+the next micro-batch runs six slots later. The distance between a stage's forward and its backward is what a worker
+keeps (Qi et al., NeurIPS 2024, "Pipeline parallelism with controllable memory"). Repeated blocks leave gaps while the
+pipeline fills and drains. A worker whose next action of the pattern is not ready takes a later one that is, within the
+memory limit, else a weight gradient. How eagerly it does so is tried in a few ways; the shortest with equal times is
+kept.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Protocol
 
+from planner.errors import PlanError
 from planner.schedules import SCHEDULES
+from planner.schedules.chunks import Chunked
 from planner.schedules.facts import Facts
-from planner.schedules.list_scheduler import Task, list_schedule
 from planner.schedules.one_f_one_b import one_forward_one_backward
+from planner.schedules.orders import Task, list_schedule
 from planner.schedules.schedule import Dealt
 from planner.schedules.types import Action, ActionKind, Pipeline
+
+_PERIOD = 6
+_FORWARDS = (0, 1)
+_TRIAL_ROUNDS = 4
+
+Block = tuple[tuple[int, int, int, int], ...]
+"""For each worker the slots of its four actions for micro-batch 0."""
+
+
+def even_block(workers: int, steps: tuple[int, int, int, int]) -> Block:
+    """A block in which each pass moves from worker to worker in equal steps, with no two actions in one slot.
+
+    Args:
+        workers: p.
+        steps: slots from one worker to the next, for each of the four passes; congruent up and down modulo six.
+    """
+    starts = [0]
+    at = 0
+    for this in range(1, 4):
+        at += steps[this - 1] * (workers - 1) + 1
+        shifted = at + (steps[this] * (workers - 1) if this % 2 else 0)
+        while any((shifted - s) % _PERIOD == 0 for s in starts):
+            shifted += 1
+            at += 1
+        starts.append(shifted)
+    return tuple(
+        (
+            steps[0] * i,
+            starts[1] - steps[1] * i,
+            starts[2] + steps[2] * i,
+            starts[3] - steps[3] * i,
+        )
+        for i in range(workers)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Eagerness:
+    """How a worker fills a gap: with forwards, with input gradients, and how many chunks of memory it leaves free."""
+
+    forwards: bool
+    backwards: bool
+    spare: int
+
+
+def _tries(workers: int) -> tuple[_Eagerness, ...]:
+    """The more workers, the more memory must be left free for the shortest order: up to a third of them."""
+    both = tuple(_Eagerness(True, True, spare) for spare in range(max(4, workers // 3 + 2)))
+    return both + tuple(_Eagerness(f, not f, spare) for f in (False, True) for spare in range(4))
+
+
+@lru_cache(maxsize=16)
+def block_order(block: Block, micro_batches: int, limit: int) -> tuple[tuple[Action, ...], ...]:
+    """The actions of each worker; O(actions) for each way that is tried, on a few micro-batches for each worker.
+
+    Args:
+        block: slots of micro-batch 0.
+        micro_batches: of one iteration.
+        limit: chunks' activations that a worker keeps at the most.
+
+    Raises:
+        PlanError: the limit is too small for any order.
+    """
+    trial = min(micro_batches, _TRIAL_ROUNDS * len(block))
+    found: list[tuple[int, int]] = []
+    tries = _tries(len(block))
+    for number, eagerness in enumerate(tries):
+        cost = _Filling(block, trial, limit, eagerness).run()
+        if cost is not None:
+            found.append((cost, number))
+    if not found:
+        raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
+    filling = _Filling(block, micro_batches, limit, tries[min(found)[1]])
+    if filling.run() is None:
+        raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
+    return tuple(tuple(_actions(order, i, len(block))) for i, order in enumerate(filling.orders))
+
+
+def _actions(order: Sequence[tuple[int, int]], worker: int, workers: int) -> Iterator[Action]:
+    kinds = (ActionKind.FORWARD,) * 2 + (ActionKind.INPUT_GRAD,) * 2 + (ActionKind.WEIGHT_GRAD,) * 2
+    second = 2 * workers - 1 - worker
+    stages = (worker, second, second, worker, second, worker)
+    for what, m in order:
+        yield Action(kinds[what], stages[what], m)
+
+
+class _Filling:
+    """Plays the pattern with equal times, slot by slot."""
+
+    def __init__(self, block: Block, micro_batches: int, limit: int, eagerness: _Eagerness) -> None:
+        self._workers, self._count, self._limit, self._eager = len(block), micro_batches, limit, eagerness
+        self._pattern = [
+            [(what, m) for _, what, m in sorted((s + _PERIOD * m, w, m) for w, s in enumerate(slots) for m in _range)]
+            for slots in block
+            for _range in (range(micro_batches),)
+        ]
+        self._next = [0] * self._workers
+        self._done = [[[-1] * micro_batches for _ in range(4)] for _ in block]
+        self._counts = [[0] * 4 for _ in block]
+        self._kept = [0] * self._workers
+        self._pending: list[list[tuple[int, int]]] = [[] for _ in block]
+        self._paid = [0] * self._workers
+        self.orders: list[list[tuple[int, int]]] = [[] for _ in block]
+
+    def run(self) -> int | None:
+        """Longest span of a worker in slots, None when the order gets stuck."""
+        left = 6 * self._count * self._workers
+        first, last = [-1] * self._workers, [0] * self._workers
+        slot = 0
+        while left:
+            moved = False
+            for worker in range(self._workers):
+                chosen = self._choose(worker, slot)
+                if chosen is None:
+                    continue
+                self._take(worker, chosen, slot)
+                if first[worker] < 0:
+                    first[worker] = slot
+                last[worker] = slot
+                moved = True
+                left -= 1
+            if not moved:
+                return None
+            slot += 1
+        return max(end - begin + 1 for begin, end in zip(first, last, strict=True))
+
+    def _choose(self, worker: int, slot: int) -> tuple[int, int] | None:
+        pattern, at, counts = self._pattern[worker], self._next[worker], self._counts[worker]
+        while at < len(pattern) and self._done[worker][pattern[at][0]][pattern[at][1]] >= 0:
+            at += 1
+        self._next[worker] = at
+        if at < len(pattern):
+            what, m = pattern[at]
+            if self._ready(worker, what, m, slot) and (what > 1 or self._kept[worker] < self._limit):
+                return what, m
+            if counts[3] == 0 or counts[0] == self._count:
+                found = self._ahead(worker, at + 1, slot)
+                if found is not None:
+                    return found
+        if self._paid[worker] < len(self._pending[worker]):
+            return self._pending[worker][self._paid[worker]]
+        return None
+
+    def _ahead(self, worker: int, at: int, slot: int) -> tuple[int, int] | None:
+        """A later action of the pattern that is ready: of each kind only the next one can be."""
+        pattern = self._pattern[worker]
+        for what, m in pattern[at : at + 4 * _PERIOD * self._workers]:
+            if m != self._counts[worker][what] or not self._ready(worker, what, m, slot):
+                continue
+            if what > 1 and self._eager.backwards:
+                return what, m
+            if what < 2 and self._eager.forwards and self._kept[worker] < self._limit - self._eager.spare:
+                return what, m
+        return None
+
+    def _ready(self, worker: int, what: int, m: int, slot: int) -> bool:
+        if self._counts[worker][what] != m:
+            return False
+        outward = what % 2 == 0
+        end = 0 if outward else self._workers - 1
+        if worker == end:
+            return what == 0 or 0 <= self._done[worker][what - 1][m] < slot
+        return 0 <= self._done[worker - 1 if outward else worker + 1][what][m] < slot
+
+    def _take(self, worker: int, chosen: tuple[int, int], slot: int) -> None:
+        what, m = chosen
+        self.orders[worker].append(chosen)
+        if what > 3:
+            self._paid[worker] += 1
+            self._kept[worker] -= 1
+            return
+        self._done[worker][what][m] = slot
+        self._counts[worker][what] += 1
+        if what in _FORWARDS:
+            self._kept[worker] += 1
+        else:
+            self._pending[worker].append((what + 2, m))
+
+
+class FoldedBlock(Chunked, Protocol):
+    """Two chunks a worker in a V, from a repeated block; the backward in two parts."""
+
+    __slots__ = ()
+
+    spans: ClassVar[bool] = True
+    split_backward: ClassVar[bool] = True
+
+    chunks_per_worker: int = 2
+
+    @abstractmethod
+    def block(self, workers: int) -> Block:
+        """The slots of the repeated block."""
+        ...
+
+    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """The repeated block with its gaps filled."""
+        limit = self.by_place(self.facts.kept, pipeline, 1)[0]
+        return block_order(self.block(pipeline.stages // 2), pipeline.micro_batches, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubbleV(FoldedBlock):
+    """ZB-V: no bubble within the memory of 1F1B.
+
+    With equal times for forward, input gradient and weight gradient no worker waits between its first start and its
+    last end. The passes of the block move four and two slots a worker.
+    """
+
+    key = "zb-v"
+    facts = Facts(
+        decides="V of two chunks a worker, split backward",
+        source="Qi et al., ICLR 2024",
+        kept="2*p",
+        kept_bound=True,
+        idle="0",
+        idle_holds="F == W and B == 2*W and m >= 2*p",
+        idle_note="by worker's span",
+    )
+
+    def block(self, workers: int) -> Block:
+        """Lifespans of both chunks together 12p slots: 2p chunks."""
+        return even_block(workers, (4, 2, 4, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class VHalf(FoldedBlock):
+    """V-half: about half the memory of 1F1B, with a smaller bubble.
+
+    The passes of the block move two and one slots a worker.
+    """
+
+    key = "v-half"
+    facts = Facts(
+        decides="V of two chunks a worker, split backward, half the memory",
+        source="Qi et al., NeurIPS 2024",
+        kept="2*floor((p+2)/2)",
+        kept_bound=True,
+        idle="max(3*p-(4 if p % 2 else 7), 0)*F",
+        idle_holds="F == W and B == 2*W and m >= p and p > 2",
+        idle_note="by worker's span",
+    )
+
+    def block(self, workers: int) -> Block:
+        """Passes of 2, 1, 2 and 1 slots a worker; for an even number the backwards begin 3 slots later."""
+        gap = 3 if workers % 2 == 0 else 0
+        return tuple(
+            (2 * i, 3 * workers - i - 2, 3 * workers + gap + 2 * i - 1, 6 * workers + gap - i - 2)
+            for i in range(workers)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VMin(FoldedBlock):
+    """V-min: a third of the memory of 1F1B.
+
+    All passes of the block move one slot a worker: the shortest way there and back, so no order keeps less.
+    """
+
+    key = "v-min"
+    facts = Facts(
+        decides="V of two chunks a worker, split backward, least memory",
+        source="Qi et al., NeurIPS 2024",
+        kept="2*floor((p+4)/3)",
+        kept_bound=True,
+        idle="max(4*p-(5 if p % 3 else 7), 0)*F",
+        idle_holds="F == W and B == 2*W and m >= p and p > 2",
+        idle_note="by worker's span",
+    )
+
+    def block(self, workers: int) -> Block:
+        """All passes one slot a worker; where three divides the workers the backwards begin 2 slots later."""
+        gap = 2 if workers % 3 == 0 else 0
+        return tuple((i, 2 * workers - i - 1, 2 * workers + gap + i, 4 * workers + gap - i - 1) for i in range(workers))
+
+
+SCHEDULES.register("zb-v", ZeroBubbleV())
+SCHEDULES.register("v-half", VHalf())
+SCHEDULES.register("v-min", VMin())
+
 
 _FORWARD, _INPUT, _WEIGHT = ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
 _AWAITED = {_FORWARD: ((_FORWARD, -1),), _INPUT: ((_FORWARD, 0), (_INPUT, 1)), _WEIGHT: ((_INPUT, 0),)}

@@ -1,9 +1,8 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
 from planner.sharding.annotations import load_annotations
-from planner.sharding.choices import Options
+from planner.sharding.choices import Options, splits
 from planner.sharding.describe import CollectiveUse, OperatorLayout, RestingLayout, describe
-from planner.sharding.forbidden import split_refusals, unmatched
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
     InnerCache,
@@ -16,7 +15,6 @@ from planner.sharding.inner import (
 )
 from planner.sharding.inner_points import InnerPoint
 from planner.sharding.judge import Verdict, evaluate
-from planner.sharding.layer_strategies import attention_heads
 from planner.sharding.layout import (
     PARTIAL,
     REPLICATED,
@@ -24,14 +22,14 @@ from planner.sharding.layout import (
     TensorLayout,
     layout_text,
     layouts,
-    padding,
     parse_layout,
     refusal,
     shard_elements,
     shard_shape,
 )
-from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, factorisations, ideal_mesh, mesh_on, roles_of
-from planner.sharding.mixtures import Mixture, expert_plans
+from planner.sharding.limits import attention_heads, unmatched
+from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, ideal_mesh, mesh_on, roles_of
+from planner.sharding.mixtures import Mixture
 from planner.sharding.problem import Facts, Setting, ShardingProblem
 from planner.sharding.reshard import Step, reshard, reshard_table
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
@@ -78,8 +76,6 @@ __all__ = [
     "evaluate",
     "exchange_bytes",
     "exchange_s",
-    "expert_plans",
-    "factorisations",
     "formulate",
     "ideal_mesh",
     "inner_costs",
@@ -88,7 +84,6 @@ __all__ = [
     "layouts",
     "load_annotations",
     "mesh_on",
-    "padding",
     "parse_layout",
     "priced_once",
     "refusal",
@@ -98,7 +93,7 @@ __all__ = [
     "shard_elements",
     "shard_shape",
     "sharded_costs",
-    "split_refusals",
+    "splits",
     "strategies",
     "unmatched",
     "whole_costs",

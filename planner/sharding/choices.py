@@ -12,6 +12,9 @@ from planner.operators import Access, Dim, DimKind, JointCut, LoopNest, OpCall, 
 from planner.sharding.layout import PARTIAL, REPLICATED, Part
 from planner.sharding.mesh import AxisRole
 
+Parts = tuple[dict[int, Part], dict[int, Part]]
+"""What becomes of an operator's operands and of its results, by position."""
+
 MOST_BLOCKS = 8
 """Interleaved cuts of more blocks than this are not considered."""
 
@@ -48,7 +51,7 @@ class Options:
         blocks: numbers of blocks in which plain cuts may be interleaved too, since a neighbour wants it so.
         roles: what each mesh axis may do; empty where all of them may do anything.
         as_layers: tensor axes cut operators as the tensor parallel layers of frameworks do
-            (`planner.sharding.layer_strategies`).
+            (`planner.sharding.limits`).
     """
 
     padded: bool = False
@@ -223,7 +226,7 @@ def _cut_choice(
     call: OpCall, local: Local, names: Sequence[str], kind: DimKind, means: Means, ranks: int
 ) -> list[Choice]:
     """The choice that cuts those dimensions together, none when some operand cannot be cut so."""
-    parts = _parts(call, local.nests, names, kind)
+    parts = _parts(local.nests, names, kind, rule_of(call.op).whole_reads)
     if parts is None:
         return []
     size = next(d.size for nest in local.nests for d in nest.dims if d.name == names[0])
@@ -235,11 +238,32 @@ def _cut_choice(
     return [Choice(means, label, *parts, Local(nests, share, (*local.means, means)))]
 
 
+def splits(nests: Sequence[LoopNest]) -> dict[str, Parts]:
+    """Parts of reads and writes when one dimension of an operator's nests is cut, by dimension that allows it.
+
+    Nests of one operator share dimension names and results. A nest without the dimension adds to the result once (a
+    bias under a cut of the reduced dimension), so its operands are partial. Left out are cuts that are not one
+    contiguous piece of every tensor.
+    """
+    found = {}
+    for dim in {d.name: d for nest in nests for d in nest.dims}.values():
+        if dim.kind not in (DimKind.PARALLEL, DimKind.REDUCED) or dim.size < 2:
+            continue
+        alike = all(nest.dim(dim.name).kind is dim.kind for nest in nests if has(nest, dim.name))
+        halo = any(dim.name in access.dims[k] for nest in nests for access in nest.writes for k, _ in access.halo)
+        parts = _parts(nests, (dim.name,), dim.kind) if alike and not halo else None
+        if parts is not None and not any(part.blocks > 1 for side in parts for part in side.values()):
+            found[dim.name] = parts
+    return found
+
+
 def _parts(
-    call: OpCall, nests: Sequence[LoopNest], names: Sequence[str], kind: DimKind
-) -> tuple[dict[int, Part], dict[int, Part]] | None:
-    """Parts of reads and writes when those dimensions are cut together, each access having at most one of them."""
-    whole = rule_of(call.op).whole_reads
+    nests: Sequence[LoopNest], names: Sequence[str], kind: DimKind, whole: Set[tuple[int, str]] = frozenset()
+) -> Parts | None:
+    """Parts of reads and writes when those dimensions are cut together, each access having at most one of them.
+
+    Operands of `whole` (positions and dimensions) are read whole nevertheless.
+    """
     reads: dict[int, Part] = {}
     writes: dict[int, Part] = {}
     for nest in nests:

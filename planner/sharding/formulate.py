@@ -21,9 +21,8 @@ from planner.graph import Graph, Node, Tensor, TensorKind
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec
 from planner.sharding.choices import MOST_BLOCKS, expert_dims
 from planner.sharding.elimination import Factor
-from planner.sharding.forbidden import allowed
-from planner.sharding.layer_strategies import layer_strategies
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
+from planner.sharding.limits import allowed, layer_strategies
 from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
     Choice,

@@ -91,7 +91,7 @@ class InnerOptions:
         state: bytes a parameter takes; they say what memory is worth against time, no more.
         micro_batches: forward and backward passes a step, over which the weights' update is spread.
         options: which splits count.
-        forbidden: splits that are ruled out, as `operator:dimension` (`planner.sharding.forbidden`); `unmatched` says
+        forbidden: splits that are ruled out, as `operator:dimension` (`planner.sharding.limits`); `unmatched` says
             which of them rule nothing out.
     """
 
@@ -200,7 +200,7 @@ class InnerCache:
         """What identifies a mesh; clusters count as one by identity and are kept alive."""
         if mesh.cluster is not None and not any(c is mesh.cluster for c in self._alive):
             self._alive.append(mesh.cluster)
-        return mesh.sizes, mesh.start, mesh.s_per_byte, id(mesh.cluster)
+        return mesh.sizes, mesh.start, id(mesh.cluster)
 
 
 @dataclass(frozen=True)

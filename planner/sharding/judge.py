@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from planner.graph import Tensor, TensorKind
 from planner.memory import fits
 from planner.operators import OpCall
-from planner.sharding.forbidden import allowed
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
+from planner.sharding.limits import allowed
 from planner.sharding.problem import Choice, Facts, Setting, weight_gathers
 from planner.sharding.reshard import Step, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along

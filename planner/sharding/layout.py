@@ -97,13 +97,6 @@ def _shard_elements(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[i
     return math.prod(shard_shape(shape, layout, sizes))
 
 
-def padding(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> float:
-    """Elements stored for each element needed, 1.0 where the cuts are even."""
-    cut = math.prod(size for part, size in zip(layout, sizes, strict=True) if part.cuts)
-    whole = math.prod(shape)
-    return shard_elements(shape, layout, sizes) * cut / whole if whole else 1.0
-
-
 def refusal(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int], *, padded: bool = False) -> str:
     """Why a tensor cannot lie so, "" when it can.
 
@@ -142,7 +135,6 @@ def layouts(
     shape: Sequence[int],
     sizes: Sequence[int],
     *,
-    partial: bool = True,
     padded: bool = False,
     interleaved: Iterable[Part] = (),
 ) -> tuple[TensorLayout, ...]:
@@ -151,14 +143,13 @@ def layouts(
     Args:
         shape: the whole tensor's.
         sizes: ranks along each mesh axis.
-        partial: whether partial sums count.
         padded: whether uneven cuts count.
         interleaved: interleaved cuts to consider besides the plain ones.
 
     Complexity: (dimensions + 2) ** axes.
     """
     cuts = [Part(dim) for dim in range(len(shape))]
-    choices = (REPLICATED, *((PARTIAL,) if partial else ()), *cuts, *sorted(set(interleaved)))
+    choices = (REPLICATED, PARTIAL, *cuts, *sorted(set(interleaved)))
     per_axis = [choices if size > 1 else (REPLICATED,) for size in sizes]
     found = itertools.product(*per_axis)
     return tuple(layout for layout in found if not refusal(shape, layout, sizes, padded=padded))

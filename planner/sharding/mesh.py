@@ -67,14 +67,12 @@ class Mesh:
         axes: outermost first; a mesh without axes is a single device.
         cluster: where the ranks lie, None for an ideal mesh.
         start: first rank.
-        s_per_byte: seconds a byte takes on an ideal mesh.
         copies: experts that a row of the model goes to, along an expert axis.
     """
 
     axes: tuple[Axis, ...]
     cluster: Cluster | None = None
     start: int = 0
-    s_per_byte: float = 1.0
     copies: int = 1
     _terms: dict[tuple[Collective, tuple[int, ...]], Terms] = field(default_factory=dict, repr=False)
 
@@ -130,7 +128,7 @@ class Mesh:
         if ranks == 1:
             return _constant(0.0)
         if self.cluster is None:
-            return _constant(moved_bytes(kind, self.s_per_byte, ranks))
+            return _constant(moved_bytes(kind, 1.0, ranks))
         groups = self.groups(axes)
         if kind is Collective.SEND:
             return _slowest(send_terms(self.cluster, groups.ravel(), np.roll(groups, -1, axis=1).ravel(), groups.size))
@@ -197,19 +195,6 @@ def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: i
     return Mesh(axes, cluster, start, copies=copies)
 
 
-def ideal_mesh(sizes: Mapping[str, int] | Sequence[int], s_per_byte: float = 1.0) -> Mesh:
-    """A mesh that is nowhere: no latency, every rank sends a byte in `s_per_byte`; its seconds count traffic."""
-    return Mesh(_axes(sizes), None, 0, s_per_byte)
-
-
-def factorisations(ranks: int, axes: int) -> tuple[tuple[int, ...], ...]:
-    """All ways to write a number as a product of `axes` factors, order counting, sorted; O(divisors ** (axes - 1)).
-
-    >>> factorisations(8, 2)
-    ((1, 8), (2, 4), (4, 2), (8, 1))
-    """
-    if axes <= 1:
-        return ((ranks,),) if axes == 1 or ranks == 1 else ()
-    return tuple(
-        (n, *rest) for n in range(1, ranks + 1) if ranks % n == 0 for rest in factorisations(ranks // n, axes - 1)
-    )
+def ideal_mesh(sizes: Mapping[str, int] | Sequence[int]) -> Mesh:
+    """A mesh that is nowhere: no latency, every rank sends a byte in a second; its seconds count traffic."""
+    return Mesh(_axes(sizes))

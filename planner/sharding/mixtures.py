@@ -10,13 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.hardware import Cluster, Collective
-from planner.memory import fits
-from planner.sharding.layout import Part, TensorLayout
-from planner.sharding.mesh import Mesh, factorisations, mesh_on
+from planner.sharding.layout import Part
+from planner.sharding.mesh import Mesh
 from planner.sharding.reshard import Step, reshard
-from planner.sharding.resting import StateBytes
-from planner.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +49,19 @@ class Mixture:
         return groups, self.experts, self.capacity(tokens), self.width
 
 
-def exchanges(
-    mixture: Mixture, mesh: Mesh, groups: int, tokens: int, item_bytes: float, axis: int = 0
-) -> dict[str, tuple[Step, ...]]:
-    """Changes of layout of a layer in training: `dispatch` and `combine`, and the gradients of both.
+def exchanges(mixture: Mixture, mesh: Mesh, groups: int, tokens: int, item_bytes: float) -> dict[str, tuple[Step, ...]]:
+    """Changes of layout that a mixture brings, by what is moved; the gradients' go back the other way.
 
     Args:
         mixture: the layer.
-        mesh: the mesh.
-        groups: groups of tokens, cut over the axis.
+        mesh: a mesh of one axis, over which groups and experts are dealt.
+        groups: groups of tokens.
         tokens: tokens a group.
         item_bytes: bytes an element.
-        axis: the mesh axis that holds the experts.
     """
     shape = mixture.dispatched(groups, tokens)
-    whole = [Part(-1)] * len(mesh.axes)
-
-    def cut(dim: int) -> TensorLayout:
-        return (*whole[:axis], Part(dim), *whole[axis + 1 :])
-
-    there = reshard(mesh, shape, item_bytes, cut(0), cut(1))
-    back = reshard(mesh, shape, item_bytes, cut(1), cut(0))
+    there = reshard(mesh, shape, item_bytes, (Part(0),), (Part(1),))
+    back = reshard(mesh, shape, item_bytes, (Part(1),), (Part(0),))
     return {"dispatch": there, "combine": back, "dispatch gradient": back, "combine gradient": there}
 
 
@@ -85,90 +73,3 @@ def model_parameters(mixture: Mixture, layers: int, every: int = 2) -> int:
 def sent_bytes(steps: Sequence[Step]) -> float:
     """Bytes that a rank sends in some changes of layout."""
     return sum(step.sent_bytes for step in steps)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertPlan:
-    """One degree of expert parallelism of a layer on some devices.
-
-    Attributes:
-        degree: devices over which the experts of a layer are dealt.
-        replicas: copies of the layer's experts.
-        capacity: places that an expert has for the tokens of one device.
-        work_s: seconds of the experts' work a micro-batch, forward and backward, empty places included.
-        exchange_s: seconds of dispatch, combine and their gradients a micro-batch.
-        gradient_s: seconds in which the replicas' gradients are summed, once a step.
-        state_bytes: experts' weights, gradients and optimizer state on a device.
-        refusal: why the degree cannot be used, "" when it can.
-    """
-
-    degree: int
-    replicas: int
-    capacity: int
-    work_s: float
-    exchange_s: float
-    gradient_s: float
-    state_bytes: float
-    refusal: str = ""
-
-    def step_s(self, micro_batches: int) -> float:
-        """Seconds of a step of that many micro-batches, nothing overlapping."""
-        return micro_batches * (self.work_s + self.exchange_s) + self.gradient_s
-
-
-def expert_plans(
-    mixture: Mixture,
-    cluster: Cluster,
-    tokens: int,
-    *,
-    devices: int = 0,
-    place_s: float = 0.0,
-    micro_batches: int = 1,
-    item_bytes: float = 2.0,
-    state: StateBytes | None = None,
-    memory_bytes: float | None = None,
-) -> tuple[ExpertPlan, ...]:
-    """Every degree of expert parallelism of a layer, the usable ones first, those by seconds of a step.
-
-    Experts are dealt over neighbouring devices; equal slices of the devices hold copies and sum their gradients.
-
-    Args:
-        mixture: the layer.
-        cluster: where the devices lie.
-        tokens: tokens of a device and micro-batch: a group.
-        devices: how many devices; all by default.
-        place_s: seconds that one place of an expert takes forward and backward.
-        micro_batches: micro-batches a step.
-        item_bytes: bytes an element of a token.
-        state: bytes a parameter takes.
-        memory_bytes: what a device may hold of the layer's experts; None for no limit.
-
-    Complexity: one price of two collectives for each divisor of the number of devices.
-    """
-    held, count = state or StateBytes(), devices or cluster.device_count
-    found = []
-    for replicas, degree in factorisations(count, 2):
-        mesh = mesh_on(cluster, {"copies": replicas, "experts": degree})
-        capacity, share = mixture.capacity(tokens), 1.0 / math.gcd(degree, mixture.experts)
-        why = "" if mixture.experts % degree == 0 else f"{mixture.experts} experts are not dealt to {degree} devices"
-        weights = mixture.parameters * share
-        state_bytes = (held.weight + held.gradient + held.optimizer) * weights
-        exchange_s = 0.0
-        if not why and degree > 1:
-            steps = exchanges(mixture, mesh, degree, tokens, item_bytes, axis=1)
-            exchange_s = sum(step.seconds for change in steps.values() for step in change)
-        if not why and memory_bytes is not None and not fits(state_bytes, memory_bytes):
-            why = f"experts take {format_bytes(state_bytes)} a device, {format_bytes(memory_bytes)} are there"
-        found.append(
-            ExpertPlan(
-                degree,
-                replicas,
-                capacity,
-                place_s * mixture.experts * capacity,
-                exchange_s,
-                float(mesh.seconds(Collective.ALL_REDUCE, (0,), held.gradient * weights)),
-                state_bytes,
-                why,
-            )
-        )
-    return tuple(sorted(found, key=lambda p: (bool(p.refusal), p.step_s(micro_batches), p.degree)))

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.graph import Graph
-from planner.operators import DimKind, LoopNest, OpCall, OpSpec, Placement, gradient_nest
-from planner.operators import splits as legal_splits
+from planner.operators import DimKind, LoopNest, OpCall, OpSpec, gradient_nest
+from planner.sharding.choices import splits
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, named_nests
 
 
@@ -84,30 +84,22 @@ def cuts_of(one: Pass, ranks: int, item_bytes: float) -> list[Cut]:
     """All cuts of a pass in that many parts; repeating the work only where there is none."""
     found = []
     sizes = {d.name: d.size for n in one.nests for d in n.dims}
-    for split in legal_splits(one.nests):
-        if split.size % ranks:
+    widths = {(a.position, k): width for nest in one.nests for a in nest.reads for k, width in a.halo}
+    for dim, (reads, writes) in splits(one.nests).items():
+        if sizes[dim] % ranks:
             continue
-        reads, writes = dict(split.reads), dict(split.writes)
         halo = 0.0
-        for p, layout in reads.items():
-            if layout.halo:
-                surface = operand_elements(one, p, sizes) / (sizes[split.dim] or 1)
-                halo += 2 * (ranks - 1) * layout.halo * surface * item_bytes
+        for p, part in reads.items():
+            surface = operand_elements(one, p, sizes) / sizes[dim]
+            halo += 2 * (ranks - 1) * widths.get((p, part.dim), 0) * surface * item_bytes
         parts = [
-            tuple(_part(found_in.get(p)) for p in range(count))
-            for found_in, count in ((reads, len(one.reads)), (writes, len(one.writes)))
+            tuple(side.get(p, REPLICATED) for p in range(count))
+            for side, count in ((reads, len(one.reads)), (writes, len(one.writes)))
         ]
-        found.append(Cut(split.dim, parts[0], parts[1], halo))
+        found.append(Cut(dim, parts[0], parts[1], halo))
     if not found:
         found.append(Cut("", (REPLICATED,) * len(one.reads), (REPLICATED,) * len(one.writes)))
     return found
-
-
-def _part(layout: object) -> Part:
-    placement, dim = getattr(layout, "placement", None), getattr(layout, "dim", -1)
-    if placement is Placement.SPLIT:
-        return Part(dim)
-    return PARTIAL if placement is Placement.PARTIAL else REPLICATED
 
 
 def operand_elements(one: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:

@@ -19,13 +19,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.errors import InfeasibleError
 from planner.graph import Graph, Tensor
 from planner.operators import OpSpec, graph_specs, needs_gradient
 from planner.operators.types import SavedBytes
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
-from planner.sharding.forbidden import forbidden_dims
+from planner.sharding.limits import forbidden_dims
 from planner.sharding.mesh import Mesh
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy
@@ -55,7 +54,7 @@ class Setting:
             searches that say so look at them.
         work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
             agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
-        forbidden: splits that are ruled out (`planner.sharding.forbidden`).
+        forbidden: splits that are ruled out (`planner.sharding.limits`).
     """
 
     graph: Graph
@@ -153,37 +152,14 @@ class ShardingProblem:
             links=tuple(f if keep.keys().isdisjoint(f.variables) else cut(f) for f in self.links),
         )
 
-    def narrowed(
-        self, allows: Callable[[str, Choice], bool], refused: Callable[[str], InfeasibleError]
-    ) -> ShardingProblem:
-        """The problem with the choices that a rule allows.
-
-        Args:
-            allows: whether a variable, by name, may take a choice.
-            refused: what to raise about a variable that is left none.
-
-        Raises:
-            InfeasibleError: a variable is left no choice.
-        """
-        keep = {}
-        for v, (name, choices) in enumerate(zip(self.names, self.choices, strict=True)):
-            options = [c for c, choice in enumerate(choices) if allows(name, choice)]
-            if not options:
-                raise refused(name)
-            if len(options) < len(choices):
-                keep[v] = np.asarray(options)
-        return self.restricted(keep)
-
-    def factors(self, price_s_per_byte: float = 0.0, tilt: float = 0.0) -> list[Factor]:
-        """All costs as tables; memory at a price, which rises by the fraction `tilt` from first to last variable."""
-        count = max(1, len(self.names))
-        known: dict[tuple[int, int, float], np.ndarray] = {}
+    def factors(self, price_s_per_byte: float = 0.0) -> list[Factor]:
+        """All costs as tables; memory at a price."""
+        known: dict[tuple[int, int], np.ndarray] = {}
         own = []
         for v, (time, kept) in enumerate(zip(self.seconds, self.bytes, strict=True)):
-            price = price_s_per_byte * (1 + tilt * (v / count - 0.5))
-            alike = (id(time), id(kept), price)
+            alike = (id(time), id(kept))
             if alike not in known:
-                known[alike] = time + price * kept
+                known[alike] = time + price_s_per_byte * kept
             own.append(Factor((v,), known[alike]))
         return own + list(self.links)
 

@@ -42,7 +42,6 @@ class Step:
         after: layout after it.
         payload_bytes: bytes a rank contributes (receives, for a gather), as `planner.hardware.collectives` counts them.
         sent_bytes: bytes that a rank sends in a ring, or to its peers.
-        volume_bytes: payload times passes over it (an all-reduce is two), the count of papers that drop (n-1)/n.
         seconds: what it takes.
     """
 
@@ -52,7 +51,6 @@ class Step:
     after: TensorLayout
     payload_bytes: float
     sent_bytes: float
-    volume_bytes: float
     seconds: float
 
     @property
@@ -223,12 +221,11 @@ class ReshardTable:
     def _step(self, kind: Collective | None, axes: tuple[int, ...], i: int, k: int) -> Step:
         before, after = self.layouts[i], self.layouts[k]
         if kind is None:
-            return Step(kind, axes, before, after, 0.0, 0.0, 0.0, 0.0)
+            return Step(kind, axes, before, after, 0.0, 0.0, 0.0)
         payload = float(self._payload(kind, axes, np.asarray(i), np.asarray(k)))
         sent = moved_bytes(kind, payload, self.mesh.ranks_along(axes))
-        volume = payload * (2.0 if kind is Collective.ALL_REDUCE else 1.0)
         seconds = float(self.mesh.seconds(kind, axes, payload))
-        return Step(kind, axes, before, after, payload, sent, volume, seconds)
+        return Step(kind, axes, before, after, payload, sent, seconds)
 
     def _fill(self) -> None:
         """Direct steps. Payloads of equal kind and axes are priced together."""

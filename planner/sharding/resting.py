@@ -1,7 +1,7 @@
 """Where tensors and weights may rest between the operators that make and use them, and between blocks sharded apart.
 
-ZeRO needs no formulas of its own: its stages are resting places (`zero_choice`), and their communication is what the
-changes of layout between the resting place and the use come to.
+ZeRO needs no formulas of its own: its stages are resting places of a weight (`WeightChoice`), and their communication
+is what the changes of layout between the resting place and the use come to.
 """
 
 from __future__ import annotations
@@ -152,34 +152,6 @@ def weight_choices(
         if not any(refusal(shape, layout, sizes, padded=padded) for layout in choice.layouts):
             found.append(choice)
     return tuple(found)
-
-
-def zero_choice(stage: int, axes: int = 1, axis: int = 0, dim: int = 0) -> WeightChoice:
-    """Where ZeRO's stages let a weight's states rest: 0 nowhere cut, 1 optimizer, 2 gradient too, 3 weight too.
-
-    Args:
-        stage: 0 to 3.
-        axes: axes of the mesh.
-        axis: the axis over which the states are cut.
-        dim: the dimension of the weight that is cut.
-
-    Raises:
-        UsageError: no such stage.
-    """
-    if stage not in (0, 1, 2, 3):
-        raise UsageError(f"ZeRO has no stage {stage}", hint="write 0, 1, 2 or 3")
-    rows: dict[int, tuple[Part, Part, Part]] = {
-        0: (REPLICATED, REPLICATED, REPLICATED),
-        1: (REPLICATED, PARTIAL, Part(dim)),
-        2: (REPLICATED, Part(dim), Part(dim)),
-        3: (Part(dim), Part(dim), Part(dim)),
-    }
-
-    def place(part: Part) -> TensorLayout:
-        return tuple(part if a == axis else REPLICATED for a in range(axes))
-
-    weight, gradient, optimizer = rows[stage]
-    return WeightChoice(place(weight), place(gradient), place(optimizer))
 
 
 class Boundary(StrEnum):

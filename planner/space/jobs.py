@@ -17,7 +17,7 @@ from planner.hardware.types import Cluster
 from planner.operators import JointCut, OpCall, rule_of
 from planner.operators.specs import graph_specs
 from planner.sharding.choices import expert_dims
-from planner.sharding.layer_strategies import attention_heads
+from planner.sharding.limits import attention_heads
 from planner.sharding.mesh import Axis, AxisRole
 from planner.space.placement import aligned
 from planner.space.repeats import CHOICES, recomputed_modules

@@ -16,7 +16,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.exchange import ExchangeStep, Group, parts_of, recipes, step_terms
 from planner.hardware.collectives import ALGORITHMS, Terms, collective_s, send_terms
-from planner.hardware.span import Span, span_of
+from planner.hardware.tiers import Span, span_of
 from planner.hardware.types import Cluster, Collective
 from planner.schedules import Schedule, get
 from planner.space.configuration import Configuration

@@ -29,7 +29,7 @@ import numpy as np
 from planner.costs.precision import Precision
 from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, recipes, step_terms
 from planner.hardware.collectives import Terms, collective_terms, send_terms
-from planner.hardware.span import Span, child_sizes, span_of
+from planner.hardware.tiers import Span, child_sizes, span_of
 from planner.hardware.types import Cluster, Collective
 from planner.space.blocks import range_sums
 from planner.space.ranges import Ranges, range_maxima

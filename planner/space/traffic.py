@@ -11,7 +11,7 @@ import numpy as np
 from planner import schedules
 from planner.costs.precision import Precision
 from planner.exchange import Fabric, Phase, Traffic, fabric_of, recipe_of, step_traffic
-from planner.exchange.traffic import nothing, rank_traffic
+from planner.exchange.fabric import nothing, rank_traffic
 from planner.hardware import moved_bytes
 from planner.hardware.types import Cluster
 from planner.space.configuration import Configuration

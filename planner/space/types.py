@@ -43,7 +43,7 @@ class Structure:
         alike: all stages share their operators in the same way and recompute alike.
         whole_layers: stages begin where a layer begins.
         axes: roles that mesh axes may have (`planner.sharding.AxisRole`), tensor axes as in the layers of frameworks
-            (`planner.sharding.layer_strategies`); empty for anything.
+            (`planner.sharding.limits`); empty for anything.
         powers_of_two: a group has 1, 2, 4, 8 .. ranks.
         head_groups: ranks of a tensor axis: "" any number, "heads": they divide the attention heads, "key-value
             heads": those with keys of their own.
@@ -87,7 +87,7 @@ class Job:
         data_parallel: allowed numbers of replicas, over all copies of the pipeline, of every stage; empty means any.
         keep: blocks that are to be on a certain stage: name or pattern (`planner.space.cuts`) and the stage's number,
             negative ones counting from the last.
-        forbid: splits of operators that are not wanted, `MatMul:k` (`planner.sharding.forbidden`).
+        forbid: splits of operators that are not wanted, `MatMul:k` (`planner.sharding.limits`).
         uniform: all stages have the same number of replicas, as most training frameworks want it.
         meshes: meshes of those ranks to consider, ranks by axis, outermost first; empty means those that suit the
             cluster.

@@ -47,10 +47,9 @@ def names() -> tuple[str, ...]:
 
 from planner.systems.backends import BACKENDS, backend_names, usual_backends  # noqa: E402
 from planner.systems.compare import Comparison, compare_systems  # noqa: E402
-from planner.systems.frameworks import system_of  # noqa: E402
 from planner.systems.plans import decide_again, plan_system, plans_of  # noqa: E402
-from planner.systems.rows import row_of  # noqa: E402
-from planner.systems.runner import decide  # noqa: E402
+from planner.systems.proposals import system_of  # noqa: E402
+from planner.systems.runner import decide, row_of  # noqa: E402
 from planner.systems.setting import Setting  # noqa: E402
 
 system_names = names

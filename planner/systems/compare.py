@@ -15,8 +15,7 @@ from planner.space.timing import played_s
 from planner.space.types import Job, Structure
 from planner.systems import SYSTEMS, get
 from planner.systems.backends import BACKENDS, Backend, backend_names, within_limits
-from planner.systems.rows import row_of
-from planner.systems.runner import Decided, decide
+from planner.systems.runner import Decided, decide, row_of
 from planner.systems.setting import Setting
 from planner.systems.types import Semantics, System, SystemRow
 

@@ -10,8 +10,8 @@ import numpy as np
 from planner import schedules
 from planner.errors import InfeasibleError
 from planner.exchange import Traffic, fabric_of
+from planner.exchange.fabric import spread_traffic
 from planner.exchange.formulas import wsp_staleness
-from planner.exchange.traffic import spread_traffic
 from planner.plans.words import words_of
 from planner.solvers.layouts import uneven_share
 from planner.solvers.partition.cluster_chains import Workers, allocations, dealt, kinds, own_cut

@@ -13,8 +13,8 @@ from planner.plans import Plan
 from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
 from planner.sharding import Axis, AxisRole, attention_heads
-from planner.sharding.layer_strategies import SMALL
 from planner.sharding.layout import parse_layout
+from planner.sharding.limits import SMALL
 from planner.space.blocks import layer_starts
 from planner.systems.backends import PIPELINE, Backend
 

@@ -17,8 +17,7 @@ from planner.space.timing import certificate_alone
 from planner.space.types import Job
 from planner.systems import get
 from planner.systems.compare import Comparison, compare_systems
-from planner.systems.rows import exchange_details
-from planner.systems.runner import Decided, Judged, decide, refuse_limits
+from planner.systems.runner import Decided, Judged, decide, exchange_details, refuse_limits
 from planner.systems.setting import Setting
 from planner.systems.types import System
 

@@ -1,5 +1,8 @@
 """Where systems have their configurations from: the own search within their limits, every device the whole model, or
-layouts that cut every operator."""
+layouts that cut every operator.
+
+A training framework is a system, too: the own search within its limits.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
 from planner.solvers import search
 from planner.solvers.layouts import LayoutTask, lay_operators
 from planner.space import Configuration, StageChoice
-from planner.space.asked import allowed_ranks, in_words
+from planner.space.asked import LIMITS, PRICED, allowed_ranks, in_words
 from planner.space.pricer import Pricer
 from planner.space.timing import played_s
 from planner.space.types import Job
@@ -133,3 +136,22 @@ def task_of(setting: Setting) -> LayoutTask:
     only = setting.fixed or bool(setting.job.micro_batches)
     where = setting.prices, setting.cluster, setting.job, setting.devices
     return LayoutTask(*where, setting.sizes, only, setting.states_bytes)
+
+
+def system_of(backend: Backend) -> System:
+    """A training framework as a system that can be asked what it would do."""
+    orders = " or ".join(backend.schedules)
+    return System(
+        key=backend.key,
+        title=backend.title,
+        cut=f"stages of whole layers, equally replicated; {orders}" if orders else "none: replicas of the whole model",
+        sharding="columns, rows and heads of every layer" if backend.groups else "none: every tensor is whole",
+        solver=by_search,
+        staleness="none",
+        chooses="the fastest plan that it takes as it is",
+        source="; ".join(backend.sources.values()),
+        limits=None,
+        takes=PRICED | {*LIMITS, "overlap"} - {"backends"},
+        open=backend.notes,
+        framework=backend,
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import planner
 from planner.graph import Graph
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.plans import Plan, decode
 from planner.schedules import Work, own_schedule
 from planner.systems import plan_system

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from planner.check import check_plan
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.plans import Fault, Plan, seal
 from tests.check.edits import EDITS, edited
 from tests.check.plans import loaded, planned

@@ -15,8 +15,7 @@ from benchmarks.memory import fit_of
 from benchmarks.published import kendall_tau, main, mape, predict
 from benchmarks.runs import PUBLISHED, SINGLE_NODE, Run, read_runs
 from planner.costs import profile
-from planner.hardware import load_cluster, load_device, send_terms
-from planner.hardware.types import Curve
+from planner.hardware import Curve, load_cluster, load_device, send_terms
 from tests.costs.test_roofline import DEVICE, node, of, product
 from tests.operators import calls
 from tests.shared_data import shared_path

@@ -10,7 +10,7 @@ import pytest
 from planner.costs import Profile, profile
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph, Node
-from planner.hardware.types import Curve, Device
+from planner.hardware import Curve, Device
 from planner.importers import load_graph
 from planner.operators import Origin
 from tests.operators import calls

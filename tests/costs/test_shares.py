@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from planner.costs import Profile, profile
 from planner.errors import UsageError
 from planner.graph import Graph
-from planner.hardware import load_cluster
-from planner.hardware.types import Curve, Device
+from planner.hardware import Curve, Device, load_cluster
 from planner.importers import load_graph
 from tests.costs.test_roofline import DEVICE, node, of, product
 from tests.operators import calls

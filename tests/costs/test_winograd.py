@@ -9,8 +9,7 @@ import pytest
 import planner
 from planner.costs import Profile, profile
 from planner.graph import Graph
-from planner.hardware import load_device
-from planner.hardware.types import Curve
+from planner.hardware import Curve, load_device
 from tests.costs.test_roofline import DEVICE, node, of
 from tests.operators import calls
 

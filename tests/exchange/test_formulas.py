@@ -8,7 +8,6 @@ import pytest
 
 from planner.errors import UsageError
 from planner.exchange import formulas as f
-from planner.exchange.partitions import best_partitions, fit_partitions, search_partitions
 
 
 def test_byteps_shares_follow_the_bandwidth_of_the_cpu_machines() -> None:
@@ -30,7 +29,7 @@ def test_partition_search_stops_when_the_time_rises() -> None:
         asked.append(count)
         return 2 + 30 / count + 0.3 * (count - 1)  # least at sqrt(30/0.3) = 10
 
-    fit = search_partitions(measure, 4)
+    fit = f.search_partitions(measure, 4)
     assert asked == [4, 8, 16, 2]
     assert fit.best == 10
     assert fit.fixed_s == pytest.approx(2)
@@ -38,26 +37,26 @@ def test_partition_search_stops_when_the_time_rises() -> None:
 
 
 def test_two_samples_give_the_better_one() -> None:
-    assert fit_partitions({4: 1.5, 8: 1.25}).best == 8
+    assert f.fit_partitions({4: 1.5, 8: 1.25}).best == 8
 
 
 def test_partitions_outside_the_samples_are_not_taken() -> None:
-    assert fit_partitions({1: 101.0, 2: 51.0, 4: 26.0}).best == 4
+    assert f.fit_partitions({1: 101.0, 2: 51.0, 4: 26.0}).best == 4
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: f.zero_parts(8, 4),
+        lambda: f.zero_state_bytes(1, 8, 4),
         lambda: f.byteps_shares(0, 0),
         lambda: f.byteps_shares(4, -1),
         lambda: f.byteps_shares(4, 1, 0),
         lambda: f.wsp_staleness(0, 0),
         lambda: f.separate_server_s(1, 4, 0, 1),
-        lambda: fit_partitions({}),
-        lambda: fit_partitions({0: 1.0}),
-        lambda: search_partitions(float, 0),
-        lambda: best_partitions(-1, 1),
+        lambda: f.fit_partitions({}),
+        lambda: f.fit_partitions({0: 1.0}),
+        lambda: f.search_partitions(float, 0),
+        lambda: f.best_partitions(-1, 1),
     ],
 )
 def test_refuses(wrong: Any) -> None:

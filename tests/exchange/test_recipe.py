@@ -25,7 +25,10 @@ from planner.errors import UsageError
 from planner.exchange import (
     SCHEMES,
     Content,
+    Exchange,
     ExchangeStep,
+    Fabric,
+    Facts,
     Group,
     Phase,
     Recipe,
@@ -42,8 +45,6 @@ from planner.exchange import (
     sent_bytes,
     step_traffic,
 )
-from planner.exchange.fabric import Fabric
-from planner.exchange.types import Exchange, Facts
 from planner.exchange.zero import Sharded, price_sharded
 from planner.hardware import Collective
 from planner.plans import validate

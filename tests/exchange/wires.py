@@ -9,8 +9,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from planner.hardware import Cluster, Device, Level
-from planner.hardware.types import Curve
+from planner.hardware import Cluster, Curve, Device, Level
 
 
 class Wires:

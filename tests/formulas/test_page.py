@@ -61,7 +61,7 @@ def test_every_schedule_has_every_figure() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("pipeline_bubble", "use gpipe_bubble"), ("pipedream_noam", r"pipedream_in_flight\(p, m\)\[0\]")],
+    [("sharded_server_bytes", "use all_reduce_bytes"), ("pipemare_gain", r"1 / \(1 - gpipe_bubble\(p, m\)\)")],
 )
 def test_names_of_earlier_versions_say_the_new_call(old: str, new: str) -> None:
     with pytest.raises(AttributeError, match=new):

@@ -12,10 +12,9 @@ from planner import formulas as f
 
 FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     # traps 8: a ring and servers on the same machines move the same
-    ("traps", "2 x 7/8 x 16 both ways", lambda: (f.all_reduce_bytes(16, 8), f.sharded_server_bytes(16, 8)), (28, 28)),
+    ("traps", "2 x 7/8 x 16 both ways", lambda: f.all_reduce_bytes(16, 8), 28),
     ("collectives", "a scatter and a gather", lambda: f.reduce_scatter_bytes(6, 3) + f.reduce_scatter_bytes(6, 3), 8),
     ("collectives", "one rank sends nothing", lambda: f.all_reduce_bytes(16, 1), 0),
-    ("collectives", "tree: 2 (n-1) M in all", lambda: f.tree_all_reduce_bytes(5, 4), 30),
     ("collectives", "switches add: M", lambda: (f.in_network_bytes(5, 64), f.in_network_bytes(5, 1)), (5, 0)),
     ("collectives", "all-to-all 3/4 of 8", lambda: f.reduce_scatter_bytes(8, 4), 6),
     # BytePS: 2n(n-1)/(n^2+kn-2k)
@@ -46,7 +45,6 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("Parallax", "3 variables: 4 x 30 x 3/4", lambda: f.parallax_transfer(10, 0.1, 4, 3).dense_servers, 90),
     ("Parallax", "3 sparse: 0.4 x 30 x 3/4", lambda: f.parallax_transfer(10, 0.1, 4, 3).sparse_servers, 9),
     ("Parallax", "3 gathered: 0.2 x 30 x 3", lambda: f.parallax_transfer(10, 0.1, 4, 3).sparse_gather, 18),
-    ("Parallax", "1 - (1 - 1/2)^3", lambda: f.touched_by(0.5, 3), 0.875),
     ("Parallax", "b 100, a 1/4: 20", lambda: f.best_partitions(100, 0.25), 20),
     ("Parallax", "b 60, a 1: 60/8 + 8 < 60/7 + 7", lambda: f.whole_partitions(60, 1), 8),
     ("Parallax", "b 56, a 1: 7 as good as 8, the fewer", lambda: f.whole_partitions(56, 1), 7),

@@ -57,12 +57,10 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("Chimera", "D 16, f 2, N 16, F = B: 32 + 8 - 2", lambda: f.chimera_makespan_s(16, 16, 1, 1, pairs=2), 38),
     ("Chimera", "D 2 never waits", lambda: played("chimera", 2, 8).bubble, 0),
     ("Chimera", "D 10 keeps 6 to 10", lambda: f.chimera_in_flight(10, 10), (6, 7, 8, 9, 10, 10, 9, 8, 7, 6)),
-    ("Chimera", "C_f 8, C_b 8 + 8 - 2", lambda: f.chimera_critical_passes(8, 8), (8, 14)),
     ("Chimera", "(1+.5)4 + (2+.5)6 + 3", lambda: f.chimera_iteration_s(4, 4, 1, 2, 0.5, 3), 6 + 15 + 3),
     ("Chimera", "f 4: eight copies", lambda: f.chimera_weight_copies(8, 8, pairs=4), 8),
     ("Chimera", "W 16, f 2: 64 exchange", lambda: 16 * f.chimera_weight_copies(4, 4, pairs=2), 64),
     ("Chimera", "doubled, D 4, N 8: 24 + 2 x 2", lambda: played("chimera:over=double", 4, 8).makespan_s, 28),
-    ("Chimera", "2 log2 16 x 1 + 2 15/16 160/10", lambda: f.rabenseifner_s(160, 16, 1, 10), 8 + 30),
     ("Chimera", "BERT-48, D 24: 2 layers and embeddings", lambda: f.largest_stage_parameters(48, 1024, 24), 56975360),
     ("Chimera", "GPT-2, D 64: one layer more", lambda: f.largest_stage_parameters(64, 1280, 64, "gpt"), 85317120),
     # GEMS

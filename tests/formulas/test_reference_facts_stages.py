@@ -66,7 +66,6 @@ FACTS: list[tuple[str, str, Callable[[], Any], Any]] = [
     ("Piper", "8/4 + (20/4 + 4 x 3 x 100/(4 x 64))/100", lambda: f.piper_stage_s(8, 10, 100, 4, 64, 100), 2.096875),
     ("Piper", "alone: 8 + 20/100", lambda: f.piper_stage_s(8, 10, 100, 1, 64, 100), 8.2),
     ("Piper", "with tensor bytes 5: 2 x 15/100 more", lambda: f.piper_stage_s(8, 10, 100, 1, 64, 100, 5), 8.3),
-    ("Piper", "in flight ceil(7/1), ceil(6/2), ceil(4/4)", lambda: f.piper_in_flight([1, 2, 4]), (7, 3, 1)),
     ("Piper", "chain of 12: 13 and 78", lambda: f.contiguous_sets(12), (13, 78)),
     (
         "Piper",

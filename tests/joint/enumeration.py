@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.space import BlockCosts, Job, evaluate, played_s
 from planner.space.types import Configuration, Evaluation, StageChoice
 

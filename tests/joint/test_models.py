@@ -15,7 +15,7 @@ import planner
 from models._moe import MoE
 from models.gpt import GPTSize
 from planner.graph import Graph
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.importers import graph_from_proto
 from planner.solvers import search
 from planner.space import BlockCosts, Job

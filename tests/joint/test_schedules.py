@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner import schedules
 from planner.errors import InfeasibleError, JobError
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline
 from planner.solvers import search

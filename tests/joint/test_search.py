@@ -11,8 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InfeasibleError
-from planner.hardware import Terms
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster, Terms
 from planner.solvers import Answer, search
 from planner.space import BlockCosts, Job
 from planner.space.types import Configuration

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.graph import DType, Graph, Node, Parameter, Tensor, TensorKind
-from planner.operators import OpCall
+from planner.operators import OpCall, spec
+from planner.sharding import Part, splits
 
 KINDS = {
     "x": TensorKind.ACTIVATION,
@@ -70,3 +71,21 @@ def node(op: str, inputs: str, output: str, *, repeat: int = 1, **attributes: An
     """A node by the names of its tensors."""
     outputs = tuple(output.split())
     return Node(outputs[0], op, tuple(inputs.split()), outputs, attributes, repeat=repeat)
+
+
+class Split(NamedTuple):
+    """One split: its dimension, how large it is, what becomes of operands and results, whether borders are needed."""
+
+    dim: str
+    size: int
+    reads: dict[int, Part]
+    writes: dict[int, Part]
+    windowed: bool
+
+
+def splits_of(what: OpCall) -> list[Split]:
+    """Every legal split of a call."""
+    nests = spec(what).nests
+    sizes = {d.name: d.size for nest in nests for d in nest.dims}
+    windows = {access.dims[k][0] for nest in nests for access in nest.reads for k, width in access.halo if width}
+    return [Split(name, sizes[name], *parts, name in windows) for name, parts in splits(nests).items()]

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from planner.graph import Graph
+from planner.graph import DType, Graph, TensorKind
 from planner.importers import load_graph
 from planner.operators import (
     SavedBytes,
     SavedOptions,
-    checkpoint_bytes,
+    Storages,
+    element_bytes,
     graph_specs,
     rebatch,
     saved_for_backward,
@@ -146,6 +147,30 @@ def test_each_block(
     assert len(expected) >= 12
     for name, size in expected.items():
         assert found[name] == pytest.approx(size - masks_of(entry, batch, width), rel=tolerance), name
+
+
+def checkpoint_bytes(
+    graph: Graph, nodes: Iterable[int], *, width: float | Mapping[DType, float] = 4.0
+) -> tuple[SavedBytes, ...]:
+    """What is kept of nodes that are computed again in the backward pass: the activations they read from outside.
+
+    Args:
+        graph: the graph.
+        nodes: indices of the group.
+        width: as in `saved_for_backward`.
+    """
+    sizes = width if isinstance(width, Mapping) else element_bytes(graph, width)
+    inside = set(nodes)
+    storages = Storages(graph)
+    kept: dict[str, None] = {}
+    for i in sorted(inside):
+        for name in graph.nodes[i].inputs:
+            if name and graph.producer.get(name, i) not in inside and name in graph.producer:
+                kept[storages.root(name)] = None
+    tensors = (graph.tensors[name] for name in kept)
+    return tuple(
+        SavedBytes(t.name, round(t.elements * sizes[t.dtype])) for t in tensors if t.kind is TensorKind.ACTIVATION
+    )
 
 
 CHECKPOINTED = [

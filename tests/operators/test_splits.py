@@ -9,30 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.operators import PARTIAL, REPLICATE, Layout, OpCall, Placement, Split, spec, splits
-from tests.operators.calls import call
+from planner.operators import OpCall, spec
+from planner.sharding import PARTIAL, REPLICATED, Part
+from tests.operators.calls import Split, call, splits_of
 
 Function = Callable[..., np.ndarray]
 
 
-def _halves(array: np.ndarray, layout: Layout, parts: int, rank: int) -> np.ndarray:
-    if layout.placement is Placement.SPLIT:
-        return np.split(array, parts, axis=layout.dim)[rank]
-    if layout.placement is Placement.PARTIAL and rank:
+def _halves(array: np.ndarray, part: Part, parts: int, rank: int) -> np.ndarray:
+    if part.cuts:
+        return np.split(array, parts, axis=part.dim)[rank]
+    if part == PARTIAL and rank:
         return np.zeros_like(array)
     return array
 
 
-def _joined(pieces: Sequence[np.ndarray], layout: Layout) -> np.ndarray:
-    if layout.placement is Placement.SPLIT:
-        return np.concatenate(pieces, axis=layout.dim)
-    return sum(pieces[1:], pieces[0]) if layout.placement is Placement.PARTIAL else pieces[0]
+def _joined(pieces: Sequence[np.ndarray], part: Part) -> np.ndarray:
+    if part.cuts:
+        return np.concatenate(pieces, axis=part.dim)
+    return sum(pieces[1:], pieces[0]) if part == PARTIAL else pieces[0]
 
 
 def _run(split: Split, arrays: Sequence[np.ndarray], parts: int, function: Function) -> np.ndarray:
     reads, writes = dict(split.reads), dict(split.writes)
     pieces = [
-        function(*(_halves(a, reads.get(p, REPLICATE), parts, rank) for p, a in enumerate(arrays)))
+        function(*(_halves(a, reads.get(p, REPLICATED), parts, rank) for p, a in enumerate(arrays)))
         for rank in range(parts)
     ]
     return _joined(pieces, writes[0])
@@ -41,7 +42,7 @@ def _run(split: Split, arrays: Sequence[np.ndarray], parts: int, function: Funct
 def _check(what: OpCall, arrays: Sequence[np.ndarray], parts: int, function: Function) -> set[str]:
     whole = function(*arrays)
     done = set()
-    for split in splits(spec(what)):
+    for split in splits_of(what):
         if split.size % parts == 0:
             np.testing.assert_allclose(_run(split, arrays, parts, function), whole, rtol=1e-9, atol=1e-9)
             done.add(split.dim)
@@ -53,7 +54,7 @@ def _numbers(*shape: int) -> np.ndarray:
 
 
 def _named(what: OpCall) -> dict[str, Split]:
-    return {s.dim: s for s in splits(spec(what))}
+    return {s.dim: s for s in splits_of(what)}
 
 
 @settings(deadline=None, max_examples=25)
@@ -88,7 +89,7 @@ def test_softmax_is_split_everywhere_but_along_its_axis() -> None:
 def test_broadcast_operands_are_replicated() -> None:
     what = call("Mul", ["x 4 6", "w 6"], ["x 4 6"])
     assert _check(what, [_numbers(4, 6), _numbers(6)], 2, np.multiply) == {"d0", "d1"}
-    assert dict(_named(what)["d0"].reads)[1] == REPLICATE
+    assert dict(_named(what)["d0"].reads)[1] == REPLICATED
 
 
 @settings(deadline=None, max_examples=15)
@@ -97,7 +98,7 @@ def test_embedding_split_by_vocabulary_gives_partial_sums(rows: int, parts: int,
     table, ids = _numbers(rows * parts, 6), np.random.default_rng(3).integers(0, rows * parts, size=steps)
     what = call("Gather", [f"w {rows * parts} 6", f"i:int64 {steps}"], [f"x {steps} 6"])
     split = _named(what)["v"]
-    assert dict(split.reads) == {0: Layout(Placement.SPLIT, 0), 1: REPLICATE}
+    assert dict(split.reads) == {0: Part(0), 1: REPLICATED}
     pieces = []
     for rank in range(parts):
         local = ids - rank * rows
@@ -133,9 +134,8 @@ def test_convolution_split_in_space_needs_its_halo(
         "Conv", [f"x 2 3 {size}", f"w 4 3 {kernel}"], [f"x 2 4 {out}"],
         pads=(pad, after), strides=(stride,), dilations=(dilation,),
     )  # fmt: skip
-    layout = dict(_named(what)["y0"].reads)[0]
-    assert layout.placement is Placement.SPLIT
-    halo = layout.halo
+    assert _named(what)["y0"].reads[0] == Part(2)
+    halo = sum(width for nest in spec(what).nests for access in nest.reads for _, width in access.halo)
     # each part owns size / parts elements and gets `halo` from either side, zeros beyond the ends
     wide = np.pad(x, ((0, 0), (0, 0), (halo, halo)))
     own = size // parts
@@ -158,8 +158,8 @@ def _check_without_halo(what: OpCall, arrays: Sequence[np.ndarray]) -> set[str]:
         return _correlate(x, w, 1, 1) + bias[:, None]
 
     done = set()
-    for split in splits(spec(what)):
-        if not any(layout.halo for _, layout in split.reads):
+    for split in splits_of(what):
+        if not split.windowed:
             np.testing.assert_allclose(_run(split, arrays, 2, conv), conv(*arrays))
             done.add(split.dim)
     return done
@@ -168,24 +168,24 @@ def _check_without_halo(what: OpCall, arrays: Sequence[np.ndarray]) -> set[str]:
 def test_grouped_convolution_is_split_by_group() -> None:
     what = call("Conv", ["x 1 4 8", "w 8 2 3"], ["x 1 8 6"], group=2)
     split = _named(what)["g"]
-    assert dict(split.reads) == {0: Layout(Placement.SPLIT, 1), 1: Layout(Placement.SPLIT, 0)}
-    assert dict(split.writes) == {0: Layout(Placement.SPLIT, 1)}
+    assert dict(split.reads) == {0: Part(1), 1: Part(0)}
+    assert dict(split.writes) == {0: Part(1)}
     assert "k" not in _named(what), "channels inside a group are not contiguous over groups"
 
 
-def test_attention_splits() -> None:
+def test_attentionsplits_of() -> None:
     what = call("Attention", ["x 2 8 16 4", "x 2 2 16 4", "x 2 2 16 4"], ["x 2 8 16 4"])
     found = _named(what)
-    assert dict(found["g"].reads)[1] == Layout(Placement.SPLIT, 1)
-    assert dict(found["s"].reads) == {0: Layout(Placement.SPLIT, 2), 1: REPLICATE, 2: REPLICATE}
+    assert dict(found["g"].reads)[1] == Part(1)
+    assert dict(found["s"].reads) == {0: Part(2), 1: REPLICATED, 2: REPLICATED}
     assert "t" not in found
     assert "d" not in found
 
 
 def test_packed_attention_cannot_split_its_steps_input() -> None:
     found = _named(call("com.microsoft.MultiHeadAttention", ["x 2 16 8 3 4"], ["x 2 16 32"], num_heads=8))
-    assert dict(found["s"].reads)[0] == REPLICATE
-    assert dict(found["g"].reads)[0] == Layout(Placement.SPLIT, 2)
+    assert dict(found["s"].reads)[0] == REPLICATED
+    assert dict(found["g"].reads)[0] == Part(2)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_packed_attention_cannot_split_its_steps_input() -> None:
     ],
 )
 def test_a_split_passes_through_a_reshape(before: str, after: str, expected: set[tuple[int, int]]) -> None:
-    found = splits(spec(call("Reshape", [f"x {before}", "c:int64 2"], [f"x {after}"])))
+    found = splits_of(call("Reshape", [f"x {before}", "c:int64 2"], [f"x {after}"]))
     assert {(dict(s.reads)[0].dim, dict(s.writes)[0].dim) for s in found} == expected
     array = _numbers(*map(int, before.split()))
     target = tuple(map(int, after.split()))
@@ -216,7 +216,7 @@ def test_experts_split_into_partial_sums() -> None:
     five = ["x 2 3 8", "x 6 4", "w 4 16 8", None, "w 4 8 16"]
     found = _named(call("com.microsoft.MoE", five, ["x 2 3 8"], k=2))
     assert set(found) == {"m0", "e", "f"}, "the second row dimension is not contiguous in the router's scores"
-    assert dict(found["e"].reads)[2] == Layout(Placement.SPLIT, 0)
+    assert dict(found["e"].reads)[2] == Part(0)
     assert dict(found["e"].writes)[0] == PARTIAL
 
 
@@ -237,4 +237,4 @@ def test_rounded_partial_sums_do_not_add() -> None:
 
 
 def test_what_nobody_described_is_not_split() -> None:
-    assert splits(spec(call("acme.Frobnicate", ["x 4 4"], ["x 4 4"]))) == ()
+    assert splits_of(call("acme.Frobnicate", ["x 4 4"], ["x 4 4"])) == []

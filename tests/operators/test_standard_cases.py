@@ -17,7 +17,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from planner.graph import DType, Tensor, TensorKind
-from planner.operators import OpCall, OpSpec, Origin, Placement, Split, spec, splits
+from planner.operators import OpCall, OpSpec, Origin, spec
+from planner.sharding import PARTIAL
+from tests.operators.calls import Split, splits_of
 
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
@@ -106,7 +108,6 @@ def _cases() -> tuple[Case, ...]:
 
 
 def _pieces(case: Case, split: Split, parts: int) -> list[list[np.ndarray]]:
-    reads = dict(split.reads)
     node = case.model.graph.node[0]
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
@@ -122,13 +123,13 @@ def _pieces(case: Case, split: Split, parts: int) -> list[list[np.ndarray]]:
     for rank in range(parts):
         feeds = {}
         for position, name in enumerate(node.input):
-            layout = reads.get(position)
+            part = split.reads.get(position)
             if not name:
                 continue
             array = case.arrays[name]
-            if layout is not None and layout.placement is Placement.SPLIT:
-                array = np.split(array, parts, axis=layout.dim)[rank]
-            elif layout is not None and layout.placement is Placement.PARTIAL and rank:
+            if part is not None and part.cuts:
+                array = np.split(array, parts, axis=part.dim)[rank]
+            elif part == PARTIAL and rank:
                 array = np.zeros_like(array)
             feeds[name] = array
         results.append(evaluator.run(None, feeds))
@@ -140,14 +141,14 @@ def _agrees(case: Case, split: Split, parts: int) -> bool:
     scale = parts if case.call.op in ("ReduceMean", "GlobalAveragePool") else 1
     names = [v.name for v in case.model.graph.output]
     for position, name in enumerate(case.model.graph.node[0].output):
-        layout = dict(split.writes).get(position)
-        if not name or layout is None:
+        part = split.writes.get(position)
+        if not name or part is None:
             continue
         mine = [results[names.index(name)] for results in pieces]
         joined = mine[0]
-        if layout.placement is Placement.SPLIT:
-            joined = np.concatenate(mine, axis=layout.dim)
-        elif layout.placement is Placement.PARTIAL:
+        if part.cuts:
+            joined = np.concatenate(mine, axis=part.dim)
+        elif part == PARTIAL:
             joined = sum(mine[1:], mine[0]) / scale
         whole = case.arrays[name].astype(np.float64)
         if not np.allclose(joined.astype(np.float64), whole, rtol=1e-3, atol=1e-4, equal_nan=True):
@@ -163,12 +164,12 @@ def _alone(case: Case, split: Split) -> bool:
         return not any(attributes.get(name, 0) for name in windows)
     if case.call.op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
         return attributes.get("reduction") in ("none", "sum") and split.dim != "c"
-    return case.call.op not in PLACED and not any(layout.halo for _, layout in split.reads)
+    return case.call.op not in PLACED and not split.windowed
 
 
 def _parts(case: Case, split: Split) -> int:
     """Smallest number of parts that divides every tensor dimension concerned; 0 when there is none."""
-    sizes = [t.shape[layout.dim] for p, layout in split.reads if (t := case.call.inputs[p]) and layout.dim >= 0]
+    sizes = [t.shape[part.dim] for p, part in split.reads.items() if (t := case.call.inputs[p]) and part.cuts]
     return next((n for n in range(2, split.size + 1) if not any(size % n for size in [*sizes, split.size])), 0)
 
 
@@ -182,7 +183,7 @@ def test_every_case_is_described_and_its_splits_hold() -> None:
         assert found.forward_bytes >= 0
         if found.view or found.origin is not Origin.RULE:
             continue
-        for split in splits(found):
+        for split in splits_of(case.call):
             parts = _parts(case, split)
             if not parts or not _alone(case, split):
                 continue

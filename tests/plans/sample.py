@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.costs import Profile
 from planner.graph import Chain, Graph, build_chain
-from planner.hardware.types import Cluster, Curve, Device, Level
+from planner.hardware import Cluster, Curve, Device, Level
 from planner.operators import Origin
 from planner.plans import Plan, Provenance, assemble
 from planner.space.types import (

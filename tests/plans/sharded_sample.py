@@ -11,7 +11,7 @@ from importlib.metadata import version
 from planner import Job, load_cluster, load_graph
 from planner.costs import precision, profile
 from planner.graph import Graph, build_chain
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.operators import needs_gradient, rebatch
 from planner.plans import Plan, Provenance, assemble, with_simulation
 from planner.sharding import (

@@ -12,7 +12,7 @@ import pytest
 import planner
 from planner.errors import UsageError
 from planner.graph import Graph
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.plans import Fault, Plan, ShardedBlock, dumps, group_views, loads, rebuild, seal, split_reasons, validate
 from planner.sharding import Boundary, canonical_layout, evaluate
 from planner.systems import plan_system

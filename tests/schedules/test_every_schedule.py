@@ -83,7 +83,8 @@ def test_dependencies_hold_and_claims_are_kept(
             assert peak_in_flight(trace.program).max(axis=0).tolist() == list(schedule.in_flight(pipeline))
         assert list(schedule.weight_versions(pipeline)) == [1] * pipeline.stages
         no_wait = np.zeros(pipeline.stages).tolist()
-        chain = schedule.critical_s(pipeline, times.forward_s.tolist(), times.backward_s.tolist(), no_wait)
+        passes = [each.tolist() for each in (times.forward_s, times.backward_s)]
+        chain = schedule.critical_s(pipeline, *passes, no_wait, times.weight_grad_s.tolist())
         if "early" not in name:
             assert chain <= trace.makespan_s * (1 + 1e-9) + (times.recompute_s.sum() if "recompute" in name else 0)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.graph import Graph
-from planner.sharding import Mesh, Setting, ideal_mesh
+from planner.sharding import PARTIAL, REPLICATED, Mesh, Part, Setting, WeightChoice, ideal_mesh
 from tests.operators.calls import graph, node
 
 
@@ -63,3 +63,15 @@ def setting(what: Graph, mesh: Mesh | Sequence[int], work_s: float = 0.0, **opti
     placed = mesh if isinstance(mesh, Mesh) else ideal_mesh(list(mesh))
     times = np.full(len(what.nodes), work_s)
     return Setting(what, placed, forward_s=times, backward_s=2 * times, **options)  # type: ignore[arg-type]
+
+
+def zero_choice(stage: int) -> WeightChoice:
+    """Where ZeRO's stage 0 to 3 lets the states of a weight rest on one axis: the last as many of them are cut."""
+    cut = Part(0)
+    weight, gradient, optimizer = {
+        0: (REPLICATED, REPLICATED, REPLICATED),
+        1: (REPLICATED, PARTIAL, cut),
+        2: (REPLICATED, cut, cut),
+        3: (cut, cut, cut),
+    }[stage]
+    return WeightChoice((weight,), (gradient,), (optimizer,))

@@ -8,12 +8,9 @@ import pytest
 
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import Graph
-from planner.hardware import load_cluster
 from planner.sharding import (
-    Mixture,
     Setting,
     TensorChoice,
-    expert_plans,
     formulate,
     ideal_mesh,
     layout_text,
@@ -181,23 +178,6 @@ def test_the_search_itself_finds_expert_parallelism_where_weights_are_large() ->
     rests = _rests(answer)
     assert (rests["w1"], rests["w2"]) == ("S0", "S0")
     assert isinstance(answer.decision["x"], TensorChoice)
-
-
-def test_degrees_of_expert_parallelism() -> None:
-    """8 experts of 3 x 4096 x 14336 weights at 16 bytes: 22.5 GB a layer, so 16 devices want degree 2, 4 or 8."""
-    layer = Mixture(8, 4096, 14336, matrices=3)
-    cluster = load_cluster("dgx-a100", nodes=2)
-    plans = {p.degree: p for p in expert_plans(layer, cluster, 4096, memory_bytes=12e9)}
-    assert set(plans) == {1, 2, 4, 8, 16}
-    assert {d for d, p in plans.items() if not p.refusal} == {2, 4, 8}
-    assert plans[1].refusal.startswith("experts take")
-    assert "8 experts" in plans[16].refusal
-    assert plans[8].state_bytes == 3 * 4096 * 14336 * 16
-    assert plans[1].exchange_s == 0 < plans[2].exchange_s
-    assert plans[8].gradient_s < plans[4].gradient_s < plans[2].gradient_s
-    assert plans[4].capacity == 1024, "2 x 4096 / 8 places"
-    best = expert_plans(layer, cluster, 4096, memory_bytes=12e9, micro_batches=64)[0]
-    assert best.step_s(64) == min(p.step_s(64) for p in plans.values() if not p.refusal)
 
 
 def test_an_annotated_network_input_is_read_as_written() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from planner.errors import UsageError
 from planner.hardware import Collective, collective_s, load_cluster
-from planner.sharding import factorisations, ideal_mesh, mesh_on
+from planner.sharding import ideal_mesh, mesh_on
 
 
 def test_the_last_axis_is_innermost() -> None:
@@ -49,9 +48,3 @@ def test_a_mesh_must_fit() -> None:
         mesh_on(cluster, (4, 4))
     with pytest.raises(UsageError, match="0 ranks"):
         ideal_mesh({"data": 0})
-
-
-def test_factorisations() -> None:
-    assert factorisations(12, 2) == ((1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1))
-    assert factorisations(1, 3) == ((1, 1, 1),)
-    assert all(np.prod(f) == 30 for f in factorisations(30, 3))

@@ -16,7 +16,6 @@ from planner.sharding import (
     layout_text,
     parse_layout,
     reshard_table,
-    split_refusals,
     strategies,
 )
 from planner.sharding.problem import rest_of
@@ -100,16 +99,6 @@ def test_a_factor_of_a_dimension_is_not_padded() -> None:
 def test_statistics_are_not_padded() -> None:
     softmax = call("Softmax", ["x 4 5"], ["x 4 5"], axis=-1)
     assert all(s.splits != ("d1",) for s in strategies(softmax, spec(softmax), ideal_mesh((2,)), 2.0, PADDED))
-    assert "statistics over padding would be wrong" in split_refusals(softmax, spec(softmax), 2, PADDED)["d1"]
-
-
-def test_reasons_for_not_cutting() -> None:
-    table = call("Gather", ["w 50257 8", "i:int64 6"], ["x 6 8"])
-    why = split_refusals(table, spec(table), 8)
-    assert why["v"] == "v of 50257 does not divide by 8; padding is switched off and would cost 0.01% more work"
-    assert "leave a rank empty" in next(text for text in why.values() if " of 6 " in text)
-    assert "v" not in split_refusals(table, spec(table), 8, PADDED)
-    assert split_refusals(table, spec(table), 1) == {} or all(split_refusals(table, spec(table), 1).values())
 
 
 def test_a_padded_product_costs_its_padding() -> None:
@@ -131,14 +120,9 @@ def _uneven_block(options: Options) -> Setting:
     return setting(attention_block(batch=3, steps=9, width=27, heads=3, inner=30), (2,), 1e3, options=options)
 
 
-@pytest.mark.parametrize("name", ["ilp", "gshard", "mesh-tensorflow", "tofu", "megatron"])
+@pytest.mark.parametrize("name", ["ilp", "gshard", "mesh-tensorflow", "tofu"])
 def test_every_search_takes_the_option(name: str) -> None:
     assert get(name)(_uneven_block(PADDED)).verdict.violations == []
-
-
-def test_a_pattern_that_does_not_divide_says_why() -> None:
-    with pytest.raises(InfeasibleError, match=r"of 27 does not divide by 2; padding is switched off and would cost"):
-        get("megatron")(_uneven_block(Options()))
 
 
 def test_a_vocabulary_that_does_not_divide_is_cut_where_padding_is_allowed() -> None:

@@ -33,9 +33,9 @@ def test_dapples_pivot_formula_is_low_where_an_early_stage_is_slow() -> None:
 
 def test_chimeras_critical_path() -> None:
     """N = D = 6, B = 2F: 6 forwards and 10 backwards, 26 in all."""
-    forwards, backwards = formulas.chimera_critical_passes(6, 6)
-    assert (forwards, backwards) == (6, 10)
-    assert measure("chimera", 6, 6, 1, 2).makespan_s == forwards + 2 * backwards
+    assert formulas.chimera_iteration_s(6, 6, 1, 0) == 6
+    assert formulas.chimera_iteration_s(6, 6, 0, 1) == 10
+    assert measure("chimera", 6, 6, 1, 2).makespan_s == 26
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.solvers import Solution, chain_dp
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate
 from planner.space.problem import alike, joined, least_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InfeasibleError
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.solvers import search
 from planner.solvers.diagnosis import least_memory_factor, may_fit
 from planner.space import BlockCosts, Formulator, Job, evaluate

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.solvers import Judge, Solution, chain_dp, critical_path, outer, search
 from planner.solvers._frontier import Alike, Frontier, Task
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective

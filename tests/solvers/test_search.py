@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InfeasibleError, JobError
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.solvers import search
 from planner.space import BlockCosts, Formulator, Job, evaluate, played_s
 from planner.space.types import Configuration, Evaluation

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from planner.hardware.types import Cluster, Curve, Device, Level
+from planner.hardware import Cluster, Curve, Device, Level
 from planner.space import BlockCosts, Job
 from planner.space.types import RepeatCosts, Tie
 

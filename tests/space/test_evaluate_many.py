@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import planner
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.prediction import without_limits
 from planner.space import BlockCosts, Configuration, Job, StageChoice, evaluate
 from planner.space.asked import allowing

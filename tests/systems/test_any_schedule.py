@@ -9,7 +9,7 @@ import pytest
 
 import planner
 from planner.graph import Graph
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.schedules import names
 from planner.space.subspaces import Limits
 from planner.systems import Setting, System, get

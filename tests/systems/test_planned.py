@@ -9,7 +9,7 @@ import pytest
 import planner
 from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.plans import Plan, counterparts, dumps, leaders, loads, validate
 from planner.simulate import simulate
 from planner.systems import SystemRow, compare_systems, names, plan_system, plans_of

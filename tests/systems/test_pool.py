@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import planner
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.plans import dumps, loads, validate
 from planner.systems import get, plan_system
 from tests.space.instances import chain, cluster

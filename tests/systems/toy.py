@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from planner.hardware.types import Cluster
+from planner.hardware import Cluster
 from planner.space.types import BlockCosts, Job
 from planner.systems import Setting, System, SystemRow, decide, row_of
 

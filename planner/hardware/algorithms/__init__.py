@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.hardware.span import Span
-from planner.hardware.tiers import Affine, LinkTier
+from planner.hardware.tiers import Affine, LinkTier, Span
 from planner.hardware.types import Collective
 from planner.registry import Registry
 
@@ -29,7 +28,7 @@ class Algorithm:
         affine: what a group of a shape takes over its links; None where the algorithm cannot serve the collective, or
             the group.
         hops: what is sent in an all-reduce of one byte: of the ranks by position, the devices in one child of each
-            level (`planner.hardware.span.child_sizes`), and the positions of the group; None where it serves none.
+            level (`planner.hardware.tiers.child_sizes`), and the positions of the group; None where it serves none.
         measured: a measured collective stands for it, being what libraries run.
         alone: the algorithm that it is where a group uses one level of links; "" for itself.
     """

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.hardware.algorithms import ALGORITHMS, Algorithm
-from planner.hardware.span import Span, doublings
-from planner.hardware.tiers import Affine, LinkTier
+from planner.hardware.tiers import Affine, LinkTier, Span, doublings
 from planner.hardware.types import Collective
 
 

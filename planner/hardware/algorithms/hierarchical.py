@@ -12,8 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.hardware.algorithms import ALGORITHMS, Algorithm, Hops
-from planner.hardware.span import Span
-from planner.hardware.tiers import Affine, LinkTier, measured_fit, moved_bytes
+from planner.hardware.tiers import Affine, LinkTier, Span, measured_fit, moved_bytes
 from planner.hardware.types import Collective
 
 _ROUNDS = {Collective.ALL_REDUCE: 2, Collective.REDUCE_SCATTER: 1, Collective.ALL_GATHER: 1}

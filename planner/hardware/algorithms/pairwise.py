@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from planner.hardware.algorithms import ALGORITHMS, Algorithm
-from planner.hardware.span import Span
-from planner.hardware.tiers import Affine, LinkTier
+from planner.hardware.tiers import Affine, LinkTier, Span
 from planner.hardware.types import Collective
 
 

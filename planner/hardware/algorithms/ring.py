@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.hardware.algorithms import ALGORITHMS, Algorithm, Hops
-from planner.hardware.span import Span
-from planner.hardware.tiers import Affine, LinkTier, moved_bytes
+from planner.hardware.tiers import Affine, LinkTier, Span, moved_bytes
 from planner.hardware.types import Collective
 
 _ROUNDS = {Collective.ALL_REDUCE: 2, Collective.REDUCE_SCATTER: 1, Collective.ALL_GATHER: 1}

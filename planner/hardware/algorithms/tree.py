@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.hardware.algorithms import ALGORITHMS, Algorithm, Hops
-from planner.hardware.span import Span, doublings
-from planner.hardware.tiers import Affine, LinkTier
+from planner.hardware.tiers import Affine, LinkTier, Span, doublings
 from planner.hardware.types import Collective
 
 _ROUNDS = {Collective.ALL_REDUCE: 2, Collective.BROADCAST: 1}

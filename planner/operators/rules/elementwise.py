@@ -24,9 +24,21 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Array, Attributes, Evaluator, Role, Rule, Shaped, Site, as_first, like
+from planner.operators.site import (
+    Array,
+    Attributes,
+    Evaluator,
+    Role,
+    Rule,
+    Shaped,
+    Site,
+    as_first,
+    folded,
+    like,
+    plain,
+    typed,
+)
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
-from planner.operators.values import folded, plain, typed
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,9 @@ from planner.operators.assemble import elements_like, plumbing, streaming, traff
 from planner.operators.flow import Flow, Mark, along_nests, places
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Array, Attributes, Rule, Site, as_first
+from planner.operators.site import Array, Attributes, Rule, Site, as_first, axes_of, converted, integers, plain
 from planner.operators.storage import reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
-from planner.operators.values import axes_of, converted, integers, plain
 
 ALIAS = {"alias": 1.0}
 

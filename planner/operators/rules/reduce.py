@@ -12,9 +12,8 @@ import numpy as np
 from planner.operators.assemble import keep_extra, keep_inputs, keep_outputs, streaming
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Array, Attributes, Evaluator, Rule, Site, Statistics
+from planner.operators.site import Array, Attributes, Evaluator, Rule, Site, Statistics, axes_of
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
-from planner.operators.values import axes_of
 
 
 @dataclass(frozen=True, slots=True)

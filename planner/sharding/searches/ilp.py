@@ -64,14 +64,13 @@ def _reduced(problem: ShardingProblem, limit: float, best: Within) -> tuple[Shar
 
 
 def integer_program(
-    problem: ShardingProblem, limit: float, *, engine: str = "highs", seconds: float = SOLVER_S
+    problem: ShardingProblem, limit: float, seconds: float = SOLVER_S
 ) -> tuple[float, float, tuple[int, ...]]:
     """The least time within memory by an integer program.
 
     Args:
         problem: what to choose.
         limit: bytes of a rank.
-        engine: `highs` or `scip`.
         seconds: time limit.
 
     Returns:
@@ -98,9 +97,8 @@ def integer_program(
         terms += [c * z for costs, row in zip(link.table.tolist(), pairs, strict=True)
                   for c, z in zip(costs, row, strict=True) if c and math.isfinite(c)]  # fmt: skip
     model.minimize(mathopt.fast_sum(terms))
-    solver = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}[engine]
     limits = mathopt.SolveParameters(time_limit=datetime.timedelta(seconds=seconds), relative_gap_tolerance=CLOSE)
-    result = mathopt.solve(model, solver, params=limits)
+    result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=limits)
     bound = result.dual_bound() if math.isfinite(result.dual_bound()) else 0.0
     if not result.has_primal_feasible_solution():
         return math.inf, bound, ()

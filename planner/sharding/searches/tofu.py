@@ -24,8 +24,8 @@ from planner.graph import Graph, Tensor, TensorKind
 from planner.operators import DimKind, OpCall, graph_specs, needs_gradient
 from planner.sharding.choices import shrink
 from planner.sharding.elimination import Factor, factor, minimise
-from planner.sharding.forbidden import allowed
 from planner.sharding.layout import REPLICATED, Part, TensorLayout
+from planner.sharding.limits import allowed
 from planner.sharding.named_dims import Groups
 from planner.sharding.passes import (
     Cut,

@@ -1,4 +1,5 @@
-"""Bytes and elements that sharding, experts and the exchange of gradients move, and sizes of models.
+"""Bytes and elements that sharding, experts and the exchange of gradients move, layouts of named dimensions, and sizes
+of models.
 
 The other closed forms of the exchange are in `planner.exchange`; bundled models (`planner.bundled_info`) are counted by
 their graphs.
@@ -6,9 +7,8 @@ their graphs.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import UsageError
@@ -20,10 +20,20 @@ from planner.exchange.formulas import (
     ring_all_reduce_s,
     separate_server_s,
 )
-from planner.formulas.checks import chosen, divides, positive, same_length, whole
+from planner.formulas.checks import chosen, divides, same_length, whole
 from planner.operators import loop_nest
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
 from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
+from planner.sharding.named_layout import (
+    LayoutAnswer,
+    NamedOperation,
+    NamedTensor,
+    Program,
+    assignments,
+    best_layout,
+    peak_bytes,
+    schedule,
+)
 from planner.sharding.passes import Pass, cuts_of, moved_bytes
 
 
@@ -74,26 +84,6 @@ def _terms(equation: str) -> tuple[str, ...]:
     if not arrow or not all(t.isalpha() for t in terms):
         raise UsageError(f"cannot read the einsum {equation!r}", hint="write it as ik,kj->ij")
     return terms
-
-
-def tofu_total_bytes(step_bytes: Sequence[float], parts: int = 2) -> float:
-    """Bytes of a recursion whose step i moves delta_i in each group made so far: sum of parts^(i-1) delta_i.
-
-    >>> formulas.tofu_total_bytes([64, 32, 20])
-    208.0
-    """
-    whole(2, parts=parts)
-    return math.fsum(parts**i * delta for i, delta in enumerate(step_bytes))
-
-
-def tofu_recursion_is_optimal(step_bytes: Sequence[float], parts: int = 2) -> bool:
-    """The theorem's condition: parts^(i-1) delta_i never falls from step to step.
-
-    >>> formulas.tofu_recursion_is_optimal([64, 32, 20]), formulas.tofu_recursion_is_optimal([64, 30])
-    (True, False)
-    """
-    totals = [parts**i * delta for i, delta in enumerate(step_bytes)]
-    return all(a <= b for a, b in itertools.pairwise(totals))
 
 
 def tofu_rnn_bytes(
@@ -149,16 +139,6 @@ def gshard_all_to_all_bytes(
     return sum(map(sent_bytes, found.values())) if train_step else sent_bytes(found["dispatch"])
 
 
-def gshard_all_to_all_growth(devices: int, from_devices: int) -> float:
-    """How many times longer an all-to-all takes on a larger 2-D torus, bytes a device being equal: sqrt(D/D').
-
-    >>> formulas.gshard_all_to_all_growth(2048, from_devices=128)
-    4.0
-    """
-    whole(devices=devices, from_devices=from_devices)
-    return math.sqrt(devices / from_devices)
-
-
 @dataclass(frozen=True, slots=True)
 class LinearElements:
     """Elements that a device sends for one linear layer in a training step.
@@ -196,16 +176,6 @@ def autoddl_linear_elements(batch: int, inputs: int, outputs: int, devices: int)
     return LinearElements(all_reduce_bytes(w, devices), 2 * each * (x + y + w), 3 * each * (x + w))
 
 
-def tensor_parallel_layer_elements(batch: int, sequence: int, hidden: int, ranks: int) -> float:
-    """Elements a rank sends for one tensor-parallel transformer layer in a training step: 4 all-reduces of b s h.
-
-    >>> formulas.tensor_parallel_layer_elements(8, 1024, 4096, ranks=8)
-    234881024.0
-    """
-    whole(batch=batch, sequence=sequence, hidden=hidden)
-    return 4 * all_reduce_bytes(batch * sequence * hidden, ranks)
-
-
 ALPA_EXTRA = {"all-gather": 0.1, "all-reduce": 0.01, "reduce-scatter": 0.001, "all-to-all": 0.001}
 """What Alpa's released cost model adds to each collective, so that ties go to the later ones."""
 
@@ -241,17 +211,6 @@ def alpa_submeshes(hosts: int, devices_per_host: int, *, every_host_count: bool 
     inside = [(1, 2**k) for k in range(devices_per_host.bit_length()) if 2**k < devices_per_host]
     counts = [h for h in range(1, hosts + 1) if every_host_count or h & (h - 1) == 0]
     return (*inside, *((h, devices_per_host) for h in counts))
-
-
-def rabenseifner_s(payload_bytes: float, ranks: int, latency_s: float, byte_per_s: float) -> float:
-    """Seconds of Rabenseifner's all-reduce: 2 log2(r) alpha + 2 (r-1)/r M/B.
-
-    >>> formulas.rabenseifner_s(800, 8, latency_s=1, byte_per_s=100)
-    20.0
-    """
-    whole(ranks=ranks)
-    positive(byte_per_s=byte_per_s)
-    return 2 * math.log2(ranks) * latency_s + ring_all_reduce_s(payload_bytes, ranks, byte_per_s)
 
 
 def byteps_cpu_share(gpu_machines: int, cpu_machines: int) -> float:
@@ -293,49 +252,8 @@ def transformer_block_parameters(hidden: int, feed_forward: int | None = None) -
     return 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
 
 
-def bert_embedding_parameters(hidden: int, vocab: int = 30522, positions: int = 512, segments: int = 2) -> int:
-    """Weights of BERT's embeddings: words, positions and segments, and their norm.
-
-    >>> formulas.bert_embedding_parameters(1024)
-    31782912
-    """
-    whole(hidden=hidden, vocab=vocab, positions=positions)
-    return (vocab + positions + segments + 2) * hidden
-
-
-def bert_parameters(layers: int, hidden: int, vocab: int = 30522, positions: int = 512) -> int:
-    """Weights of BERT in pre-training: embeddings, layers, pooler, and both heads (the decoder's weights its own).
-
-    >>> formulas.bert_parameters(48, 1024)
-    669790012
-    """
-    whole(layers=layers)
-    pooler = hidden * hidden + hidden
-    words = hidden * hidden + 3 * hidden + vocab * hidden + vocab
-    body = layers * transformer_block_parameters(hidden)
-    return bert_embedding_parameters(hidden, vocab, positions) + body + pooler + words + 2 * hidden + 2
-
-
-def gpt_embedding_parameters(hidden: int, vocab: int = 50257, positions: int = 1024) -> int:
-    """Weights of GPT-2's embeddings: words and positions.
-
-    >>> formulas.gpt_embedding_parameters(1280)
-    65639680
-    """
-    whole(hidden=hidden, vocab=vocab, positions=positions)
-    return (vocab + positions) * hidden
-
-
-def gpt_parameters(layers: int, hidden: int, vocab: int = 50257, positions: int = 1024) -> int:
-    """Weights of GPT-2: embeddings, which the output shares, layers, and the last norm.
-
-    >>> formulas.gpt_parameters(12, 768)
-    124439808
-    """
-    whole(layers=layers)
-    return (
-        gpt_embedding_parameters(hidden, vocab, positions) + layers * transformer_block_parameters(hidden) + 2 * hidden
-    )
+EMBEDDED_ROWS = {"bert": 30522 + 512 + 2 + 2, "gpt": 50257 + 1024}
+"""Rows of width h in the embeddings: BERT's words, positions, segments and their norm; GPT-2's words and positions."""
 
 
 def largest_stage_parameters(layers: int, hidden: int, stages: int, model: str = "bert") -> int:
@@ -349,7 +267,191 @@ def largest_stage_parameters(layers: int, hidden: int, stages: int, model: str =
     Raises:
         UsageError: stages that do not divide the layers, or another model than bert or gpt.
     """
-    whole(layers=layers, stages=stages)
+    whole(layers=layers, hidden=hidden, stages=stages)
     divides("layers", layers, "stages", stages)
-    table = {"bert": bert_embedding_parameters, "gpt": gpt_embedding_parameters}
-    return layers // stages * transformer_block_parameters(hidden) + chosen("model", model, table)(hidden)
+    rows = chosen("model", model, EMBEDDED_ROWS)
+    return layers // stages * transformer_block_parameters(hidden) + rows * hidden
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardElements:
+    """Elements that a rank sends in a training step, for activations and for weights."""
+
+    activations: float
+    weights: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.activations + self.weights
+
+
+def mesh_tensorflow_feed_forward_elements(
+    batch: int, width: int, hidden: int, batch_ranks: int, hidden_ranks: int
+) -> FeedForwardElements:
+    """All-reduces of two products b x d -> h -> d, batch cut over one mesh dimension and hidden over another.
+
+    Activations: the result forward and the input's gradient backward, 2 x 2(r-1)/r b/r' d for r ranks of the hidden and
+    r' of the batch dimension; weights 2(r'-1)/r' 2 d h/r.
+
+    >>> formulas.mesh_tensorflow_feed_forward_elements(512, 1024, 4096, batch_ranks=4, hidden_ranks=4)
+    FeedForwardElements(activations=393216.0, weights=3145728.0)
+    """
+    whole(batch_ranks=batch_ranks, hidden_ranks=hidden_ranks)
+    divides("batch", batch, "ranks", batch_ranks)
+    divides("hidden", hidden, "ranks", hidden_ranks)
+    activations = 2 * all_reduce_bytes(batch / batch_ranks * width, hidden_ranks)
+    return FeedForwardElements(activations, all_reduce_bytes(2 * width * hidden / hidden_ranks, batch_ranks))
+
+
+def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """All shapes of a mesh, dimensions not increasing, at most so many.
+
+    >>> formulas.mesh_tensorflow_mesh_shapes(16, most_dims=2), len(formulas.mesh_tensorflow_mesh_shapes(512))
+    (((16,), (8, 2), (4, 4)), 30)
+    """
+    whole(devices=devices, most_dims=1 if most_dims is None else most_dims)
+
+    def shapes(left: int, largest: int, dims: int) -> list[tuple[int, ...]]:
+        if left == 1:
+            return [()]
+        return [
+            (n, *rest)
+            for n in range(min(left, largest), 1, -1)
+            if dims and left % n == 0
+            for rest in shapes(left // n, n, dims - 1)
+        ]
+
+    return tuple(shapes(devices, devices, most_dims or devices)) if devices > 1 else ((1,),)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshChoice:
+    """A mesh with the layout on it: ranks of each mesh dimension, the layout `a:mesh_1;c:mesh_0`, a rank's peak."""
+
+    mesh: dict[str, int]
+    layout: str
+    peak_bytes: float
+
+
+def mesh_tensorflow_layout_and_mesh(
+    equations: str | Sequence[str],
+    sizes: Mapping[str, int],
+    devices: int,
+    most_dims: int | None = None,
+    unsplittable: Sequence[str] = (),
+    item_bytes: float = 4.0,
+) -> MeshChoice:
+    """The mesh shape and layout of least peak memory on so many devices; among equals the first shape.
+
+    >>> formulas.mesh_tensorflow_layout_and_mesh("ab,bc->ac", {"a": 10, "b": 5, "c": 20}, devices=8)
+    MeshChoice(mesh={'mesh_0': 4, 'mesh_1': 2}, layout='a:mesh_1;c:mesh_0', peak_bytes=300.0)
+    """
+    program = named_program(equations, sizes, item_bytes)
+    best: MeshChoice | None = None
+    for shape in mesh_tensorflow_mesh_shapes(devices, most_dims):
+        mesh = {f"mesh_{i}": ranks for i, ranks in enumerate(shape)}
+        found = best_layout(program, mesh, unsplittable=unsplittable)
+        if best is None or found.peak_bytes < best.peak_bytes:
+            best = MeshChoice(mesh, str(found), found.peak_bytes)
+    if best is None:
+        raise UsageError(f"{devices} devices make no mesh", hint="use one or more")
+    return best
+
+
+def mesh_tensorflow_layout(
+    equations: str | Sequence[str],
+    sizes: Mapping[str, int],
+    mesh: Mapping[str, int],
+    unsplittable: Sequence[str] = (),
+    item_bytes: float = 4.0,
+) -> LayoutAnswer:
+    """The layout of least peak memory, and of those the one that splits most, as auto_mtf chooses it.
+
+    Args:
+        equations: einsums over one-letter dimensions; a tensor used twice has a name (`x:ab,bc->y:ac`, `y:ac,cd->ad`).
+            Operands that no equation makes are inputs, in memory all the time.
+        sizes: of each dimension.
+        mesh: ranks of each mesh dimension.
+        unsplittable: dimensions that stay whole.
+        item_bytes: bytes an element.
+
+    >>> sizes = {"a": 10, "b": 5, "c": 20}
+    >>> found = formulas.mesh_tensorflow_layout("ab,bc->ac", sizes, {"m1": 4, "m2": 2})
+    >>> str(found), found.peak_bytes
+    ('a:m2;c:m1', 300.0)
+    """
+    return best_layout(named_program(equations, sizes, item_bytes), mesh, unsplittable=unsplittable)
+
+
+def mesh_tensorflow_peak_bytes(
+    equations: str | Sequence[str],
+    sizes: Mapping[str, int],
+    mesh: Mapping[str, int],
+    layout: str,
+    item_bytes: float = 4.0,
+) -> float:
+    """Most bytes that a rank holds at any point of the program under a layout `a:m2;c:m1`.
+
+    >>> formulas.mesh_tensorflow_peak_bytes("ab,bc->ac", {"a": 10, "b": 5, "c": 20}, {"m1": 4, "m2": 2}, "a:m2;c:m1")
+    300.0
+    """
+    where = {dim: axis for dim, _, axis in (item.partition(":") for item in layout.split(";") if item)}
+    program = named_program(equations, sizes, item_bytes)
+    for dim, axis in where.items():
+        if dim not in sizes or axis not in mesh:
+            raise UsageError(f"the layout gives {dim!r} to {axis!r}", hint="name a dimension and a mesh dimension")
+        divides(f"elements of {dim}", sizes[dim], f"ranks of {axis}", mesh[axis])
+    return peak_bytes(program, mesh, where)
+
+
+def mesh_tensorflow_schedule(equations: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The order in which auto_mtf takes the operations to run: of those ready, the one after which least is alive.
+
+    An equation without operands (`->x:ab`) makes a tensor that is freed after its last use; results that nobody reads
+    are kept.
+
+    >>> made = ["->x:ab", "->y:bc", "x:ab,y:bc->z:abc", "x:ab,y:bc->w:ac", "w:ac->v:abc"]
+    >>> formulas.mesh_tensorflow_schedule(made, {"a": 3, "b": 4, "c": 5})
+    (0, 1, 3, 2, 4)
+    """
+    return schedule(named_program(equations, sizes))
+
+
+def mesh_tensorflow_assignments(dims: int, mesh_dims: int) -> int:
+    """Ways to give the dimensions of a tensor to mesh dimensions, no two to one: sum over k of C(n,k) m!/(m-k)!.
+
+    >>> formulas.mesh_tensorflow_assignments(3, 2)
+    13
+    """
+    whole(0, dims=dims, mesh_dims=mesh_dims)
+    return sum(1 for _ in assignments([f"d{i}" for i in range(dims)], [f"m{i}" for i in range(mesh_dims)]))
+
+
+def named_program(equations: str | Sequence[str], sizes: Mapping[str, int], item_bytes: float = 4.0) -> Program:
+    """A program of einsums over named dimensions; see `mesh_tensorflow_layout`.
+
+    >>> program = formulas.named_program(["x:ab,bc->y:ac", "y:ac,cd->ad"], dict.fromkeys("abcd", 2))
+    >>> [t.name for t in program.tensors]
+    ['x', 't1', 'y', 't3', 't4']
+
+    Raises:
+        UsageError: an equation cannot be read, or a dimension has no size.
+    """
+    tensors: dict[str, NamedTensor] = {}
+    operations = []
+    for equation in [equations] if isinstance(equations, str) else equations:
+        reads, _, write = equation.replace(" ", "").partition("->")
+        names = []
+        for term in (*(reads.split(",") if reads else ()), write):
+            name, colon, dims = term.partition(":")
+            name, dims = (name, dims) if colon else (f"t{len(tensors)}", name)
+            missing = [d for d in dims if d not in sizes]
+            if not dims or missing:
+                raise UsageError(
+                    f"cannot read {term!r} in {equation!r}", hint="every letter is a dimension with a size"
+                )
+            tensors.setdefault(name, NamedTensor(name, tuple(dims), tuple(sizes[d] for d in dims), item_bytes))
+            names.append(name)
+        operations.append(NamedOperation(tuple(names[:-1]), (names[-1],)))
+    return Program(tuple(tensors.values()), tuple(operations))

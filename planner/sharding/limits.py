@@ -1,0 +1,191 @@
+"""Limits on the strategies of operators: splits that the user rules out, and those that frameworks' layers have.
+
+A pattern of the user is an operator and a dimension, `MatMul:k` or `layers.0.attn*:n`. The operator is a type, a node's
+name, or a module path, which means all that lies inside the module. The dimension is one of the operator's loop nests
+(`k`), a number for a dimension of its results (`-1` is the last), or a way to run it without a cut of one dimension
+(`ring`, `partial`). Both sides take `*`, `?` and `[]` as in file names; `Softmax:*` leaves an operator whole.
+
+A tensor axis of a mesh may do anything with any operator. Frameworks cut weights of products by their columns or rows,
+attention by its heads, and what lies between layers by the sequence or not at all (Narayanan et al., SC 2021;
+Korthikanti et al., 2022). No weight is gathered from the ranks of the axis while a micro-batch runs: that is what
+replicas with a sharded optimizer are for.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from planner.errors import Problem
+from planner.graph import Graph, Tensor, TensorKind, per_graph
+from planner.operators import JointCut, OpCall, OpSpec, graph_specs, rule_of
+from planner.operators.modules import is_called, node_names
+from planner.registry import did_you_mean
+from planner.sharding.choices import Means, Options
+from planner.sharding.layout import named_nests
+from planner.sharding.mesh import AxisRole
+from planner.sharding.strategies import Reason, Strategy
+
+_NUMBER = re.compile(r"-?\d+")
+
+
+def _sides(pattern: str) -> tuple[str, str]:
+    operator, colon, dim = pattern.rpartition(":")
+    return (operator, dim) if colon else (pattern, "")
+
+
+def forbidden_dims(graph: Graph, patterns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """By node of a graph, the dimensions that some patterns rule out; O(nodes times patterns)."""
+    sides = [_sides(pattern) for pattern in patterns]
+    return tuple(
+        tuple(dict.fromkeys(dim for operator, dim in sides if dim and is_called(node, operator)))
+        for node in graph.nodes
+    )
+
+
+def allowed(found: Sequence[Strategy], call: OpCall, dims: Sequence[str]) -> tuple[Strategy, ...]:
+    """Those strategies of an operator that cut no dimension that is ruled out, as `forbidden_dims` says."""
+    ranks = _result_ranks(call)
+    return tuple(s for s in found if not any(_cuts(s, ranks, dim) for dim in dims))
+
+
+def _cuts(strategy: Strategy, ranks: Sequence[int | None], dim: str) -> bool:
+    if _NUMBER.fullmatch(dim):
+        number = int(dim)
+        return any(
+            part.cuts and part.dim == (number if number >= 0 else (ranks[p] or 0) + number)
+            for p, layout in strategy.writes
+            if p < len(ranks)
+            for part in layout
+        )
+    return any(name and fnmatch.fnmatchcase(name, dim) for name in strategy.splits)
+
+
+def _result_ranks(call: OpCall) -> tuple[int | None, ...]:
+    """Number of dimensions of each result of an operator."""
+    return tuple(None if t is None else len(t.shape) for t in call.outputs)
+
+
+def unmatched(graph: Graph, patterns: Iterable[str]) -> tuple[Problem, ...]:
+    """What is wrong with patterns that rule nothing out, one problem a pattern, `where` the pattern itself.
+
+    Found are patterns that are none, that no operator goes by, and dimensions that none of the operators meant has.
+    """
+    specs: Sequence[OpSpec] | None = None
+    found = []
+    for pattern in patterns:
+        operator, dim = _sides(pattern)
+        nodes = [i for i, node in enumerate(graph.nodes) if is_called(node, operator)]
+        if not operator or not dim:
+            hint = "write an operator and a dimension, as in MatMul:k or layers.0.attn*:n"
+            found.append(Problem("a split to forbid has two sides", pattern, hint))
+        elif not nodes:
+            known = {name for node in graph.nodes for name in node_names(node)}
+            found.append(Problem("no operator, node or module has that name", pattern, did_you_mean(operator, known)))
+        else:
+            specs = specs or graph_specs(graph)
+            known = _dims(graph, specs, nodes)
+            if not any(fnmatch.fnmatchcase(name, dim) for name in known):
+                found.append(Problem(f"none of its {len(nodes)} operators can be split so", pattern, _known(known)))
+    return tuple(found)
+
+
+def _known(dims: set[str]) -> str:
+    names = sorted(d for d in dims if not _NUMBER.fullmatch(d))
+    return f"known: {', '.join(names)}, or the number of a dimension of the result" if names else "they are never split"
+
+
+def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[str]:
+    """All dimensions by which some nodes could be cut, by name and by number."""
+    found: set[str] = set()
+    seen: set[int] = set()
+    for i in nodes:
+        if id(specs[i]) in seen:
+            continue
+        seen.add(id(specs[i]))
+        call = OpCall.of(graph, graph.nodes[i])
+        found |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
+        most = max((n for n in _result_ranks(call) if n is not None), default=0)
+        found |= {str(k) for k in range(-most, most)}
+        rule = rule_of(call.op)
+        found |= {rule.joint.value} if rule.joint is not None else set()
+        found |= {Means.PARTIAL.value} if rule.linear else set()
+    return found
+
+
+SMALL = 0.005
+"""A weight with less than this part of its block's elements, a router's say, may be whole on every rank."""
+
+_HEADS = frozenset("grh")
+"""Iteration dimensions of attention that count heads: groups, heads of a group, heads."""
+
+
+@per_graph
+def attention_heads(graph: Graph) -> tuple[int, int]:
+    """Numbers that divide all attentions' heads and all their key-value heads; zeros where there is no attention."""
+    heads, groups = 0, 0
+    for node, spec in zip(graph.nodes, graph_specs(graph), strict=True):
+        if rule_of(node.op).joint is JointCut.RING:
+            sizes = {d.name: d.size for nest in spec.nests for d in nest.dims if d.name in _HEADS}
+            heads = math.gcd(heads, math.prod(sizes.values()))
+            groups = math.gcd(groups, sizes.get("g", math.prod(sizes.values())))
+    return heads, groups
+
+
+def layer_strategies(
+    found: Sequence[Strategy], call: OpCall, spec: OpSpec, options: Options, sizes: Sequence[int], elements: int
+) -> tuple[Strategy, ...]:
+    """Of the strategies of an operator those that frameworks have; all where none is, or anything is allowed.
+
+    Args:
+        found: strategies.
+        call: the operator.
+        spec: its description.
+        options: which splits count.
+        sizes: ranks along each axis.
+        elements: weights of the block that the operator is part of.
+    """
+    if not options.as_layers:
+        return tuple(found)
+    axes = [axis for axis, size in enumerate(sizes) if size > 1 and options.role(axis) is AxisRole.TENSOR]
+    fitting = tuple(s for s in found if all(_in_layers(s, call, spec, axis, sizes, elements) for axis in axes))
+    return fitting or tuple(found)
+
+
+def _weights(call: OpCall, spec: OpSpec) -> list[tuple[int, Tensor]]:
+    """Weights of two dimensions and more that an operator multiplies by, by input position."""
+    inputs = enumerate(call.inputs) if spec.matrix_flops else ()
+    return [(p, t) for p, t in inputs if t is not None and t.kind is TensorKind.PARAMETER and len(t.shape) > 1]
+
+
+def _tables(call: OpCall) -> list[tuple[int, Tensor]]:
+    """Weights of two and three dimensions that an operator reads, embeddings among them, by input position."""
+    parameters = ((p, t) for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER)
+    return [(p, t) for p, t in parameters if len(t.shape) in (2, 3)]
+
+
+def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
+    """Whether tensor parallel layers run an operator so."""
+    name, reads = strategy.splits[axis], dict(strategy.reads)
+    weights = _weights(call, spec)
+    if any(len(weight.shape) > 3 for _, weight in weights):  # a convolution's kernel
+        return not name
+    for p, weight in _tables(call):
+        even = all(size % sizes[axis] == 0 for size in weight.shape[-2:])
+        if even and weight.elements >= SMALL * elements and not reads[p][axis].cuts:
+            return False
+    if rule_of(call.op).joint is JointCut.RING:
+        return name in _HEADS
+    if spec.matrix_flops and not weights:
+        return bool(name) and _by_heads(strategy, call, axis)
+    normed = any(t is not None and t.kind is TensorKind.PARAMETER for t in call.inputs) and not weights
+    return not (normed and any(e.axis == axis and e.reason is Reason.STATISTICS for e in strategy.exchanges))
+
+
+def _by_heads(strategy: Strategy, call: OpCall, axis: int) -> bool:
+    """Whether a product of two activations is cut along a dimension that both have, but for the samples."""
+    pairs = [(call.inputs[p], layout) for p, layout in strategy.reads]
+    dims = [(layout[axis].dim, len(t.shape)) for t, layout in pairs if t is not None and layout[axis].cuts]
+    return len(dims) == len(pairs) and all(dim < rank - 2 and (dim > 0 or rank < 4) for dim, rank in dims)
