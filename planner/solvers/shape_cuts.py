@@ -22,7 +22,6 @@ from planner.solvers.stage_options import BINS, StageOptions, packed, run_pairs
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import balanced, pinned_blocks, stage_starts
 from planner.space.jobs import precision_of
-from planner.space.ranges import framed
 from planner.space.types import Job
 from planner.space.workers import lay_workers
 
@@ -332,8 +331,10 @@ class Cutter:
 
     def _framed(self, table: np.ndarray) -> np.ndarray:
         """[n, n] of blocks i..j to [n + 1, n + 1] of blocks i..j-1, infinite where there is none."""
-        at = np.arange(len(table) + 1)
-        return np.where(at[:, None] < at[None, :], framed(table), np.inf)
+        n = len(table)
+        found = np.full((n + 1, n + 1), np.inf)
+        found[:n, 1:] = np.where(np.arange(n)[:, None] <= np.arange(n)[None, :], table, np.inf)
+        return found
 
     def _mask(self, stage: int, real: np.ndarray) -> np.ndarray:
         """Runs of blocks that may be a stage."""

@@ -235,4 +235,6 @@ def range_maxima(values: np.ndarray) -> np.ndarray:
 
 def framed(table: np.ndarray) -> np.ndarray:
     """[n, n] over blocks i..j inclusive to [n + 1, n + 1] over i..j-1; zero for i >= j."""
-    return np.pad(np.triu(table), ((0, 1), (1, 0)))
+    found = np.zeros((len(table) + 1, len(table) + 1))
+    found[:-1, 1:] = np.triu(table)
+    return found
