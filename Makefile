@@ -12,7 +12,7 @@ SEED ?= 1
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
 	@echo "make test    run all tests; those that run plans are skipped without torch"
-	@echo "make test-backends  install torch and JAX, and run what is exported to them in these backends themselves"
+	@echo "make test-backends  install torch, JAX and transformers, and run what is exported to them in these backends themselves"
 	@echo "make torch   install torch for them (about 3 GB)"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make check   formatting, lint, types, layering"
@@ -35,7 +35,7 @@ test: $(BIN)/.ready
 	$(BIN)/python -m pytest -n 2
 
 test-backends: torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check jax
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check jax transformers accelerate
 	$(BIN)/python -m pytest tests/backends
 
 fuzz: $(BIN)/.ready

@@ -26,7 +26,8 @@ from models.gpt import GPTSize
 from planner import Cluster, Graph, Job, Plan
 from planner.graph import layer_of
 from planner.importers import graph_from_proto
-from planner.play import StageTimes, play
+from planner.play import StageTimes, run
+from planner.schedules import Pipeline, compile_orders, get
 from planner.space import played_s
 from planner.space.evaluate import evaluate
 from planner.space.pricer import Pricer
@@ -176,7 +177,8 @@ def _interleaved_s(row: Row, pricer: Pricer, costs: BlockCosts, what: Job, chunk
         return_s=[t.return_s for t in terms],
     )
     # The replicas of a stage work alike, each on its own part of the micro-batches.
-    return play(f"interleaved:chunks={chunks}", [1] * len(terms), decision.micro_batches // row.data, times).makespan_s
+    pipeline = Pipeline((1,) * len(terms), decision.micro_batches // row.data)
+    return run(compile_orders(get(f"interleaved:chunks={chunks}").order(pipeline)), times).makespan_s
 
 
 def freedoms(row: Row) -> list[tuple[str, Job]]:

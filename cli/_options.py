@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,30 +50,51 @@ dims_option: Decorator = click.option(
     help="Size of a symbolic dimension, or `batch`/`seq` of a bundled model or config.json; repeatable. A symbolic "
     "batch needs none: it is taken as 1, and the micro-batch is searched.",
 )
-hardware_option: Decorator = click.option(
-    "--hardware",
-    "-H",
-    required=True,
-    shell_complete=complete("hardware"),
-    help="Hardware profile: a name or a YAML file.",
-)
 
 
-class Nodes(click.ParamType):  # type: ignore[type-arg]
-    """`4`, or `4x64`: a number of nodes, and how many devices of each are used."""
+def hardware_option(*, required: bool = True) -> Decorator:
+    """`--hardware`."""
+    return click.option(
+        "--hardware",
+        "-H",
+        required=required,
+        shell_complete=complete("hardware"),
+        help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
+    )
 
-    name = "N[xDEVICES]"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401
-        """A number, or the text that `planner.load_cluster` reads."""
-        text = str(value).lower()
-        if not re.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)?", text):
-            self.fail(f"{value!r} is not a number of nodes of at least 1, nor one such as 4x64", param, ctx)
-        return text if "x" in text else int(text)
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """A value that a function reads from its text.
 
+    Args:
+        name: what `--help` calls it.
+        read: makes the value of the text; None where it cannot be read.
+        wanted: what is said of a text that cannot be read, behind the text.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], Any], wanted: str) -> None:
+        self.name, self._read, self._wanted = name, read, wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """The value; one that was read before stays as it is."""
+        found = self._read(value) if isinstance(value, str) else value
+        if found is None:
+            self.fail(f"{value!r} is {self._wanted}", param, ctx)
+        return found
+
+
+def _nodes(text: str) -> int | str | None:
+    """A number, or the text that `planner.load_cluster` reads."""
+    if not re.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)?", text.lower()):
+        return None
+    return text.lower() if "x" in text.lower() else int(text)
+
+
+NODES = Parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor one such as 4x64")
+"""`4`, or `4x64`: a number of nodes, and how many devices of each are used."""
 
 nodes_option: Decorator = click.option(
-    "--nodes", type=Nodes(),
+    "--nodes", type=NODES,
     help="Number of nodes, instead of the profile's own; 4x64 uses 64 devices of each of 4, of racks of 72 say.",
 )  # fmt: skip
 stack_option: Decorator = click.option(
@@ -85,6 +106,11 @@ costs_option: Decorator = click.option(
     "--costs", metavar="FILE", help="Seconds of the model's operators, as `profile -o` writes them, in place of rules."
 )
 devices_option: Decorator = click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
+set_option: Decorator = click.option(
+    "--set", "changes", multiple=True, metavar="FIELD=VALUE",
+    help="Change a figure of the hardware or the stack: network.bandwidth=200Gbit/s, nvlink.latency=3us, "
+    "device.memory=141GB, stack.launch=5us; repeatable (docs/questions.md).",
+)  # fmt: skip
 batch_option: Decorator = click.option(
     "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
 )
@@ -105,11 +131,6 @@ price_option: Decorator = click.option(
     "--price", type=click.FloatRange(min=0, min_open=True), metavar="DOLLARS",
     help="Price of a device and hour, for what the headline says of costs. [default: the profile's, where it has one]",
 )  # fmt: skip
-set_option: Decorator = click.option(
-    "--set", "changes", multiple=True, metavar="FIELD=VALUE",
-    help="Change a figure of the hardware or the stack: network.bandwidth=200Gbit/s, nvlink.latency=3us, "
-    "device.memory=141GB, stack.launch=5us; repeatable (docs/questions.md).",
-)  # fmt: skip
 strict_option: Decorator = click.option(
     "--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule."
 )
@@ -120,6 +141,17 @@ headroom_option: Decorator = click.option(
 )  # fmt: skip
 
 
+def machine_options(*, required: bool = True) -> Decorator:
+    """The machine that a job runs on, as `load_hardware` reads it, and how much of it is used."""
+
+    def added(command: Callable[..., Any]) -> Callable[..., Any]:
+        further = nodes_option(stack_option(set_option(devices_option(command))))
+        wrapped: Callable[..., Any] = hardware_option(required=required)(further)
+        return wrapped
+
+    return added
+
+
 def for_option(text: str) -> Decorator:
     """`--for`, with what it means for the command."""
     return click.option("--for", "backends", multiple=True, metavar="NAME", help=text)
@@ -127,6 +159,22 @@ def for_option(text: str) -> Decorator:
 
 SAMPLES_A_DEVICE = 8
 """Global batch where none is given, a device."""
+
+
+def job_values(options: Mapping[str, Any], device_count: int) -> dict[str, Any]:
+    """Fields of `planner.Job` that `--global-batch`, `--devices`, `--precision` and `--optimizer` say.
+
+    Args:
+        options: values of options by name.
+        device_count: devices of the machine, for the batch where none is given.
+    """
+    devices = options["devices"] or 0
+    return {
+        "global_batch": options["global_batch"] or SAMPLES_A_DEVICE * (devices or device_count),
+        "precision": options["precision"] or "",
+        "optimizer": options["optimizer"],
+        "devices": devices,
+    }
 
 
 def format_option(*forms: str) -> Decorator:
@@ -154,34 +202,44 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 
 
-def load_against(
-    own_stack: str,
-    *,
-    model: str | None,
-    dims: Sequence[str],
-    costs: str | None,
-    hardware: str | None,
-    nodes: int | str | None,
-    stack: str,
-    changes: Sequence[str] = (),
-) -> tuple[Any, Any]:
-    """The graph and the cluster that a plan is held against, None for what is not named; by default under its own.
+def load_against(own_stack: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The graph and the cluster that a plan is held against, None for what is not named.
+
+    Args:
+        own_stack: the plan's stack, which counts where no other is named.
+        options: values of `against_options`, and of `set_option` where the command has it.
 
     Raises:
         click.UsageError: sizes without a model, or nodes without hardware.
     """
+    for name, flag, needed in _BELONGS_TO:
+        if options.get(name) and not options[needed]:
+            raise click.UsageError(f"{flag} needs --{needed}")
+    graph = load_graph(options["model"], options["dims"], options["costs"]) if options["model"] else None
+    return graph, load_hardware(options, stack=options["stack"] or own_stack) if options["hardware"] else None
+
+
+_BELONGS_TO = (
+    ("dims", "--dim", "model"),
+    ("costs", "--costs", "model"),
+    ("nodes", "--nodes", "hardware"),
+    ("stack", "--stack", "hardware"),
+    ("changes", "--set", "hardware"),
+)
+"""Values of options, their flags, and the option without which they say nothing."""
+
+
+def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa: ANN401
+    """The cluster that `--hardware`, `--nodes`, `--stack` and `--set` name.
+
+    Args:
+        options: values of options by name.
+        otherwise: arguments of `planner.load_cluster` in place of these values.
+    """
     import planner
 
-    for flag, some in (("--dim", dims), ("--costs", costs)):
-        if some and not model:
-            raise click.UsageError(f"{flag} needs --model")
-    for flag, given in (("--nodes", nodes), ("--stack", stack), ("--set", changes)):
-        if given and not hardware:
-            raise click.UsageError(f"{flag} needs --hardware")
-    graph = load_graph(model, dims, costs) if model else None
-    if not hardware:
-        return graph, None
-    return graph, planner.load_cluster(hardware, nodes=nodes, stack=stack or own_stack, changes=changes)
+    named = {name: options[name] for name in ("nodes", "stack", "changes") if options.get(name)}
+    return planner.load_cluster(options["hardware"], **{**named, **otherwise})
 
 
 def parse_headroom(text: str) -> float:
@@ -197,54 +255,35 @@ def parse_headroom(text: str) -> float:
     return value
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]
-    """`8` or `1,2,4,8`: whole numbers of at least one."""
-
-    name = "N[,N..]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401
-        """A tuple, ascending."""
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isdigit() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r} is not a list of whole numbers such as 1,2,4", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
+def _numbers(text: str) -> tuple[int, ...] | None:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        return None
+    return tuple(sorted({int(part) for part in parts}))
 
 
-class Meshes(click.ParamType):  # type: ignore[type-arg]
-    """`8` or `2x8,4x8`: ranks by axis, outermost first."""
-
-    name = "NxN[,NxN..]"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[tuple[int, ...], ...]:
-        """A tuple of meshes."""
-        if isinstance(value, tuple):
-            return value
-        axes = [mesh.strip().lower().split("x") for mesh in str(value).split(",")]
-        if not all(size.isdigit() and int(size) > 0 for mesh in axes for size in mesh):
-            self.fail(f"{value!r} is not a mesh such as 8 or 2x8", param, ctx)
-        return tuple(dict.fromkeys(tuple(int(size) for size in mesh) for mesh in axes))
+NUMBERS = Parsed("N[,N..]", _numbers, "not a list of whole numbers such as 1,2,4")
+"""`8` or `1,2,4,8`: whole numbers of at least one, ascending."""
 
 
-class Kept(click.ParamType):  # type: ignore[type-arg]
-    """`layer3 on stage 0`, or `layer3=0`."""
+def _meshes(text: str) -> tuple[tuple[int, ...], ...] | None:
+    axes = [mesh.strip().lower().split("x") for mesh in text.split(",")]
+    if not all(size.isdigit() and int(size) > 0 for mesh in axes for size in mesh):
+        return None
+    return tuple(dict.fromkeys(tuple(int(size) for size in mesh) for mesh in axes))
 
-    name = "BLOCK on stage N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:  # noqa: ANN401
-        """A block's name and a stage's number."""
-        if isinstance(value, tuple):
-            return value
-        found = re.fullmatch(r"\s*(.+?)\s*(?:\s+on\s+stage\s+|=)\s*(-?\d+)\s*", str(value))
-        if not found:
-            self.fail(f"{value!r} is not like `layer3 on stage 0`", param, ctx)
-        return found[1], int(found[2])
+MESHES = Parsed("NxN[,NxN..]", _meshes, "not a mesh such as 8 or 2x8")
+"""`8` or `2x8,4x8`: ranks by axis, outermost first."""
+
+
+def _kept(text: str) -> tuple[str, int] | None:
+    found = re.fullmatch(r"\s*(.+?)\s*(?:\s+on\s+stage\s+|=)\s*(-?\d+)\s*", text)
+    return (found[1], int(found[2])) if found else None
+
+
+KEPT = Parsed("BLOCK on stage N", _kept, "not like `layer3 on stage 0`")
+"""`layer3 on stage 0`, or `layer3=0`: a block's name and a stage's number."""
 
 
 def read_file(path: str) -> bytes:

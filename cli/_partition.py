@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -106,11 +106,14 @@ def plan_partition(model: str, form: str, output: str | None, quiet: bool, optio
         say_where(output)
 
 
-def check(plan_file: str, text: bytes, model: str | None, form: str, stray: Sequence[str]) -> int:
+_OF_PARTITIONS = "a partition plan"
+
+
+def check(ctx: click.Context, plan_file: str, text: bytes, model: str | None, form: str) -> int:
     """`shardplan check` of a partition plan."""
     import planner
 
-    _refuse(stray)
+    refuse_others(ctx, {"plan_file", "model", "search_s", "form"}, _OF_PARTITIONS)
     plan = planner.load_partition(text, name=plan_file)
     findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
     goal = plan.objective
@@ -120,20 +123,20 @@ def check(plan_file: str, text: bytes, model: str | None, form: str, stray: Sequ
     return say_checked(form, {"plan": plan_file, "model": model}, findings, ok, remarks)
 
 
-def explain(plan_file: str, form: str, stray: Sequence[str]) -> None:
+def explain(ctx: click.Context, plan_file: str, form: str) -> None:
     """`shardplan explain` of a partition plan."""
     import planner
 
-    _refuse(stray)
+    refuse_others(ctx, {"plan_file", "form"}, _OF_PARTITIONS)
     plan = planner.read_partition(plan_file)
     show(planner.partition_report(plan), plan, form)
 
 
-def diff(names: tuple[str, str], texts: tuple[bytes, bytes], form: str, tolerance: float, stray: Sequence[str]) -> int:
+def diff(ctx: click.Context, names: tuple[str, str], texts: tuple[bytes, bytes], form: str, tolerance: float) -> int:
     """`shardplan diff` of two partition plans, by what their files are called and hold."""
     import planner
 
-    _refuse(stray)
+    refuse_others(ctx, {"old", "new", "form", "tolerance", "dims", "every_value"}, _OF_PARTITIONS)
     if form == "github":
         raise planner.UsageError("--format github does not apply to a partition plan", hint="use markdown or json")
     for name, text in zip(names, texts, strict=True):
@@ -146,10 +149,3 @@ def diff(names: tuple[str, str], texts: tuple[bytes, bytes], form: str, toleranc
     document = {"old": names[0], "new": names[1], "changes": changes}
     show(planner.partition_diff_report(old, new, changes), document, form)
     return DIFFERENT if changes else 0
-
-
-def _refuse(stray: Sequence[str]) -> None:
-    import planner
-
-    if stray:
-        raise planner.UsageError(f"{stray[0]} does not apply to a partition plan", hint="leave it out")

@@ -15,29 +15,14 @@ from ._report import show
 
 @click.command("calibrate")
 @_options.model_argument
-@_options.hardware_option
-@_options.nodes_option
-@_options.stack_option
-@_options.devices_option
+@_options.machine_options()
 @click.option("--runs", required=True, metavar="FILE", help="CSV of measured runs; - is standard input.")
 @click.option("--precision", help="Number formats of the runs, as in `plan`. [default: the best of all devices]")
 @_options.optimizer_option
 @_options.dims_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the fitted stack (YAML) here.")
 @_options.format_option("text", "json")
-def command(
-    model: str,
-    hardware: str,
-    nodes: int | str | None,
-    stack: str,
-    devices: int | None,
-    runs: str,
-    precision: str | None,
-    optimizer: str,
-    dims: tuple[str, ...],
-    output: str | None,
-    form: str,
-) -> None:
+def command(model: str, runs: str, output: str | None, form: str, **options: Any) -> None:  # noqa: ANN401
     """Fit the software's figures to measured iterations of MODEL on a cluster: 5 to 20 runs of your own.
 
     FILE has a header line and a line a run: the options of `predict` as columns (tp, pp, dp, interleave, micro_batch,
@@ -60,12 +45,12 @@ def command(
 
     text = _options.read_file(runs).decode("utf-8", errors="replace")
     measured = planner.calibration.parse_runs(text, _options.shown_name(runs))
-    graph = planner.load_graph(model, dims=_options.parse_dims(dims))
-    base = planner.load_stack(stack)
-    job = planner.Job(1, precision=precision or "", optimizer=optimizer, devices=devices or 0)
+    graph = planner.load_graph(model, dims=_options.parse_dims(options["dims"]))
+    base = planner.load_stack(options["stack"])
+    job = planner.Job(**_options.job_values({**options, "global_batch": 1}, 1))
 
     def cluster_of(own: Any) -> Any:  # noqa: ANN401
-        return planner.load_cluster(hardware, nodes=nodes, stack=own)
+        return _options.load_hardware(options, stack=own)
 
     with progress_line(form == "json", counted=True, doing="fitting") as draw:
 
@@ -77,7 +62,7 @@ def command(
     data = {**dataclasses.asdict(found), "errors": {w: found.error(w) for w in ("before_s", "after_s", "left_out_s")}}
     show(planner.calibration_report(found), data, form)
     if output:
-        text = planner.calibration.calibrated_stack(found, Path(output).stem, graph.name, hardware)
+        text = planner.calibration.calibrated_stack(found, Path(output).stem, graph.name, options["hardware"])
         planner.write_whole(output, text)
         if form == "text":
             click.echo(f"\nstack written to {output}; give it to the other commands as --stack {output}")

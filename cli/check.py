@@ -34,18 +34,16 @@ LACKING = 9
 )
 @for_option("Say what this training framework (megatron, torchtitan, ..) lacks of what the plan needs; repeatable.")
 @format_option("text", "json")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     plan_file: str,
-    model: str | None,
-    dims: tuple[str, ...],
-    costs: str | None,
-    hardware: str | None,
-    nodes: int | str | None,
-    stack: str,
     search_s: float,
     replan: bool,
     backends: tuple[str, ...],
     form: str,
+    **against: Any,  # noqa: ANN401
 ) -> int:
     """Check PLAN: schema, digest, stages, boundaries, ties, schedule, sums; exits with 7 when something is wrong.
 
@@ -69,24 +67,19 @@ def command(
 
     text = read_file(plan_file)
     if planner.is_partition_plan(text):
-        given = {"--dim": dims, "--costs": costs, "--hardware": hardware, "--nodes": nodes, "--stack": stack}
-        given["--for"] = backends
-        given["--replan"] = replan
-        return _partition.check(plan_file, text, model, form, [flag for flag, value in given.items() if value])
+        return _partition.check(ctx, plan_file, text, against["model"], form)
     plan = planner.load_plan(text, name=shown_name(plan_file))
     if replan:
-        model = model or beside(plan_file, plan.provenance.model)
-        hardware = hardware or beside(plan_file, plan.provenance.hardware)
-        if not (model and hardware):
+        for name in ("model", "hardware"):
+            against[name] = against[name] or beside(plan_file, getattr(plan.provenance, name))
+        if not (against["model"] and against["hardware"]):
             raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-        nodes = nodes or _nodes(plan, hardware)
-    against = load_against(
-        plan.hardware.stack, model=model, dims=dims, costs=costs, hardware=hardware, nodes=nodes, stack=stack
-    )
+        against["nodes"] = against["nodes"] or _nodes(plan, against["hardware"])
+    inputs = load_against(plan.hardware.stack, against)
     if replan:
-        return _replanned(plan_file, plan, *against, form=form)
-    report = planner.check_plan(plan, *against, search_s=search_s, backends=backends)
-    names = {"plan": plan_file, "model": model, "hardware": hardware}
+        return _replanned(plan_file, plan, *inputs, form=form)
+    report = planner.check_plan(plan, *inputs, search_s=search_s, backends=backends)
+    names = {"plan": plan_file, "model": against["model"], "hardware": against["hardware"]}
     known = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
     counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
     ok = f"ok ({', '.join(planner.plural(number, noun) for noun, number in counts.items())})"

@@ -16,11 +16,7 @@ from ._report import show, written
 
 @click.command("compare")
 @_options.model_argument
-@_options.hardware_option
-@_options.nodes_option
-@_options.stack_option
-@_options.set_option
-@_options.devices_option
+@_options.machine_options()
 @_options.batch_option
 @click.option(
     "--systems",
@@ -59,26 +55,13 @@ from ._report import show, written
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the table here instead of printing it.")
 def command(
     model: str,
-    hardware: str,
-    nodes: int | str | None,
-    stack: str,
-    changes: tuple[str, ...],
-    devices: int | None,
-    global_batch: int | None,
-    systems: str | None,
     priced: bool,
     backends: tuple[str, ...],
-    semantics: str,
-    precision: str | None,
-    optimizer: str,
-    headroom: float,
-    dims: tuple[str, ...],
-    costs: str | None,
-    price: float | None,
     form: str,
     plot: str | None,
     plans_folder: str | None,
     output: str | None,
+    **options: Any,  # noqa: ANN401
 ) -> None:
     """Compare what GPipe, PipeDream, Megatron, FSDP, ... would do with MODEL on a cluster, and `auto`, the best of all.
 
@@ -95,28 +78,24 @@ def command(
     if backends and not priced:
         raise click.UsageError("--for says whose limits --backends lifts: add --backends")
     with progress_line(form == "json", counted=False, doing="reading the model and asking every system"):
-        graph = _options.load_graph(model, dims, costs)
-        cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
-        batch = global_batch or _options.SAMPLES_A_DEVICE * (devices or cluster.device_count)
-        job = planner.Job(
-            batch, precision=precision or "", optimizer=optimizer, devices=devices or 0, headroom=headroom
-        )
-        chosen = _names(systems)
+        graph = _options.load_graph(model, options["dims"], options["costs"])
+        cluster = _options.load_hardware(options)
+        job = planner.Job(**_options.job_values(options, cluster.device_count), headroom=options["headroom"])
         found = planner.compare_systems(
             planner.Pricer(graph, cluster, job),
             cluster,
             job,
-            systems=chosen,
-            semantics=semantics,
+            systems=_names(options["systems"]),
+            semantics=options["semantics"],
             freed=(backends or planner.systems.usual_backends()) if priced else (),
         )
-    found = dataclasses.replace(found, price=price)
+    found = dataclasses.replace(found, price=options["price"])
     if plot:
         planner.write_whole(plot, planner.comparison_svg(found))
     if plans_folder:
-        provenance = planner.default_provenance(model, hardware)
+        provenance = planner.default_provenance(model, options["hardware"])
         _write_plans(plans_folder, *planner.plans_of(found, provenance))
-    remark = "" if precision else planner.costs.precision_remark(found.precision, cluster.devices)
+    remark = "" if options["precision"] else planner.costs.precision_remark(found.precision, cluster.devices)
     answer = planner.comparison_report(found, remark), planner.comparison_document(found), form
     if output:
         planner.write_whole(output, written(*answer))

@@ -59,7 +59,10 @@ def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
 )
 @dims_option
 @click.option("--all", "every_value", is_flag=True, help="List every value that differs, too.")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     old: str,
     new: str,
     form: str,
@@ -95,10 +98,7 @@ def command(
     watched = [planner.plans.gate(text) for text in gates]
     texts = read_file(old), read_file(new)
     if any(planner.is_partition_plan(text) for text in texts):
-        stray = [("--fail-on", gates), ("--rules", rules), ("--model", models), ("--hardware", hardware)]
-        return _partition.diff(
-            (old, new), texts, form, tolerance, [flag for flag, said in (*stray, ("--ignore", ignore)) if said]
-        )
+        return _partition.diff(ctx, (old, new), texts, form, tolerance)
     before, after = (
         planner.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
     )

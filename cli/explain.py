@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from . import _partition
-from ._options import against_options, format_option, load_against, price_option, set_option
+from ._options import against_options, format_option, load_against, load_hardware, price_option, set_option
 from ._progress import progress_line
 from ._report import show
 
@@ -29,19 +30,16 @@ from ._report import show
     "of its limits, and say what that gains. A search each; needs --model and --hardware.",
 )  # fmt: skip
 @format_option("text", "json", "markdown")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     plan_file: str,
-    model: str | None,
-    dims: tuple[str, ...],
-    costs: str | None,
-    hardware: str | None,
-    nodes: int | str | None,
-    stack: str,
-    changes: tuple[str, ...],
     price: float | None,
     why_not: str | None,
     worth: bool,
     form: str,
+    **against: Any,  # noqa: ANN401
 ) -> None:
     """Say why PLAN is as it is: bottleneck, memory, what the next best plans cost, what is proven and what left out.
 
@@ -59,20 +57,9 @@ def command(
     import planner
 
     if planner.is_partition_plan(plan_file):
-        given = {
-            "--model": model,
-            "--dim": dims,
-            "--costs": costs,
-            "--hardware": hardware,
-            "--nodes": nodes,
-            "--stack": stack,
-            "--set": changes,
-            "--price": price,
-            "--why-not": why_not,
-            "--worth": worth,
-        }
-        _partition.explain(plan_file, form, [flag for flag, value in given.items() if value])
+        _partition.explain(ctx, plan_file, form)
         return
+    model, hardware = against["model"], against["hardware"]
     for flag, asked in (("--why-not", why_not), ("--worth", worth)):
         if asked and not (model and hardware):
             raise click.UsageError(f"{flag} needs --model and --hardware, which it plans or prices for")
@@ -81,22 +68,13 @@ def command(
     plan = planner.read_plan(plan_file)
     if price:
         plan = planner.with_price(plan, price)
-    graph, cluster = load_against(
-        plan.hardware.stack,
-        model=model,
-        dims=dims,
-        costs=costs,
-        hardware=hardware,
-        nodes=nodes,
-        stack=stack,
-        changes=changes,
-    )
+    graph, cluster = load_against(plan.hardware.stack, against)
     if why_not:
         answer = planner.explain_why_not(plan, graph, cluster, why_not)
         show(planner.why_not_report(answer), answer, form)
         return
-    if worth and hardware:
-        found = _worth(plan, graph, cluster, hardware, stack or plan.hardware.stack, changes)
+    if worth:
+        found = _worth(plan, graph, cluster, against)
         show(planner.worth_report(plan, found), found, form)
         return
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
@@ -105,13 +83,13 @@ def command(
     show(planner.explanation_report(explanation), explanation, form)
 
 
-def _worth(plan: Any, graph: Any, cluster: Any, hardware: str, stack: str, changes: tuple[str, ...]) -> Any:  # noqa: ANN401
+def _worth(plan: Any, graph: Any, cluster: Any, against: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """What changes are worth; one more node only where the plan may use whole nodes."""
     import planner
 
     def larger() -> Any:  # noqa: ANN401
         nodes = cluster.device_count // cluster.node_size + 1
-        return planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
+        return load_hardware(against, nodes=nodes, stack=against["stack"] or plan.hardware.stack)
 
     with progress_line(False, counted=False, doing="planning with more of everything"):
         return planner.find_worth(plan, graph, cluster, larger if cluster.node_size else None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ._options import dims_option, format_option, load_graph
+from .run import model_of_plan
 
 
 @click.command("export")
@@ -17,7 +18,7 @@ from ._options import dims_option, format_option, load_graph
     "name",
     required=True,
     metavar="NAME",
-    help="The framework: megatron, torchtitan, deepspeed, torch or jax.",
+    help="The framework: megatron, torchtitan, deepspeed, torch, jax, transformers, galvatron or onnx.",
 )
 @click.option(
     "-o",
@@ -31,7 +32,8 @@ from ._options import dims_option, format_option, load_graph
 @click.option(
     "--model",
     "-m",
-    help="The plan's model file or bundled model: also look whether the ranks divide its attention heads.",
+    help="The plan's model file or bundled model: also look whether the ranks divide its attention heads. onnx writes "
+    "a copy of it.",
 )
 @dims_option
 @format_option("text", "json")
@@ -52,7 +54,7 @@ def command(plan_file: str, name: str, folder: str, model: str | None, dims: tup
     if dims and not model:
         raise click.UsageError("--dim needs --model")
     graph = load_graph(model, dims, None) if model else None
-    found = planner.export.export(plan, name, graph)
+    found = planner.export.export(plan, name, graph, model_of_plan(plan, model) if model else None)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._options import Nodes, complete, format_option, read_file, refuse_others
+from ._options import NODES, complete, format_option, read_file, refuse_others
 from ._progress import say_progress
 from ._report import show, show_rows
 
@@ -57,7 +57,7 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
 
 @command.command("show", short_help="Show levels, figures and sources.")
 @click.argument("name", shell_complete=complete("hardware"))
-@click.option("--nodes", type=Nodes(), help="Number of nodes, or 4x64; the profile's own when absent.")
+@click.option("--nodes", type=NODES, help="Number of nodes, or 4x64; the profile's own when absent.")
 @click.option("--resolved", is_flag=True, help="Devices written out and defaults filled in (YAML unless --format).")
 @click.option("--format", "form", type=click.Choice(["table", "yaml", "json"]), help="json is always resolved.")
 def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str | None) -> None:

@@ -15,16 +15,7 @@ from ._report import say_where, show
 
 @click.command("plan")
 @_options.model_argument
-@click.option(
-    "--hardware",
-    "-H",
-    shell_complete=_options.complete("hardware"),
-    help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
-)
-@_options.nodes_option
-@_options.stack_option
-@_options.set_option
-@_options.devices_option
+@_options.machine_options(required=False)
 @_options.batch_option
 @click.option(
     "--micro-batch",
@@ -75,28 +66,28 @@ from ._report import say_where, show
     help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: 0 and 1]",
 )
 @click.option(
-    "--tp", "tensor_parallel", type=_options.Numbers(), help="Allow only these numbers of ranks sharing every operator."
+    "--tp", "tensor_parallel", type=_options.NUMBERS, help="Allow only these numbers of ranks sharing every operator."
 )
 @click.option(
     "--cp",
     "context_parallel",
-    type=_options.Numbers(),
+    type=_options.NUMBERS,
     help="Allow only these numbers of ranks sharing the sequence. [default: any for samples of 32,768 steps and more]",
 )
 @click.option(
     "--ep",
     "expert_parallel",
-    type=_options.Numbers(),
+    type=_options.NUMBERS,
     help="Allow only these numbers of ranks that samples and experts are dealt to. [default: any for mixtures]",
 )
-@click.option("--pp", "pipeline_stages", type=_options.Numbers(), help="Allow only these numbers of pipeline stages.")
+@click.option("--pp", "pipeline_stages", type=_options.NUMBERS, help="Allow only these numbers of pipeline stages.")
 @click.option(
-    "--dp", "data_parallel", type=_options.Numbers(), help="Allow only these numbers of replicas of every stage."
+    "--dp", "data_parallel", type=_options.NUMBERS, help="Allow only these numbers of replicas of every stage."
 )
 @click.option(
-    "--mesh", "meshes", type=_options.Meshes(), help="Share operators on these meshes only: ranks by axis, as 8 or 2x8."
+    "--mesh", "meshes", type=_options.MESHES, help="Share operators on these meshes only: ranks by axis, as 8 or 2x8."
 )
-@click.option("--keep", multiple=True, type=_options.Kept(), help="Keep a block on a stage (-1: the last); repeatable.")
+@click.option("--keep", multiple=True, type=_options.KEPT, help="Keep a block on a stage (-1: the last); repeatable.")
 @click.option(
     "--forbid",
     multiple=True,
@@ -179,16 +170,14 @@ def command(
     if not options["hardware"]:
         raise click.UsageError("Missing option '--hardware' / '-H'.", ctx)
     options = {name: value for name, value in options.items() if name not in OWN}
-    where = {name: options.pop(name) for name in ("nodes", "stack", "changes")}
-    hardware, target = options.pop("hardware"), options.pop("target")
-    provenance = planner.default_provenance(model, hardware)
+    provenance = planner.default_provenance(model, options["hardware"])
     with progress_line(quiet or form == "json", counted=True, doing="reading the model") as draw:
-        graph = _options.load_graph(model, options.pop("dims"), options.pop("costs"))
-        cluster = planner.load_cluster(hardware, **where)
+        graph = _options.load_graph(model, options["dims"], options["costs"])
+        cluster = _options.load_hardware(options)
         answer = None
         try:
-            if target:
-                answer = _for_target(graph, hardware, where, provenance, options, target, draw)
+            if options["target"]:
+                answer = _for_target(graph, cluster, provenance, options, draw)
                 plan = answer.plan
             else:
                 plan = _planned(graph, cluster, _job(cluster.device_count, options), provenance, options, draw)
@@ -212,14 +201,12 @@ def command(
 
 def _for_target(
     graph: Any,  # noqa: ANN401
-    hardware: str,
-    where: dict[str, Any],
+    largest: Any,  # noqa: ANN401
     provenance: Any,  # noqa: ANN401
     options: dict[str, Any],
-    target: str,
     draw: Draw | None,
 ) -> Any:  # noqa: ANN401
-    """The plan that reaches a target with the least, and what was tried.
+    """The plan that reaches a target with the least of the largest machine, and what was tried.
 
     Raises:
         click.UsageError: no global batch is given, which would else follow from the devices.
@@ -228,17 +215,15 @@ def _for_target(
 
     if options["global_batch"] is None:
         raise click.UsageError("--target needs --global-batch, the same for all numbers of devices")
-    largest = planner.load_cluster(hardware, **where)
-    any_size = {name: value for name, value in where.items() if name != "nodes"}
 
     def plan_on(devices: int) -> Any:  # noqa: ANN401
-        cluster = planner.load_cluster(hardware, devices=devices, **any_size)
+        cluster = _options.load_hardware(options, nodes=None, devices=devices)
         plan = _planned(graph, cluster, _job(devices, options), provenance, options, draw)
         return planner.with_price(plan, options["price"]) if options["price"] else plan
 
-    sizes = planner.ask.sizes_of(largest, largest.device_count) if where["nodes"] else ()
+    sizes = planner.ask.sizes_of(largest, largest.device_count) if options["nodes"] else ()
     return planner.least_devices(
-        planner.read_target(target), graph, largest, options["global_batch"], plan_on,
+        planner.read_target(options["target"]), graph, largest, options["global_batch"], plan_on,
         sizes=sizes, least=planner.ask.Least(options["least"]),
     )  # fmt: skip
 
@@ -277,23 +262,18 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     """The job that the options describe; what was not given takes the library's defaults."""
     import planner
 
-    devices = options["devices"] or 0
-    given = {
+    given = _options.job_values(options, device_count) | {
         "micro_batches": tuple(sorted(set(options["micro_batches"]))),
         "max_stages": options["max_stages"] or 0,
         "uniform": options["uniform"],
-        "devices": devices,
         "fused_attention": options["attention"] == "fused",
         "dropout": not options["no_dropout"],
         "assume_dropout": options["assume_dropout"],
     }
-    given |= {name: options[name] for name in ("optimizer", "recompute", "overlap", "headroom")}
-    given["precision"] = options["precision"] or ""
+    given |= {name: options[name] for name in ("recompute", "overlap", "headroom")}
     lists = (
         "schedules", "zero", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline_stages",
         "data_parallel", "meshes", "keep", "forbid", "backends",
     )  # fmt: skip
     given |= {name: tuple(options[name]) for name in lists if options[name]}
-    return planner.Job(
-        global_batch=options["global_batch"] or _options.SAMPLES_A_DEVICE * (devices or device_count), **given
-    )
+    return planner.Job(**given)

@@ -21,11 +21,7 @@ _BESIDE = frozenset(
 
 @click.command("predict")
 @_options.model_argument
-@_options.hardware_option
-@_options.nodes_option
-@_options.stack_option
-@_options.set_option
-@_options.devices_option
+@_options.machine_options()
 @click.option(
     "--global-batch", "-b", type=click.IntRange(min=1),
     help="Samples per optimizer step. [required unless --config says the number of micro-batches]",
@@ -89,12 +85,6 @@ _BESIDE = frozenset(
 @_options.format_option("text", "json")
 def command(
     model: str,
-    hardware: str,
-    nodes: int | str | None,
-    stack: str,
-    changes: tuple[str, ...],
-    dims: tuple[str, ...],
-    costs: str | None,
     price: float | None,
     config: str | None,
     framework: tuple[str, str] | None,
@@ -121,8 +111,8 @@ def command(
     import planner
 
     with progress_line(form == "json", counted=False, doing="reading the model and pricing the configuration"):
-        graph = _options.load_graph(model, dims, costs)
-        cluster = planner.load_cluster(hardware, nodes=nodes, stack=stack, changes=changes)
+        graph = _options.load_graph(model, options["dims"], options["costs"])
+        cluster = _options.load_hardware(options)
         if config:
             _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
             asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
@@ -130,7 +120,7 @@ def command(
             taken = _taken(framework, options) if framework else {}
             asked = dataclasses.replace(_degrees(options), **taken)
         job = _job(options, asked)
-        provenance = planner.default_provenance(model, hardware)
+        provenance = planner.default_provenance(model, options["hardware"])
         found = planner.predict(graph, cluster, job, asked, provenance=provenance)
         if price:
             found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))

@@ -107,7 +107,7 @@ def command(
     shown = form == "text" and not alone
     found = planner.runtime.run(
         plan,
-        _model(plan, model),
+        model_of_plan(plan, model),
         steps=max(steps, 3) if measure else steps,
         data=data,
         loss=loss,
@@ -147,7 +147,7 @@ def _silent(step: int, loss: float) -> None:
     """JSON has the losses at its end."""
 
 
-def _model(plan: planner.Plan, model: str | None) -> Any:  # noqa: ANN401
+def model_of_plan(plan: planner.Plan, model: str | None) -> Any:  # noqa: ANN401
     """The model to run: a file by its path, a bundled model built at the plan's micro-batch."""
     import planner
 

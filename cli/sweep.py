@@ -17,7 +17,7 @@ NOTHING_FITS = 6
 
 @click.command("sweep")
 @_options.model_argument
-@_options.hardware_option
+@_options.hardware_option()
 @click.option(
     "--over", "axes", multiple=True, required=True, metavar="NAME=VALUE[,VALUE..]",
     help="Values to plan with, each with each of the others; repeatable. NAME: devices, nodes, batch, seq, dim.NAME, "

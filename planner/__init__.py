@@ -161,7 +161,7 @@ if TYPE_CHECKING:
     from planner.report import report_to_markdown as report_to_markdown
     from planner.report import report_to_rows as report_to_rows
     from planner.report import report_to_text as report_to_text
-    from planner.report.calibration import calibration_report as calibration_report
+    from planner.report.costs import calibration_report as calibration_report
     from planner.report.catalogue import clusters_report as clusters_report
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report
@@ -178,17 +178,17 @@ if TYPE_CHECKING:
     from planner.report.difference import diff_verdict as diff_verdict
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.gantt import draw_gantt as draw_gantt
-    from planner.report.hardware import cluster_report as cluster_report
+    from planner.report.catalogue import cluster_report as cluster_report
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
     from planner.report.plot import comparison_svg as comparison_svg
-    from planner.report.profile import profile_report as profile_report
+    from planner.report.costs import profile_report as profile_report
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
     from planner.report.sweeps import sweep_report as sweep_report
     from planner.report.sweeps import sweep_svg as sweep_svg
-    from planner.report.targets import target_report as target_report
+    from planner.report.choices import target_report as target_report
     from planner.report.timeline import timeline_report as timeline_report
     from planner.report.timeline_svg import draw_svg as draw_svg
 

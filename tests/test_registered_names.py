@@ -33,6 +33,7 @@ OF_THEIR_OWN = {
     "formulas/sharding.py": ("all-reduce",),
     "plans/readings.py": ("ring",),
     "importers/onnx_graph/ties.py": ("auto",),
+    "importers/onnx_graph/suspicions.py": ("onnx",),
     "space/repeats.py": ("auto",),
     "systems/backends/__init__.py": ("auto",),
     "runtime/__init__.py": ("torch",),

@@ -3,10 +3,9 @@
 Each is answered with the search and the judge that plans are made with; nothing here prices anything.
 """
 
-from planner.ask.choices import Fix, WhyNot, explain_why_not, find_fixes
+from planner.ask.choices import Fix, WhyNot, Worth, explain_why_not, find_fixes, find_worth
 from planner.ask.sweeps import Row, Store, points_of, read_axes, run_point, sweep
 from planner.ask.targets import Least, Target, TargetAnswer, least_devices, read_target, sizes_of
-from planner.ask.worth import Worth, find_worth
 
 __all__ = [
     "Fix",

@@ -27,7 +27,7 @@ from planner.errors import ShardplanError, UsageError
 from planner.graph import Graph
 from planner.hardware import load_cluster
 from planner.plans.explain import plan_shape
-from planner.plans.headline import Headline
+from planner.plans.figures import Headline
 from planner.registry import did_you_mean
 from planner.space.types import Job
 

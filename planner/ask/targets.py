@@ -14,7 +14,7 @@ from planner.errors import HardwareError, InfeasibleError, JobError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan
-from planner.plans.headline import tokens_per_sample
+from planner.plans.figures import tokens_per_sample
 from planner.units import Dimension, format_seconds, parse, plural
 
 DAY_S = 86400.0

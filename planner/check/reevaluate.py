@@ -17,9 +17,10 @@ from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
 from planner.plans import Plan, assemble, with_price, with_simulation
 from planner.plans.figures import gap_to
-from planner.plans.files import ROUNDED, Difference, differences, seal
+from planner.plans.files import seal
+from planner.plans.findings import ROUNDED, Difference, differences
 from planner.plans.rank_schedule import lay_out
-from planner.plans.readings import schedule_of
+from planner.plans.readings import is_searched, schedule_of
 from planner.plans.rebuild import priced_configuration
 from planner.plans.words import significant
 from planner.prediction import predict
@@ -31,11 +32,6 @@ from planner.systems import decide_again
 from planner.systems.backends import ANY, BACKENDS
 from planner.systems.needs import running
 from planner.units import format_seconds
-
-
-def is_searched(plan: Plan) -> bool:
-    """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
-    return plan.system is None and plan.schedule.given in ("", "orders")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
-from planner.check.figures import check_figures, check_played, check_sums, stage_in
-from planner.check.reevaluate import check_claims, is_searched, reevaluate
-from planner.errors import ShardplanError
+from planner.check.reevaluate import check_claims, reevaluate
+from planner.errors import PlanError, ShardplanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
+from planner.plans.check_figures import check_figures, check_options
 from planner.plans.documents import KeyPath
-from planner.plans.files import Difference, differences
-from planner.plans.findings import AGAIN, limited
-from planner.plans.readings import has_closed_form
+from planner.plans.findings import AGAIN, Difference, Expected, differences, limited, mismatches, stage_in
+from planner.plans.readings import has_closed_form, is_searched
+from planner.play.memory import peak_in_flight
+from planner.simulate import closed_form_s, simulate
+from planner.simulate.timeline import times_of
 from planner.systems.backends import BACKENDS
 from planner.systems.needs import lacks
 from planner.units import format_bytes, format_seconds
@@ -83,7 +85,11 @@ def check_plan(
     faults = {finding.fault for finding in found}
     own: list[Finding] = []
     if not faults & BREAKING:
-        own = [*check_figures(plan), *check_sums(plan), *check_played(plan, closed=has_closed_form(plan))]
+        own = [*check_figures(plan), *check_options(plan)]
+        try:
+            own += mismatches(plan, _played(plan))
+        except PlanError as error:
+            own.append(Finding(Fault.PREDICTIONS, f"cannot be simulated: {error.problem.message}", error.problem.hint))
     unchecked: tuple[str, ...] = ()
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
@@ -95,6 +101,26 @@ def check_plan(
         own += priced
     own += lacking(plan, backends, graph)
     return CheckReport(tuple(limited([*found, *own])), unchecked)
+
+
+def _played(plan: Plan) -> Iterator[Expected]:
+    """Times, and micro-batches that stages keep, of a plan whose orders run, as they come out when it is played.
+
+    Raises:
+        PlanError: it cannot be played.
+    """
+    timeline, said = simulate(plan), plan.predictions
+    if said.simulated_iteration_s is not None:
+        yield Fault.PREDICTIONS, ("predictions", "simulated_iteration_s"), timeline.step_s
+    if has_closed_form(plan):
+        replicas = [len(stage.replicas) // plan.copies for stage in plan.stages]
+        closed_s = closed_form_s(replicas, plan.micro_batches.count // plan.copies, times_of(plan))
+        yield Fault.PREDICTIONS, ("predictions", "iteration_s"), closed_s
+    elif plan.schedule.given:
+        yield Fault.PREDICTIONS, ("predictions", "iteration_s"), timeline.step_s
+    peaks = plan.schedule.limits or peak_in_flight(timeline.trace.program).max(axis=0).tolist()
+    for stage, peak in enumerate(peaks):
+        yield Fault.PREDICTIONS, ("predictions", "stages", stage, "in_flight"), peak
 
 
 def lacking(plan: Plan, backends: Sequence[str], graph: Graph | None = None) -> list[Finding]:

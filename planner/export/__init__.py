@@ -2,22 +2,28 @@
 
 >>> from planner import export
 >>> export.names()
-('deepspeed', 'jax', 'megatron', 'torch', 'torchtitan')
+('deepspeed', 'galvatron', 'jax', 'megatron', 'onnx', 'torch', 'torchtitan', 'transformers')
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.errors import PlanError, Problem, UsageError
 from planner.graph import Graph
+from planner.importers.onnx_graph.read import read_model
 from planner.plans import Plan
 from planner.registry import Registry
 from planner.space.named import Degrees
 from planner.systems.backends import Backend
 from planner.systems.needs import lacks
 from planner.units import plural
+
+if TYPE_CHECKING:
+    import onnx
 
 __all__ = [
     "EXPORTERS", "PAGE", "Export", "Exporter", "FrameworkJob", "Lack", "Mapped", "export", "lacking", "names",
@@ -52,12 +58,12 @@ class Export:
     """A plan in a framework's own files.
 
     Attributes:
-        files: text by file name, `EXPORT.md` among them.
+        files: text by file name, `EXPORT.md` among them; of a model its bytes.
         mapped: what was written for each part of the plan.
         left_out: what the plan says and no file does, in words.
     """
 
-    files: Mapping[str, str]
+    files: Mapping[str, str | bytes]
     mapped: tuple[Mapped, ...]
     left_out: tuple[str, ...]
 
@@ -90,11 +96,12 @@ class Exporter:
     Attributes:
         key: the name users choose it by.
         backend: what it takes of a plan.
-        plan_for: the value of `shardplan plan --for` that makes plans within these limits.
+        plan_for: the value of `shardplan plan --for`, with further options, that makes plans within these limits.
         lacks: what of a plan the files cannot say, beyond what the limits tell.
         write: the files of a plan that lacks nothing.
         start: how the files are used, in one or two sentences.
         read: what the text of the framework's configuration says of a job; None where it cannot be read.
+        files_of_model: further files, made of the plan, its model and the model's ONNX; None where the plan suffices.
     """
 
     key: str
@@ -104,6 +111,7 @@ class Exporter:
     write: Callable[[Plan], Export]
     start: str
     read: Callable[[str], FrameworkJob] | None = None
+    files_of_model: Callable[[Plan, Graph, onnx.ModelProto], Mapping[str, bytes]] | None = None
 
 
 EXPORTERS: Registry[Exporter] = Registry(__name__, "export format")
@@ -162,24 +170,33 @@ def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Lack, ..
     return tuple(found or exporter.lacks(plan))
 
 
-def export(plan: Plan, name: str, graph: Graph | None = None) -> Export:
+def export(
+    plan: Plan, name: str, graph: Graph | None = None, model: str | Path | onnx.ModelProto | None = None
+) -> Export:
     """A plan in the files of a framework, with a page that says what was mapped how.
 
     Args:
         plan: the plan.
         name: of the exporter.
         graph: the plan's model, for what the plan file alone does not tell.
+        model: the same as ONNX, or its path, for exporters that write the model itself.
 
     Raises:
-        UsageError: no exporter has that name.
+        UsageError: no exporter has that name, or it needs the model.
+        ModelError: the model cannot be read.
         PlanError: the framework cannot express the plan; `problems` names every reason with its remedy.
     """
     exporter, found = EXPORTERS.get(name), lacking(plan, name, graph)
     if found:
         problems = [Problem(f"{exporter.backend.title} lacks {lack.need}", hint=lack.hint) for lack in found]
         raise PlanError(problems[0].message, hint=problems[0].hint, problems=problems)
-    written = exporter.write(plan)
-    complete = Export(written.files, written.mapped, (*written.left_out, *_never_written(plan)))
+    written, files = exporter.write(plan), dict[str, bytes]()
+    if exporter.files_of_model is not None:
+        if graph is None or model is None:
+            raise UsageError(f"{exporter.backend.title} is the model itself with annotations", hint="add --model FILE")
+        proto = read_model(Path(model)) if isinstance(model, (str, Path)) else model
+        files |= exporter.files_of_model(plan, graph, proto)
+    complete = Export({**files, **written.files}, written.mapped, (*written.left_out, *_never_written(plan)))
     return Export({**complete.files, PAGE: _page(plan, exporter, complete)}, complete.mapped, complete.left_out)
 
 
@@ -208,7 +225,7 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
         "",
         "| file | |",
         "|---|---|",
-        *(f"| `{name}` | {len(text.splitlines())} lines |" for name, text in written.files.items()),
+        *(f"| `{name}` | {_size(content)} |" for name, content in written.files.items()),
         "",
         "## Mapped",
         "",
@@ -222,3 +239,8 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _size(content: str | bytes) -> str:
+    """How long a file is, in words."""
+    return plural(len(content), "byte") if isinstance(content, bytes) else plural(len(content.splitlines()), "line")

@@ -7,8 +7,8 @@ from typing import Any
 
 from planner.export import Export, Exporter, Lack, Mapped, readings, register
 from planner.plans import Plan
-from planner.plans.blocks import BlockParameter
 from planner.plans.documents import pretty
+from planner.plans.model import BlockParameter
 from planner.sharding import Axis
 from planner.sharding.layout import parse_layout
 from planner.systems.backends import BACKENDS

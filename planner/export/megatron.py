@@ -55,11 +55,8 @@ def _heads(plan: Plan) -> set[int]:
 
 
 def _lacks(plan: Plan) -> Iterator[Lack]:
-    kinds, items, heads = readings.layer_kinds(plan), readings.block_items(plan), _heads(plan)
-    alone = "`shardplan plan --pp 1`, or export to torch"
-    if len(kinds) != 1 or items[0] != "E" or items[-1] != "L":
-        named = ", ".join(kinds) or "none"
-        yield Lack(f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})", alone)
+    heads, alone = _heads(plan), "`shardplan plan --pp 1`, or export to torch"
+    yield from readings.unlike_decoder(plan)
     for stage in plan.stages:
         if stage.blocks[0] not in heads:
             name = plan.block_table[stage.blocks[0]].name
@@ -157,21 +154,11 @@ def _model(plan: Plan) -> Iterator[str]:
     if length:
         yield f"--seq-length {length}"
         yield f"--max-position-embeddings {length}"
-    if not _is_tied(plan):
+    if not readings.is_tied(plan):
         yield "--untie-embeddings-and-output-weights"
     holdings = {h.count for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "experts"}
     if holdings:
         yield f"--num-experts {max(holdings)}"
-
-
-def _is_tied(plan: Plan) -> bool:
-    """Whether the logits use the embedding's weights."""
-    items, table = readings.block_items(plan), plan.block_table
-    weights = {
-        item: {p.tied_to or p.name for at, block in enumerate(table) if items[at] == item for p in block.parameters}
-        for item in "EL"
-    }
-    return bool(weights["E"] & weights["L"])
 
 
 def _left_out(plan: Plan) -> Iterator[str]:

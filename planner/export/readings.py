@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import UsageError
+from planner.export import Lack
 from planner.graph.blocks import layer_of
 from planner.plans import Plan, Sharding
-from planner.plans.blocks import Block
 from planner.plans.documents import pretty
+from planner.plans.model import Block
 from planner.schedules import ActionKind
 from planner.sharding import Axis, AxisRole
 
@@ -156,6 +157,25 @@ def block_items(plan: Plan) -> tuple[str, ...]:
     return tuple("E" if at < first else "L" if at > last else "t" for at in range(len(of)))
 
 
+def unlike_decoder(plan: Plan) -> Iterator[Lack]:
+    """What frameworks for decoders lack where the model is no row of layers between an embedding and a loss."""
+    kinds, items = layer_kinds(plan), block_items(plan)
+    if len(kinds) != 1 or items[0] != "E" or items[-1] != "L":
+        named = ", ".join(kinds) or "none"
+        need = f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})"
+        yield Lack(need, "export to torch")
+
+
+def is_tied(plan: Plan) -> bool:
+    """Whether the logits use the embedding's weights."""
+    items, table = block_items(plan), plan.block_table
+    weights = {
+        item: {p.tied_to or p.name for at, block in enumerate(table) if items[at] == item for p in block.parameters}
+        for item in "EL"
+    }
+    return bool(weights["E"] & weights["L"])
+
+
 def stage_modules(plan: Plan) -> tuple[tuple[str, ...], ...]:
     """For each stage the paths of its modules, layers whole, each module at the stage that first has it."""
     owners = {p.module for block in plan.block_table for p in block.parameters if p.module}
@@ -208,6 +228,11 @@ def cuts_sequence(plan: Plan) -> bool:
         boundary == "sequence" and Axis(axis.name, axis.size).role is AxisRole.TENSOR
         for axis, boundary in zip(sharding.axes, sharding.boundaries, strict=True)
     )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first two of some names, each once, and a sign that there are more."""
+    return ", ".join(dict.fromkeys(names[:2])) + (" .." if len(names) > 2 else "")
 
 
 def precision_base(plan: Plan) -> str:

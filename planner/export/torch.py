@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from planner.export import Export, Exporter, Lack, Mapped, readings, register
-from planner.plans import Block, Plan, Requirement, ShardedBlock, Sharding
+from planner.export.styles import module_styles
+from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
-from planner.sharding.layout import parse_layout
 from planner.systems.backends import BACKENDS
 
 _TITAN = BACKENDS.get("torchtitan")
@@ -29,6 +29,9 @@ TORCH = dataclasses.replace(
 )  # fmt: skip
 """What torch's own runtime takes: any order in which a stage is on one rank of a pipeline, tensors that go to the next
 stage alone (`distributed/pipelining/schedules.py`); no dispatch of tokens to experts, no ring attention."""
+
+STYLES = ("colwise", "rowwise", "embedding rows", "embedding columns", "logits", "sequence")
+"""Styles that `torch.distributed.tensor.parallel` has a class for."""
 
 PROGRAM = '''\
 """Parallelise a model as `parallel.json` says; the model's forward has to pass over modules that are None."""
@@ -128,56 +131,12 @@ def pipeline(make_model, loss_fn, device, device_mesh):
 """The file that reads `parallel.json`."""
 
 
-def _styles(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Parallel style by module; "" where none of torch's styles fits how its weights are cut."""
-    for stage in plan.stages:
-        sharding = plan.sharding_of(stage.index)
-        for at in range(*stage.blocks) if sharding else ():
-            found = plan.sharded_block(stage.index, at)
-            if sharding is not None and found is not None:
-                yield from _styles_of(plan.block_table[at], sharding, *found, logits=at == len(plan.block_table) - 1)
-
-
-def _styles_of(
-    block: Block, sharding: Sharding, entry: ShardedBlock, own_names: Mapping[str, str], *, logits: bool
-) -> Iterator[tuple[str, str]]:
-    """The same for the modules of one block."""
-    tables = {own_names[h.weight]: h.what for h in entry.holdings}
-    owners, found = {p.name: p for p in block.parameters}, dict[str, str]()
-    sequence = "sequence" in sharding.boundaries
-    for place in entry.tensors:
-        names = [own_names[name] for name in (place.parameters or (place.tensor,))]
-        if not place.optimizer or len(names) != 1 or names[0] not in owners:
-            continue
-        parameter = owners[names[0]]
-        cuts = {part.dim for part in parse_layout(place.value, len(sharding.axes)) if part.cuts}
-        if len(parameter.shape) > 1 and (cuts or sequence):
-            linear = place.dims == (1, 0)
-            found[parameter.module] = _style(
-                cuts, tables.get(own_names[place.tensor], ""), linear=linear, logits=logits
-            )
-        elif sequence and len(parameter.shape) == 1:
-            found.setdefault(parameter.module, "" if cuts else "sequence")
-    inside = {module.rpartition(".")[0] for module, kind in found.items() if kind in ("colwise", "rowwise")}
-    for module, kind in found.items():
-        yield module, "" if kind == "sequence" and module.rpartition(".")[0] in inside else kind
-
-
-def _style(cuts: set[int], table: str, *, linear: bool, logits: bool) -> str:
-    """The style of a matrix: a product reads the transpose of an `nn.Linear`'s weight, whose columns are rows of it."""
-    if table:
-        return f"embedding {table}"
-    if not linear or len(cuts) != 1:
-        return ""
-    return ("logits" if logits else "colwise") if cuts == {1} else "rowwise"
-
-
 def _lacks(plan: Plan) -> Iterator[Lack]:
-    other = [module for module, kind in _styles(plan) if not kind]
+    other = [module for module, kind in module_styles(plan) if kind not in STYLES]
     if other:
-        some = ", ".join(dict.fromkeys(other[:2])) + (" .." if len(other) > 2 else "")
+        named = readings.some_of(other)
         yield Lack(
-            f"a parallel style for how modules of tensor parallel layers are cut ({some})", "`shardplan plan --tp 1`"
+            f"a parallel style for how modules of tensor parallel layers are cut ({named})", "`shardplan plan --tp 1`"
         )
     if plan.schedule.parts > 1:
         yield Lack("micro-batches in parts", "another `--schedule`")
@@ -202,7 +161,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "precision": plan.options.precision,
         "zero": plan.configuration.zero,
         "sequence_parallel": readings.cuts_sequence(plan),
-        "parallelize": dict(_styles(plan)),
+        "parallelize": dict(module_styles(plan)),
         "recompute": list(readings.layers(plan)) if readings.recomputes(plan) else [],
     }
 

@@ -55,11 +55,7 @@ def model_parts(plan: Plan) -> list[list[str]]:
 def _lacks(plan: Plan) -> Iterator[Lack]:
     items = readings.block_items(plan)
     several = len(plan.stages) > 1
-    if len(readings.layer_kinds(plan)) != 1 or items[0] != "E" or items[-1] != "L":
-        named = ", ".join(readings.layer_kinds(plan)) or "none"
-        yield Lack(
-            f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})", "export to torch"
-        )
+    yield from readings.unlike_decoder(plan)
     if several and any(items[stage.blocks[0]] == "E" for stage in plan.stages[1:]):
         yield Lack("an embedding divided between stages", "`shardplan plan --pp 1`")
     if several and plan.shared_parameters:

@@ -1,35 +1,41 @@
 """The answer as a file: types, JSON, assembly, diff, validation, explanation; `planner.report` shows them.
 
-A straight line, each module knowing only those before it: `blocks`, `shardings`, `orders`, `records`, `figures` are the
+A straight line, each module knowing only those before it: `model`, `shardings`, `orders`, `records`, `figures` are the
 data of a plan (`types`), read and written by `documents` and `files`; `rank_schedule`, `sections`, `shard_sections` and
-`assemble` write a decision out as a plan; `readings` and `rebuild` read it back for `check_*` and `validate`, `explain`
-and `diff`.
+`assemble` write a decision out as a plan; `readings` and `rebuild` read it back for `check_*` and `validate`,
+`explain`, `diff` and `comparison`.
 """
 
 from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_price, with_simulation
-from planner.plans.blocks import Block, BlockParameter, BlockRun, compress, expand
-from planner.plans.comparison import PlanComparison, compare_plans
-from planner.plans.configuration_file import (
-    configuration_document,
-    configuration_schema,
-    dump_configuration,
-    load_configuration,
-    parse_configuration,
+from planner.plans.comparison import (
+    InfeasibleAnswer,
+    PlanComparison,
+    compare_answers,
+    compare_plans,
+    dump_answer,
+    infeasible_answer,
+    load_answer,
 )
 from planner.plans.diff import Area, Change, diff
 from planner.plans.explain import Explanation, explain
 from planner.plans.explain_shardings import SplitReason, group_views, split_reasons
 from planner.plans.figures import FreeChoice, StageCollective, gap_to
-from planner.plans.files import dumps, json_schema, loads, read, seal, to_document, write
-from planner.plans.findings import Fault, Finding
-from planner.plans.infeasible import (
-    InfeasibleAnswer,
-    compare_answers,
-    dump_answer,
-    infeasible_answer,
-    load_answer,
+from planner.plans.files import (
+    configuration_document,
+    configuration_schema,
+    dump_configuration,
+    dumps,
+    json_schema,
+    load_configuration,
+    loads,
+    parse_configuration,
+    read,
+    seal,
+    to_document,
+    write,
 )
-from planner.plans.model_section import Loss
+from planner.plans.findings import Fault, Finding
+from planner.plans.model import Block, BlockParameter, BlockRun, Loss, compress, expand
 from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
 from planner.plans.rank_schedule import lay_out
 from planner.plans.readings import SCHEDULE_KEYS, WORDS, counterparts, has_closed_form, leaders, requirements

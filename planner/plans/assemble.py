@@ -14,10 +14,9 @@ from planner.errors import PlanError
 from planner.exchange import Exchange, Step
 from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
-from planner.plans.blocks import Block, compress
-from planner.plans.figures import gap_to
+from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
-from planner.plans.headline import headline_of
+from planner.plans.model import Block, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tied_groups
 from planner.plans.readings import requirements
 from planner.plans.records import (

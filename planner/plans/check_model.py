@@ -6,18 +6,16 @@ Of shardings: splits and layouts legal, nothing left out, blocks alike, communic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from planner.costs.precision import precision
 from planner.errors import UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
-from planner.plans.check_shardings import FREE, TOLERANCE
-from planner.plans.files import compared, plain
-from planner.plans.findings import AGAIN, Fault, Finding
+from planner.plans.check_shardings import FREE
+from planner.plans.findings import AGAIN, RELATIVE, Expected, Fault, Finding, mismatches
 from planner.plans.rebuild import Rebuilt, rebuild
-from planner.plans.records import Boundary
 from planner.plans.requirement import Requirement
 from planner.plans.sections import Staging, block_parameters, model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
@@ -56,11 +54,11 @@ def check_graph(plan: Plan, graph: Graph) -> list[Finding]:
         *_coverage(plan, graph, index, staging),
         *_edges(staging),
         *_order(plan, graph),
-        *_boundaries(plan.boundaries, staging.boundaries()),
+        *_boundaries(plan, staging),
         *_ties(plan, staging),
         *_block_parameters(plan, graph, index),
-        *_tensors(plan, staging),
-        *_model(plan, staging),
+        *_divided(plan, staging),
+        *mismatches(plan, _sections(plan, staging), _FOR_THIS_MODEL),
     ]
 
 
@@ -117,33 +115,32 @@ def _order(plan: Plan, graph: Graph) -> Iterator[Finding]:
                     yield Finding(Fault.OPERATOR_ORDER, message, _FOR_THIS_MODEL, stage.index, tensor=key)
 
 
-def _boundaries(listed: Sequence[Boundary], cut: Sequence[Boundary]) -> Iterator[Finding]:
-    by_name = {b.tensor: b for b in listed}
-    true = {b.tensor: b for b in cut}
+_OF_BOUNDARIES = {
+    "from_stage": Fault.BOUNDARY_STAGES,
+    "to_stages": Fault.BOUNDARY_STAGES,
+    "shape": Fault.BOUNDARY_SHAPE,
+    "dtype": Fault.BOUNDARY_SHAPE,
+    "gradient": Fault.BOUNDARY_GRADIENT,
+}
+"""What the model says of a tensor between stages, and the fault where the plan says otherwise."""
+
+
+def _boundaries(plan: Plan, staging: Staging) -> Iterator[Finding]:
+    places = {b.tensor: at for at, b in enumerate(plan.boundaries)}
+    true = {b.tensor: b for b in staging.boundaries()}
     for name, right in true.items():
-        if name not in by_name:
+        if name not in places:
             message = f"{name!r} goes from stage {right.from_stage} to {list(right.to_stages)} but is no boundary"
             yield Finding(Fault.BOUNDARY_MISSING, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
             continue
-        given = by_name[name]
-        if (given.from_stage, given.to_stages) != (right.from_stage, right.to_stages):
-            message = (
-                f"{name!r} is said to go from stage {given.from_stage} to {list(given.to_stages)}; "
-                f"it goes from {right.from_stage} to {list(right.to_stages)}"
-            )
-            yield Finding(Fault.BOUNDARY_STAGES, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
-        if (given.shape, given.dtype) != (right.shape, right.dtype):
-            message = (
-                f"{name!r} is said to be {given.dtype} {list(given.shape)}; it is {right.dtype} {list(right.shape)}"
-            )
-            yield Finding(Fault.BOUNDARY_SHAPE, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
-        if given.gradient != right.gradient:
-            flows = "does" if right.gradient else "does not"
-            message = f"a gradient {flows} flow back through {name!r}, the plan says otherwise"
-            yield Finding(Fault.BOUNDARY_GRADIENT, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
-    for name in by_name.keys() - true.keys():
+        path = "boundaries", places[name]
+        expected = ((fault, (*path, key), getattr(right, key)) for key, fault in _OF_BOUNDARIES.items())
+        yield from mismatches(plan, expected, _FOR_THIS_MODEL)
+    for name in places.keys() - true.keys():
         message = f"{name!r} is listed as a boundary but does not go between stages"
-        yield Finding(Fault.BOUNDARY_UNKNOWN, message, _FOR_THIS_MODEL, by_name[name].from_stage, tensor=name)
+        yield Finding(
+            Fault.BOUNDARY_UNKNOWN, message, _FOR_THIS_MODEL, plan.boundaries[places[name]].from_stage, tensor=name
+        )
 
 
 def _ties(plan: Plan, staging: Staging) -> Iterator[Finding]:
@@ -174,22 +171,16 @@ def _block_parameters(plan: Plan, graph: Graph, index: dict[str, int]) -> Iterat
                     yield Finding(Fault.PARAMETERS, message, _FOR_THIS_MODEL, stage.index, tensor=name)
 
 
-def _tensors(plan: Plan, staging: Staging) -> Iterator[Finding]:
+def _sections(plan: Plan, staging: Staging) -> Iterator[Expected]:
+    """The model's section, and which of its inputs and outputs each stage has."""
+    right = model_section(staging.graph, staging.chosen).comparable(plan.model)
+    yield Fault.MODEL, ("model",), replace(right, name=plan.model.name)
     for stage in plan.stages:
-        for what, given, right in (
-            ("reads model inputs", stage.inputs, staging.inputs(stage.index)),
-            ("makes model outputs", stage.outputs, staging.outputs(stage.index)),
-        ):
-            if given != right:
-                message = f"stage {stage.index} {what} {list(right)}, the plan says {list(given)}"
-                yield Finding(Fault.STAGE_TENSORS, message, _FOR_THIS_MODEL, stage.index)
+        yield Fault.STAGE_TENSORS, ("stages", stage.index, "inputs"), staging.inputs(stage.index)
+        yield Fault.STAGE_TENSORS, ("stages", stage.index, "outputs"), staging.outputs(stage.index)
 
 
-def _model(plan: Plan, staging: Staging) -> Iterator[Finding]:
-    right = model_section(staging.graph, staging.chosen)
-    said = replace(plan.model, name=right.name)
-    for difference in compared(("model",), plain(said), plain(right.comparable(said))):
-        yield Finding(Fault.MODEL, str(difference), _FOR_THIS_MODEL)
+def _divided(plan: Plan, staging: Staging) -> Iterator[Finding]:
     divided = staging.divided_modules()
     if bool(divided) != (Requirement.MID_MODULE_CUT in plan.requires):
         message = f"divided between stages: {', '.join(divided) or 'no module'}; the plan's requirements say otherwise"
@@ -373,7 +364,7 @@ def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
         for p in entry.tensors
         if p.optimizer and p.tensor in rebuilt.facts.carrying
     )
-    if not math.isclose(held, entry.figures.parameters, rel_tol=TOLERANCE):
+    if not math.isclose(held, entry.figures.parameters, rel_tol=RELATIVE):
         first = entry.first[0]
         message = f"a rank holds {held} trained elements of block {first}, the plan says {entry.figures.parameters:.0f}"
         yield Finding(Fault.SHARDING_MEMORY, message, AGAIN)

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from planner.errors import PlanError, UsageError
 from planner.memory import room_bytes
-from planner.plans.files import compared, plain
-from planner.plans.findings import AGAIN, Fault, Finding
+from planner.plans.findings import AGAIN, Fault, Finding, mismatches
 from planner.plans.rank_schedule import lay_out, met_in_order, tied_groups
 from planner.plans.readings import leaders, malformed, one_copy, schedule_of, work_of
 from planner.plans.types import Plan
@@ -280,27 +279,30 @@ def _run_twice(plan: Plan) -> Iterator[Finding]:
 
 
 def check_claims(plan: Plan) -> Iterator[Finding]:
-    """The plan says of its schedule what the schedule makes of the configuration: orders, versions, averages, delays.
+    """The plan says of its schedule what the schedule makes of the configuration: places, orders, versions, delays.
 
     A schedule of the user's own is read off the orders, and then laid on ranks as any other. O(actions).
 
     Args:
         plan: a plan whose configuration agrees with the rest of it, and whose orders run.
     """
+    own = plan.schedule.given == "orders"
     try:
         laid = lay_out(plan.configuration, schedule=schedule_of(plan))
     except (PlanError, UsageError) as error:
-        yield Finding(Fault.SCHEDULE_CLAIM, error.problem.message, error.problem.hint)
+        fault, message = Fault.SCHEDULE_CLAIM if own else Fault.CONFIGURATION, error.problem.message
+        yield Finding(fault, message if own else f"configuration: {message}", error.problem.hint)
         return
+    for at, groups in enumerate(laid.groups if not own else ()):  # orders of one's own may put a stage elsewhere
+        strange = sorted(set(groups).symmetric_difference(plan.stages[at].replicas))
+        if strange:
+            listed = ", ".join(f"{group[0]}-{group[-1]}" for group in strange[:4])
+            message = f"stages[{at}].replicas is not where configuration puts the stage: ranks {listed} are in one only"
+            yield Finding(Fault.CONFIGURATION, message, AGAIN, at)
     met = met_in_order(laid.section.orders, tied_groups(range(len(plan.stages)), plan.shared_parameters))
     right = replace(laid.section, orders=met, given=plan.schedule.given)
-    for what, said, laid_out in (
-        ("world_size", plan.world_size, laid.world_size),
-        ("routing", plan.routing, laid.routing),
-        ("schedule", plain(plan.schedule), plain(right)),
-    ):
-        for difference in compared((what,), said, laid_out):
-            yield Finding(Fault.SCHEDULE_CLAIM, str(difference), AGAIN)
+    claims = {"world_size": laid.world_size, "routing": laid.routing, "schedule": right}
+    yield from mismatches(plan, ((Fault.SCHEDULE_CLAIM, (what,), value) for what, value in claims.items()))
 
 
 Orders = Mapping[int, Sequence[Sequence[Action]]]

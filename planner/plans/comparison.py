@@ -1,19 +1,26 @@
 """Two plans compared as a person reads them: what changed, what the planner did about it, and what it costs.
 
-Every value that differs is told by `planner.plans.diff`; here those many are folded under the few that caused them.
+Every value that differs is told by `planner.plans.diff`; here those many are folded under the few that caused them. In
+the place of a plan may stand the answer that nothing fits, a document of its own: `shardplan plan --format json` prints
+it, and nothing but `diff` reads it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
+from planner.errors import InfeasibleError
 from planner.memory import fits
+from planner.plans import documents
 from planner.plans.diff import Area, Change, diff
-from planner.plans.files import digest_of
+from planner.plans.files import digest_of, loads, plain
 from planner.plans.matching import BlockMatch, Ranges, layers_of, match_blocks, match_stages, stage_decision
-from planner.plans.model_section import TensorSpec
+from planner.plans.model import TensorSpec
+from planner.plans.records import Provenance
 from planner.plans.rules import OFF, RULES, Cost, Metric, Remark, Severity, severities
 from planner.plans.types import Plan
 from planner.plans.words import module_list, module_ranges, summary
@@ -309,3 +316,101 @@ def _on_plans(old: Plan, new: Plan) -> Iterator[Said]:
             yield "does-not-fit", message, stage.index
     if old.predictions.proven_optimal and not new.predictions.proven_optimal:
         yield "proof-weaker", f"the old plan was proven optimal, the new one is within {new.predictions.gap:.1%}", -1
+
+
+INFEASIBLE_FORMAT: Literal["shardplan-infeasible"] = "shardplan-infeasible"
+INFEASIBLE_VERSION: Literal[1] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class InfeasibleAnswer:
+    """That no plan fits, and why.
+
+    Attributes:
+        format: always "shardplan-infeasible".
+        version: of this schema.
+        provenance: how it came to be.
+        model_fingerprint: of the model that has no plan.
+        hardware_fingerprint: of the hardware that it does not fit.
+        reason: what does not fit.
+        hint: what would help.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    format: Literal["shardplan-infeasible"]
+    version: Literal[1]
+    provenance: Provenance
+    model_fingerprint: str
+    hardware_fingerprint: str
+    reason: str
+    hint: str
+
+
+def infeasible_answer(error: InfeasibleError, model: str, hardware: str, provenance: Provenance) -> InfeasibleAnswer:
+    """The answer that an error is; `model` and `hardware` are fingerprints."""
+    said = error.problem
+    return InfeasibleAnswer(INFEASIBLE_FORMAT, INFEASIBLE_VERSION, provenance, model, hardware, said.message, said.hint)
+
+
+def dump_answer(answer: InfeasibleAnswer) -> str:
+    """The answer as JSON text."""
+    return documents.pretty(plain(answer)) + "\n"
+
+
+def load_answer(text: str | bytes, *, name: str = "plan") -> Plan | InfeasibleAnswer:
+    """Read a plan, or the answer that there is none.
+
+    Raises:
+        PlanError: it is neither.
+    """
+    content, found = documents.document(text, name)
+    if found.get("format") != INFEASIBLE_FORMAT:
+        return loads(content, name=name)
+    documents.require_form(found, INFEASIBLE_FORMAT, (INFEASIBLE_VERSION,), name)
+    return documents.validated(json.dumps(found), InfeasibleAnswer, name=name, shown=content)
+
+
+def compare_answers(
+    old: Plan | InfeasibleAnswer,
+    new: Plan | InfeasibleAnswer,
+    *,
+    tolerance: float = 0.0,
+    ignore: tuple[Area, ...] = (),
+    rules: Mapping[str, str] | None = None,
+) -> PlanComparison:
+    """Compare two plans (`compare_plans`), either of which may be the answer that there is none.
+
+    Raises:
+        PlanError, UsageError: as `compare_plans`.
+    """
+    if isinstance(old, Plan) and isinstance(new, Plan):
+        return compare_plans(old, new, tolerance=tolerance, ignore=ignore, rules=rules)
+    causes = tuple(_changed_inputs(old, new))
+    if isinstance(new, InfeasibleAnswer):
+        said = new.reason + (f" ({new.hint})" if new.hint else "")
+        level = severities(rules)["infeasible"]
+        remarks = () if level == OFF else (Remark("infeasible", Severity(level), said),)
+        decision = "finds no plan that fits" + (", as before" if isinstance(old, InfeasibleAnswer) else "")
+        return PlanComparison(0, 0, causes, (decision,), (), remarks, ())
+    return PlanComparison(
+        len(new.stages), new.model.operators, causes, ("finds a plan where there was none",), (), (), ()
+    )
+
+
+def _changed_inputs(old: Plan | InfeasibleAnswer, new: Plan | InfeasibleAnswer) -> list[str]:
+    """The inputs that differ, by their fingerprints."""
+    before, after = (
+        (a.model_fingerprint, a.hardware_fingerprint)
+        if isinstance(a, InfeasibleAnswer)
+        else (a.model.fingerprint, a.hardware.fingerprint)
+        for a in (old, new)
+    )
+    names = (old.provenance.model, new.provenance.model), (old.provenance.hardware, new.provenance.hardware)
+    said = [
+        f"the {what} changed ({' -> '.join(dict.fromkeys(filter(None, pair))) or 'without a name'})"
+        for what, pair, a, b in zip(("model", "hardware"), names, before, after, strict=True)
+        if a != b
+    ]
+    versions = old.provenance.version, new.provenance.version
+    return said + ([f"the tool changed: version {versions[0]} -> {versions[1]}"] if versions[0] != versions[1] else [])

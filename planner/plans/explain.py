@@ -11,9 +11,8 @@ from planner.errors import PlanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans.explain_shardings import GroupView, SplitReason, group_views, split_reasons
-from planner.plans.figures import Alternative, gap_to
-from planner.plans.headline import Headline
-from planner.plans.model_section import Loss
+from planner.plans.figures import Alternative, Headline, gap_to
+from planner.plans.model import Loss
 from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import Stage
 from planner.plans.types import Plan

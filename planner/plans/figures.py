@@ -1,12 +1,27 @@
-"""The numbers of a plan: what it is expected to do, what else was priced, how the operators were treated."""
+"""The numbers of a plan: what it is expected to do, what else was priced, how the operators were treated, its headline.
+
+The headline has the figures that people compare training runs by, the same wherever an answer is shown. MFU is model
+FLOPs utilisation as PaLM defines it (Chowdhery et al. 2022, appendix B): the matrix work of forward and backward of the
+model, without what is recomputed, over the time of a step and the dense peak of the devices at work in the format that
+products with weights multiply in. Attention counts in full, also under a causal mask.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from planner.costs import Profile
 from planner.costs.errors import MeasuredError
+from planner.costs.precision import Precision
+from planner.graph import DType, Graph, TensorKind
+from planner.hardware.types import Cluster
+from planner.plans.words import significant
+from planner.units import format_seconds, short_count
 
 BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
 
@@ -231,3 +246,190 @@ class Coverage:
 def gap_to(bound_s: float, reached_s: float) -> float:
     """How far a bound lies below a time, as a part of that; 0 where it does not."""
     return max(0.0, 1 - bound_s / reached_s) if reached_s > 0 else 0.0
+
+
+GIB = 1 << 30
+HOUR_S = 3600.0
+TOKENS_PRICED, SAMPLES_PRICED = 1e12, 1e6
+"""Tokens, and samples of a model without tokens, that a price is said for."""
+_INTEGERS = (DType.INT64, DType.INT32)
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What a plan comes to, by the figures that people compare training runs by.
+
+    Attributes:
+        model: name of the model.
+        devices: devices at work, by type.
+        global_batch: samples of a step.
+        iteration_s: time of a step.
+        samples_per_s: samples of all devices a second.
+        memory_bytes: of the fullest device.
+        device_bytes: all memory of that device, headroom and reserve included.
+        sequence: tokens of a sample; left out of models without tokens.
+        tokens_per_step: tokens of a step; left out of models without tokens.
+        tokens_per_s_per_device: left out of models without tokens.
+        flops_per_sample: matrix work of forward and backward, without recomputation; left out where it is not known, as
+            of operators whose seconds were given.
+        peak_flop_per_s: dense peak of the devices at work, all together.
+        flop_per_s_per_device: model FLOPs that a device does a second; left out with `flops_per_sample`.
+        mfu: model FLOPs utilisation, a fraction of the peak; left out with `flops_per_sample`.
+        low_s: with 80 % probability a step takes longer; left out where too few runs of the class were compared.
+        high_s: and less than this; left out with `low_s`.
+        dollars_per_hour: price of the devices at work, in US dollars; left out where it is not known.
+        dollars_per_tera_tokens: price of 10^12 tokens; left out where no price is known, or of models without tokens.
+        dollars_per_mega_samples: price of 10^6 samples, of models without tokens.
+    """
+
+    model: str
+    devices: dict[str, int]
+    global_batch: int
+    iteration_s: float
+    samples_per_s: float
+    memory_bytes: int
+    device_bytes: int
+    sequence: int = 0
+    tokens_per_step: int = 0
+    tokens_per_s_per_device: float = 0.0
+    flops_per_sample: float = 0.0
+    peak_flop_per_s: float = 0.0
+    flop_per_s_per_device: float = 0.0
+    mfu: float = 0.0
+    low_s: float | None = None
+    high_s: float | None = None
+    dollars_per_hour: float = 0.0
+    dollars_per_tera_tokens: float = 0.0
+    dollars_per_mega_samples: float = 0.0
+
+    @property
+    def device_count(self) -> int:
+        """Devices at work."""
+        return sum(self.devices.values())
+
+    def at(self, iteration_s: float, error: MeasuredError | None = None) -> Headline:
+        """The same where a step takes so long, with the interval of an error."""
+        low, high = (error.low, error.high) if error else (None, None)
+        return _figured(
+            dataclasses.replace(
+                self,
+                iteration_s=significant(iteration_s),
+                low_s=None if low is None else significant(low * iteration_s),
+                high_s=None if high is None else significant(high * iteration_s),
+            )
+        )
+
+    def priced(self, dollars_per_device_hour: float) -> Headline:
+        """The same at another price of a device and hour, in US dollars."""
+        return _figured(dataclasses.replace(self, dollars_per_hour=dollars_per_device_hour * self.device_count))
+
+    def __str__(self) -> str:
+        """The line that people copy: `gpt2, 8 x a100-sxm-80gb, seq 1024, ..: 47 ms, 174,000 tokens/s/device, ..`."""
+        devices = " + ".join(f"{count} x {name}" for name, count in self.devices.items())
+        work = f"seq {self.sequence}, {short_count(self.tokens_per_step)} tokens a step"
+        rate = f"{_thousands(self.tokens_per_s_per_device)} tokens/s/device"
+        if not self.sequence:
+            work = f"{self.global_batch} samples a step"
+            rate = f"{_thousands(self.samples_per_s / self.device_count)} samples/s/device"
+        time = format_seconds(self.iteration_s)
+        if self.low_s is not None and self.high_s is not None:
+            time += f" (80 %: {format_seconds(self.low_s)} to {format_seconds(self.high_s)})"
+        figures = [
+            time,
+            rate,
+            *([f"{self.mfu:.1%} MFU"] if self.mfu else []),
+            f"{self.memory_bytes / GIB:.3g} of {self.device_bytes / GIB:.3g} GiB",
+            *([f"{self._price_words()}"] if self.dollars_per_hour else []),
+        ]
+        return f"{self.model}, {devices}, {work}: {', '.join(figures)}"
+
+    def _price_words(self) -> str:
+        if self.sequence:
+            return f"${short_count(self.dollars_per_tera_tokens)} per 10^12 tokens"
+        return f"${self.dollars_per_mega_samples:,.3g} per 10^6 samples"
+
+
+def headline_of(
+    graph: Graph,
+    cluster: Cluster,
+    prices: Profile,
+    *,
+    chosen: Precision,
+    global_batch: int,
+    ranks: Iterable[int],
+    iteration_s: float,
+    memory_bytes: float,
+    capacity_bytes: float,
+    error: MeasuredError | None = None,
+) -> Headline:
+    """The headline of a job that runs on some devices.
+
+    Args:
+        graph: the model, at the batch of `prices`.
+        cluster: the hardware.
+        prices: the work of the model's operators, on one device at any micro-batch size.
+        chosen: the number formats.
+        global_batch: samples of a step.
+        ranks: devices at work, at least one.
+        iteration_s: time of a step.
+        memory_bytes: of the fullest device.
+        capacity_bytes: of that device, without the headroom.
+        error: how predictions of such jobs compared with measured runs.
+    """
+    types = Counter(int(cluster.device_types[rank]) for rank in ranks)
+    used = [(cluster.devices[kind], count) for kind, count in sorted(types.items())]
+    rate_format = chosen.formats[-1]
+    known = all(device.price_per_hour for device, _ in used)
+    fits = [device.memory_bytes for device, _ in used if device.capacity_bytes >= capacity_bytes]
+    sequence = tokens_per_sample(graph, prices)
+    flops = float(prices.forward_flops.sum() + prices.backward_flops.sum()) / prices.micro_batch
+    bare = Headline(
+        model=graph.name,
+        devices={device.name: count for device, count in used},
+        global_batch=global_batch,
+        iteration_s=0.0,
+        samples_per_s=0.0,
+        memory_bytes=round(memory_bytes),
+        device_bytes=min(fits, default=round(capacity_bytes)),
+        sequence=sequence,
+        tokens_per_step=sequence * global_batch,
+        flops_per_sample=significant(flops),
+        peak_flop_per_s=sum(count * device.matrix_flop_per_s.get(rate_format, 0.0) for device, count in used),
+        dollars_per_hour=significant(sum(count * device.price_per_hour for device, count in used)) if known else 0.0,
+    )
+    return bare.at(iteration_s, error)
+
+
+def _figured(bare: Headline) -> Headline:
+    """The figures that follow from work, time, devices and price."""
+    per_s = bare.global_batch / bare.iteration_s
+    flop_per_s, tokens_per_s, hourly = bare.flops_per_sample * per_s, bare.sequence * per_s, bare.dollars_per_hour
+    return dataclasses.replace(
+        bare,
+        samples_per_s=significant(per_s),
+        tokens_per_s_per_device=significant(tokens_per_s / bare.device_count),
+        flop_per_s_per_device=significant(flop_per_s / bare.device_count),
+        mfu=significant(flop_per_s / bare.peak_flop_per_s) if bare.peak_flop_per_s else 0.0,
+        dollars_per_tera_tokens=significant(hourly / HOUR_S * TOKENS_PRICED / tokens_per_s) if tokens_per_s else 0.0,
+        dollars_per_mega_samples=0.0 if tokens_per_s else significant(hourly / HOUR_S * SAMPLES_PRICED / per_s),
+    )
+
+
+def tokens_per_sample(graph: Graph, prices: Profile) -> int:
+    """Tokens of a sample; 0 for a model without tokens.
+
+    They are the steps of the longest input of whole numbers `[batch, steps]` for each of which some weights are
+    multiplied: rows of images and of categories that tables are looked up for are no tokens.
+    """
+    inputs = (t for t in graph.tensors.values() if t.kind is TensorKind.INPUT and t.dtype in _INTEGERS)
+    steps = max((t.shape[1] for t in inputs if len(t.shape) == 2), default=0)
+    rows = prices.micro_batch * steps
+    for node, owned, flops in zip(graph.nodes, graph.node_parameters, prices.forward_flops, strict=True):
+        shape = graph.tensors[node.outputs[0]].shape
+        if owned and flops and shape and math.prod(shape[:-1]) >= rows:
+            return steps if steps > 1 else 0
+    return 0
+
+
+def _thousands(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,6 +1,9 @@
-"""Plans as JSON files: strict to read, canonical to write, compared key by key; files of version 1 are read, too.
+"""Plans and configurations as JSON files: strict to read, canonical to write.
 
-Files of version 1 say their configuration in many places, from which it is put together; nothing else differs.
+Plan files of version 1 say their configuration in many places, from which it is put together; nothing else differs. A
+configuration file has it in full, as a plan file does, or by its degrees of parallelism, as people write it:
+
+{"format": "shardplan-configuration", "version": 1, "degrees": {"tensor": 8, "pipeline": 4, "zero": 1}}
 """
 
 from __future__ import annotations
@@ -8,25 +11,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from planner.errors import PlanError, Problem, UsageError
 from planner.files import write_whole
+from planner.graph import Graph, build_chain
 from planner.hardware.types import MOST_DEVICES
 from planner.plans import documents
-from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Predictions
-from planner.plans.rank_schedule import placed_groups
+from planner.plans.rank_schedule import lay_out
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.play import Transfers
 from planner.sharding import AxisRole
 from planner.space.configuration import Configuration, StageChoice
+from planner.space.named import Degrees, block_number
 from planner.space.types import Job
-from planner.units import format_bytes, format_seconds
 
 _WRITTEN_AT_DEFAULT: Mapping[type, frozenset[str]] = {
     Job: frozenset((
@@ -272,99 +274,112 @@ def configuration_of(plan: Plan) -> Configuration:
 def _places(configuration: Configuration) -> list[frozenset[tuple[int, ...]]]:
     """Where stages stand, as far as a registered schedule says."""
     try:
-        return placed_groups(configuration)
+        return [frozenset(groups) for groups in lay_out(configuration).groups]
     except (UsageError, PlanError):
         return []
 
 
-RELATIVE = 1e-6
-"""Figures have nine digits; sums may differ in the last ones between machines."""
-
-ROUNDED = 1e-8
-"""Shares of a whole that follow from rounded figures."""
-
-_LEFT_OUT = ("digest", "provenance")
-_SHOWN = 60
+CONFIGURATION_FORMAT: Literal["shardplan-configuration"] = "shardplan-configuration"
+CONFIGURATION_VERSION: Literal[1] = 1
+_EDGES = ("start", "stop")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One value that is not what it should be; `...` stands for a key that one side lacks.
+@dataclass(frozen=True)
+class ConfigurationFile:
+    """A configuration by itself: either in full or by its degrees.
 
     Attributes:
-        path: where in the file.
-        said: in the file.
-        right: worked out anew.
+        format: always "shardplan-configuration".
+        version: of this schema.
+        configuration: in full; `start` and `stop` of a stage may be names of blocks.
+        degrees: in the words of the field; what is left out has its default.
     """
 
-    path: KeyPath
-    said: Any
-    right: Any
+    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
 
-    def __str__(self) -> str:
-        said, right = _excerpts(self.said, self.right) if _texts(self.said, self.right) else (self.said, self.right)
-        key = next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
-        return f"{readable(self.path)}: {_words(key, said)} in the file, {_words(key, right)} worked out anew"
+    format: Literal["shardplan-configuration"]
+    version: Literal[1]
+    configuration: Configuration | None = None
+    degrees: Degrees | None = None
 
 
-def differences(plan: Plan, right: Plan) -> list[Difference]:
-    """All values in which a plan's file differs from another's, digest and provenance left out; O(size of the file)."""
-    right = dataclasses.replace(right, model=right.model.comparable(plan.model))
-    said, document = to_document(plan), to_document(right)
-    keys = [key for key in dict.fromkeys((*said, *document)) if key not in _LEFT_OUT]
-    return [each for key in keys for each in compared((key,), said.get(key, ...), document.get(key, ...))]
+def configuration_document(configuration: Configuration | Degrees) -> dict[str, Any]:
+    """A configuration as plain dicts and lists, fields with their default left out."""
+    kind = "degrees" if isinstance(configuration, Degrees) else "configuration"
+    return {"format": CONFIGURATION_FORMAT, "version": CONFIGURATION_VERSION, kind: plain(configuration)}
 
 
-def compared(path: KeyPath, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
-    """The values at and below a path in which a document differs from another."""
-    if isinstance(said, dict) and isinstance(right, dict):
-        for key in dict.fromkeys((*said, *right)):
-            yield from compared((*path, key), said.get(key, ...), right.get(key, ...))
-    elif isinstance(said, (list, tuple)) and isinstance(right, (list, tuple)) and len(said) == len(right):
-        for index, pair in enumerate(zip(said, right, strict=True)):
-            yield from compared((*path, index), *pair)
-    elif not _same(str(path[-1]), said, right):
-        yield Difference(path, said, right)
+def dump_configuration(configuration: Configuration | Degrees) -> str:
+    """A configuration as JSON text; the same one gives the same bytes."""
+    return documents.pretty(configuration_document(configuration)) + "\n"
 
 
-def _same(key: str, said: Any, right: Any) -> bool:  # noqa: ANN401
-    """Whether two values are the same but for rounding: of whole bytes one, though no bytes are not some; of other
-    figures the last digits."""
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (said, right))
-    if not numbers or said == right:
-        return bool(said == right) and type(said) is type(right)
-    if key.endswith("bytes"):
-        if isinstance(said, float) or isinstance(right, float):
-            return math.isclose(said, right, rel_tol=RELATIVE)
-        return bool(said and right) and math.isclose(said, right, rel_tol=RELATIVE * 1e-3, abs_tol=1.0)
-    if isinstance(said, int) and isinstance(right, int):
-        return False
-    return math.isclose(said, right, rel_tol=RELATIVE, abs_tol=0.0 if key.endswith("_s") else ROUNDED)
+def configuration_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the file, descriptions taken from the types' docstrings."""
+    schema = documents.described(documents.adapter(ConfigurationFile).json_schema())
+    stage = schema["$defs"]["StageChoice"]["properties"]
+    for edge in _EDGES:  # a name, too, becomes a number before the file is held against the type
+        stage[edge] = {**stage[edge], "type": ["integer", "string"]}
+    return schema
 
 
-def _texts(said: Any, right: Any) -> bool:  # noqa: ANN401
-    return isinstance(said, str) and isinstance(right, str)
+def load_configuration(path: str | Path, graph: Graph | None = None) -> Configuration | Degrees | Plan:
+    """Read a file that says a configuration.
+
+    Args:
+        path: a configuration file or a plan file.
+        graph: the model; needed where a configuration in full names its blocks.
+
+    Returns:
+        The configuration or its degrees; of a plan file the plan, which has the configuration and the shardings that
+        its stages name by number.
+
+    Raises:
+        PlanError: the file is missing, unreadable or not as the schema says; `problems` holds every finding with line,
+            column and path.
+        JobError: the model has no block of a name, or several.
+    """
+    return parse_configuration(documents.read_bytes(path), graph, name=str(path))
 
 
-def _excerpts(said: str, right: str) -> tuple[str, str]:
-    """Both texts from shortly before the first character that differs."""
-    if max(len(said), len(right)) <= _SHOWN:
-        return said, right
-    same = next((i for i, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), min(len(said), len(right)))
-    start = max(0, same - _SHOWN // 3)
-    return tuple(("... " if start else "") + text[start : start + _SHOWN] for text in (said, right))  # type: ignore[return-value]
+def parse_configuration(
+    text: str | bytes, graph: Graph | None = None, *, name: str = "configuration"
+) -> Configuration | Degrees | Plan:
+    """The same from JSON text; `name` is what errors call it.
+
+    Raises:
+        PlanError, JobError: as `load_configuration`.
+    """
+    content, document = documents.document(text, name)
+    if document.get("format") == FORMAT:
+        return loads(content, name=name)
+    documents.require_form(document, CONFIGURATION_FORMAT, (CONFIGURATION_VERSION,), name)
+    edited = json.dumps(_numbered(document, graph)) if graph is not None else content
+    read = documents.validated(edited, ConfigurationFile, name=name, shown=content)
+    found = read.configuration or read.degrees
+    if found is None or (read.configuration and read.degrees):
+        raise PlanError(
+            "a configuration is given in full or by its degrees", where=name,
+            hint='give one of the keys "configuration" and "degrees"',
+        )  # fmt: skip
+    return found
 
 
-def _words(key: str, value: Any) -> str:  # noqa: ANN401
-    """A value for people."""
-    if value is ...:
-        return "nothing"
-    if isinstance(value, list):
-        return f"{len(value)} entries" if len(str(value)) > _SHOWN else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
-        if key.endswith("bytes"):
-            return f"{format_bytes(value)} ({value})" if value >= 0 else f"{value} bytes"
-        if key.endswith("_s") and value > 0 and not key.endswith("per_s"):
-            return f"{format_seconds(value)} ({value:.9g} s)"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 2 * _SHOWN else f"{text[: 2 * _SHOWN]} ..."
+def _numbered(document: dict[str, Any], graph: Graph) -> dict[str, Any]:
+    """The document with the numbers of the blocks that its stages name.
+
+    Raises:
+        JobError: the model has no block of a name, or several.
+    """
+    configuration = document.get("configuration")
+    stages = configuration.get("stages") if isinstance(configuration, dict) else None
+    if not isinstance(configuration, dict) or not isinstance(stages, list):
+        return document
+    names = [block.name for block in build_chain(graph).blocks]
+    known = [
+        {**stage, **{key: block_number(stage[key], names) for key in _EDGES if isinstance(stage.get(key), str)}}
+        if isinstance(stage, dict)
+        else stage
+        for stage in stages
+    ]
+    return {**document, "configuration": {**configuration, "stages": known}}

@@ -1,11 +1,22 @@
-"""What a check of a plan found."""
+"""What a check of a plan found, and values of its file held against what they should be."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from planner.errors import Problem
+from planner.plans.documents import KeyPath, readable
+from planner.plans.files import plain, to_document
+from planner.plans.types import Plan
+from planner.units import format_bytes, format_seconds
 
 AGAIN = "plan again instead of editing the file"
 """The hint of a finding about a value that was changed."""
@@ -122,3 +133,121 @@ def limited(findings: list[Finding]) -> list[Finding]:
         if count > MAX_OF_A_KIND:
             kept.append(Finding(fault, f"and {count - MAX_OF_A_KIND} more of this kind"))
     return kept
+
+
+RELATIVE = 1e-6
+"""Figures have nine digits; sums may differ in the last ones between machines."""
+
+ROUNDED = 1e-8
+"""Shares of a whole that follow from rounded figures."""
+
+_LEFT_OUT = ("digest", "provenance")
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value that is not what it should be; `...` stands for a key that one side lacks.
+
+    Attributes:
+        path: where in the file.
+        said: in the file.
+        right: worked out anew.
+    """
+
+    path: KeyPath
+    said: Any
+    right: Any
+
+    def __str__(self) -> str:
+        said, right = _excerpts(self.said, self.right) if _texts(self.said, self.right) else (self.said, self.right)
+        key = next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
+        return f"{readable(self.path)}: {_words(key, said)} in the file, {_words(key, right)} worked out anew"
+
+
+Expected = tuple[Fault, KeyPath, object]
+"""The fault that it is where the value at a path of the file is not this one."""
+
+
+def mismatches(plan: Plan, expected: Iterable[Expected], hint: str = AGAIN) -> Iterator[Finding]:
+    """Findings about values of a plan's file that are not as expected."""
+    for fault, path, right in expected:
+        said = functools.reduce(_item, path, plan)
+        boundary = plan.boundaries[path[1]] if path[0] == "boundaries" and isinstance(path[1], int) else None
+        stage, tensor = (boundary.from_stage, boundary.tensor) if boundary else (stage_in(path), "")
+        for difference in compared(path, plain(said), plain(right)):
+            of = f"{tensor!r}: " if tensor else ""
+            yield Finding(fault, f"{of}{difference}", hint, stage, tensor=tensor)
+
+
+def _item(value: Any, key: str | int) -> Any:  # noqa: ANN401
+    return value[key] if isinstance(key, int) else getattr(value, key)
+
+
+def stage_in(path: KeyPath) -> int:
+    """The stage that a path of the file is about, -1 for none."""
+    places = (b for a, b in itertools.pairwise(path) if a == "stages" and isinstance(b, int))
+    return next(places, -1)
+
+
+def differences(plan: Plan, right: Plan) -> list[Difference]:
+    """All values in which a plan's file differs from another's, digest and provenance left out; O(size of the file)."""
+    right = dataclasses.replace(right, model=right.model.comparable(plan.model))
+    said, document = to_document(plan), to_document(right)
+    keys = [key for key in dict.fromkeys((*said, *document)) if key not in _LEFT_OUT]
+    return [each for key in keys for each in compared((key,), said.get(key, ...), document.get(key, ...))]
+
+
+def compared(path: KeyPath, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
+    """The values at and below a path in which a document differs from another."""
+    if isinstance(said, dict) and isinstance(right, dict):
+        for key in dict.fromkeys((*said, *right)):
+            yield from compared((*path, key), said.get(key, ...), right.get(key, ...))
+    elif isinstance(said, (list, tuple)) and isinstance(right, (list, tuple)) and len(said) == len(right):
+        for index, pair in enumerate(zip(said, right, strict=True)):
+            yield from compared((*path, index), *pair)
+    elif not _same(str(path[-1]), said, right):
+        yield Difference(path, said, right)
+
+
+def _same(key: str, said: Any, right: Any) -> bool:  # noqa: ANN401
+    """Whether two values are the same but for rounding: of whole bytes one, though no bytes are not some; of other
+    figures the last digits."""
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (said, right))
+    if not numbers or said == right:
+        return bool(said == right) and type(said) is type(right)
+    if key.endswith("bytes"):
+        if isinstance(said, float) or isinstance(right, float):
+            return math.isclose(said, right, rel_tol=RELATIVE)
+        return bool(said and right) and math.isclose(said, right, rel_tol=RELATIVE * 1e-3, abs_tol=1.0)
+    if isinstance(said, int) and isinstance(right, int):
+        return False
+    return math.isclose(said, right, rel_tol=RELATIVE, abs_tol=0.0 if key.endswith("_s") else ROUNDED)
+
+
+def _texts(said: Any, right: Any) -> bool:  # noqa: ANN401
+    return isinstance(said, str) and isinstance(right, str)
+
+
+def _excerpts(said: str, right: str) -> tuple[str, str]:
+    """Both texts from shortly before the first character that differs."""
+    if max(len(said), len(right)) <= _SHOWN:
+        return said, right
+    same = next((i for i, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), min(len(said), len(right)))
+    start = max(0, same - _SHOWN // 3)
+    return tuple(("... " if start else "") + text[start : start + _SHOWN] for text in (said, right))  # type: ignore[return-value]
+
+
+def _words(key: str, value: Any) -> str:  # noqa: ANN401
+    """A value for people."""
+    if value is ...:
+        return "nothing"
+    if isinstance(value, list):
+        return f"{len(value)} entries" if len(str(value)) > _SHOWN else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
+        if key.endswith("bytes"):
+            return f"{format_bytes(value)} ({value})" if value >= 0 else f"{value} bytes"
+        if key.endswith("_s") and value > 0 and not key.endswith("per_s"):
+            return f"{format_seconds(value)} ({value:.9g} s)"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 2 * _SHOWN else f"{text[: 2 * _SHOWN]} ..."

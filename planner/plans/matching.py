@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from planner.plans.blocks import Block, outline
+from planner.plans.model import Block, outline
 from planner.plans.types import Plan
 
 _PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")

@@ -22,7 +22,7 @@ from planner.plans.orders import Line, RankOrder, Row, Steady, Steps, encode_lin
 from planner.plans.records import ScheduleSection, SharedParameter
 from planner.schedules import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
-from planner.space.workers import lay_workers, pipeline_of
+from planner.space.workers import lay_workers
 
 Routing = Literal["round_robin", "by_order"]
 _AGAIN = "plan again instead of editing the file"
@@ -65,7 +65,7 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
 
     Raises:
         UsageError: no schedule has that name.
-        PlanError: the schedule cannot serve the stages and micro-batches.
+        PlanError: the schedule cannot serve the stages and micro-batches, or the devices are no ranks of all workers.
 
     O(actions).
     """
@@ -75,7 +75,10 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     if reason:
         raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
     written = _written(chosen, pipeline)
-    workers = lay_workers(decision, chosen)
+    try:
+        workers = lay_workers(decision, chosen)
+    except (ValueError, OverflowError) as error:
+        raise PlanError(f"its devices are not those of all workers: {error}", hint=_AGAIN) from error
     members = [[tuple(own[copy].tolist()) for own in workers.ranks] for copy in range(decision.copies)]
     holders = _holders(written.work, pipeline.stages)
     if decision.copies > 1 and not chosen.weight_policy.synchronous:
@@ -85,25 +88,6 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     groups = tuple(tuple(members[copy][worker] for worker in own for copy in copies) for own in holders)
     even = all(pipeline.micro_batches % len(own) == 0 for own in holders)
     return RankSchedule(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
-
-
-def placed_groups(configuration: Configuration) -> list[frozenset[tuple[int, ...]]]:
-    """By stage, the groups of ranks that a configuration puts it on; O(ranks).
-
-    Raises:
-        UsageError: no schedule has its name.
-        PlanError: the schedule cannot serve it, or its devices are no ranks of all workers.
-    """
-    schedule = schedules.get(configuration.schedule)
-    reason = schedule.supports(pipeline_of(configuration))
-    if reason:
-        raise PlanError(reason, hint=_AGAIN)
-    try:
-        workers = lay_workers(configuration, schedule)
-        laid = [workers.groups(stage).tolist() for stage in range(len(configuration.stages))]
-    except (ValueError, OverflowError) as error:
-        raise PlanError(f"its devices are not those of all workers: {error}", hint=_AGAIN) from error
-    return [frozenset(tuple(group) for copy in groups for group in copy) for groups in laid]
 
 
 def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:

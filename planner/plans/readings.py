@@ -105,6 +105,11 @@ def schedule_of(plan: Plan) -> Schedule:
     return own_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
 
 
+def is_searched(plan: Plan) -> bool:
+    """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
+    return plan.system is None and plan.schedule.given in ("", "orders")
+
+
 def has_closed_form(plan: Plan) -> bool:
     """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
     not where no schedule has its name."""

@@ -25,7 +25,6 @@ from planner.graph import Graph, Node, SourceFile, Tensor, layer_of
 from planner.hardware.types import Cluster, Collective
 from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.operators.types import Origin
-from planner.plans.blocks import BlockParameter
 from planner.plans.figures import (
     BUBBLE_CONVENTION,
     Alternative,
@@ -35,7 +34,7 @@ from planner.plans.figures import (
     StageMemory,
     StagePrediction,
 )
-from planner.plans.model_section import Loss, ModelSection, RebatchedOperand, RebatchedTensor, TensorSpec
+from planner.plans.model import BlockParameter, Loss, ModelSection, RebatchedOperand, RebatchedTensor, TensorSpec
 from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter, Stage
 from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs

@@ -12,8 +12,8 @@ from planner.costs.precision import Precision
 from planner.errors import PlanError
 from planner.graph import Graph, Node, TensorKind
 from planner.operators import Access, DimKind, LoopNest, graph_specs
-from planner.plans.blocks import Block, longest_run, template
 from planner.plans.figures import Predictions
+from planner.plans.model import Block, longest_run, template
 from planner.plans.records import Boundary, RankReplicas, SharedParameter
 from planner.plans.shardings import (
     BlockFigures,

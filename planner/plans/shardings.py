@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from planner.errors import PlanError
-from planner.plans.blocks import MAX_BLOCKS, Block, filled
+from planner.plans.model import MAX_BLOCKS, Block, filled
 
 
 @dataclass(frozen=True, slots=True)

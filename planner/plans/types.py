@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from planner.errors import PlanError
-from planner.plans.blocks import Block, BlockParameter, BlockRun, expand
-from planner.plans.figures import Alternative, Coverage, FreeChoice, Predictions
-from planner.plans.headline import Headline
-from planner.plans.model_section import ModelSection
+from planner.plans.figures import Alternative, Coverage, FreeChoice, Headline, Predictions
+from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, expand
 from planner.plans.orders import RankOrder
 from planner.plans.records import (
     Boundary,

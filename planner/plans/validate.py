@@ -1,19 +1,274 @@
-"""Is a plan whole, consistent, and for this model and this cluster?"""
+"""Is a plan whole, consistent, and for this model and this cluster?
+
+By itself it must have sound ranges, ranks, batches, ties, memory, flags, digest, and a configuration that its other
+parts agree with.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterator
+
 from planner.errors import PlanError
-from planner.graph import Graph
+from planner.exchange import get as scheme
+from planner.graph import DType, Graph
 from planner.hardware.reserve import with_headroom
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.plans.check_model import check_graph, check_sharded_cluster, check_sharded_model
 from planner.plans.check_schedule import check_claims, check_schedule
 from planner.plans.check_shardings import check_meshes, check_shardings
-from planner.plans.check_structure import check_configuration, check_structure
-from planner.plans.files import compared, plain
-from planner.plans.findings import AGAIN, Fault, Finding, limited
+from planner.plans.files import digest_of
+from planner.plans.findings import AGAIN, RELATIVE, Expected, Fault, Finding, limited, mismatches
+from planner.plans.readings import requirements
+from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.sections import hardware_section
 from planner.plans.types import Plan
+from planner.schedules import WeightPolicy
+
+
+def check_structure(plan: Plan) -> list[Finding]:
+    """Findings that need nothing but the plan; O(operators + ranks)."""
+    found = list(_stages(plan))
+    if found:
+        return found
+    checks = (_digest, _operators, _ranks, _batches, _boundaries, _ties, _memory, _predictions, _requires)
+    return [*(finding for check in checks for finding in check(plan)), *mismatches(plan, _sums(plan))]
+
+
+def _stages(plan: Plan) -> Iterator[Finding]:
+    """Stages in order, each a non-empty range of blocks, together all of them; every other check relies on it."""
+    if not plan.stages:
+        yield Finding(Fault.STAGE_RANGE, "the plan has no stages", AGAIN)
+        return
+    expected = 0
+    for position, stage in enumerate(plan.stages):
+        start, stop = stage.blocks
+        if stage.index != position:
+            yield Finding(Fault.STAGE_RANGE, f"stage {stage.index} stands at place {position}", AGAIN, position)
+        if start != expected or stop <= start:
+            message = f"stage {position} is blocks [{start}, {stop}], expected to start at {expected}"
+            yield Finding(Fault.STAGE_RANGE, message, "stages follow each other without gap or overlap", position)
+        if not stage.replicas or not all(stage.replicas):
+            yield Finding(Fault.REPLICAS, f"stage {position} has an empty replica", AGAIN, position)
+        outside = [b for b in stage.kept_blocks if not start <= b < stop]
+        if outside or (stage.kept_blocks and not stage.recompute):
+            message = f"stage {position} keeps blocks {list(stage.kept_blocks)} of [{start}, {stop}]"
+            hint = "a stage that recomputes keeps blocks of its own, others none"
+            yield Finding(Fault.STAGE_RANGE, message, hint, position)
+        expected = stop
+    if expected != len(plan.block_table):
+        message = f"stages end at block {expected}, the plan lists {len(plan.block_table)}"
+        yield Finding(Fault.STAGE_RANGE, message, "the last stage ends at the last block", len(plan.stages) - 1)
+    known = range(len(plan.stages))
+    mentioned = [
+        *((b.tensor, (b.from_stage, *b.to_stages)) for b in plan.boundaries),
+        *((s.parameter, s.stages) for s in plan.shared_parameters),
+        *(("duplicated operators", d.stages) for d in plan.duplicated),
+    ]
+    for what, stages in mentioned:
+        if any(stage not in known for stage in stages):
+            yield Finding(Fault.STAGE_RANGE, f"{what} names stages {stages}, there are {len(known)}", tensor=what)
+
+
+def _digest(plan: Plan) -> Iterator[Finding]:
+    if plan.digest != digest_of(plan):
+        yield Finding(Fault.DIGEST, "the file was changed after it was written: its digest does not match", AGAIN)
+
+
+def _operators(plan: Plan) -> Iterator[Finding]:
+    homes: dict[str, list[int]] = {}
+    for stage in plan.stages:
+        for block in plan.stage_blocks(stage.index):
+            for key in block.nodes:
+                homes.setdefault(key, []).append(stage.index)
+    for key, stages in homes.items():
+        if len(stages) > 1:
+            message = f"operator {key!r} is in {len(stages)} places: stages {sorted(set(stages))}"
+            yield Finding(Fault.OPERATOR_TWICE, message, "declare it as duplicated or keep one", stages[1], tensor=key)
+    side = Counter(key for entry in plan.duplicated for key in entry.nodes)
+    for key, count in side.items():
+        if count > 1 or key in homes:
+            message = f"duplicated operator {key!r} is listed again elsewhere"
+            yield Finding(Fault.OPERATOR_TWICE, message, "list it once", tensor=key)
+
+
+def _ranks(plan: Plan) -> Iterator[Finding]:
+    several = Requirement.MULTI_STAGE_RANK in plan.requires
+    homes: dict[int, int] = {}
+    for stage in plan.stages:
+        for rank in stage.ranks:
+            if not 0 <= rank < plan.world_size:
+                message = f"stage {stage.index} runs on rank {rank}, the world has {plan.world_size}"
+                yield Finding(Fault.RANK_RANGE, message, "ranks count from 0", stage.index, rank)
+            if rank in homes and (homes[rank] == stage.index or not several):
+                message = f"rank {rank} runs stage {homes[rank]} and stage {stage.index}"
+                yield Finding(Fault.RANK_TWICE, message, "give each replica ranks of its own", stage.index, rank)
+            homes.setdefault(rank, stage.index)
+        if len(stage.replicas) % max(1, plan.copies):
+            message = f"stage {stage.index} has {len(stage.replicas)} replicas for {plan.copies} copies of the pipeline"
+            yield Finding(Fault.REPLICAS, message, "every copy has as many replicas of a stage", stage.index)
+
+
+def _batches(plan: Plan) -> Iterator[Finding]:
+    batches = plan.micro_batches
+    if plan.copies < 1:
+        yield Finding(Fault.DIVISIBILITY, f"{plan.copies} copies of the pipeline", "there is at least one")
+    if min(batches.size, batches.count) < 1 or batches.size * batches.count != batches.global_batch:
+        message = f"{batches.count} micro-batches of {batches.size} are not a global batch of {batches.global_batch}"
+        yield Finding(Fault.DIVISIBILITY, message, "size * count is the global batch")
+        return
+    for stage in plan.stages:
+        if plan.routing == "round_robin" and batches.count % len(stage.replicas):
+            message = f"{len(stage.replicas)} replicas do not divide {batches.count} micro-batches"
+            hint = "every replica takes the same number"
+            yield Finding(Fault.DIVISIBILITY, f"stage {stage.index}: {message}", hint, stage.index)
+
+
+def _boundaries(plan: Plan) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for b in plan.boundaries:
+        if b.tensor in seen:
+            yield Finding(Fault.BOUNDARY_UNKNOWN, f"boundary {b.tensor!r} is listed twice", tensor=b.tensor)
+        seen.add(b.tensor)
+        back = [to for to in b.to_stages if to <= b.from_stage]
+        if back:
+            message = f"{b.tensor!r} goes from stage {b.from_stage} back to stage {back[0]}"
+            yield Finding(Fault.BACKWARD_EDGE, message, "tensors go to later stages only", back[0], tensor=b.tensor)
+        if b.dtype not in set(DType):
+            yield Finding(Fault.BOUNDARY_SHAPE, f"{b.tensor!r} has unknown type {b.dtype!r}", tensor=b.tensor)
+        elif b.bytes != (math.prod(b.shape) * DType(b.dtype).bits + 7) // 8:
+            message = f"{b.tensor!r}: {b.bytes} bytes are not those of {b.dtype} {list(b.shape)}"
+            yield Finding(Fault.BOUNDARY_SHAPE, message, AGAIN, b.from_stage, tensor=b.tensor)
+        if b.gradient and b.dtype in set(DType) and not DType(b.dtype).is_float:
+            message = f"{b.tensor!r} of type {b.dtype} cannot carry a gradient"
+            yield Finding(Fault.BOUNDARY_GRADIENT, message, AGAIN, b.from_stage, tensor=b.tensor)
+
+
+def _ties(plan: Plan) -> Iterator[Finding]:
+    """A trained parameter in several stages must be declared as shared by just these."""
+    holders: dict[str, set[int]] = {}
+    for stage in plan.stages:
+        for parameter in plan.stage_parameters(stage.index):
+            if parameter.trainable:
+                holders.setdefault(parameter.owner, set()).add(stage.index)
+    declared = {shared.parameter: shared for shared in plan.shared_parameters}
+    for owner, stages in holders.items():
+        if len(stages) > 1 and (owner not in declared or set(declared[owner].stages) != stages):
+            message = f"parameter {owner!r} is held by stages {sorted(stages)} but not declared as shared by them"
+            hint = "its gradients must be summed over these stages"
+            yield Finding(Fault.UNDECLARED_TIE, message, hint, min(stages), tensor=owner)
+    reduction = "sum" if plan.schedule.weight_policy == WeightPolicy.SYNC else "none"
+    for owner, shared in declared.items():
+        if shared.reduction != reduction:
+            message = f"gradients of {owner!r} have reduction {shared.reduction!r}, the orders allow {reduction!r}"
+            hint = "copies in several stages can be summed only where the pipeline drains before an update"
+            yield Finding(Fault.WRONG_TIE, message, hint, min(shared.stages, default=-1), tensor=owner)
+        if len(holders.get(owner, ())) < 2:
+            message = f"parameter {owner!r} is declared as shared, but no two stages hold it"
+            yield Finding(Fault.WRONG_TIE, message, AGAIN, tensor=owner)
+
+
+def _sums(plan: Plan) -> Iterator[Expected]:
+    """Values that follow from others of the file."""
+    batches, predictions = plan.micro_batches, plan.predictions
+    yield Fault.DIVISIBILITY, ("micro_batches", "global_batch"), plan.options.global_batch
+    yield Fault.DIVISIBILITY, ("micro_batches", "gradient_scale"), 1.0 / max(1, batches.count)
+    listed = {key for block in plan.block_table for key in block.nodes}
+    listed.update(key for entry in plan.duplicated for key in entry.nodes)
+    yield Fault.OPERATOR_COUNT, ("model", "operators"), len(listed)
+    for stage in plan.stages:
+        held = {p.owner: p.elements for p in plan.stage_parameters(stage.index) if p.trainable}
+        yield Fault.PARAMETERS, ("stages", stage.index, "parameters"), sum(held.values())
+    if predictions.iteration_s > 0:
+        yield Fault.PREDICTIONS, ("predictions", "samples_per_s"), batches.global_batch / predictions.iteration_s
+
+
+def _memory(plan: Plan) -> Iterator[Finding]:
+    for stage, prediction in zip(plan.stages, plan.predictions.stages, strict=False):
+        needed, available = prediction.memory.total_bytes, prediction.capacity_bytes
+        if not fits(needed, available):
+            message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
+            hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
+            yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
+        said, kept = prediction.memory.activations_bytes, prediction.in_flight * prediction.unit_bytes
+        if said < kept or (said > kept + prediction.in_flight + 1 and not (stage.recompute or stage.repeats)):
+            held = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
+            message = f"stage {stage.index} keeps {held}, but says {said} in all"
+            yield Finding(Fault.MEMORY, message, AGAIN, stage.index)
+
+
+def _predictions(plan: Plan) -> Iterator[Finding]:
+    predictions = plan.predictions
+    if len(predictions.stages) != len(plan.stages) or not 0 <= predictions.bottleneck < len(plan.stages):
+        message = f"predictions are for {len(predictions.stages)} stages, the plan has {len(plan.stages)}"
+        yield Finding(Fault.PREDICTION_STAGES, message, AGAIN)
+    if predictions.iteration_s <= 0:
+        yield Finding(Fault.PREDICTION_STAGES, f"an iteration takes {predictions.iteration_s} s", AGAIN)
+    reached_s = predictions.reached_s
+    if predictions.iteration_s > 0 and predictions.bound_s > reached_s * (1 + RELATIVE):
+        message = f"the bound {predictions.bound_s} s is above the iteration time {reached_s} s"
+        yield Finding(Fault.PREDICTIONS, message, AGAIN)
+
+
+def _requires(plan: Plan) -> Iterator[Finding]:
+    derived = set(requirements(plan, divided=Requirement.MID_MODULE_CUT in plan.requires))
+    derived -= OF_MINOR_1 if plan.minor < 1 else set()
+    for name in sorted(derived - set(plan.requires)):
+        yield Finding(Fault.REQUIRES, f"the plan needs {name} but does not require it", AGAIN)
+    for name in sorted(set(plan.requires) - derived):
+        yield Finding(Fault.REQUIRES, f"the plan requires {name} but does not need it", AGAIN)
+
+
+_Pair = tuple[str, object, str, object]
+
+
+def check_configuration(plan: Plan) -> list[Finding]:
+    """Findings about values that the configuration and another part of the file say differently; O(stages + ranks)."""
+    own = plan.configuration
+    if len(own.stages) != len(plan.stages):
+        return [_finding(("configuration.stages", len(own.stages), "stages", len(plan.stages)), "entries")]
+    return [_finding(pair) for pair in (*_configured(plan), *_configured_stages(plan)) if pair[1] != pair[3]]
+
+
+def _finding(pair: _Pair, unit: str = "") -> Finding:
+    path, own, other, said = (str(part) for part in pair)
+    has = f" has {unit}" if unit else ""
+    return Finding(Fault.CONFIGURATION, f"{path}{has} is {own}, {other}{has} is {said}", AGAIN)
+
+
+def _configured(plan: Plan) -> Iterator[_Pair]:
+    """What is said once of all stages."""
+    own, batches = plan.configuration, plan.micro_batches
+    yield "configuration.copies", own.copies, "copies", plan.copies
+    yield "configuration.micro_batch", own.micro_batch, "micro_batches.size", batches.size
+    count = own.copies * own.micro_batches
+    yield "configuration.copies * micro_batches", count, "micro_batches.count", batches.count
+    yield "configuration.schedule", own.schedule, "schedule.name", plan.schedule.name
+    yield "configuration.transfers", own.transfers.value, "schedule.transfers", plan.schedule.transfers
+    if own.exchange and scheme(own.exchange).zero is None:  # what a ZeRO stage exchanges stands with the stages
+        yield "configuration.exchange", own.exchange, "exchange.scheme", plan.exchange.scheme if plan.exchange else ""
+
+
+def _configured_stages(plan: Plan) -> Iterator[_Pair]:
+    """What is said of each stage."""
+    names = ("", *(sharding.name for sharding in plan.shardings))
+    alone = all(len(plan.stages_of(rank)) < 2 for rank in range(plan.world_size))
+    for at, (choice, stage) in enumerate(zip(plan.configuration.stages, plan.stages, strict=True)):
+        own, other = f"configuration.stages[{at}]", f"stages[{at}]"
+        yield f"{own}.start", choice.start, f"{other}.blocks[0]", stage.blocks[0]
+        yield f"{own}.stop", choice.stop, f"{other}.blocks[1]", stage.blocks[1]
+        yield f"{own}.recompute", choice.recompute, f"{other}.recompute", stage.recompute
+        yield f"{own}.repeats", ", ".join(choice.repeats), f"{other}.repeats", ", ".join(stage.repeats)
+        yield "configuration.zero", plan.configuration.zero, f"{other}.zero", stage.zero
+        yield f"{own}.ranks", choice.ranks, f"{other}.replicas: ranks of a group", stage.group_ranks
+        named = names[choice.sharding] if 0 <= choice.sharding < len(names) else choice.sharding
+        yield f"{own}.sharding", named, f"{other}.sharding", stage.sharding
+        if alone:
+            groups = plan.copies * choice.replicas
+            yield f"{own}.replicas * copies", groups, f"{other}.replicas: groups", len(stage.replicas)
+
 
 _STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES)
 """Faults that leave nothing to hold the other checks against."""
@@ -86,8 +341,7 @@ def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
         message = f"the plan is for {own}, not {other}"
         return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
     headroom = with_headroom(cluster, plan.hardware.headroom)
-    wrong = compared(("hardware",), plain(plan.hardware), plain(hardware_section(headroom)))
-    found = [Finding(Fault.HARDWARE, str(difference), AGAIN) for difference in wrong]
+    found = [*mismatches(plan, [(Fault.HARDWARE, ("hardware",), hardware_section(headroom))])]
     if plan.world_size > cluster.device_count:
         message = f"the plan needs {plan.world_size} ranks, {cluster.name} has {cluster.device_count} devices"
         found.append(Finding(Fault.RANK_RANGE, message, "plan again for this hardware"))

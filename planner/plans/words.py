@@ -6,12 +6,12 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 from planner.errors import UsageError
+from planner.plans.records import Stage
 from planner.schedules import get
 from planner.space.limits import EXCLUDED
-from planner.space.types import Configuration
+from planner.space.types import Configuration, StageChoice
 from planner.units import plural
 
 _PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
@@ -85,19 +85,7 @@ def summary(decision: Configuration) -> str:
     return ", ".join(parts)
 
 
-class Recomputed(Protocol):
-    """A stage that may run forward work again."""
-
-    @property
-    def recompute(self) -> bool:
-        """All layers."""
-
-    @property
-    def repeats(self) -> tuple[str, ...]:
-        """Modules by name."""
-
-
-def recompute_words(stages: Sequence[Recomputed]) -> list[str]:
+def recompute_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
     """What stages recompute: `recompute in 2 stages`, `recompute layernorm+act`; nothing where none does."""
     said = Counter(filter(None, map(recompute_word, stages)))
     everywhere = len(stages)
@@ -106,7 +94,7 @@ def recompute_words(stages: Sequence[Recomputed]) -> list[str]:
     ]
 
 
-def recompute_word(stage: Recomputed) -> str:
+def recompute_word(stage: Stage | StageChoice) -> str:
     """What one stage recomputes: `recompute`, `recompute layernorm+act`, or nothing."""
     return "recompute" if stage.recompute else f"recompute {'+'.join(stage.repeats)}" if stage.repeats else ""
 

@@ -1,11 +1,11 @@
 """The event loop: orders of work and durations to times, memory over time and the pace of pipelines that never drain.
 
-`play` and `run` give the times of all actions, `measure_schedule` what a schedule takes and keeps with durations by
+`run` gives the times of all actions, `measure_schedule` what a schedule takes and keeps with durations by
 stage. Nothing here knows of plans or decisions; `planner.simulate` draws the timeline of a plan with it.
 """
 
 from planner.play.engine import run
-from planner.play.measure import Cost, Measurement, measure_orders, measure_schedule, play
+from planner.play.measure import Cost, Measurement, measure_orders, measure_schedule
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.play.times import Conditions, StageTimes, Trace, Transfers
 
@@ -23,6 +23,5 @@ __all__ = [
     "measure_schedule",
     "memory_curve",
     "peak_in_flight",
-    "play",
     "run",
 ]

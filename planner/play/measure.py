@@ -3,12 +3,19 @@
 >>> found = measure_schedule("1f1b", 4, 8, forward_s=1.0, backward_s=2.0)
 >>> found.iteration_s, found.held
 (33.0, (4, 3, 2, 1))
+
+Of a pipeline that never drains the periodic part is found, not replayed to the end. An order that repeats, on machines
+that do not change, ends up in a periodic regime: from some iteration on, all that
+happens in one happens again `cycle` iterations later, shifted by a constant (the simulation is linear in the algebra of
+max and plus). What happens next depends only on the micro-batches that are under way (and on waves that are waited for
+later), so one repetition of as many micro-batches as that proves that it goes on for ever: of the last ones of an
+iteration where it has more. Exchanges that travel beside the work may fall behind it; an iteration never takes less
+than they do.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -18,11 +25,153 @@ from planner import schedules
 from planner.errors import PlanError
 from planner.play.engine import run
 from planner.play.memory import StageBytes, check_capacity, held_units, memory_curve
-from planner.play.steady import find_steady
 from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
 from planner.schedules import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.compiling import compile_orders
-from planner.schedules.program import Program, peak_versions, staleness
+from planner.schedules.program import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRAD,
+    LAUNCH_SYNC,
+    SYNC,
+    Program,
+    peak_versions,
+    staleness,
+)
+
+LONGEST_CYCLE = 12
+"""Iterations after which a regime may repeat."""
+
+MOST_ACTIONS = 400_000
+"""Actions that are played at the most before the pace is taken from the second half of the run."""
+
+_CLOSE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The pace of an asynchronous schedule.
+
+    Attributes:
+        iteration_s: time of one iteration in the periodic part.
+        cycle: iterations after which the regime repeats, 0 when none was found.
+        played: iterations that were played.
+        trace: of these.
+    """
+
+    iteration_s: float
+    cycle: int
+    played: int
+    trace: Trace
+
+
+def find_steady(schedule: Schedule, pipeline: Pipeline, play: Callable[[Program], Trace]) -> Steady:
+    """Play a growing number of iterations until the regime repeats; O(actions played).
+
+    Args:
+        schedule: one that runs on from one iteration to the next.
+        pipeline: micro-batches of one iteration.
+        play: simulates a program.
+
+    Raises:
+        PlanError: the schedule drains after each iteration.
+    """
+    if schedule.weight_policy.synchronous:
+        raise PlanError(f"{schedule.name} drains after each iteration", hint="take the time of one iteration")
+    return find_pace(
+        lambda iterations: compile_orders(schedule.work(pipeline, iterations)),
+        pipeline.micro_batches,
+        reach_of(schedule, pipeline),
+        play,
+    )
+
+
+def reach_of(schedule: Schedule, pipeline: Pipeline) -> int:
+    """Micro-batches back to the earliest on which a schedule's next action may depend.
+
+    Those under way, and where copies wait for each other's waves only so many waves later, those of these waves.
+    """
+    under_way = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
+    distance = schedule.clock_distance
+    return under_way if distance is None else under_way + (distance + 2) * schedule.rhythm(pipeline)
+
+
+def find_pace(
+    orders: Callable[[int], Program], micro_batches: int, depth: int, play: Callable[[Program], Trace], least: int = 1
+) -> Steady:
+    """Play a growing number of iterations of orders that never drain until the regime repeats; O(actions played).
+
+    Args:
+        orders: gives the orders of a number of iterations.
+        micro_batches: of one iteration.
+        depth: micro-batches back to the earliest on which the next action may depend.
+        play: simulates a program.
+        least: fewest iterations that `orders` can give.
+    """
+    short = 2 * depth > micro_batches
+    window = 1 + -(-depth // micro_batches) if short else 1
+    iterations = max(2 * window + 4 if short else 3, least)
+    while True:
+        program = orders(iterations)
+        trace = play(program)
+        begins = _begins(trace, micro_batches, iterations - window, micro_batches if short else depth)
+        found = _repetition(begins, window)
+        if found is not None:
+            cycle, period_s = found
+            return Steady(max(period_s / cycle, _exchange_s(trace, iterations)), cycle, iterations, trace)
+        if len(program.kind) * 2 > MOST_ACTIONS:
+            half = (len(begins) - 1) // 2
+            pace = float((begins[-1] - begins[half]).mean()) / (len(begins) - 1 - half)
+            return Steady(max(pace, _exchange_s(trace, iterations)), 0, iterations, trace)
+        iterations *= 2
+
+
+def _exchange_s(trace: Trace, iterations: int) -> float:
+    """Longest time that the exchanges of an iteration take beside the work of a worker, which runs one at a time.
+
+    Where they are slower than the work, they fall behind until the work must wait for them, after as many waves as the
+    difference goes into the distance that it may run ahead: too many to be played.
+    """
+    program = trace.program
+    launches = np.flatnonzero(program.kind == LAUNCH_SYNC)
+    if not len(launches):
+        return 0.0
+    each_s = np.zeros(program.stages)
+    waits = np.flatnonzero(program.kind == SYNC)
+    np.maximum.at(each_s, program.stage[waits], (trace.exchange_end_s - trace.exchange_start_s)[waits])
+    return float(np.bincount(program.worker[launches], each_s[program.stage[launches]]).max()) / iterations
+
+
+def _begins(trace: Trace, micro_batches: int, iterations: int, last: int) -> np.ndarray:
+    """[iterations, actions] starts of the forwards and backwards of an iteration's last micro-batches, in one order.
+
+    Raises:
+        PlanError: iterations differ in their actions.
+    """
+    program = trace.program
+    chosen = np.flatnonzero(
+        program.of(FORWARD, BACKWARD, INPUT_GRAD)
+        & (program.micro_batch < iterations * micro_batches)
+        & (program.micro_batch % micro_batches >= micro_batches - last)
+    )
+    if not len(chosen) or len(chosen) % iterations:
+        raise PlanError("the orders do not run the same actions in every iteration", hint="plan again")
+    order = np.lexsort((program.kind[chosen], program.stage[chosen], program.micro_batch[chosen]))
+    return np.asarray(trace.start_s[chosen[order]].reshape(iterations, -1))
+
+
+def _repetition(begins: np.ndarray, window: int) -> tuple[int, float] | None:
+    """Shortest cycle by which the last iterations repeat: (cycle, seconds)."""
+    count = len(begins)
+    close = _CLOSE * float(begins[-1].max())
+    for cycle in range(1, min(LONGEST_CYCLE, count - window - 1) + 1):
+        shift = begins[cycle:] - begins[:-cycle]
+        period = float(shift[-1, 0])
+        same = np.abs(shift - period).max(axis=1) <= close
+        run = 0 if same.all() else len(same) - int(np.argmin(same[::-1]))
+        if len(same) - run >= window + cycle - 1 and same[-1]:
+            return cycle, period
+    return None
 
 
 class Cost(StrEnum):
@@ -145,9 +294,6 @@ def measure_orders(
     *,
     cost: Cost = Cost.MAKESPAN,
     conditions: Conditions | None = None,
-    sizes: StageBytes | None = None,
-    capacity_bytes: float | Sequence[float] | None = None,
-    name: str = "custom",
 ) -> Measurement:
     """Play orders of one's own, as `read_orders` gives them, and measure them; O(actions).
 
@@ -156,19 +302,15 @@ def measure_orders(
         times: seconds by stage.
         cost: what the time of an iteration is to mean; MAKESPAN or SPAN.
         conditions: what transfers occupy (by default the link), what overlaps.
-        sizes: memory by stage.
-        capacity_bytes: memory of a device, by worker or one number for all.
-        name: what to call them.
 
     Raises:
-        PlanError: the orders deadlock, are incomplete, read weights that nobody holds, or exceed the memory.
+        PlanError: the orders deadlock, are incomplete, or read weights that nobody holds.
     """
     trace = run(compile_orders(work), times, conditions or Conditions(transfers=Transfers.OVERLAPPED))
     iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
-    _check(trace, sizes, capacity_bytes)
     unit = ActivationUnit.SUB_SEQUENCE if work.parts > 1 else ActivationUnit.MICRO_BATCH
     micro_batches = int(trace.program.micro_batch.max()) + 1
-    return _measurement(name, unit, trace, cost, iteration_s, 1, 0, sizes, micro_batches)
+    return _measurement("custom", unit, trace, cost, iteration_s, 1, 0, None, micro_batches)
 
 
 def _check(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | None) -> None:
@@ -224,34 +366,3 @@ def _full_from(held: np.ndarray, program: Program, micro_batches: int) -> int:
     depth = int(held.max()) * -(-program.workers // program.stages)
     full = -(-depth // micro_batches) * micro_batches
     return full if full < int(program.micro_batch.max()) - micro_batches else 0
-
-
-def play(
-    schedule: str,
-    replicas: Sequence[int],
-    micro_batches: int,
-    times: StageTimes,
-    *,
-    transfers: Transfers = Transfers.BLOCKING,
-) -> Trace:
-    """Play one iteration of one copy of a pipeline.
-
-    Args:
-        schedule: name of the schedule.
-        replicas: of each stage, in one copy.
-        micro_batches: of one copy.
-        times: seconds by stage; `sync_s` is what is not hidden behind backward work.
-        transfers: what a transfer between stages occupies.
-
-    Raises:
-        UsageError: no schedule has that name.
-        PlanError: replicas do not divide the micro-batches, or times are for fewer stages.
-
-    O(actions): about 2 us an action, 1 us when the same pipeline was played before.
-    """
-    return run(_program(schedule, tuple(replicas), micro_batches), times, Conditions(transfers))
-
-
-@functools.lru_cache(maxsize=8)
-def _program(schedule: str, replicas: tuple[int, ...], micro_batches: int) -> Program:
-    return compile_orders(schedules.get(schedule).order(Pipeline(replicas, micro_batches)))

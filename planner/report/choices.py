@@ -1,10 +1,11 @@
-"""Choices of one's own: what a configuration takes and what would make it fit, and why a plan makes another one."""
+"""Choices of one's own: what a configuration takes and what would make it fit, why a plan makes another one, and which
+number of devices reaches a target."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from planner.ask import Fix, WhyNot, Worth
+from planner.ask import Fix, TargetAnswer, WhyNot, Worth
 from planner.ask.choices import Part
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
@@ -12,7 +13,7 @@ from planner.prediction import Prediction
 from planner.report.explanation import memory_section
 from planner.report.plans import plan_report
 from planner.report.tables import Form, Report, Section, Table, table
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_seconds, plural
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
 MOST_STAGES = 6
@@ -144,3 +145,29 @@ def worth_report(plan: Plan, found: Sequence[Worth]) -> Report:
     )
     line = f"each planned anew, against {format_seconds(own_s)} a step: {plan_shape(plan)}"
     return Report(str(plan.headline or plan.model.name), (Section(lines=(line,)), Section(table=table(columns, rows))))
+
+
+def target_report(answer: TargetAnswer, *, remark: str = "") -> Report:
+    """The plan that reaches a target, the verdict before it and the numbers of devices that were tried.
+
+    Args:
+        answer: of `planner.ask.least_devices`.
+        remark: why the precision was chosen, where nobody asked for one.
+    """
+    plan = plan_report(answer.plan, remark=remark)
+    used = plural(answer.plan.hardware.device_count, "device")
+    step = format_seconds(answer.plan.predictions.reached_s)
+    verdict = f"{answer.target.words} needs steps of at most {format_seconds(answer.most_s)}: {used}, steps of {step}"
+    return Report(plan.title, (Section(lines=(verdict,), table=_tried(answer)), *plan.sections))
+
+
+def _tried(answer: TargetAnswer) -> Table:
+    priced = any(each.dollars_per_hour for each in answer.tried)
+    columns = {"devices": Form.NUMBER, "step": Form.SECONDS, "against target": Form.CHANGE}
+    columns |= {"a step": Form.FIGURE} if priced else {}
+    rows = []
+    for each in answer.tried:
+        apart = None if each.step_s is None else each.step_s / answer.most_s - 1
+        dollars = (f"${each.dollars_per_step:,.3g}" if each.dollars_per_step else None,) if priced else ()
+        rows.append((each.devices, each.step_s, apart, *dollars, each.reason or ("reaches it" if each.reaches else "")))
+    return table({**columns, "": Form.TEXT}, rows)

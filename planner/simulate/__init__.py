@@ -5,8 +5,7 @@
 """
 
 from planner.simulate.comparison import Comparison, Effect, closed_form_s
-from planner.simulate.perfetto import trace_json
-from planner.simulate.segments import Activity, rank_ranges
+from planner.simulate.segments import Activity, rank_ranges, trace_json
 from planner.simulate.timeline import Lane, Timeline, simulate, timeline_document
 
 simulate_plan = simulate

@@ -18,8 +18,8 @@ from planner.plans.readings import counterparts, has_closed_form, leaders, malfo
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
+from planner.play.measure import Steady, find_pace
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
-from planner.play.steady import Steady, find_pace
 from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
 from planner.simulate.comparison import Comparison, compare, measured

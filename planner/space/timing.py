@@ -9,7 +9,7 @@ import numpy as np
 
 from planner import schedules
 from planner.play import Conditions, StageTimes, Trace, Transfers, run
-from planner.play.steady import find_steady
+from planner.play.measure import find_steady
 from planner.schedules import Schedule
 from planner.schedules.compiling import compile_orders
 from planner.space.configuration import Configuration

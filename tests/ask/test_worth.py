@@ -29,7 +29,7 @@ def fake(graph: object, cluster: planner.Cluster, job: planner.Job) -> Plan:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    monkeypatch.setattr("planner.ask.worth.plan_job", fake)
+    monkeypatch.setattr("planner.ask.choices.plan_job", fake)
     plan = with_simulation(make_plan(), STEP_S)
     return dataclasses.replace(plan, options=dataclasses.replace(plan.options, tensor_parallel=(2,)))
 
@@ -58,7 +58,7 @@ def test_a_faster_link_has_no_measured_collectives_of_the_slower_one(
         seen.append(cluster)
         return fake(graph, cluster, job)
 
-    monkeypatch.setattr("planner.ask.worth.plan_job", watch)
+    monkeypatch.setattr("planner.ask.choices.plan_job", watch)
     planner.find_worth(own, GRAPH, CLUSTER)
     assert CLUSTER.levels[0].fits
     faster = [cluster for cluster in seen if cluster.levels[0].byte_per_s > CLUSTER.levels[0].byte_per_s]
@@ -69,7 +69,7 @@ def test_what_has_no_plan_says_why(own: Plan, monkeypatch: pytest.MonkeyPatch) -
     def none(*_: Any) -> Plan:
         raise planner.InfeasibleError("nothing fits")
 
-    monkeypatch.setattr("planner.ask.worth.plan_job", none)
+    monkeypatch.setattr("planner.ask.choices.plan_job", none)
     found = planner.find_worth(own, GRAPH, CLUSTER)
     assert {(each.gain, each.shape) for each in found} == {(None, "nothing fits")}
 

@@ -15,9 +15,12 @@ from planner.plans import Plan
 from planner.space.named import layout_edges, read_layout
 from tests.export.plans import graph, plan
 
+ALONE = ("jax", "transformers")
+"""Exporters without pipelines."""
+
 
 def files(found: Plan, name: str) -> dict[str, str]:
-    return dict(export.export(found, name).files)
+    return {file: content for file, content in export.export(found, name).files.items() if isinstance(content, str)}
 
 
 def layers(first: int, last: int, prefix: str = "layers.") -> list[str]:
@@ -211,15 +214,61 @@ def test_jax_specs_of_parameters() -> None:
     ast.parse(written["sharding.py"])
 
 
-@pytest.mark.parametrize("name", export.names())
+def test_transformers_rules_and_training_arguments() -> None:
+    # a sample of odd length cannot be cut, so that tensors between layers are whole on both ranks
+    written = files(plan("qwen3-8b", seq=257, tensor=2, zero=3, recompute=True), "transformers")
+    document = json.loads(written["distributed_config.json"])
+    assert {key: value for key, value in document.items() if not key.endswith("_plan")} == {
+        "tp_size": 2, "fsdp_size": 4, "dp_replicate_size": 1, "pp_size": 1, "fsdp_mixed_precision": True,
+    }  # fmt: skip
+    layer = {
+        "self_attn.q_proj": "colwise", "self_attn.k_proj": "colwise", "self_attn.v_proj": "colwise",
+        "self_attn.q_norm": "replicated_with_grad_allreduce", "self_attn.k_norm": "replicated_with_grad_allreduce",
+        "self_attn.o_proj": "rowwise",
+        "mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise",
+    }  # fmt: skip
+    ends = {"model.embed_tokens": "embedding_colwise", "lm_head": "colwise_gather_output"}
+    assert document["tp_plan"] == ends | {f"model.layers.*.{name}": style for name, style in layer.items()}
+    modules = ("model.embed_tokens", "model.layers.*", "model.norm", "lm_head")
+    assert document["fsdp_plan"] == dict.fromkeys(modules, "free_full_weight")
+    # 64 samples = 1 a micro-batch x 16 micro-batches x 4 data parallel ranks
+    assert json.loads(written["training_arguments.json"]) == {
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "activation_checkpointing": True,
+        "optim": "adamw_torch", "bf16": True,
+    }  # fmt: skip
+    whole = json.loads(files(plan("llama3-8b", zero=0), "transformers")["distributed_config.json"])
+    assert (whole["fsdp_size"], whole["dp_replicate_size"]) == (1, 8)
+    assert set(whole["fsdp_plan"].values()) == {"keep_full_weight"}
+
+
+def test_galvatron_strategy_has_an_entry_for_each_layer() -> None:
+    found = plan("llama3-8b", tensor=2, pipeline=2, zero=3, micro_batch=2, first_layers=14)
+    document = json.loads(files(found, "galvatron")["strategy.json"])
+    lists = {key: value for key, value in document.items() if key.endswith(("_enc", "_flags")) or key == "use_sp"}
+    assert {key: value.split(",") for key, value in lists.items()} == {
+        "tp_sizes_enc": 32 * ["2"], "tp_consecutive_flags": 32 * ["1"], "cp_sizes_enc": 32 * ["1"],
+        "dp_types_enc": 32 * ["1"], "use_sp": 32 * ["0"],
+    }  # fmt: skip
+    assert document["pp_division"] == "14,18"
+    # 64 samples = 2 a micro-batch x 16 micro-batches x 2 data parallel ranks
+    assert (document["pp_deg"], document["global_bsz"], document["chunks"]) == (2, 64, 16)
+    assert (document["pipeline_type"], document["default_dp_type"]) == ("pipedream_flush", "zero3")
+    assert (document["vtp"], document["vsp"], document["vcp"], document["vocab_sdp"]) == (2, 0, 1, 1)
+    script = files(plan("llama3.2-1b", context=2, zero=0, recompute=True), "galvatron")
+    document = json.loads(script["strategy.json"])
+    assert (document["cp_sizes_enc"], document["checkpoint"]) == (",".join(16 * "2"), ",".join(16 * "1"))
+    assert "++runtime.model.untie_embeddings_and_output_weights=false" in script["launch.sh"]
+
+
+@pytest.mark.parametrize("name", [name for name in export.names() if export.EXPORTERS.get(name).files_of_model is None])
 def test_the_page_says_what_was_mapped_and_what_not(name: str) -> None:
-    found = export.export(plan("llama3-8b", pipeline=1 if name == "jax" else 2, zero=0), name)
-    page = found.files["EXPORT.md"]
+    found = export.export(plan("llama3-8b", pipeline=1 if name in ALONE else 2, zero=0), name)
+    page = str(found.files["EXPORT.md"])
     assert "llama3-8b on dgx-h100" in page
     assert all(f"\n- {text}\n" in page for text in found.left_out)
     assert all(f"| {one.part} |" in page for one in found.mapped)
     assert any("overlap" in text for text in found.left_out)
-    assert found.files["launch.sh"].startswith("#!/usr/bin/env bash\nset -euo pipefail\n")
+    assert str(found.files["launch.sh"]).startswith("#!/usr/bin/env bash\nset -euo pipefail\n")
 
 
 @pytest.mark.parametrize(
@@ -242,6 +291,18 @@ def test_the_page_says_what_was_mapped_and_what_not(name: str) -> None:
         ("torch", {"model": "qwen3-8b", "tensor": 2}, "a parallel style for how modules"),
         ("torch", {"model": "llama3-8b", "pipeline": 2, "schedule": "chimera"}, "the schedule chimera"),
         ("jax", {"model": "llama3-8b", "pipeline": 2}, "JAX lacks a pipeline of stages"),
+        ("torch", {"model": "qwen3-8b", "seq": 257, "tensor": 2}, "(model.layers.0.self_attn.q_norm"),
+        ("transformers", {"model": "llama3-8b", "pipeline": 2}, "transformers lacks a pipeline of stages"),
+        ("transformers", {"model": "llama3-8b", "tensor": 2}, "cut by the sequence"),
+        ("transformers", {"model": "llama3-8b", "zero": 1}, "ZeRO-1"),
+        ("transformers", {"model": "mixtral-8x7b", "expert": 4, "zero": 0}, "expert parallel ranks that are no FSDP"),
+        ("transformers", {"model": "llama3-8b", "precision": "fp8"}, "the precision fp8"),
+        ("galvatron", {"model": "llama3-8b", "pipeline": 2, "chunks": 2}, "several stages on a rank"),
+        ("galvatron", {"model": "mixtral-8x7b", "expert": 4, "zero": 0}, "Galvatron lacks expert parallel"),
+        ("galvatron", {"model": "llama3-8b", "zero": 1}, "ZeRO-1"),
+        ("galvatron", {"model": "resnet50", "pipeline": 2}, "no decoder between an embedding and a loss"),
+        ("galvatron", {"model": "llama3-8b", "nodes": 3, "pipeline": 3, "layout": "E|t*16|t*16L"}, "without a layer"),
+        ("onnx", {"model": "llama3-8b", "pipeline": 2, "schedule": "pipedream"}, "weights that are updated while"),
     ],
 )
 def test_what_a_framework_cannot_express_is_refused_by_name(name: str, degrees: dict[str, object], need: str) -> None:

@@ -24,7 +24,7 @@ from planner.plans import (
     rebuild,
     validate,
 )
-from planner.plans.blocks import longest_run, template
+from planner.plans.model import longest_run, template
 from planner.plans.shardings import transposed
 from planner.sharding import Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
 from tests.plans.sample import decision, make_plan

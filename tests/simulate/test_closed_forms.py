@@ -6,12 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.play import StageTimes, peak_in_flight, play
+from planner.play import StageTimes, Trace, peak_in_flight, run
 from planner.schedules import Pipeline, compile_orders, get
 from planner.simulate import closed_form_s
 
 SECONDS = st.floats(0.01, 10.0)
 SCHEDULES = st.sampled_from(["1f1b", "gpipe", "dapple"])
+
+
+def play(schedule: str, replicas: tuple[int, ...], micro_batches: int, times: StageTimes) -> Trace:
+    return run(compile_orders(get(schedule).order(Pipeline(replicas, micro_batches))), times)
 
 
 @st.composite

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.errors import PlanError
-from planner.play import Conditions, StageTimes, Trace, Transfers, play, run
-from planner.schedules import Action, ActionKind
+from planner.play import Conditions, StageTimes, Trace, Transfers, run
+from planner.schedules import Action, ActionKind, Pipeline, compile_orders, get
 
 
 def actions(text: str) -> list[Action]:
@@ -137,6 +137,7 @@ def test_times_for_too_few_stages() -> None:
 
 
 def test_a_hundred_thousand_actions() -> None:
-    trace = play("1f1b", (4,) * 16, 4 * 800, StageTimes.of([1.0] * 16, [2.0] * 16, 0.1))
+    program = compile_orders(get("1f1b").order(Pipeline((4,) * 16, 4 * 800)))
+    trace = run(program, StageTimes.of([1.0] * 16, [2.0] * 16, 0.1))
     assert len(trace.program.kind) > 100_000
     assert np.isfinite(trace.end_s).all()

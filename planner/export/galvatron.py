@@ -1,0 +1,160 @@
+"""Galvatron: the JSON file of a strategy, one entry a layer, and the settings of its runtime that the file leaves open.
+
+Keys are those that `galvatron/core/runtime/hybrid_parallel_config.py` and `config2strategy` in
+`galvatron/utils/config_utils.py` read; lists are texts with commas. Its ranks count tensor parallel neighbours first,
+then context, data and pipeline parallel ones (`comm_groups.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.plans import Plan, Requirement
+from planner.plans.documents import pretty
+from planner.sharding import AxisRole
+from planner.systems.backends import BACKENDS
+
+_TITAN = BACKENDS.get("torchtitan")
+GALVATRON = dataclasses.replace(
+    _TITAN,
+    key="galvatron",
+    title="Galvatron",
+    can=_TITAN.can - {Requirement.MULTI_STAGE_RANK, Requirement.SPLIT_BACKWARD, Requirement.EXPERT_PARALLEL},
+    schedules=("1f1b", "gpipe"),
+    structure=dataclasses.replace(_TITAN.structure, alike=False, axes=("tensor", "context")),
+)
+"""What its runtime takes: a width, a kind of data parallelism and recomputation for each layer. Experts are dealt to
+ranks in another order than a plan's (`pp-ep-edp-etp`)."""
+
+PIPELINES = {"1f1b": "pipedream_flush", "gpipe": "gpipe"}
+"""`pipeline_type` by the plan's schedule."""
+
+SHARDED = {0: "ddp", 2: "zero2", 3: "zero3"}
+"""`default_dp_type` by ZeRO stage: FSDP without sharding, of gradients and optimizer, of all."""
+
+FORMATS = {"fp32": ("fp32", True), "bf16": ("bf16", False), "bf16-fp32grad": ("bf16", True), "fp16": ("fp16", False)}
+"""`mixed_precision` and `reduce_in_fp32` by precision."""
+
+OPTIMIZERS = ("adam", "adamw")
+
+
+def _stage_layers(plan: Plan) -> tuple[int, ...]:
+    """Layers of each stage."""
+    items = readings.block_items(plan)
+    return tuple(
+        len({readings.layer_name(plan.block_table[at]) for at in range(*stage.blocks) if items[at] == "t"})
+        for stage in plan.stages
+    )
+
+
+def _widths(plan: Plan, role: AxisRole) -> tuple[int, ...]:
+    """For each stage the ranks of a group along the axes of a role."""
+    return tuple(readings.role_sizes(plan.sharding_of(stage.index))[role] for stage in plan.stages)
+
+
+def _lacks(plan: Plan) -> Iterator[Lack]:
+    yield from readings.unlike_decoder(plan)
+    empty = [index for index, count in enumerate(_stage_layers(plan)) if not count]
+    if empty:
+        yield Lack(f"stages without a layer ({', '.join(map(str, empty))})", "`shardplan plan --pp` with fewer stages")
+    if len({stage.group_ranks * len(stage.replicas) for stage in plan.stages}) > 1:
+        yield Lack("stages of unequally many ranks", "`shardplan plan --tp` with one width")
+    elif any(len({sizes[0], sizes[-1]}) > 1 for sizes in (_widths(plan, role) for role in AxisRole)):
+        yield Lack(
+            "an embedding and logits cut over unequally many ranks (vtp)", "`shardplan plan --tp` with one width"
+        )
+    if readings.precision_base(plan) not in FORMATS:
+        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(FORMATS)}`")
+    if plan.options.optimizer not in OPTIMIZERS:
+        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
+
+
+def strategy(plan: Plan) -> dict[str, Any]:
+    """The strategy file."""
+    own, counts, sharded = readings.degrees(plan), _stage_layers(plan), int(plan.configuration.zero == 3)
+
+    def by_layer(of_stages: Sequence[int]) -> str:
+        return _listed(value for value, count in zip(of_stages, counts, strict=True) for _ in range(count))
+
+    return {
+        "pp_deg": len(plan.stages),
+        "tp_sizes_enc": by_layer(_widths(plan, AxisRole.TENSOR)),
+        "tp_consecutive_flags": by_layer([1] * len(counts)),
+        "cp_sizes_enc": by_layer(_widths(plan, AxisRole.CONTEXT)),
+        "dp_types_enc": by_layer([sharded] * len(counts)),
+        "use_sp": by_layer([0] * len(counts)),
+        "checkpoint": by_layer([int(stage.recompute) for stage in plan.stages]),
+        "global_bsz": plan.micro_batches.global_batch,
+        "chunks": own.accumulated,
+        "pp_division": _listed(counts),
+        "pipeline_type": PIPELINES.get(plan.schedule.name, "gpipe"),
+        "default_dp_type": SHARDED[plan.configuration.zero],
+        "vtp": own.tensor,
+        "vsp": 0,
+        "vcp": own.context,
+        **dict.fromkeys(("vocab_sdp", "embed_sdp"), sharded),  # the name in the source, and that in release 2.4
+    }
+
+
+def _listed(values: Iterator[int] | Sequence[int]) -> str:
+    return ",".join(map(str, values))
+
+
+def _settings(plan: Plan) -> Mapping[str, str]:
+    """Settings of the runtime beside the file, by their names below `runtime`."""
+    kind, whole = FORMATS[readings.precision_base(plan)]
+    flags = {
+        "parallel.reduce_in_fp32": whole,
+        "parallel.async_grad_reduce": plan.configuration.zero < 2,
+        "train.sequence_parallel": readings.cuts_sequence(plan),
+        "model.untie_embeddings_and_output_weights": not readings.is_tied(plan),
+    }
+    return {
+        "parallel.mixed_precision": kind,
+        **{name: str(flag).lower() for name, flag in flags.items()},
+        "train.seq_length": str(readings.sequence_length(plan)),
+    }
+
+
+def _write(plan: Plan) -> Export:
+    document, settings = strategy(plan), _settings(plan)
+    overrides = [f"++runtime.{name}={value}" for name, value in settings.items()]
+    script = readings.launch(
+        plan,
+        "train_dist.py",
+        ('"${CONFIG:?}"', '"++runtime.parallel.galvatron_config_path=${here}/strategy.json"', *overrides),
+        (
+            "# CONFIG: Galvatron's configuration of the model and its data, as scripts/train_dist.yaml",
+            'here="$(cd "$(dirname "$0")" && pwd)"',
+        ),
+    )
+    ranks = readings.ranks_file(plan)
+    mapped = [Mapped(key, f"`{value}`") for key, value in (*document.items(), *settings.items())]
+    left_out = [
+        "Widths, heads and vocabulary of the model, the optimizer's settings and the data: `CONFIG`.",
+        "Types of weights: Galvatron keeps them in float32 and casts them for the passes, whatever else the plan's "
+        "precision says.",
+    ]
+    if readings.recomputes(plan):
+        left_out.append("Recomputation of the embedding and the logits: layers alone have a flag.")
+    if ranks:
+        left_out.append("The order of devices: `ranks.json` has the plan's device of each Galvatron rank.")
+    return Export(
+        {"strategy.json": pretty(document) + "\n", "launch.sh": script, **ranks}, tuple(mapped), tuple(left_out)
+    )
+
+
+register(
+    Exporter(
+        key="galvatron",
+        backend=GALVATRON,
+        plan_for="torchtitan --schedule 1f1b --ep 1",
+        lacks=lambda plan: tuple(_lacks(plan)),
+        write=_write,
+        start="Run `launch.sh` in Galvatron's folder of the model (`galvatron/models/gpt`) on every machine, with "
+        "`CONFIG` set; `strategy.json` is the strategy file.",
+    )
+)
