@@ -16,7 +16,7 @@ from planner.errors import InfeasibleError, ModelError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers import chain_dp
-from planner.solvers._trivial import plain_schedule
+from planner.solvers._candidates import plain_schedule
 from planner.space import evaluate
 from planner.space.asked import as_written, given, in_words, without
 from planner.space.formulate import Formulator

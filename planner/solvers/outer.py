@@ -20,10 +20,9 @@ from planner.memory import fits
 from planner.schedules import Schedule
 from planner.solvers import chain_dp
 from planner.solvers._account import Account, space_in_words
-from planner.solvers._candidates import SAME, Candidates
+from planner.solvers._candidates import SAME, Candidates, TrivialPlans
 from planner.solvers._frontier import Alike, Frontier, Looked, Task, by_zero, compute_s, covers
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
-from planner.solvers._trivial import TrivialPlans
 from planner.solvers.critical_path import bounded, critical_s, settle
 from planner.solvers.diagnosis import infeasible, limited, may_fit
 from planner.solvers.shape_search import ShapeSearch, waits

@@ -19,8 +19,8 @@ from planner.solvers.partition._max_load_form import (
     reduce_form,
     simple_bound,
 )
-from planner.solvers.partition.local_search_max_load import Loads
 from planner.solvers.partition.max_load_ideals import best_chain
+from planner.solvers.partition.max_load_moves import Loads
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 from tests.oracles.max_load import solve_by_enumeration
 from tests.partition.checks import by_cp_sat, by_highs, by_ideals, by_moves, by_pairs

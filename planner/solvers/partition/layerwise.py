@@ -28,7 +28,7 @@ from planner.solvers.partition import (
     Search,
     search_partition,
 )
-from planner.solvers.partition.longest_stage import STEP, LongestStage
+from planner.solvers.partition.iteration_dp import STEP, LongestStage
 from planner.space.partition import LayerChoice, LayerDecision
 
 _LABEL_STEP = 1e-11

@@ -39,7 +39,7 @@ from planner.solvers.partition._max_load_form import (
     simple_bound,
     space,
 )
-from planner.solvers.partition.local_search_max_load import improve
+from planner.solvers.partition.max_load_moves import improve
 from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
 from planner.space.partition import MaxLoadProblem
 
