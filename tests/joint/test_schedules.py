@@ -17,9 +17,7 @@ from planner.hardware import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline
 from planner.solvers import search
-from planner.space import BlockCosts, Job, Timed, evaluate
-from planner.space.timing import play_terms
-from planner.space.types import Configuration, Evaluation, StageChoice
+from planner.space import BlockCosts, Configuration, Evaluation, Job, StageChoice, Timed, evaluate, play_terms
 from tests.joint.instances import Ways, random_joint
 
 SEEDS = st.integers(0, 10**6)

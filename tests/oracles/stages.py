@@ -6,9 +6,9 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from planner.solvers.types import Judge, Measure, Solution
-from planner.space.problem import StageProblem
-from planner.space.types import Configuration, Evaluation
+from planner.solvers import Judge, Solution
+from planner.solvers.types import Measure
+from planner.space import Configuration, Evaluation, StageProblem
 
 
 def decisions(problem: StageProblem) -> Iterator[Configuration]:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from planner.errors import InfeasibleError, JobError
 from planner.hardware import Cluster
 from planner.solvers import search
-from planner.space import BlockCosts, Formulator, Job, evaluate, played_s
-from planner.space.types import Configuration, Evaluation
+from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 

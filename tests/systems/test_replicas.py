@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planner.hardware import load_cluster
 from planner.solvers.partition.cluster_chains import beside_the_work, carried
-from planner.space.types import StageChoice
+from planner.space import StageChoice
 
 Chain = tuple[list[float], list[float], list[float]]
 
