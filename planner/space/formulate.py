@@ -78,7 +78,6 @@ class Formulator:
         copies: int,
         schedule: str,
         zero: int,
-        replicas: Sequence[int] | None = None,
         slice_devices: int | None = None,
     ) -> StageProblem:
         """The problem of one micro-batch size (that of the costs), number of copies, schedule and ZeRO stage.
@@ -88,7 +87,6 @@ class Formulator:
             copies: copies of the pipeline, to which the job's devices are dealt in equal slices.
             schedule: "1f1b" or "gpipe".
             zero: ZeRO stage.
-            replicas: allowed replicas of a stage; by default `replica_options`.
             slice_devices: devices of one copy; by default as many as the job's devices allow.
 
         Raises:
@@ -99,7 +97,7 @@ class Formulator:
         """
         job = self._job
         width, micro_batches = self._share(costs, copies, slice_devices)
-        options = tuple(replicas or self.replica_options(micro_batches, copies, width))
+        options = self.replica_options(micro_batches, copies, width)
         placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
         piped = 0 if zero in (job.structure.zero_in_pipelines or job.zero) else 1
         in_flight, passing, filling = warm_up_tables(schedule, placement.replicas, width, micro_batches)

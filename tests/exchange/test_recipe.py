@@ -106,7 +106,9 @@ def test_the_judge_prices_it() -> None:
 
 
 def test_the_solvers_tables_say_what_the_judge_says() -> None:
-    problem = Formulator(MACHINE, JOB).problem(COSTS, copies=1, schedule="1f1b", zero=NUMBER, replicas=(4,))
+    problem = Formulator(MACHINE, dataclasses.replace(JOB, data_parallel=(4,))).problem(
+        COSTS, copies=1, schedule="1f1b", zero=NUMBER
+    )
     assert problem.sync_s.ravel() == pytest.approx([2000])
     assert problem.exchange_forward_s.ravel() == pytest.approx([100])
     assert problem.exchange_backward_s.ravel() == pytest.approx([200])

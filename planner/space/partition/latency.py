@@ -25,7 +25,7 @@ from planner.errors import JobError
 from planner.graph import numbered_line, topological_line
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition.verdict import Verdict
+from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
 from planner.space.types import Violation
 
 
@@ -134,24 +134,16 @@ class LatencyProblem:
         return tuple(found)
 
     def _over_memory(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        held: list[list[float]] = [[] for _ in range(self.devices)]
-        for node, device in enumerate(decision.devices):
-            held[device].append(float(self.size_bytes[node]))
         return tuple(
             Violation("memory", device, f"device {device} holds {size:.0f} bytes", size, self.memory_bytes)
-            for device, size in enumerate(map(math.fsum, held))
+            for device, size in enumerate(held_bytes(self.size_bytes, decision.devices, self.devices))
             if self.limited[device] and not fits(size, self.memory_bytes)
         )
 
     def _torn(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        places: dict[int, set[int]] = {}
-        for node, device in enumerate(decision.devices):
-            if self.colour[node] >= 0:
-                places.setdefault(int(self.colour[node]), set()).add(device)
         return tuple(
             Violation("colour", -1, f"colour {colour} is on {len(where)} devices")
-            for colour, where in sorted(places.items())
-            if len(where) > 1
+            for colour, where in torn_colours(self.colour, decision.devices)
         )
 
     def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:

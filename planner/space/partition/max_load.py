@@ -27,7 +27,7 @@ from planner.errors import JobError, UsageError
 from planner.graph import topological_line
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition.verdict import Verdict
+from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
 from planner.space.types import Violation
 
 MaxLoadDecision = tuple[int, ...]
@@ -129,11 +129,7 @@ class MaxLoadProblem:
         )
 
     def _over_memory(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        held: list[list[float]] = [[] for _ in range(self.accelerators)]
-        for i, d in enumerate(device):
-            if d < self.accelerators:
-                held[d].append(float(self.size_bytes[i]))
-        needs = [math.fsum(sizes) for sizes in held]
+        needs = held_bytes(self.size_bytes, device, self.devices)[: self.accelerators]
         return tuple(
             Violation("memory", d, f"accelerator {d} needs {need:.0f} of {self.memory_bytes:.0f} bytes", need,
                       self.memory_bytes)
@@ -142,14 +138,9 @@ class MaxLoadProblem:
         )  # fmt: skip
 
     def _torn(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        homes: dict[int, set[int]] = {}
-        for i, d in enumerate(device):
-            if self.colour[i] >= 0:
-                homes.setdefault(int(self.colour[i]), set()).add(d)
         return tuple(
-            Violation("colour", min(found), f"colour {colour} is spread over devices {sorted(found)}")
-            for colour, found in sorted(homes.items())
-            if len(found) > 1
+            Violation("colour", where[0], f"colour {colour} is spread over devices {where}")
+            for colour, where in torn_colours(self.colour, device)
         )
 
     def _circular(self, device: Sequence[int]) -> tuple[Violation, ...]:

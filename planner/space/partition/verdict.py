@@ -55,6 +55,23 @@ def over_memory(part: int, needed_bytes: float, available_bytes: float, message:
     return (Violation("memory", part, message, needed_bytes, available_bytes),)
 
 
+def held_bytes(size_bytes: np.ndarray, devices: Sequence[int], count: int) -> list[float]:
+    """By device, of so many, the sizes of the nodes that are on it, summed and rounded once."""
+    held: list[list[float]] = [[] for _ in range(count)]
+    for size, device in zip(size_bytes.tolist(), devices, strict=True):
+        held[device].append(size)
+    return [math.fsum(sizes) for sizes in held]
+
+
+def torn_colours(colour: np.ndarray, devices: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Colours whose nodes are on several devices, ascending, and these devices; a negative colour is none."""
+    places: dict[int, set[int]] = {}
+    for own, device in zip(colour.tolist(), devices, strict=True):
+        if own >= 0:
+            places.setdefault(own, set()).add(device)
+    return [(own, sorted(where)) for own, where in sorted(places.items()) if len(where) > 1]
+
+
 def covers_chain(boundaries: Sequence[int], layers: int) -> bool:
     """Whether boundaries 0, ..., `layers` ascend, so that every layer of a chain is in one stage."""
     return (
