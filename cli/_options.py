@@ -242,6 +242,32 @@ def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa:
     return planner.load_cluster(options["hardware"], **{**named, **otherwise})
 
 
+def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    """The model and the hardware that a plan names, at the sizes it has, in place of those that are not given.
+
+    Args:
+        plan: the plan.
+        plan_file: where it lies: files that it names are looked for beside it, too.
+        against: values of `against_options`.
+
+    Raises:
+        UsageError: the plan names none.
+    """
+    import planner
+
+    found = dict(against)
+    for name in ("model", "hardware"):
+        found[name] = found[name] or beside(plan_file, getattr(plan.provenance, name))
+    if not (found["model"] and found["hardware"]):
+        raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
+    if not found["dims"] and found["model"] in planner.bundled_names() and plan.headline and plan.headline.sequence:
+        usual, sequence = planner.bundled_info(found["model"]).seq, plan.headline.sequence
+        found["dims"] = (f"seq={sequence}",) if usual and usual != sequence else ()
+    if not found["nodes"] and planner.load_cluster(found["hardware"]).device_count != plan.hardware.device_count:
+        found["nodes"] = plan.hardware.nodes
+    return found
+
+
 def parse_headroom(text: str) -> float:
     """`5%` or `0.05` as a fraction.
 

@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 from . import _partition
-from ._options import against_options, beside, for_option, format_option, load_against, read_file, shown_name
+from ._options import (
+    against_options,
+    for_option,
+    format_option,
+    load_against,
+    own_inputs,
+    read_file,
+    shown_name,
+)
 from ._report import FOUND, say_checked, show, written
 
 LACKING = 9
@@ -70,11 +78,7 @@ def command(
         return _partition.check(ctx, plan_file, text, against["model"], form)
     plan = planner.load_plan(text, name=shown_name(plan_file))
     if replan:
-        for name in ("model", "hardware"):
-            against[name] = against[name] or beside(plan_file, getattr(plan.provenance, name))
-        if not (against["model"] and against["hardware"]):
-            raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-        against["nodes"] = against["nodes"] or _nodes(plan, against["hardware"])
+        against = own_inputs(plan, plan_file, against)
     inputs = load_against(plan.hardware.stack, against)
     if replan:
         return _replanned(plan_file, plan, *inputs, form=form)
@@ -89,14 +93,6 @@ def command(
     code = say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)
     lacking = all(finding.fault == planner.plans.Fault.BACKEND for finding in report.findings)
     return LACKING if code and lacking else code
-
-
-def _nodes(plan: Any, hardware: str) -> int | None:  # noqa: ANN401
-    """How many nodes make the plan's devices of a profile that has another number by itself."""
-    import planner
-
-    own = planner.load_cluster(hardware).device_count
-    return None if own == plan.hardware.device_count else plan.hardware.nodes
 
 
 def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> int:  # noqa: ANN401

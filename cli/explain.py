@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from . import _partition
-from ._options import against_options, format_option, load_against, load_hardware, price_option, set_option
+from ._options import against_options, format_option, load_against, load_hardware, own_inputs, price_option, set_option
 from ._progress import progress_line
 from ._report import show
 
@@ -21,13 +21,13 @@ from ._report import show
 @click.option(
     "--why-not", metavar="CHOICE",
     help="Price this choice instead and say where it loses: tp=4,pp=8; also cp, ep, dp, interleave, micro-batch, zero, "
-    "schedule and recompute (never, always, or modules as mlp+act). What it leaves open is as suits it best. Needs "
-    "--model and --hardware.",
+    "schedule and recompute (never, always, or modules as mlp+act). What it leaves open is as suits it best. For "
+    "the model and the hardware that the plan names, unless others are given.",
 )  # fmt: skip
 @click.option(
     "--worth", is_flag=True,
     help="Plan the job again with 1 GiB more memory, with each link twice as fast, with one more node and without each "
-    "of its limits, and say what that gains. A search each; needs --model and --hardware.",
+    "of its limits, and say what that gains. A search each; for --model and --hardware, or those that the plan names.",
 )  # fmt: skip
 @format_option("text", "json", "markdown")
 @click.pass_context
@@ -50,7 +50,7 @@ def command(
     Examples:
       shardplan explain model.plan.json
       shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2
-      shardplan explain 70b.plan.json --model llama3-70b -H dgx-h100 --nodes 8 --why-not tp=4,pp=8
+      shardplan explain 70b.plan.json --why-not tp=4,pp=8
       shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2 --worth
       shardplan explain model.plan.json --format markdown >> summary.md
     """
@@ -59,13 +59,11 @@ def command(
     if planner.is_partition_plan(plan_file):
         _partition.explain(ctx, plan_file, form)
         return
-    model, hardware = against["model"], against["hardware"]
-    for flag, asked in (("--why-not", why_not), ("--worth", worth)):
-        if asked and not (model and hardware):
-            raise click.UsageError(f"{flag} needs --model and --hardware, which it plans or prices for")
-    if bool(model) is not bool(hardware):
-        raise click.UsageError("--model and --hardware go together: splits are priced for both")
     plan = planner.read_plan(plan_file)
+    if why_not or worth:
+        against = own_inputs(plan, plan_file, against)
+    if bool(against["model"]) is not bool(against["hardware"]):
+        raise click.UsageError("--model and --hardware go together: splits are priced for both")
     if price:
         plan = planner.with_price(plan, price)
     graph, cluster = load_against(plan.hardware.stack, against)

@@ -24,6 +24,7 @@ COMMANDS = {
     "migrate": "Write a plan file of an older version as one of this version.",
     "explain": "Say why a plan is as it is: bottleneck, memory, next best plans.",
     "simulate": "Play a plan's schedule out: step time, bubble, memory over time.",
+    "report": "Write a plan as a page of HTML that stands alone: charts, tables, assumptions.",
     "export": "Write a plan in the files of a training framework.",
     "run": "Train by a plan on this machine, and compare its gradients with the whole model's.",
     "diff": "Compare two plans by meaning.",

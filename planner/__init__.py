@@ -178,7 +178,7 @@ if TYPE_CHECKING:
     from planner.report.difference import diff_verdict as diff_verdict
     from planner.report.explanation import explanation_report as explanation_report
     from planner.report.gantt import draw_gantt as draw_gantt
-    from planner.report.catalogue import cluster_report as cluster_report
+    from planner.report.page import plan_page as plan_page
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report

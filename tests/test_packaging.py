@@ -38,3 +38,11 @@ def test_the_sizes_of_the_bundled_models_are_package_data() -> None:
     patterns = _settings()["package-data"]["planner.models"]  # type: ignore[index]
     listed = {path.name for pattern in patterns for path in (ROOT / "models").glob(pattern)}
     assert listed == {path.name for path in (ROOT / "models").iterdir() if path.suffix not in (".py", "")}
+
+
+def test_the_files_of_the_page_are_package_data() -> None:
+    patterns = _settings()["package-data"]["planner.report"]  # type: ignore[index]
+    folder = ROOT / "planner" / "report"
+    listed = {path.name for pattern in patterns for path in folder.glob(pattern)}
+    assert listed == {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert len(listed) == 2

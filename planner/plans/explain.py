@@ -224,7 +224,7 @@ def _shares(plan: Plan) -> tuple[Share, ...]:
     predictions = plan.predictions
     stage, terms = plan.stages[predictions.bottleneck], predictions.stages[predictions.bottleneck]
     count = plan.micro_batches.count // len(stage.replicas)
-    inside_s, again_s = plan.inside_s(stage.index)
+    inside_s, _, again_s = plan.inside_s(stage.index)
     parts = [
         ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s - inside_s)),
         ("recomputation", count * (terms.recompute_s - again_s)),

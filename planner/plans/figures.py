@@ -325,23 +325,31 @@ class Headline:
 
     def __str__(self) -> str:
         """The line that people copy: `gpt2, 8 x a100-sxm-80gb, seq 1024, ..: 47 ms, 174,000 tokens/s/device, ..`."""
+        return f"{self.subject}: {', '.join(self.figures)}"
+
+    @property
+    def subject(self) -> str:
+        """What the figures are of: model, devices, sequence, work of a step."""
         devices = " + ".join(f"{count} x {name}" for name, count in self.devices.items())
         work = f"seq {self.sequence}, {short_count(self.tokens_per_step)} tokens a step"
+        return f"{self.model}, {devices}, {work if self.sequence else f'{self.global_batch} samples a step'}"
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Time, rate, MFU, memory and price, each with its unit; what is not known is left out."""
         rate = f"{_thousands(self.tokens_per_s_per_device)} tokens/s/device"
         if not self.sequence:
-            work = f"{self.global_batch} samples a step"
             rate = f"{_thousands(self.samples_per_s / self.device_count)} samples/s/device"
         time = format_seconds(self.iteration_s)
         if self.low_s is not None and self.high_s is not None:
             time += f" (80 %: {format_seconds(self.low_s)} to {format_seconds(self.high_s)})"
-        figures = [
+        return (
             time,
             rate,
             *([f"{self.mfu:.1%} MFU"] if self.mfu else []),
             f"{self.memory_bytes / GIB:.3g} of {self.device_bytes / GIB:.3g} GiB",
             *([f"{self._price_words()}"] if self.dollars_per_hour else []),
-        ]
-        return f"{self.model}, {devices}, {work}: {', '.join(figures)}"
+        )
 
     def _price_words(self) -> str:
         if self.sequence:

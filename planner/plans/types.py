@@ -269,17 +269,19 @@ class Plan:
         """
         return self._places.operator(operator, stage)
 
-    def inside_s(self, stage: int) -> tuple[float, float]:
+    def inside_s(self, stage: int) -> tuple[float, float, float]:
         """Seconds that the ranks of a stage's group exchange data for a micro-batch.
 
-        Returns: in forward and backward, and in the forward that a recomputed stage repeats.
+        Returns: in forward and backward; the forward's part of that; and in the forward that a recomputed stage
+            repeats.
         """
-        own, again_s = self.stages[stage], 0.0
-        for block in range(*own.blocks) if own.recompute else ():
+        own, forward_s, again_s = self.stages[stage], 0.0, 0.0
+        for block in range(*own.blocks) if own.sharding else ():
             found = self.sharded_block(stage, block)
-            if found and block not in own.kept_blocks:
-                again_s += sum(c.seconds for c in found[0].collectives if c.phase == "forward")
-        return self.predictions.stages[stage].inside_s, again_s
+            seconds = sum(c.seconds for c in found[0].collectives if c.phase == "forward") if found else 0.0
+            forward_s += seconds
+            again_s += seconds if own.recompute and block not in own.kept_blocks else 0.0
+        return self.predictions.stages[stage].inside_s, forward_s, again_s
 
     def held(self, weight: str, rank: int) -> range | None:
         """The experts, or rows of a table, that a rank holds of a weight; None where it has neither or holds all."""

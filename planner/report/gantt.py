@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from planner.report.tables import Line
-from planner.simulate.segments import ACTIVITIES, Activity, Segments, rows, segments, windows
+from planner.simulate.segments import ACTIVITIES, Activity, Row, Segments, fewer_rows, rows, segments, windows
 from planner.simulate.timeline import Timeline
 from planner.units import format_seconds
 
@@ -18,6 +18,7 @@ SYMBOLS = {
     Activity.RECOMPUTE: "R",
     Activity.BACKWARD: "B",
     Activity.WEIGHT_GRAD: "W",
+    Activity.INSIDE: "=",
     Activity.COMMUNICATION: "-",
     Activity.SYNC: "S",
     Activity.UPDATE: "U",
@@ -26,7 +27,7 @@ SYMBOLS = {
 """The character of each activity."""
 
 GAP = " … "
-"""Stands between the start and the end of a clipped picture."""
+"""Stands between the windows of a clipped picture."""
 
 _NARROWEST = 20
 _CLIPPED_FORWARD = 2
@@ -79,53 +80,66 @@ def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> 
     Args:
         timeline: what to draw.
         width: characters of a line, label included; at least 20 are used for the time.
-        most_rows: rows beyond that are left out, with a note.
+        most_rows: where there are more, one replica of each stage is drawn; stages beyond that are left out. A note
+            says so.
 
     A cell shows the activity that fills most of it, or waiting when that fills more than half. Iterations too long
-    for a forward to get a cell are drawn as their start and their end. O(segments + rows * width).
+    for a forward to get a cell are drawn as their start, the steady state in their middle, and their end.
+    O(segments + rows * width).
     """
-    parts = segments(timeline.trace, timeline.recompute_s)
+    parts = segments(timeline)
     grouped = rows(timeline, parts)
-    shown = grouped[:most_rows]
+    shown = fewer_rows(grouped, most_rows)[:most_rows]
     room = max(_NARROWEST, width - max(len(row.label) for row in shown) - 1)
     spans = windows(timeline, room, room // _CLIPPED_FORWARD)
     counts = _share(room, spans)
-    drawn = tuple(
-        GanttRow(
-            row.label, tuple(_cells(parts.of(row.lanes[0].worker), s, n) for s, n in zip(spans, counts, strict=True))
-        )
-        for row in shown
-    )
+    drawn = tuple(GanttRow(row.label, _cells(parts.of(row.lanes[0].worker), spans, counts)) for row in shown)
+    used = {activity for row in drawn for cells in row.cells for activity in cells}
+    legend = tuple(activity for activity in ACTIVITIES if activity in used)
+    return Gantt(drawn, _axis(spans, counts), legend, omissions(timeline, spans, grouped, shown))
+
+
+def omissions(
+    timeline: Timeline, spans: Sequence[tuple[float, float]], grouped: Sequence[Row], shown: Sequence[Row]
+) -> tuple[str, ...]:
+    """What a picture of some windows of time and some rows leaves out, in sentences."""
     notes = []
     if len(spans) > 1:
-        hidden = spans[1][0] - spans[0][1]
-        notes.append(f"{format_seconds(hidden)} of {format_seconds(timeline.played_s)} in the middle are not shown")
+        hidden_s = timeline.played_s - sum(end - begin for begin, end in spans)
+        times = f"{format_seconds(hidden_s)} of {format_seconds(timeline.played_s)}"
+        notes.append(f"{times} between start, steady state and end are not shown")
     if len(grouped) > len(shown):
-        notes.append(f"{len(grouped) - len(shown)} of {len(grouped)} rows are not shown")
-    used = {activity for row in drawn for cells in row.cells for activity in cells}
-    return Gantt(drawn, _axis(spans, counts), tuple(a for a in ACTIVITIES if a in used), tuple(notes))
+        stages = {row.lanes[0].stages for row in grouped} - {row.lanes[0].stages for row in shown}
+        why = "" if stages else ": replicas of the same stages, at other times"
+        notes.append(f"{len(grouped) - len(shown)} of {len(grouped)} rows are not shown{why}")
+    return tuple(notes)
 
 
 def _share(room: int, spans: tuple[tuple[float, float], ...]) -> list[int]:
-    """Cells of each window, in proportion to its length."""
+    """Cells of each window, in proportion to its length; the first has what is left over."""
     room -= len(GAP) * (len(spans) - 1)
     total = sum(end - begin for begin, end in spans)
-    first = max(1, round(room * (spans[0][1] - spans[0][0]) / total)) if total > 0 else room
-    return [room] if len(spans) == 1 else [first, max(1, room - first)]
+    others = [max(1, round(room * (end - begin) / total)) for begin, end in spans[1:]]
+    return [max(1, room - sum(others)), *others]
 
 
-def _cells(mine: Segments, span: tuple[float, float], count: int) -> tuple[Activity, ...]:
-    """The activity of each of `count` equal cells of a window."""
-    edges = np.linspace(span[0], span[1], count + 1)
-    filled = np.zeros((len(ACTIVITIES), count))
+def _cells(
+    mine: Segments, spans: Sequence[tuple[float, float]], counts: Sequence[int]
+) -> tuple[tuple[Activity, ...], ...]:
+    """By window, the activity of each of so many equal cells."""
+    return tuple(
+        tuple(ACTIVITIES[code] for code in busiest(mine, np.linspace(*span, count + 1)))
+        for span, count in zip(spans, counts, strict=True)
+    )
+
+
+def busiest(mine: Segments, edges: np.ndarray) -> np.ndarray:
+    """What fills most of each cell between two edges, waiting where that fills more than half: codes of activities."""
+    filled = np.zeros((len(ACTIVITIES), len(edges) - 1))
     for code in np.unique(mine.activity):
         chosen = mine.activity == code
         filled[code] = np.diff(_elapsed(mine.begin_s[chosen], mine.end_s[chosen], edges))
-    cell = (span[1] - span[0]) / count
-    filled[_IDLE] = 0.0
-    busiest = filled.argmax(axis=0)
-    codes = np.where(filled.sum(axis=0) < cell / 2, _IDLE, busiest)
-    return tuple(ACTIVITIES[code] for code in codes)
+    return np.where(filled.sum(axis=0) < np.diff(edges) / 2, _IDLE, filled.argmax(axis=0))
 
 
 def _elapsed(begin_s: np.ndarray, end_s: np.ndarray, edges: np.ndarray) -> np.ndarray:

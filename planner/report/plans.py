@@ -181,7 +181,8 @@ def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ..
 
 def _inside_s(plan: Plan, stage: Stage) -> float:
     """Seconds of communication inside a group in an iteration, recomputation's included."""
-    return plan.micro_batches.count // len(stage.replicas) * sum(plan.inside_s(stage.index))
+    inside_s, _, again_s = plan.inside_s(stage.index)
+    return plan.micro_batches.count // len(stage.replicas) * (inside_s + again_s)
 
 
 def _tensor_alone(plan: Plan) -> bool:

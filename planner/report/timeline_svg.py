@@ -8,8 +8,20 @@ import numpy as np
 
 from planner.play.memory import MemoryCurve
 from planner.report import svg
-from planner.schedules.program import SYNC, UPDATE
-from planner.simulate.segments import ACTIVITIES, Activity, Row, Segments, rows, segments, windows
+from planner.report.gantt import omissions
+from planner.simulate.segments import (
+    ACTIVITIES,
+    WINDOWS,
+    WORK,
+    Activity,
+    Row,
+    Segments,
+    fewer_rows,
+    rank_ranges,
+    rows,
+    segments,
+    windows,
+)
 from planner.simulate.timeline import Lane, Timeline, fullest_lanes
 from planner.units import format_bytes, format_fraction, format_seconds
 
@@ -18,6 +30,7 @@ COLOURS = {
     Activity.RECOMPUTE: "#ccbb44",
     Activity.BACKWARD: "#228833",
     Activity.WEIGHT_GRAD: "#66ccee",
+    Activity.INSIDE: "#ddaa33",
     Activity.COMMUNICATION: "#ee8866",
     Activity.SYNC: "#aa3377",
     Activity.UPDATE: "#777777",
@@ -35,7 +48,10 @@ STYLE = (
 """
 )
 
-_LEFT, _RIGHT, _TOP, _GAP = 190, 150, 76, 36
+MOST_ROWS = 64
+"""Rows of a picture where replicas of a stage do the same at other times; one a stage where there are more."""
+
+_LEFT, _RIGHT, _TOP, _GAP = 190, 150, 88, 36
 _ROW, _STRIP = 22, 44
 _NUMBER_ROOM = 13
 _NARROWEST_FORWARD, _CLIPPED_FORWARD = 3.0, 7.0
@@ -57,39 +73,32 @@ class _Scale:
         return self.at(window, self.spans[window][1])
 
 
-def draw_svg(timeline: Timeline, *, width: int = 1280, most_rows: int = 64) -> str:
+def draw_svg(timeline: Timeline, *, width: int = 1280) -> str:
     """Draw a timeline as SVG text.
 
     Args:
         timeline: what to draw.
         width: pixels.
-        most_rows: rows and memory strips beyond that are left out, with a note.
 
-    Iterations too long for a forward to be seen are drawn as their start and their end, with a note. O(segments).
+    Every stage has a row; its replicas have rows of their own where that makes no more than `MOST_ROWS`. Iterations too
+    long for a forward to be seen are drawn as their start, the steady state in their middle, and their end, with a
+    note. O(segments).
     """
-    parts = segments(timeline.trace, timeline.recompute_s)
+    parts = segments(timeline)
     grouped = rows(timeline, parts)
+    shown = fewer_rows(grouped, MOST_ROWS)
     room = max(200.0, width - _LEFT - _RIGHT)
     scale = _scale(windows(timeline, int(room / _NARROWEST_FORWARD), int(room / _CLIPPED_FORWARD)), room)
     strips = fullest_lanes(timeline)
-    notes = _notes(timeline, scale, len(grouped), len(strips), most_rows)
-    gantt_top = _TOP
-    memory_top = gantt_top + _ROW * min(len(grouped), most_rows) + 52
-    height = memory_top + _STRIP * min(len(strips), most_rows) + 16 + 16 * len(notes)
+    notes = omissions(timeline, scale.spans, grouped, shown)
+    memory_top = _TOP + _ROW * len(shown) + 52
+    height = memory_top + _STRIP * len(strips) + 16 + 16 * len(notes)
     body = [
         *_header(timeline, parts),
-        *(
-            line
-            for at, row in enumerate(grouped[:most_rows])
-            for line in _gantt_row(timeline, row, parts, scale, gantt_top + at * _ROW)
-        ),
-        *_axis(scale, gantt_top, memory_top - 48),
+        *(line for at, row in enumerate(shown) for line in _gantt_row(timeline, row, parts, scale, _TOP + at * _ROW)),
+        *_axis(scale, _TOP, memory_top - 48),
         svg.text(_LEFT - 12, memory_top - 12, "memory of one device", "strong", "end"),
-        *(
-            line
-            for at, lane in enumerate(strips[:most_rows])
-            for line in _memory_strip(lane, scale, memory_top + at * _STRIP)
-        ),
+        *(line for at, lane in enumerate(strips) for line in _memory_strip(lane, scale, memory_top + at * _STRIP)),
         *(svg.text(_LEFT, height - 8 - 16 * at, note, "quiet") for at, note in enumerate(reversed(notes))),
     ]
     return svg.svg(width, height, STYLE, body)
@@ -135,12 +144,11 @@ def _gantt_row(timeline: Timeline, row: Row, parts: Segments, scale: _Scale, y: 
             x1 = scale.at(window, min(float(inside.end_s[at]), end))
             if x1 - x0 < _THINNEST:
                 continue
-            activity, action = ACTIVITIES[inside.activity[at]], int(inside.action[at])
+            activity = ACTIVITIES[inside.activity[at]]
             edge = " edge" if x1 - x0 > _EDGED else ""
             lines.append(svg.rect(_class(activity) + edge, x0, y, x1 - x0, _ROW - 4))
-            named = activity is not Activity.COMMUNICATION and program.kind[action] not in (SYNC, UPDATE)
-            if named and x1 - x0 >= _NUMBER_ROOM:
-                number = str(int(program.micro_batch[action]))
+            if activity in WORK and x1 - x0 >= _NUMBER_ROOM:
+                number = str(int(program.micro_batch[inside.action[at]]))
                 if x1 - x0 >= 7 * len(number):
                     lines.append(svg.text((x0 + x1) / 2, y + 13, number, "number", "middle"))
     return lines
@@ -156,6 +164,8 @@ def _axis(scale: _Scale, top: float, bottom: float) -> list[str]:
             x = scale.at(window, count * step)
             lines.append(svg.line("axis", x, bottom, x, bottom + 4))
             lines.append(svg.text(x, bottom + 17, format_seconds(count * step), "quiet", "middle"))
+        if len(scale.spans) > 1:
+            lines.append(svg.text(left, top - 5, WINDOWS[window], "quiet"))
         if window:
             lines.append(svg.text(left - _GAP / 2, (top + bottom) / 2 + 4, "···", "title quiet", "middle"))
     return lines
@@ -165,7 +175,7 @@ def _memory_strip(lane: Lane, scale: _Scale, y: float) -> list[str]:
     base, tall = y + _STRIP - 8, _STRIP - 12
     top = max(float(lane.capacity_bytes), lane.memory.peak_bytes)
     limit = base - tall * lane.capacity_bytes / top
-    lines = [svg.text(_LEFT - 12, y + 22, "stage " + ",".join(str(s) for s in lane.stages), anchor="end")]
+    lines = [svg.text(_LEFT - 12, y + 22, f"stage {rank_ranges(lane.stages)}", anchor="end")]
     for window in range(len(scale.spans)):
         left, right = scale.begins[window], scale.ends(window)
         corners = [(x, base - tall * held / top) for x, held in _outline(lane.memory, scale, window)]
@@ -188,17 +198,6 @@ def _outline(curve: MemoryCurve, scale: _Scale, window: int) -> list[tuple[float
             corners.append((x, corners[-1][1]))
         corners.append((x, float(curve.held_bytes[at])))
     return [*corners, (scale.at(window, end), corners[-1][1])]
-
-
-def _notes(timeline: Timeline, scale: _Scale, row_count: int, strip_count: int, most_rows: int) -> list[str]:
-    notes = []
-    if len(scale.spans) > 1:
-        hidden = scale.spans[1][0] - scale.spans[0][1]
-        notes.append(f"{format_seconds(hidden)} of {format_seconds(timeline.played_s)} in the middle are not shown")
-    for what, count in (("rows", row_count), ("memory strips", strip_count)):
-        if count > most_rows:
-            notes.append(f"{count - most_rows} of {count} {what} are not shown")
-    return notes
 
 
 def _class(activity: Activity) -> str:

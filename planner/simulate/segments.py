@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from planner.play import Trace
 from planner.schedules import ActionKind
 from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, KINDS
 from planner.simulate.timeline import Lane, Timeline
 
-HEAD_SHARE = 0.6
-"""Share of a clipped picture that shows the start of the iteration; the rest shows its end."""
+WINDOWS = ("start", "steady state", "end")
+WINDOW_SHARES = (0.3, 0.4, 0.3)
+"""What a clipped picture shows of an iteration, and the share of its width that each has."""
 
 
 class Activity(StrEnum):
@@ -30,6 +30,7 @@ class Activity(StrEnum):
     RECOMPUTE = "recompute"
     BACKWARD = "backward"
     WEIGHT_GRAD = "weight gradient"
+    INSIDE = "communication inside a group"
     COMMUNICATION = "communication"
     SYNC = "synchronisation"
     UPDATE = "update"
@@ -38,6 +39,9 @@ class Activity(StrEnum):
 
 ACTIVITIES = tuple(Activity)
 """Activities by code: `Segments.activity` holds indices into this."""
+
+WORK = ACTIVITIES[: ACTIVITIES.index(Activity.INSIDE)]
+"""Activities of one micro-batch: they come first."""
 
 _OF_KIND = {
     ActionKind.FORWARD: Activity.FORWARD,
@@ -80,22 +84,28 @@ class Segments:
         return Segments(*(column[chosen] for column in columns))
 
 
-def segments(trace: Trace, recompute_s: Sequence[float]) -> Segments:
-    """Split each action into communication, recomputation and work; O(actions)."""
-    program = trace.program
+def segments(timeline: Timeline) -> Segments:
+    """Split each action into communication, recomputation and work; O(actions).
+
+    Communication inside a group goes on all through an action, between the operators; it is put at the action's end.
+    """
+    trace, program = timeline.trace, timeline.trace.program
     codes = np.array([ACTIVITIES.index(_OF_KIND.get(kind, Activity.COMMUNICATION)) for kind in KINDS], np.int8)
     work = codes[program.kind]
     repeats = (program.kind == BACKWARD) | (program.kind == INPUT_GRAD)
-    again = np.where(repeats, np.asarray(recompute_s, float)[program.stage], 0.0)
-    middle = np.minimum(trace.compute_start_s + again, trace.compute_end_s)
-    edges = (trace.start_s, trace.compute_start_s, middle, trace.compute_end_s, trace.end_s)
-    communication = np.full_like(work, ACTIVITIES.index(Activity.COMMUNICATION))
-    recompute = np.full_like(work, ACTIVITIES.index(Activity.RECOMPUTE))
+    again = np.where(repeats, np.asarray(timeline.recompute_s)[program.stage], 0.0)
+    worked = np.maximum(trace.compute_end_s - timeline.inside_s[program.kind, program.stage], trace.compute_start_s)
+    repeated = np.minimum(trace.compute_start_s + again, worked)
+    edges = (trace.start_s, trace.compute_start_s, repeated, worked, trace.compute_end_s, trace.end_s)
+    communication, recompute, inside = (
+        np.full_like(work, ACTIVITIES.index(each))
+        for each in (Activity.COMMUNICATION, Activity.RECOMPUTE, Activity.INSIDE)
+    )
     begin = np.stack(edges[:-1], axis=1).ravel()
     end = np.stack(edges[1:], axis=1).ravel()
-    activity = np.stack([communication, recompute, work, communication], axis=1).ravel()
-    action = np.repeat(np.arange(len(work)), 4)
-    whole = Segments(np.repeat(program.worker, 4), begin, end, activity, action)
+    activity = np.stack([communication, recompute, work, inside, communication], axis=1).ravel()
+    action = np.repeat(np.arange(len(work)), 5)
+    whole = Segments(np.repeat(program.worker, 5), begin, end, activity, action)
     return whole.pick(np.flatnonzero(end > begin))
 
 
@@ -108,7 +118,7 @@ class Row:
     @property
     def label(self) -> str:
         """`stage 2  ranks 4-7`."""
-        stages = ",".join(str(s) for s in self.lanes[0].stages)
+        stages = rank_ranges(self.lanes[0].stages)
         ranks = sorted({rank for lane in self.lanes for rank in lane.ranks})
         return f"stage {stages}  {'rank' if len(ranks) == 1 else 'ranks'} {rank_ranges(ranks)}"
 
@@ -124,8 +134,18 @@ def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
     return tuple(Row(tuple(lanes)) for lanes in groups.values())
 
 
+def fewer_rows(grouped: Sequence[Row], most: int) -> Sequence[Row]:
+    """All rows, or of more than `most` the first of each stage: its other replicas do the same at other times."""
+    if len(grouped) <= most:
+        return grouped
+    found: dict[tuple[int, ...], Row] = {}
+    for row in grouped:
+        found.setdefault(row.lanes[0].stages, row)
+    return tuple(found.values())
+
+
 def windows(timeline: Timeline, most: int, clipped: int) -> tuple[tuple[float, float], ...]:
-    """What to draw: all that was played, or its start and its end.
+    """What to draw: all that was played, or its start, its middle and its end.
 
     An iteration longer than `most` typical forwards is clipped to as long as `clipped` of them.
     """
@@ -135,7 +155,8 @@ def windows(timeline: Timeline, most: int, clipped: int) -> tuple[tuple[float, f
     shown = max(clipped, 1) * typical
     if shown <= 0 or step <= max(shown, most * typical):
         return ((0.0, step),)
-    return ((0.0, HEAD_SHARE * shown), (step - (1 - HEAD_SHARE) * shown, step))
+    first, middle, last = (share * shown for share in WINDOW_SHARES)
+    return (0.0, first), ((step - middle) / 2, (step + middle) / 2), (step - last, step)
 
 
 def rank_ranges(ranks: Iterable[int], most: int = 4) -> str:
@@ -170,7 +191,7 @@ def trace_json(timeline: Timeline) -> str:
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     trace, program = timeline.trace, timeline.trace.program
-    parts = segments(trace, timeline.recompute_s)
+    parts = segments(timeline)
     transfers = np.flatnonzero(trace.transfer_end_s > trace.transfer_start_s)
     for lane in timeline.lanes:
         pid, tid = lane.stages[0], lane.ranks[0]

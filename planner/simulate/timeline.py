@@ -22,6 +22,7 @@ from planner.play.measure import Steady, find_pace
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
+from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, KINDS, RECOMPUTE
 from planner.simulate.comparison import Comparison, compare, measured
 
 
@@ -72,7 +73,8 @@ class Timeline:
         bubble_fraction: see `bubble_convention`.
         bubble_convention: how the bubble is defined.
         lanes: by worker.
-        recompute_s: by stage, the part of a backward that repeats the forward.
+        recompute_s: by stage, the part of a backward that computes the forward again.
+        inside_s: [kinds of actions, stages] the part of an action in which the ranks of a group exchange data.
         comparison: with the plan's own prediction.
         trace: when every action of one copy ran.
         cost: what `step_s` is.
@@ -90,6 +92,7 @@ class Timeline:
     bubble_convention: str
     lanes: tuple[Lane, ...]
     recompute_s: tuple[float, ...]
+    inside_s: np.ndarray
     comparison: Comparison
     trace: Trace
     cost: Cost = Cost.MAKESPAN
@@ -142,7 +145,8 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
         bubble_fraction=1.0 - busy / (trace.program.workers * step_s) if step_s > 0 else 0.0,
         bubble_convention=BUBBLE_CONVENTION,
         lanes=_lanes(plan, ranks, copies, trace, iterations, step_s),
-        recompute_s=tuple(0.0 if _repeats(plan) else stage.recompute_s for stage in plan.predictions.stages),
+        recompute_s=_recompute_s(plan),
+        inside_s=_inside_s(plan),
         comparison=_compared(plan, copies, trace, times, transfers, step_s),
         trace=trace,
         cost=cost,
@@ -222,6 +226,25 @@ def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
 def _repeats(plan: Plan) -> bool:
     """Whether the orders have actions of their own for repeating forwards."""
     return any(re.search(r"(?:^|[\s(])R[0-9]", order.actions) for order in plan.schedule.orders)
+
+
+def _recompute_s(plan: Plan) -> tuple[float, ...]:
+    """By stage, the part of a backward that computes the forward again, without what its ranks exchange in it."""
+    stages = plan.predictions.stages
+    if _repeats(plan):
+        return (0.0,) * len(stages)
+    return tuple(stage.recompute_s - plan.inside_s(index)[2] for index, stage in enumerate(stages))
+
+
+def _inside_s(plan: Plan) -> np.ndarray:
+    """[kinds of actions, stages] the part of an action in which the ranks of a group exchange data."""
+    found = np.zeros((len(KINDS), len(plan.stages)))
+    repeats = _repeats(plan)
+    for stage in plan.stages:
+        both_s, forward_s, again_s = plan.inside_s(stage.index)
+        found[FORWARD, stage.index], found[RECOMPUTE, stage.index] = forward_s, again_s
+        found[[BACKWARD, INPUT_GRAD], stage.index] = both_s - forward_s + (0.0 if repeats else again_s)
+    return found / plan.schedule.parts
 
 
 def times_of(plan: Plan) -> StageTimes:

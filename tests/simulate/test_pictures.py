@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
 
+import planner
 from planner import draw_gantt, draw_svg
 from planner.report.gantt import Gantt
 from planner.simulate import Activity, rank_ranges, simulate, timeline_document, trace_json
@@ -38,9 +40,11 @@ def test_gantt_groups_replicas_and_clips_long_iterations() -> None:
         "stage 1  ranks 2-3",
         "stage 2  ranks 4-5",
     ]
-    assert [len(row.cells) for row in picture.rows] == [2, 2, 2]
-    assert "in the middle are not shown" in picture.notes[0]
+    assert [len(row.cells) for row in picture.rows] == [3, 3, 3]
+    assert "between start, steady state and end are not shown" in picture.notes[0]
     assert all(len(line) <= 80 for line in lines_of(picture)[:4])
+    middle = picture.rows[1].cells[1]
+    assert set(middle) == {Activity.FORWARD, Activity.BACKWARD}  # nobody waits in the steady state
 
 
 @pytest.mark.parametrize("width", [40, 77, 120, 240])
@@ -75,7 +79,49 @@ def test_svg_is_well_formed_and_says_what_it_shows() -> None:
 def test_svg_of_a_long_iteration_is_clipped_with_a_note() -> None:
     text = draw_svg(simulate(toy_plan(micro_batches=3000)))
     assert len(text) < 200_000
-    assert "in the middle are not shown" in text
+    assert "between start, steady state and end are not shown" in text
+    assert {">start<", ">steady state<", ">end<"} <= set(re.findall(r">[a-z ]+<", text))
+
+
+def test_svg_shows_every_stage_of_a_long_pipeline() -> None:
+    graph, cluster = planner.load_graph("gpt2-xl", dims={"seq": 64}), planner.load_cluster("dgx-a100", nodes=5)
+    plan = planner.predict(graph, cluster, planner.Job(396), planner.Degrees(pipeline=33, data=1)).plan
+    words = [element.text or "" for element in ElementTree.fromstring(draw_svg(simulate(plan))).iter(f"{SVG}text")]
+    assert [word for word in words if word.startswith("stage ")] == [
+        *(f"stage {stage}  rank {stage}" for stage in range(33)),
+        *(f"stage {stage}" for stage in range(33)),
+    ]
+    assert not any("rows are not shown" in word for word in words)
+
+
+def test_where_rows_are_many_every_stage_has_one() -> None:
+    """Replicas of a stage work at different times where the stages' numbers of replicas differ."""
+    timeline = simulate(toy_plan(replicas=(3, 2, 1)))
+    everything = draw_gantt(timeline)
+    of = [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (2, 5)]
+    assert [row.label for row in everything.rows] == [f"stage {stage}  rank {rank}" for stage, rank in of]
+    fewer = draw_gantt(timeline, most_rows=5)
+    assert [row.label for row in fewer.rows] == ["stage 0  rank 0", "stage 1  rank 3", "stage 2  rank 5"]
+    assert fewer.notes == ("3 of 6 rows are not shown: replicas of the same stages, at other times",)
+
+
+def test_communication_inside_a_group_is_told_apart() -> None:
+    """As much of each forward and backward as the plan says, at its end."""
+    plan = planner.predict(
+        planner.load_graph("llama3.2-1b", dims={"seq": 2048}),
+        planner.load_cluster("dgx-a100"),
+        planner.Job(16),
+        planner.Degrees(tensor=4, pipeline=2, recompute=True),
+    ).plan
+    trace = json.loads(trace_json(simulate(plan)))["traceEvents"]
+    inside = {stage.index: 0.0 for stage in plan.stages}
+    for event in trace:
+        if event.get("cat") == "communication inside a group":
+            inside[event["pid"]] += event["dur"] / 1e6
+    for stage, terms in zip(plan.stages, plan.predictions.stages, strict=True):
+        _, forward_s, again_s = plan.inside_s(stage.index)
+        assert terms.inside_s > forward_s >= again_s > 0
+        assert inside[stage.index] == pytest.approx(plan.micro_batches.count * (terms.inside_s + again_s), rel=1e-6)
 
 
 def test_trace_events() -> None:

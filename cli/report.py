@@ -1,0 +1,44 @@
+"""`shardplan report`: a plan as one page to show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ._options import against_options, load_against, own_inputs, price_option, read_file, set_option, shown_name
+
+
+@click.command("report")
+@click.argument("plan_file", metavar="PLAN")
+@click.option("--output", "-o", required=True, type=click.Path(dir_okay=False), help="Page to write; `-` is stdout.")
+@against_options
+@set_option
+@price_option
+def command(plan_file: str, output: str, price: float | None, **against: Any) -> None:  # noqa: ANN401
+    """Write PLAN as a page of HTML that stands alone: model, timeline, memory, where time goes, what else was priced.
+
+    The page needs no network and no other file. The roofline of the costliest operators needs the model and the
+    hardware: those that the plan names are taken where they are found and still the same; else give --model and
+    --hardware.
+
+    \b
+    Examples:
+      shardplan report model.plan.json -o report.html
+      shardplan report model.plan.json -o report.html --model model.onnx --hardware dgx-a100 --nodes 2
+      shardplan plan gpt2 -H dgx-a100 -o - | shardplan report - -o - > report.html
+    """
+    import planner
+
+    plan = planner.load_plan(read_file(plan_file), name=shown_name(plan_file))
+    if price:
+        plan = planner.with_price(plan, price)
+    named = not (against["model"] or against["hardware"])
+    try:
+        chosen = own_inputs(plan, plan_file, against) if named else against
+        page = planner.plan_page(plan, *load_against(plan.hardware.stack, chosen))
+    except (planner.ModelError, planner.HardwareError, planner.UsageError) as error:
+        if not named:
+            raise
+        page = planner.plan_page(plan, lacking=str(error))
+    planner.write_whole(output, page)
