@@ -300,16 +300,9 @@ def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
         search,
         list(range(machines, 0, -1)) if problem.use_fewer else [machines],
         lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate),
-        lambda devices: _pricing(problem, receiver=True, idle_behind_first=(machines - devices) * released),
+        lambda devices: Pricing(problem, True, (machines - devices) * released),
         lambda layers, place: ReplicatedStage(layers, place[1]),
     ).climb(cuts)
-
-
-def _pricing(
-    problem: PipeDreamProblem | PlacedPipelineProblem, *, receiver: bool, idle_behind_first: int = 0
-) -> Pricing:
-    paper = problem.cost is StageCost.PAPER
-    return Pricing(paper, problem.transfers, receiver, problem.bandwidth_byte_per_s, problem.memory, idle_behind_first)
 
 
 def solve_placed(search: Search) -> None:
@@ -326,7 +319,7 @@ def solve_placed(search: Search) -> None:
         search,
         [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1)),
         lambda devices: layout_on(problem, devices, search.deadline),
-        lambda _: _pricing(problem, receiver=False),
+        lambda _: Pricing(problem, receiver=False),
         lambda layers, place: PlacedStage(layers, *place),
     ).climb(cuts)
 

@@ -24,7 +24,7 @@ import numpy as np
 from planner.graph.ideals import ancestor_bits, enumerate_ideals, prefix_ideals
 from planner.memory import fits
 from planner.solvers.partition import Deadline, OutOfTime
-from planner.space.partition import BoundaryBytes, Frontiers, Layers, Memory, PlacedPipelineProblem
+from planner.space.partition import BoundaryBytes, Frontiers, Layers, PipeDreamProblem, PlacedPipelineProblem, StageCost
 
 _CHUNK = 1 << 15
 
@@ -217,27 +217,26 @@ class Pricing:
     """How stages and cuts are charged.
 
     Attributes:
-        paper: maximum instead of sum, and transfers not shared among replicas.
-        transfers: whether cuts cost anything.
+        problem: says how times add up, what cuts cost, links and memory.
         receiver: whether sending by the first stage is free.
-        bandwidth_byte_per_s: by level.
-        memory: limit of a device.
         idle_behind_first: devices that the first stage has behind it besides those used.
     """
 
-    paper: bool
-    transfers: bool
+    problem: PipeDreamProblem | PlacedPipelineProblem
     receiver: bool
-    bandwidth_byte_per_s: tuple[float, ...]
-    memory: Memory
     idle_behind_first: int = 0
+
+    @property
+    def paper(self) -> bool:
+        """Maximum instead of sum, and transfers not shared among replicas."""
+        return self.problem.cost is StageCost.PAPER
 
     def cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
         """Seconds for a byte at the cut between a stage that ended as `tail` and one on `replicas` devices."""
-        if not self.transfers or tail.replicas == 0:
+        if not self.problem.transfers or tail.replicas == 0:
             return 0.0
         sharing = replicas if tail.first and self.receiver else min(replicas, tail.replicas)
-        return 2.0 / (self.bandwidth_byte_per_s[max(tail.level, level)] * (1 if self.paper else sharing))
+        return 2.0 / (self.problem.bandwidth_byte_per_s[max(tail.level, level)] * (1 if self.paper else sharing))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -322,7 +321,7 @@ class Sweep:
             high = min(last, int(np.searchsorted(cuts.compute_s, self.limit * move.used * _SLACK, "right")))
         rows = np.arange(low, max(low, high))
         replicas = 1 if self.pricing.paper else ahead
-        levels = range(move.tail_level, len(self.pricing.bandwidth_byte_per_s))
+        levels = range(move.tail_level, len(self.pricing.problem.bandwidth_byte_per_s))
         least = min(self.pricing.cut_s_per_byte(tail, level, replicas) for level in levels)
         return rows[least * cuts.cut_bytes[rows] < self.limit] if least else rows
 
@@ -372,7 +371,7 @@ class Sweep:
 
     def _stage_s(self, site: int, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
         """Seconds a minibatch of a stage from each row to each goal, infinite where memory does not do."""
-        cuts, memory = self.cuts, self.pricing.memory
+        cuts, memory = self.cuts, self.pricing.problem.memory
         compute = cuts.compute_s[goals][None, :] - cuts.compute_s[rows][:, None]
         weights = cuts.weight_bytes[goals][None, :] - cuts.weight_bytes[rows][:, None]
         exchange = weights * move.exchange_s_per_byte
