@@ -1,8 +1,7 @@
 """Configurations as people name them: tensor, pipeline and data parallel degrees, chunks a worker, split of layers.
 
-A chain cut into stages of so many layers each: equal ones, and those of a pipeline layout as Megatron writes it.
-
-A layout is a line of items, `|` between stages: `E` the embedding, `t` a decoder layer, `m` a predictor of a further
+A chain is cut into stages of so many layers each: equal ones, or those of a pipeline layout as Megatron writes it. A
+layout is a line of items, `|` between stages: `E` the embedding, `t` a decoder layer, `m` a predictor of a further
 token, `L` the loss with the logits. `t*4` is `tttt`, and `(tt|)*3` is `tt|tt|tt|`. Stage i is chunk i // p of worker
 i % p. (Megatron Core, `core/transformer/pipeline_parallel_layer_layout.py`.)
 """

@@ -1,17 +1,15 @@
-"""Where stages can lie in a slice, and what communication costs there: everything that does not depend on the blocks.
+"""Where stages can lie in a slice, what communication costs there, and what replicas exchange and hold at each place.
 
 A stage with r replicas at device a of the slice is, over all copies, the ranks `c W + a .. c W + a + r - 1`. Hundreds
 of such places differ only in which levels they span and which device types they hold, so prices are kept by distinct
 place. Where t ranks share every operator, a "device" here is t neighbouring ones that act as one: equal ranks of them
 exchange gradients among themselves and hand over to each other, all t of them at once.
 
-What replicas exchange at each place, and what each of them holds: tables over stages of blocks i..j.
+What replicas exchange, and what each of them holds, are tables over stages of blocks i..j (`Exchanges`), read off the
+recipe of the ZeRO stage (`planner.exchange.recipe_of`).
 
-All of it is read off the recipe of the ZeRO stage (`planner.exchange.recipe_of`).
-
-What it costs to sum the gradients of weights that the first and the last stage of a pipeline both hold.
-
-The first stage has r replicas at device a of the slice, the last one s replicas at its end. With g = gcd(r, s), group q
+Where the first and the last stage of a pipeline hold the same weights, their gradients are summed (`tied_ends`). The
+first stage has r replicas at device a of the slice, the last one s replicas at its end. With g = gcd(r, s), group q
 of a copy has replicas q, q + g, .. of both. Shifting a group by whole children of the outermost level keeps its shape,
 so of all copies and groups only the distinct shifts within such a child are looked at, and of places far from the last
 stage only those within one child.

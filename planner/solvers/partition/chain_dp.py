@@ -4,7 +4,6 @@ For each pipeline a DP over (devices used, type of the last, layers placed) mini
 Where stages also stop the pipeline (transfers, an exchange after it is drained), those that stop it for longer than
 some limit are forbidden, for every limit at which the best slowest stage changes; these are found by bisection.
 
-
 Sums over all runs of layers of a chain are to the last bit what a judge's `fsum` gives.
 """
 

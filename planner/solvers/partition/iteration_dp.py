@@ -4,8 +4,6 @@ The ranges of the longest stage are those of `LongestStage`: some ten to forty p
 value. A pass is a DP over (first layer, devices left), the last layer and all devices at once in numpy. Memory depends
 on how many stages follow; a pass first leaves that aside, which bounds it from below, and only when its plan does not
 fit is it repeated stage by stage from the end, keeping states that beat all with fewer stages and that can still win.
-
-One pass over a chain on device meshes: the least sum of stage times under a cap on every stage.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""CP-SAT for max-load plans: exact in whole numbers, with and without an order of the devices.
+"""Max-load plans by two engines that take one model: CP-SAT, exact in whole numbers, and HiGHS, in floats.
 
-Times become whole numbers of about 2^-43 of the incumbent, rounded down, so that the bound holds for the true times
-as well and falls short of them by less than the tolerance. Workers take turns in a fixed order, so that the answer
-depends on the machine's speed only where the time limit cuts the search off.
+For CP-SAT times become whole numbers of about 2^-43 of the incumbent, rounded down, so that the bound holds for the
+true times as well and falls short of them by less than the tolerance. Workers take turns in a fixed order, so that the
+answer depends on the machine's speed only where the time limit cuts the search off.
 
-HiGHS for max-load plans, through MathOpt: often the quicker engine where transfers outweigh work.
-
-It computes in floats with tolerances, so that its bound is lowered by a millionth before it counts, and an infeasible
+HiGHS, through MathOpt, is often the quicker engine where transfers outweigh work. It computes with tolerances, so that
+its bound is lowered by a millionth before it counts, and an infeasible
 model proves nothing by itself.
 """
 

@@ -5,8 +5,6 @@ narrow windows, prove it optimal or better it. Two cases need more: where there 
 backward nodes without forward twin leave a gap between the bound (each device takes those that suit it) and the best
 plan found (each is on one device only). Both are handed to CP-SAT with the plan and the bound so far.
 
-Best chain of stages through a given family of ideals: the dynamic programme behind the contiguous max-load solvers.
-
 A contiguous plan is a chain of ideals (what the first 1, 2, ... devices hold); a device's part is the difference of
 two of them. State: an ideal and how many accelerators and CPUs hold it; value: the least possible largest load so
 far. With a known plan of load T, only parts below T matter, and only ideals whose remaining work the remaining

@@ -1,17 +1,15 @@
-"""Tabu search for max-load plans: single groups change device, so that a steep sum of powers of the loads falls.
+"""Max-load plans improved: by a tabu search over single groups, and by dividing two or three devices anew.
 
-The sum of load^p looks at all devices, most at the fullest, and has none of the plateaus of the maximum. Each run
-starts from the best plan so far, with another power; a group that moved must stay for a while. Runs go from coarse to
-fine: first regions of the plan move as a whole, then their halves, at last single groups. The search ends after a
-number of runs without success, so that equal problems give equal plans; only the time limit can cut it short.
+The tabu search moves the group whose change of device lowers a steep sum of powers of the loads most. The sum of load^p
+looks at all devices, most at the fullest, and has none of the plateaus of the maximum. Each run starts from the best
+plan so far, with another power; a group that moved must stay for a while. Runs go from coarse to fine: first regions of
+the plan move as a whole, then their halves, at last single groups. The search ends after a number of runs without
+success, so that equal problems give equal plans; only the time limit can cut it short.
 
-Loads of a plan on groups, kept up to date move by move, and what every single move would do to them.
-
-Two devices of a max-load plan divided anew, the fullest with another, until no pair gets better.
-
-What two devices hold can be divided between them without touching any other: a net that a third device holds in part
-costs it the same whoever holds the rest. So each pair is a small problem of its own, which CP-SAT solves or improves
-within a fixed amount of its own work. Where pairs helped until none does, the fullest device is taken with two others.
+Then the fullest device and another are divided anew, until no pair gets better. What two devices hold can be divided
+between them without touching any other: a net that a third device holds in part costs it the same whoever holds the
+rest. So each pair is a small problem of its own, which CP-SAT solves or improves within a fixed amount of its own work.
+Where pairs helped until none does, the fullest device is taken with two others.
 """
 
 from __future__ import annotations

@@ -1,31 +1,29 @@
-"""Iteration time of a synchronous pipeline: sum of the stage times plus (M - 1) times the longest.
+"""Iteration time of a synchronous pipeline of M micro-batches, in two published problems:
 
-A chain of L layers is cut into stages; every stage runs on a mesh of its own, one of C configurations (a mesh's shape
-and how the layers are sharded on it), and meshes are laid in line over D devices, the first stage first. With M
-micro-batches (Zheng et al., "Alpa", OSDI 2022, section 5):
-
-    stage time     = time of its layers in its configuration + transfer over the boundary before it
     iteration time = sum of stage times + (M - 1) * longest stage time
     in flight      = min(stages from this one to the last, M)
+
+Alpa's (`IterationProblem`; Zheng et al., OSDI 2022, section 5): a chain of L layers is cut into stages; every stage
+runs on a mesh of its own, one of C configurations (a mesh's shape and how the layers are sharded on it), and meshes are
+laid in line over D devices, the first stage first.
+
+    stage time     = time of its layers in its configuration + transfer over the boundary before it
     memory         = fixed bytes + in flight * activation bytes <= memory of a device
 
 The transfer is the addition to the published cost: it depends on where the boundary lies, since neighbouring meshes
 share fast links inside a server and slow ones between servers. `boundary_level` says which level of links a boundary
 crosses when the next mesh starts at device p.
 
-Layer-wise strategies (`LayerChoice`): a choice for every layer under a device's memory, and where to cut.
-
+Galvatron's (`LayerChoice`; Miao et al., VLDB 2023): a choice for every layer under a device's memory, and where to cut.
 Layers form a chain, cut into a given number of stages on as many groups of devices of one size. Each layer runs by one
 of S strategies (a mix of tensor and data parallelism, sharded states, recompute), which sets its time and its memory on
 every device; where neighbouring layers of a stage differ, tensors are laid out anew:
 
     stage time     = boundary before it + sum of time[l, s_l] + sum over its l but the first of switch[l, s_{l-1}, s_l]
-    iteration time = sum of stage times + (M - 1) * longest stage time
-    in flight      = min(stages from this one to the last, M)
     stage memory   = sum of fixed[l, s_l] + in flight * activation[l, s_l] <= memory of a device
 
-With one stage this is the inner search of Galvatron (Miao et al., VLDB 2023), there a table over every unit of memory;
-Galvatron cuts evenly and then chooses strategies.
+With one stage this is Galvatron's inner search, there a table over every unit of memory; Galvatron cuts evenly and then
+chooses strategies.
 """
 
 from __future__ import annotations
