@@ -30,15 +30,6 @@ _ANY = 2**30
 _USABLE = operator.attrgetter("usable_bytes")
 
 
-def replica_options(micro_batches: int, slice_devices: int) -> tuple[int, ...]:
-    """Replicas a stage may have: divisors of the micro-batches that fit; in large slices powers of two and the
-    largest."""
-    fitting = [r for r in range(1, min(slice_devices, micro_batches) + 1) if micro_batches % r == 0]
-    if slice_devices <= ALL_DIVISORS_UP_TO:
-        return tuple(fitting)
-    return tuple(r for r in fitting if r & (r - 1) == 0 or r == fitting[-1])
-
-
 class Formulator:
     """Formulates many problems of one job, doing once what several of them share."""
 
@@ -57,13 +48,13 @@ class Formulator:
         return self._used // ranks
 
     def replica_options(self, micro_batches: int, copies: int, slice_devices: int) -> tuple[int, ...]:
-        """Replicas that a stage may have in one copy (`replica_options`, and what the job allows over all copies)."""
+        """Replicas that a stage may have in one copy: divisors of the micro-batches that fit, in large slices powers of
+        two and the largest, as far as the job allows them over all copies."""
+        fitting = [r for r in range(1, min(slice_devices, micro_batches) + 1) if micro_batches % r == 0]
+        if slice_devices > ALL_DIVISORS_UP_TO:
+            fitting = [r for r in fitting if r & (r - 1) == 0 or r == fitting[-1]]
         allowed = self._job.data_parallel
-        found = replica_options(micro_batches, slice_devices)
-        if not allowed:
-            return found
-        wanted = sorted({count // copies for count in allowed if count % copies == 0})
-        return tuple(r for r in wanted if 0 < r <= slice_devices and micro_batches % r == 0 and (r in found))
+        return tuple(r for r in fitting if not allowed or r * copies in allowed)
 
     def placements(self, ranks: int) -> Placements:
         """Where stages can lie."""

@@ -13,7 +13,7 @@ from planner import schedules
 from planner.errors import JobError, UsageError
 from planner.schedules import Pipeline
 from planner.space import Configuration, Formulator, Job, StageChoice, evaluate
-from planner.space.formulate import replica_options, warm_up_tables
+from planner.space.formulate import warm_up_tables
 from planner.space.types import Tie
 from tests.space.instances import chain, cluster
 
@@ -47,9 +47,11 @@ def test_in_flight_never_below_what_later_devices_imply() -> None:
 
 
 def test_replica_options_divide_the_micro_batches() -> None:
-    assert replica_options(12, 8) == (1, 2, 3, 4, 6)
-    assert replica_options(12, 100) == (1, 2, 4, 12)
-    assert replica_options(7, 4) == (1,)
+    options = Formulator(MACHINE, JOB).replica_options
+    assert options(12, 1, 8) == (1, 2, 3, 4, 6)
+    assert options(12, 1, 100) == (1, 2, 4, 12)
+    assert options(7, 1, 4) == (1,)
+    assert Formulator(MACHINE, Job(global_batch=24, data_parallel=(4, 6))).replica_options(12, 2, 8) == (2, 3)
 
 
 def test_places_and_links_of_two_nodes_of_two() -> None:

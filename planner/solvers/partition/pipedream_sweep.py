@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -62,10 +63,9 @@ class Cuts:
     def subset(self, rows: np.ndarray) -> Cuts:
         """Some of the cuts, with the two ends in any case."""
         keep = np.unique(np.concatenate([rows, [0, self.count - 1]]))
-        fields = (self.bits, self.compute_s, self.weight_bytes, self.saved_bytes, self.cut_bytes)
-        bits, compute_s, weight_bytes, saved_bytes, cut_bytes = (field[keep] for field in fields)
-        complete = self.complete and len(keep) == self.count
-        return Cuts(bits, compute_s, weight_bytes, saved_bytes, cut_bytes, complete)
+        tables = ("bits", "compute_s", "weight_bytes", "saved_bytes", "cut_bytes")
+        kept: dict[str, Any] = {name: getattr(self, name)[keep] for name in tables}
+        return replace(self, **kept, complete=self.complete and len(keep) == self.count)
 
     def coarse(self, most: int) -> Cuts:
         """About that many cuts: those where little crosses, and some spread over the compute time."""
