@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware import Cluster
-from planner.solvers import search
+from planner.solvers import comparable, search
 from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
@@ -186,3 +186,15 @@ def test_micro_batches_that_cannot_fit_are_never_priced() -> None:
     answer = search(costs_for, cluster((4,), (1e4,), memory_bytes=(16 * 350,)), Job(global_batch=4096))
     assert max(asked) == 128
     assert "sizes from 128 on left out" in answer.certificate.space
+
+
+def test_the_last_bit_of_a_sum_tells_no_decisions_apart() -> None:
+    terms = [0.1, 0.2, 0.3] * 7
+    one_by_one, compensated = sum(terms, start=0.0), math.fsum(terms)
+    reversed_s = 0.0
+    for term in reversed(terms):
+        reversed_s += term
+    assert len({one_by_one, compensated, reversed_s}) > 1
+    assert comparable(one_by_one) == comparable(compensated) == comparable(reversed_s)
+    assert comparable(1.0) < comparable(1.0 + 1e-8)
+    assert comparable(math.inf) == math.inf
