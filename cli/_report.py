@@ -36,10 +36,14 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def show(report: Any, data: Any = None, form: str = "text") -> None:  # noqa: ANN401
-    """Print a report; as JSON, the data that it was made from."""
+def show(report: Any, data: Any = None, form: str = "text", output: str | None = None) -> None:  # noqa: ANN401
+    """Print a report, or write it to a file; as JSON, the data that it was made from."""
+    import planner
+
     width = terminal_width()
-    if form == "text" and width:
+    if output:
+        planner.write_whole(output, written(report, data, form))
+    elif form == "text" and width:
         _show_styled(report, width)
     else:
         click.echo(written(report, data, form), nl=False)

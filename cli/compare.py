@@ -11,7 +11,7 @@ import click
 
 from . import _options
 from ._progress import progress_line
-from ._report import show, written
+from ._report import show
 
 
 @click.command("compare")
@@ -96,11 +96,7 @@ def command(
         provenance = planner.default_provenance(model, options["hardware"])
         _write_plans(plans_folder, *planner.plans_of(found, provenance))
     remark = "" if options["precision"] else planner.costs.precision_remark(found.precision, cluster.devices)
-    answer = planner.comparison_report(found, remark), planner.comparison_document(found), form
-    if output:
-        planner.write_whole(output, written(*answer))
-    else:
-        show(*answer)
+    show(planner.comparison_report(found, remark), planner.comparison_document(found), form, output)
 
 
 def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) -> None:

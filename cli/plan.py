@@ -180,7 +180,7 @@ def command(
                 answer = _for_target(graph, cluster, provenance, options, draw)
                 plan = answer.plan
             else:
-                plan = _planned(graph, cluster, _job(cluster.device_count, options), provenance, options, draw)
+                plan = _planned(graph, cluster, provenance, options, draw)
         except planner.InfeasibleError as error:
             if form == "json":
                 refusal = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, provenance)
@@ -218,7 +218,7 @@ def _for_target(
 
     def plan_on(devices: int) -> Any:  # noqa: ANN401
         cluster = _options.load_hardware(options, nodes=None, devices=devices)
-        plan = _planned(graph, cluster, _job(devices, options), provenance, options, draw)
+        plan = _planned(graph, cluster, provenance, options, draw)
         return planner.with_price(plan, options["price"]) if options["price"] else plan
 
     sizes = planner.ask.sizes_of(largest, largest.device_count) if options["nodes"] else ()
@@ -231,7 +231,6 @@ def _for_target(
 def _planned(
     graph: Any,  # noqa: ANN401
     cluster: Any,  # noqa: ANN401
-    job: Any,  # noqa: ANN401
     provenance: Any,  # noqa: ANN401
     options: dict[str, Any],
     draw: Draw | None,
@@ -239,6 +238,7 @@ def _planned(
     """The plan: of the joint search, or of a system."""
     import planner
 
+    job = _job(cluster.device_count, options)
     given = {"strict_ops": options["strict_ops"], "provenance": provenance}
     orders = options["schedule_file"]
     if options["system"] and (orders or options["schedules"]):

@@ -75,17 +75,11 @@ def command(
     plan_file: str,
     model: str | None,
     steps: int,
-    data: str,
-    loss: str,
-    learning_rate: float,
-    check: bool,
     measure: bool,
     rank: str | None,
     alone: bool,
-    dtype: str,
-    seed: int,
-    timeout_s: float,
     form: str,
+    **options: Any,  # noqa: ANN401
 ) -> int:
     """Run PLAN on this machine's CPU, one process a rank, exchanges by torch.distributed.
 
@@ -109,15 +103,9 @@ def command(
         plan,
         model_of_plan(plan, model),
         steps=max(steps, 3) if measure else steps,
-        data=data,
-        loss=loss,
-        learning_rate=learning_rate,
-        check=check,
-        dtype=dtype,
-        seed=seed,
-        timeout_s=timeout_s,
         alone=_alone(plan, rank, alone=alone),
         progress=(lambda step, value: click.echo(f"step {step + 1}: loss {value:.6g}")) if shown else _silent,
+        **options,
     )
     if form == "json":
         click.echo(json.dumps(planner.run_document(found), indent=2))

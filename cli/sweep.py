@@ -9,7 +9,7 @@ import click
 
 from . import _options
 from ._progress import progress_line
-from ._report import show, written
+from ._report import show
 
 NOTHING_FITS = 6
 """Exit code where no point has a plan."""
@@ -77,9 +77,5 @@ def command(
     if picture:
         planner.write_whole(picture, planner.sweep_svg(rows))
     report = planner.sweep_report(rows)
-    answer = report, planner.report_to_rows(report), form
-    if output:
-        planner.write_whole(output, written(*answer))
-    else:
-        show(*answer)
+    show(report, planner.report_to_rows(report), form, output)
     return 0 if any(row.headline for row in rows) else NOTHING_FITS

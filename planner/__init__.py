@@ -162,6 +162,7 @@ if TYPE_CHECKING:
     from planner.report import report_to_rows as report_to_rows
     from planner.report import report_to_text as report_to_text
     from planner.report.costs import calibration_report as calibration_report
+    from planner.report.catalogue import cluster_report as cluster_report
     from planner.report.catalogue import clusters_report as clusters_report
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report

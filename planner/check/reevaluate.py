@@ -34,20 +34,7 @@ from planner.systems.needs import running
 from planner.units import format_seconds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reevaluation:
-    """A plan evaluated anew.
-
-    Attributes:
-        plan: the same configuration with everything else worked out again.
-        violations: limits of the job and of memory that the configuration breaks.
-    """
-
-    plan: Plan
-    violations: tuple[Violation, ...] = ()
-
-
-def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
+def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Violation, ...]]:
     """Work a plan out again from what it decides: the model, the cluster and the options must be those of the plan.
 
     What only a search knows (the bound, the space that it holds for, the alternatives) is taken over. A plan by the
@@ -58,11 +45,15 @@ def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
         graph: its model at any batch.
         cluster: its hardware.
 
+    Returns:
+        The same configuration with everything else worked out again, and the limits of the job and of memory that the
+        configuration breaks.
+
     Raises:
         ShardplanError: it cannot be priced; the message says why.
     """
     if plan.system is not None:
-        return Reevaluation(decide_again(plan, graph, cluster))
+        return decide_again(plan, graph, cluster), ()
     return _judged(plan, graph, cluster)
 
 
@@ -74,7 +65,7 @@ def _said(plan: Plan, played_s: float) -> Certificate:
     return Certificate(said.bound_s, gap, said.space, proven, said.tried_bound_s, said.line_bound_s)
 
 
-def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
+def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Violation, ...]]:
     """A plan's configuration priced, judged, played and written out, with the alternatives that the plan says."""
     job, size = plan.options, plan.micro_batches.size
     cluster = with_headroom(cluster, plan.hardware.headroom)
@@ -101,11 +92,9 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
     )
     again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
     again = with_simulation(again, played_s)
-    if plan.headline is None or again.headline is None:  # of before
+    if plan.headline is None:  # of before
         again = dataclasses.replace(again, headline=None)
-    elif plan.headline.dollars_per_hour != again.headline.dollars_per_hour:  # a price of the user's own
-        own_price = plan.headline.dollars_per_hour / plan.headline.device_count
-        again = dataclasses.replace(again, headline=again.headline.priced(own_price))
+    again = _priced_as(plan, again)
     takers = tuple(BACKENDS.get(name) for name in plan.options.backends)
     again = dataclasses.replace(
         again,
@@ -113,7 +102,15 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> Reevaluation:
         runs_on=running(again, takers, graph) if plan.runs_on else (),
         free_choice=plan.free_choice,
     )
-    return Reevaluation(seal(again), evaluation.violations)
+    return seal(again), evaluation.violations
+
+
+def _priced_as(plan: Plan, anew: Plan) -> Plan:
+    """The new plan at the old one's price of a device, which may be the user's own."""
+    old, new = plan.headline, anew.headline
+    if old is None or new is None or old.dollars_per_hour == new.dollars_per_hour:
+        return anew
+    return with_price(anew, old.dollars_per_hour / old.device_count)
 
 
 class _TooLongError(Exception):
@@ -159,9 +156,7 @@ def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
         anew = _searched_again(plan, graph, cluster)
         if anew.free_choice is None:
             anew = dataclasses.replace(anew, free_choice=plan.free_choice)
-    if plan.headline and anew.headline and plan.headline.dollars_per_hour != anew.headline.dollars_per_hour:
-        anew = with_price(anew, plan.headline.dollars_per_hour / anew.headline.device_count)
-    return seal(dataclasses.replace(anew, provenance=now))
+    return seal(dataclasses.replace(_priced_as(plan, anew), provenance=now))
 
 
 def _searched_again(plan: Plan, graph: Graph, cluster: Cluster, progress: api.Progress | None = None) -> Plan:

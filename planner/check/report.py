@@ -169,9 +169,9 @@ def _anew(
     claims: tuple[str, ...] = ()
     renewed = is_renewed(plan, cluster)
     try:
-        anew = reevaluate(plan, graph, cluster)
-        wrong = [each for each in differences(plan, anew.plan) if renewed or each.path[0] != "hardware"]
-        for violation in anew.violations:
+        anew, violations = reevaluate(plan, graph, cluster)
+        wrong = [each for each in differences(plan, anew) if renewed or each.path[0] != "hardware"]
+        for violation in violations:
             fault = Fault.MEMORY if violation.kind == "memory" else Fault.OPTIONS
             found.append(Finding(fault, violation.message, AGAIN, violation.stage))
         others = sound and (other_version(plan) or renewed)
@@ -186,9 +186,7 @@ def _anew(
         return [Finding(Fault.UNPRICED, error.problem.message, error.problem.hint)], ()
     prices = [each for each in wrong if is_price(each.path)] if others else []
     if prices:
-        found.append(
-            Finding(Fault.REPRICED, _repriced(plan, anew.plan, cluster, prices), "plan again for current figures")
-        )
+        found.append(Finding(Fault.REPRICED, _repriced(plan, anew, cluster, prices), "plan again for current figures"))
     rest = [each for each in wrong if each not in prices]
     found += [Finding(Fault.DIFFERS, str(each), AGAIN, stage_in(each.path)) for each in rest]
     return found, claims

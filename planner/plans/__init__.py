@@ -6,9 +6,8 @@ data of a plan (`types`), read and written by `documents` and `files`; `rank_sch
 `explain`, `diff` and `comparison`.
 """
 
-from planner.plans.assemble import NOT_MODELLED, assemble, with_exchange, with_price, with_simulation
+from planner.plans.assemble import assemble, with_price, with_simulation
 from planner.plans.comparison import (
-    InfeasibleAnswer,
     PlanComparison,
     compare_answers,
     compare_plans,
@@ -19,7 +18,7 @@ from planner.plans.comparison import (
 from planner.plans.diff import Area, Change, diff
 from planner.plans.explain import Explanation, explain
 from planner.plans.explain_shardings import SplitReason, group_views, split_reasons
-from planner.plans.figures import FreeChoice, StageCollective, gap_to
+from planner.plans.figures import FreeChoice, Headline, StageCollective, gap_to
 from planner.plans.files import (
     configuration_document,
     configuration_schema,
@@ -42,7 +41,7 @@ from planner.plans.readings import SCHEDULE_KEYS, WORDS, counterparts, has_close
 from planner.plans.rebuild import priced_configuration, rebuild
 from planner.plans.records import Boundary, Duplicated, PlanNote, Provenance, SharedParameter
 from planner.plans.requirement import Requirement
-from planner.plans.rules import RULES, Gate, Metric, Remark, Severity, gate, read_rules
+from planner.plans.rules import RULES, Gate, Metric, Severity, gate, read_rules
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
@@ -52,7 +51,6 @@ diff_plans, explain_plan, plan_schema = diff, explain, json_schema
 dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
 
 __all__ = [
-    "NOT_MODELLED",
     "RULES",
     "SCHEDULE_KEYS",
     "WORDS",
@@ -70,8 +68,8 @@ __all__ = [
     "FreeChoice",
     "Gate",
     "GroupCollective",
+    "Headline",
     "Holding",
-    "InfeasibleAnswer",
     "Loss",
     "MeshAxis",
     "Metric",
@@ -80,7 +78,6 @@ __all__ = [
     "PlanNote",
     "Provenance",
     "RankOrder",
-    "Remark",
     "Requirement",
     "Severity",
     "ShardedBlock",
@@ -135,7 +132,6 @@ __all__ = [
     "summary",
     "to_document",
     "validate",
-    "with_exchange",
     "with_price",
     "with_simulation",
     "write",

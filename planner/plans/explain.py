@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from planner.costs import alignment_advice, precision
 from planner.costs.errors import MeasuredError
@@ -156,6 +157,13 @@ class Explanation:
     headline: Headline | None = None
 
 
+_PREDICTED = (
+    "iteration_s", "simulated_iteration_s", "measured_error", "samples_per_s", "bubble_fraction", "bubble_convention",
+    "bottleneck", "bound_s", "gap", "proven_optimal", "line_bound_s", "space",
+)  # fmt: skip
+"""What an explanation says as the plan's predictions do."""
+
+
 def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> Explanation:
     """Read the reasons off a plan.
 
@@ -172,28 +180,18 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
     predictions, coverage = plan.predictions, plan.coverage
     priced = coverage.by_rule + coverage.by_fallback
     tried_s = predictions.tried_bound_s
+    predicted: dict[str, Any] = {name: getattr(predictions, name) for name in _PREDICTED}
     return Explanation(
         model=plan.model.name,
         hardware=plan.hardware.name,
         devices=plan.world_size - len(plan.idle_ranks),
         shape=plan_shape(plan),
-        measured_error=predictions.measured_error,
-        iteration_s=predictions.iteration_s,
-        simulated_iteration_s=predictions.simulated_iteration_s,
-        samples_per_s=predictions.samples_per_s,
-        bubble_fraction=predictions.bubble_fraction,
-        bubble_convention=predictions.bubble_convention,
-        bottleneck=predictions.bottleneck,
+        **predicted,
         shares=_shares(plan),
         stages=tuple(_stage_view(plan, stage) for stage in plan.stages),
         headroom=plan.hardware.headroom,
         rivals=tuple(_rival(plan, alternative) for alternative in plan.alternatives),
-        bound_s=predictions.bound_s,
-        gap=predictions.gap,
-        proven_optimal=predictions.proven_optimal,
         tried_gap=None if tried_s is None else gap_to(tried_s, predictions.reached_s),
-        line_bound_s=predictions.line_bound_s,
-        space=predictions.space,
         assumptions=_assumptions(plan),
         not_modelled=plan.not_modelled,
         priced_by_rule=coverage.by_rule / priced if priced else 1.0,

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -188,28 +188,21 @@ def bubble_fraction(
     return 1.0 - busy_s / (len(ranks) * iteration_s)
 
 
+_SECONDS = (
+    "forward_s", "backward_s", "recompute_s", "receive_s", "return_s", "sync_s", "exposed_sync_s", "tied_sync_s",
+    "update_s",
+)  # fmt: skip
+"""Times of a stage that the judge and the plan call the same."""
+
+
 def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...]) -> StagePrediction:
-    memory = terms.memory
+    seconds: dict[str, Any] = {name: significant(getattr(terms, name)) for name in _SECONDS}
+    kinds = [field.name for field in dataclasses.fields(StageMemory)]
     return StagePrediction(
-        forward_s=significant(terms.forward_s),
-        backward_s=significant(terms.backward_s),
-        recompute_s=significant(terms.recompute_s),
-        receive_s=significant(terms.receive_s),
-        return_s=significant(terms.return_s),
-        sync_s=significant(terms.sync_s),
-        exposed_sync_s=significant(terms.exposed_sync_s),
-        tied_sync_s=significant(terms.tied_sync_s),
-        update_s=significant(terms.update_s),
+        **seconds,
         in_flight=int(terms.in_flight),
         unit_bytes=math.floor(terms.unit_bytes),
-        memory=StageMemory(
-            weights_bytes=math.ceil(memory.weights),
-            gradients_bytes=math.ceil(memory.gradients),
-            optimizer_bytes=math.ceil(memory.optimizer),
-            activations_bytes=math.ceil(memory.activations),
-            workspace_bytes=math.ceil(memory.workspace),
-            reserve_bytes=math.ceil(memory.reserve),
-        ),
+        memory=StageMemory(**{kind: math.ceil(getattr(terms.memory, kind.removesuffix("_bytes"))) for kind in kinds}),
         capacity_bytes=math.floor(terms.capacity_bytes),
         collectives=collectives,
     )

@@ -140,16 +140,12 @@ def tensor_place(graph: Graph, rest: RestingLayout) -> TensorPlace:
 
 
 def _figures(point: InnerPoint) -> BlockFigures:
+    traffic = ("forward_s", "backward_s", "step_s", "communication_s", "sent_bytes")
+    kept = ("saved_bytes", "checkpoint_bytes", "workspace_bytes")
     return BlockFigures(
-        forward_s=significant(point.forward_s),
-        backward_s=significant(point.backward_s),
-        step_s=significant(point.step_s),
-        communication_s=significant(point.communication_s),
-        sent_bytes=significant(point.sent_bytes),
+        **{name: significant(getattr(point, name)) for name in traffic},
+        **{name: significant(getattr(point, name), 15) for name in kept},
         parameters=significant(point.parameter_elements, 15),
-        saved_bytes=significant(point.saved_bytes, 15),
-        checkpoint_bytes=significant(point.checkpoint_bytes, 15),
-        workspace_bytes=significant(point.workspace_bytes, 15),
     )
 
 

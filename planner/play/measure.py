@@ -5,12 +5,11 @@
 (33.0, (4, 3, 2, 1))
 
 Of a pipeline that never drains the periodic part is found, not replayed to the end. An order that repeats, on machines
-that do not change, ends up in a periodic regime: from some iteration on, all that
-happens in one happens again `cycle` iterations later, shifted by a constant (the simulation is linear in the algebra of
-max and plus). What happens next depends only on the micro-batches that are under way (and on waves that are waited for
-later), so one repetition of as many micro-batches as that proves that it goes on for ever: of the last ones of an
-iteration where it has more. Exchanges that travel beside the work may fall behind it; an iteration never takes less
-than they do.
+that do not change, ends up in a periodic regime: from some iteration on, all that happens in one happens again `cycle`
+iterations later, shifted by a constant (the simulation is linear in the algebra of max and plus). What happens next
+depends only on the micro-batches that are under way (and on waves that are waited for later), so one repetition of as
+many micro-batches as that proves that it goes on for ever: of the last ones of an iteration where it has more.
+Exchanges that travel beside the work may fall behind it; an iteration never takes less than they do.
 """
 
 from __future__ import annotations
@@ -50,43 +49,45 @@ _CLOSE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """The pace of an asynchronous schedule.
+    """What playing orders found.
 
     Attributes:
-        iteration_s: time of one iteration in the periodic part.
-        cycle: iterations after which the regime repeats, 0 when none was found.
+        iteration_s: time of one iteration, in the periodic part where the orders never drain.
+        cycle: iterations after which the regime repeats, 0 when none was found, or the orders drain.
         played: iterations that were played.
         trace: of these.
     """
 
     iteration_s: float
     cycle: int
-    played: int
+    played: float
     trace: Trace
 
 
-def find_steady(schedule: Schedule, pipeline: Pipeline, play: Callable[[Program], Trace]) -> Steady:
-    """Play a growing number of iterations until the regime repeats; O(actions played).
+def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, conditions: Conditions) -> Steady:
+    """Play an iteration of a schedule that drains, else as many as it takes until they repeat; O(actions played).
 
     Args:
-        schedule: one that runs on from one iteration to the next.
+        schedule: the schedule.
         pipeline: micro-batches of one iteration.
-        play: simulates a program.
-
-    Raises:
-        PlanError: the schedule drains after each iteration.
+        times: seconds by stage.
+        conditions: what transfers occupy, what overlaps.
     """
-    if schedule.weight_policy.synchronous:
-        raise PlanError(f"{schedule.name} drains after each iteration", hint="take the time of one iteration")
-    return find_pace(
-        lambda iterations: compile_orders(schedule.work(pipeline, iterations)),
-        pipeline.micro_batches,
-        reach_of(schedule, pipeline),
-        play,
+    if schedule.drains:
+        trace = run(compile_orders(schedule.work(pipeline)), times, conditions)
+        return Steady(trace.span_s() if schedule.spans else trace.makespan_s, 0, 1.0, trace)
+    rhythm = schedule.rhythm(pipeline)
+    few, beats = replace(pipeline, micro_batches=rhythm), pipeline.micro_batches / rhythm
+    steady = find_pace(
+        lambda iterations: compile_orders(schedule.work(few, iterations)),
+        rhythm,
+        _reach(schedule, few),
+        lambda program: run(program, times, conditions),
     )
+    return replace(steady, iteration_s=steady.iteration_s * beats, played=steady.played / beats)
 
 
-def reach_of(schedule: Schedule, pipeline: Pipeline) -> int:
+def _reach(schedule: Schedule, pipeline: Pipeline) -> int:
     """Micro-batches back to the earliest on which a schedule's next action may depend.
 
     Those under way, and where copies wait for each other's waves only so many waves later, those of these waves.
@@ -272,20 +273,11 @@ def measure_schedule(
         forwards, backward_s, receive_s, sync_s, update_s, weight_grad_s, recompute_s=recompute_s, evict_s=evict_s
     )
     under = conditions or Conditions(transfers=Transfers.OVERLAPPED)
-    if chosen.weight_policy.synchronous:
-        trace = run(compile_orders(chosen.work(pipeline)), times, under)
-        cost, iteration_s, cycle = Cost.SPAN if chosen.spans else Cost.MAKESPAN, 0.0, 0
-        iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
-        played = 1.0
-    else:
-        rhythm = chosen.rhythm(pipeline)
-        beats = micro_batches // rhythm
-        steady = find_steady(chosen, replace(pipeline, micro_batches=rhythm), lambda p: run(p, times, under))
-        trace, cost, iteration_s, cycle = steady.trace, Cost.PERIOD, steady.iteration_s * beats, steady.cycle
-        played, micro_batches = steady.played / beats, rhythm
-    _check(trace, sizes, capacity_bytes)
-    unit = chosen.activation_unit
-    return _measurement(chosen.name, unit, trace, cost, iteration_s, played, cycle, sizes, micro_batches)
+    found = play_schedule(chosen, pipeline, times, under)
+    cost = Cost.PERIOD if not chosen.drains else Cost.SPAN if chosen.spans else Cost.MAKESPAN
+    _check(found.trace, sizes, capacity_bytes)
+    period = micro_batches if chosen.drains else chosen.rhythm(pipeline)
+    return _measurement(chosen.name, chosen.activation_unit, found, cost, sizes, period)
 
 
 def measure_orders(
@@ -310,7 +302,7 @@ def measure_orders(
     iteration_s = trace.span_s() if cost is Cost.SPAN else trace.makespan_s
     unit = ActivationUnit.SUB_SEQUENCE if work.parts > 1 else ActivationUnit.MICRO_BATCH
     micro_batches = int(trace.program.micro_batch.max()) + 1
-    return _measurement("custom", unit, trace, cost, iteration_s, 1, 0, None, micro_batches)
+    return _measurement("custom", unit, Steady(iteration_s, 0, 1.0, trace), cost, None, micro_batches)
 
 
 def _check(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | None) -> None:
@@ -324,14 +316,12 @@ def _check(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Seque
 def _measurement(
     name: str,
     unit: ActivationUnit,
-    trace: Trace,
+    found: Steady,
     cost: Cost,
-    iteration_s: float,
-    played: float,
-    cycle: int,
     sizes: StageBytes | None,
     micro_batches: int,
 ) -> Measurement:
+    trace, iteration_s, played = found.trace, found.iteration_s, found.played
     program = trace.program
     held = held_units(trace)
     chunks = np.bincount(np.unique(np.stack([program.worker, program.stage]), axis=1)[0], minlength=program.workers)
@@ -356,7 +346,7 @@ def _measurement(
         mean_staleness=tuple(old.forward_mean.tolist()),
         backward_staleness=tuple(old.backward_mean.tolist()),
         peak_bytes=tuple(memory_curve(trace, w, sizes).peak_bytes for w in range(program.workers)) if sizes else (),
-        cycle=cycle,
+        cycle=found.cycle,
         trace=trace,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 from planner.costs import precision
 from planner.plans.figures import Headline, headline_of
 from planner.plans.files import plain
+from planner.report.choices import KINDS
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
 from planner.systems import Comparison, Semantics, SystemRow
 from planner.units import format_bytes
@@ -210,13 +211,5 @@ def _memory(row: SystemRow) -> dict[str, float] | None:
     memory = row.memory
     if memory is None:
         return None
-    return {
-        "weights_bytes": memory.weights,
-        "gradients_bytes": memory.gradients,
-        "optimizer_bytes": memory.optimizer,
-        "activations_bytes": memory.activations,
-        "workspace_bytes": memory.workspace,
-        "reserve_bytes": memory.reserve,
-        "total_bytes": memory.total,
-        "capacity_bytes": row.capacity_bytes,
-    }
+    sizes = {f"{kind}_bytes": getattr(memory, kind) for kind in (*KINDS, "total")}
+    return {**sizes, "capacity_bytes": row.capacity_bytes}

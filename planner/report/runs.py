@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.plans import Plan
@@ -27,13 +27,7 @@ def run_document(found: RunReport) -> dict[str, Any]:
         "wrong": [{"stage": stage, "parameter": name, "error": error} for stage, name, error in check.wrong],
         "computed_whole": list(check.computed_whole),
     }
-    times = [
-        {"stage": t.stage, "kind": t.kind, "measured_s": t.measured_s, "predicted_s": t.predicted_s}
-        for t in found.times
-    ]
-    memory = [
-        {"rank": m.rank, "measured_bytes": m.measured_bytes, "predicted_bytes": m.predicted_bytes} for m in found.memory
-    ]
+    times, memory = ([asdict(each) for each in measured] for measured in (found.times, found.memory))
     document = {"losses": list(found.losses), "step_s": list(found.step_s), "check": checked, "times": times}
     return {**document, "memory": memory, "alone": found.alone}
 

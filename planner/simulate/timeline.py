@@ -13,6 +13,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
+from planner.plans.files import plain
 from planner.plans.orders import rows
 from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.plans.types import Plan
@@ -129,7 +130,7 @@ def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timelin
     idle = np.flatnonzero(np.bincount(trace.program.worker, minlength=len(ranks)) == 0)
     if len(idle):
         raise PlanError(f"rank {ranks[idle[0]]} has no actions", where="schedule", hint="plan again")
-    iterations = played.played if played else 1
+    iterations = round(played.played) if played else 1
     cost = Cost.PERIOD if played else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN
     step_s = _step_s(plan, trace, played, ranks)
     micro_batches = plan.micro_batches.count // copies
@@ -351,35 +352,17 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         "bubble_fraction": timeline.bubble_fraction,
         "bubble_convention": timeline.bubble_convention,
         "fits": all(lane.fits for lane in timeline.lanes),
-        "comparison": _comparison_document(timeline.comparison),
+        "comparison": {**plain(timeline.comparison), "difference": timeline.comparison.difference},
         "lanes": [_lane_document(lane) for lane in timeline.lanes],
         "memory": [_memory_document(lane.stages, lane.ranks[0], lane.memory) for lane in fullest_lanes(timeline)],
     }
 
 
-def _comparison_document(found: Comparison) -> dict[str, Any]:
-    return {
-        "predicted_s": found.predicted_s,
-        "closed_form_s": found.closed_form_s,
-        "critical_s": found.critical_s,
-        "simulated_s": found.simulated_s,
-        "difference": found.difference,
-        "effects": [{"name": e.name, "seconds": e.seconds, "meaning": e.meaning} for e in found.effects],
-    }
+_OF_LANES = ("ranks", "stages", "compute_s", "communication_s", "idle_s", "in_flight", "capacity_bytes", "fits")
 
 
 def _lane_document(lane: Lane) -> dict[str, Any]:
-    return {
-        "ranks": list(lane.ranks),
-        "stages": list(lane.stages),
-        "compute_s": lane.compute_s,
-        "communication_s": lane.communication_s,
-        "idle_s": lane.idle_s,
-        "in_flight": lane.in_flight,
-        "peak_bytes": round(lane.memory.peak_bytes),
-        "capacity_bytes": lane.capacity_bytes,
-        "fits": lane.fits,
-    }
+    return {**{name: plain(getattr(lane, name)) for name in _OF_LANES}, "peak_bytes": round(lane.memory.peak_bytes)}
 
 
 def _memory_document(stages: tuple[int, ...], rank: int, curve: MemoryCurve) -> dict[str, Any]:

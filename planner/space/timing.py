@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import schedules
-from planner.play import Conditions, StageTimes, Trace, Transfers, run
-from planner.play.measure import find_steady
+from planner.play import Conditions, StageTimes, Trace, Transfers
+from planner.play.measure import play_schedule
 from planner.schedules import Schedule
-from planner.schedules.compiling import compile_orders
 from planner.space.configuration import Configuration
 from planner.space.types import Certificate, Evaluation, StageTerms
 from planner.space.workers import pipeline_of
@@ -66,19 +65,13 @@ def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequenc
     """
     pipeline = pipeline_of(configuration)
     times = times_of_terms(schedule, stages, schedule.recomputed_stages(pipeline))
-    if schedule.drains:
-        trace = run(compile_orders(schedule.work(pipeline)), times, Conditions(configuration.transfers))
-        iteration_s, played = (trace.span_s() if schedule.spans else trace.makespan_s), 1.0
-    else:
-        rhythm = schedule.rhythm(pipeline)
-        few = type(pipeline)(pipeline.replicas, rhythm)
-        steady = find_steady(schedule, few, lambda p: run(p, times, Conditions(configuration.transfers)))
-        beats = pipeline.micro_batches / rhythm
+    found = play_schedule(schedule, pipeline, times, Conditions(configuration.transfers))
+    iteration_s = found.iteration_s
+    if not schedule.drains and len(stages) > 1:
         exchanges = schedule.exchanges(pipeline)
-        beside_s = max(t.sync_s * n for t, n in zip(stages, exchanges, strict=True)) if len(stages) > 1 else 0.0
-        iteration_s, played, trace = max(steady.iteration_s * beats, beside_s), steady.played / beats, steady.trace
-    busy_s = float(trace.compute_s().mean()) / played
-    return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, trace)
+        iteration_s = max(iteration_s, *(t.sync_s * n for t, n in zip(stages, exchanges, strict=True)))
+    busy_s = float(found.trace.compute_s().mean()) / found.played
+    return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, found.trace)
 
 
 def played_s(

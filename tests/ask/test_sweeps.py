@@ -14,7 +14,7 @@ import pytest
 import planner
 from planner import UsageError
 from planner.ask import Row, Store, points_of, read_axes, run_point
-from planner.plans.figures import Headline
+from planner.plans import Headline
 from tests.cli.plan_files import run
 
 GPT2 = (("model", "gpt2"), ("hardware", "dgx-a100"), ("seq", "128"), ("for", "any"))

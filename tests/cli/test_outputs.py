@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+import cli
+import planner
 from tests.cli.plan_files import run, written
 from tests.plans.sample import make_plan
 
@@ -92,3 +95,13 @@ def test_paths_of_six_thousand_characters(
 def test_linting_a_path_of_six_thousand_characters(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("hardware", "lint", LONG) == 4
     assert os.strerror(36) in "".join(capsys.readouterr())
+
+
+def test_every_name_that_a_command_takes_of_the_package_is_there() -> None:
+    """Commands import the package when they run, so that no import and no type check finds a name that is gone."""
+    missing = []
+    for path in Path(cli.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "planner":
+                missing += [] if hasattr(planner, node.attr) else [f"{path.name}: planner.{node.attr}"]
+    assert missing == []

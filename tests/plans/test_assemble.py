@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from planner.errors import PlanError
-from planner.plans import Boundary, Duplicated, Loss, Requirement, SharedParameter, StageCollective, dumps
+from planner.plans import Boundary, Duplicated, Loss, Requirement, SharedParameter, StageCollective, dumps, summary
 from planner.plans.sections import differentiable
-from planner.plans.words import module_ranges, summary
+from planner.plans.words import module_ranges
 from planner.schedules import ActionKind
 from planner.space.blocks import loss_outputs
 from tests.graph import make_graph

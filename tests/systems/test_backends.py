@@ -18,8 +18,7 @@ from benchmarks.backends_page import PAGE, generated
 from models.gpt import GPTSize
 from planner.graph import Graph
 from planner.importers import graph_from_proto
-from planner.plans import Fault, Plan
-from planner.plans.requirement import Requirement
+from planner.plans import Fault, Plan, Requirement
 from planner.sharding import attention_heads
 from planner.solvers import search
 from planner.space import Job
