@@ -28,10 +28,8 @@ from planner.graph import layer_of
 from planner.importers import graph_from_proto
 from planner.play import StageTimes, run
 from planner.schedules import Pipeline, compile_orders, get
-from planner.space import played_s
-from planner.space.evaluate import evaluate
+from planner.space import BlockCosts, Configuration, Evaluation, StageChoice, evaluate, played_s
 from planner.space.pricer import Pricer
-from planner.space.types import BlockCosts, Configuration, Evaluation, StageChoice
 
 SOURCE = "Narayanan et al., SC 2021"
 

@@ -18,9 +18,9 @@ import numpy as np
 from benchmarks.headline import Headline
 from planner.api import Pricer, load_graph
 from planner.hardware import Cluster, load_cluster
+from planner.space import Job, StageChoice
 from planner.space.cuts import balanced, stages_of
 from planner.space.subspaces import Limits
-from planner.space.types import Job, StageChoice
 from planner.systems import Proposal, Setting, System, decide, get
 from planner.systems.bapipe import pipelines
 from planner.systems.pipedream import dealt

@@ -11,8 +11,8 @@ from planner.sharding.inner import InnerOptions, NodePrices, inner_costs
 from planner.sharding.mesh import mesh_on
 from planner.sharding.resting import Boundary, StateBytes
 from planner.sharding.sharded import sharded_costs
+from planner.space import BlockCosts, Job
 from planner.space.sharded import Training, sharded_block_costs
-from planner.space.types import BlockCosts, Job
 
 
 def megatron_costs(

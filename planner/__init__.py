@@ -145,12 +145,12 @@ if TYPE_CHECKING:
     from planner.partitions.check import check_partition as check_partition
     from planner.partitions.families import instance_family as instance_family
     from planner.partitions.families import load_instance as load_instance
-    from planner.partitions.files import dump_partition as dump_partition
-    from planner.partitions.files import is_partition_plan as is_partition_plan
-    from planner.partitions.files import load_partition as load_partition
-    from planner.partitions.files import partition_schema as partition_schema
-    from planner.partitions.files import read_partition as read_partition
-    from planner.partitions.files import write_partition as write_partition
+    from planner.partitions.plan_file import dump_partition as dump_partition
+    from planner.partitions.plan_file import is_partition_plan as is_partition_plan
+    from planner.partitions.plan_file import load_partition as load_partition
+    from planner.partitions.plan_file import partition_schema as partition_schema
+    from planner.partitions.plan_file import read_partition as read_partition
+    from planner.partitions.plan_file import write_partition as write_partition
     from planner.partitions.run import partition as partition
     from planner.solvers.partition import solve_partition as solve_partition
 
@@ -219,7 +219,7 @@ _RENAMED = {
     "Evaluations": "space.evaluate_many.Evaluations",
     "PartitionChange": "plans.Change",
     "PartitionFinding": "partitions.check.PartitionFinding",
-    "PartitionPlan": "partitions.types.PartitionPlan",
+    "PartitionPlan": "partitions.plan_file.PartitionPlan",
     "Prediction": "prediction.Prediction",
     "comparison_cells": "comparison_report",
     "comparison_columns": "comparison_report",

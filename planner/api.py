@@ -32,7 +32,7 @@ from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, own_schedule, read_orders
 from planner.sharding import unmatched
 from planner.solvers import Answer, comparable, search
-from planner.solvers.conflict import conflict, limited
+from planner.solvers.diagnosis import conflict, limited
 from planner.solvers.shapes import schedules_with
 from planner.space import Configuration
 from planner.space.asked import LIMITS, WIDTHS, allows_single_devices, in_words, without

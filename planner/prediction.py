@@ -26,9 +26,8 @@ from planner.memory import room_bytes
 from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
-from planner.space.evaluate_many import Evaluations, evaluate_many
+from planner.space.evaluate_many import Evaluations, Layouts, evaluate_many
 from planner.space.jobs import check_dealt, mesh_problem, settled
-from planner.space.layouts import Layouts
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
 from planner.space.timing import MOST_MICRO_BATCHES, certificate_alone

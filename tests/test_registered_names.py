@@ -29,7 +29,7 @@ CLASSES = {"schedules": {type(entry).__name__ for _, entry in schedules.SCHEDULE
 
 OF_THEIR_OWN = {
     "solvers/_frontier.py": ("1f1b",),
-    "solvers/_diagnosis.py": ("1f1b", "auto"),
+    "solvers/diagnosis.py": ("1f1b", "auto"),
     "formulas/sharding.py": ("all-reduce",),
     "plans/readings.py": ("ring",),
     "importers/onnx_graph/ties.py": ("auto",),

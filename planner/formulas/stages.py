@@ -449,7 +449,7 @@ def max_load_partition(
         transfer_ms=moved,
     )
     found = _solved(problem)
-    return Blocks(found.objective, _in_order(found.decision.device_of, arcs))
+    return Blocks(found.objective, _in_order(found.decision, arcs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +473,7 @@ def alpa_partition(layer_s: Sequence[float], stages: int, micro_batches: int) ->
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(layer_s, dtype=float))])
     table = np.where(np.tri(count, dtype=bool).T, sums[None, 1:] - sums[:-1, None], np.inf)
     found = _solved(IterationProblem(table[:, :, None], np.array([1]), stages, micro_batches))
-    return AlpaStages(found.objective, _marks(s.last - s.first + 1 for s in found.decision.stages))
+    return AlpaStages(found.objective, _marks(s.last - s.first + 1 for s in found.decision))
 
 
 def _solved(problem: object) -> Result:

@@ -6,7 +6,7 @@ exponentially many, yet few in practice: networks are long and narrow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -161,7 +161,7 @@ def topological_lines(count: int, arcs: Iterable[tuple[int, int]]) -> list[list[
         topological_line(count, pairs),
         _deep_line(count, pairs),
         _deep_line(count, back)[::-1],
-        _numbered_line(count, pairs),
+        numbered_line(count, pairs),
         topological_line(count, back)[::-1],
     ]
 
@@ -180,7 +180,11 @@ def _deep_line(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
     return line
 
 
-def _numbered_line(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+def numbered_line(count: int, arcs: Iterable[Sequence[int]]) -> list[int]:
+    """Nodes 0..count-1 with every arc's start before its end, the smallest ready number first; arcs without circles.
+
+    O((count + arcs) log count).
+    """
     import networkx
 
     graph = networkx.DiGraph((a, b) for a, b in arcs if a != b)

@@ -301,9 +301,9 @@ class Graph:
             result.append(tuple(used))
         return tuple(result)
 
-    def parameter_count(self, *, trainable_only: bool = True) -> int:
-        """Number of weight elements, a tied copy counted once."""
-        return sum(p.elements for p in self.parameters if not p.tied_to and (p.trainable or not trainable_only))
+    def parameter_count(self) -> int:
+        """Number of trainable weight elements, a tied copy counted once."""
+        return sum(p.elements for p in self.parameters if not p.tied_to and p.trainable)
 
 
 T = TypeVar("T")

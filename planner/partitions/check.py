@@ -10,9 +10,8 @@ from typing import Any
 
 from planner.errors import JobError, PlanError, Problem, UsageError
 from planner.partitions.families import FAMILIES, Instance
-from planner.partitions.files import digest_of
 from planner.partitions.options import from_recorded
-from planner.partitions.types import PartitionPlan
+from planner.partitions.plan_file import PartitionPlan, digest_of
 from planner.plans.diff import Change, changed_values
 from planner.space.partition import Verdict
 

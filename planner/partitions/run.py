@@ -9,7 +9,6 @@ from pathlib import Path
 from planner.errors import InfeasibleError, UsageError
 from planner.hardware.types import Cluster
 from planner.partitions.families import FAMILIES, Family, Instance, Objective, load_instance
-from planner.partitions.files import seal
 from planner.partitions.options import (
     Options,
     Quantity,
@@ -20,13 +19,14 @@ from planner.partitions.options import (
     recorded,
     seconds,
 )
-from planner.partitions.types import (
+from planner.partitions.plan_file import (
     FORMAT,
     SCHEMA_VERSION,
     InstanceSection,
     ObjectiveSection,
     PartitionPlan,
     TrivialPlan,
+    seal,
 )
 from planner.solvers.partition import AUTO, Progress, Result, solve_partition
 from planner.space.partition import PartitionProblem

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from planner.partitions.options import FLAGS
-from planner.partitions.types import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar, in_words
+from planner.partitions.plan_file import ChoiceRun, ObjectiveSection, Part, PartitionPlan, Scalar, in_words
 from planner.plans.diff import Change
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.units import format_bytes, format_rate, plural

@@ -1,7 +1,8 @@
 """A problem to its best decision and a bound; one file a solver.
 
 search(costs_for, cluster, job) -> Answer       all micro-batch sizes, copies, schedules and ZeRO stages
-get("chain_dp")(problem, judge, ...) -> Solution    one StageProblem
+chain_dp.solve(problem, judge, ...) -> Solution    one StageProblem by the closed form of its time; critical_path.solve
+                                                by the longest chain of waits
 micro_batch_sizes(job) -> tuple[int, ...]       sizes that a job allows
 """
 
@@ -10,28 +11,13 @@ from __future__ import annotations
 from planner.solvers._candidates import comparable
 from planner.solvers.outer import search
 from planner.solvers.sizes import micro_batch_sizes
-from planner.solvers.types import SOLVERS, Answer, Explored, Judge, Outcome, Solution, Solver
-
-
-def get(name: str) -> Solver:
-    """The solver of that name.
-
-    Raises:
-        UsageError: no solver has that name; the hint names the closest ones.
-    """
-    return SOLVERS.get(name)
-
+from planner.solvers.types import Answer, Judge, Solution
 
 __all__ = [
-    "SOLVERS",
     "Answer",
-    "Explored",
     "Judge",
-    "Outcome",
     "Solution",
-    "Solver",
     "comparable",
-    "get",
     "micro_batch_sizes",
     "search",
 ]

@@ -19,8 +19,7 @@ from planner.solvers._relaxation import Reach, Share
 from planner.solvers.critical_path import Bounded
 from planner.solvers.types import Key, Refined
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
-from planner.space.joined import alike, least_of
-from planner.space.problem import StageProblem
+from planner.space.problem import StageProblem, alike, least_of
 from planner.space.types import BlockCosts, Job
 
 MOST_TYPE_CHANGES = 8
@@ -231,7 +230,7 @@ class Frontier:
         """What a problem's decisions take at the least, wherever their stages lie."""
         batches = self._job.global_batch // (task.micro_batch * task.copies)
         replicas = self._formulator.replica_options(batches, task.copies, task.slice_devices)
-        sync = self._formulator.least_sync(task, replicas)
+        sync = self._formulator.least_sync(task.ranks, (task.copies, task.slice_devices, task.zero), replicas)
         counts = np.asarray(replicas)
         share = Share(
             schedule=task.schedule,

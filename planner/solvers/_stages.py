@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.memory import most_that_fit
-from planner.space.problem import StageProblem
+from planner.space.problem import BY_KIND, BY_OPTION, BY_PLACE, BY_WAY, StageProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _of_way(problem: StageProblem, way: int) -> StageProblem:
     """The problem in which all stages recompute in one way, which every block then takes the time of."""
     repeat_s = np.diagonal(problem.repeat_s[way], axis1=1, axis2=2).min(axis=0)
     least_s = problem.least_s + np.concatenate([[0.0], np.cumsum(repeat_s)])
-    kept = {name: getattr(problem, name)[[way]] for name in ("ways", *_BY_WAY)}
+    kept = {name: getattr(problem, name)[[way]] for name in ("ways", *BY_WAY)}
     return replace(problem, alike=False, least_s=least_s, **kept)
 
 
@@ -101,23 +101,17 @@ def by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
     )
 
 
-_BY_PLACE = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
-_BY_KIND = ("forward_s", "backward_s", "capacity_bytes")
-_BY_WAY = ("repeat_s", "saved_bytes", "working_bytes")
-
-
 def _of_options(problem: StageProblem, options: np.ndarray) -> StageProblem:
     """The problem with some of its options only, and the places and kinds that these have."""
-    names = ("replicas", "shardings", "in_flight", "passing", "filling", "tied_class")
-    kept = {name: getattr(problem, name)[options] for name in names}
+    kept = {name: getattr(problem, name)[options] for name in BY_OPTION}
     place = problem.place[options]
     places, renumbered = np.unique(place, return_inverse=True)
     outside = int(len(places) > 0 and places[0] < 0)
     places = places[outside:]
     kinds, place_kind = np.unique(problem.place_kind[places], return_inverse=True)
-    kept |= {name: values[places] for name in _BY_PLACE if len(values := getattr(problem, name))}
-    kept |= {name: getattr(problem, name)[kinds] for name in _BY_KIND}
-    kept |= {name: getattr(problem, name)[:, kinds] for name in _BY_WAY}
+    kept |= {name: values[places] for name in BY_PLACE if len(values := getattr(problem, name))}
+    kept |= {name: getattr(problem, name)[kinds] for name in BY_KIND}
+    kept |= {name: getattr(problem, name)[:, kinds] for name in BY_WAY}
     return replace(
         problem,
         **kept,

@@ -16,7 +16,7 @@ from planner.solvers._labels import LabelSearch, Stages
 from planner.solvers._objectives import ClosedForm, Objective
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StageTables, split, stage_tables
-from planner.solvers.types import SOLVERS, Judge, Solution
+from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation
 
@@ -60,7 +60,7 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     bound_s = least.bound_s
     if judged and not problem.tied_elsewhere:
         bound_s = max(bound_s, judged[0][1].iteration_s - least.slack_s)
-    return Solution(tuple(judged), bound_s, least.states)
+    return Solution(tuple(judged), bound_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,11 @@ class Least:
         found: times and stages of complete decisions, the best first; empty when none is below the cutoff.
         bound_s: no decision of the problem has less.
         slack_s: how far the first may be above the least.
-        states: labels kept.
     """
 
     found: tuple[tuple[float, Stages], ...]
     bound_s: float
     slack_s: float
-    states: int
 
 
 def minimised(
@@ -101,7 +99,7 @@ def minimised(
     Raises:
         ShardplanError: the fronts outgrow memory.
     """
-    bound_s, states = problem.micro_batches * float(tables.least_s[-1]) / problem.slice_devices, 0
+    bound_s = problem.micro_batches * float(tables.least_s[-1]) / problem.slice_devices
     for upper_s in (cutoff_s,) if relaxed is not None else _rising(bound_s, CUTOFFS, cutoff_s):
         relaxation = relaxed or relax(problem, tables, objective, upper_s)
         if not relaxation.bound_s < upper_s:
@@ -109,12 +107,11 @@ def minimised(
             continue
         bound_s = max(bound_s, relaxation.bound_s)
         for ceiling_s in _rising(relaxation.bound_s, CEILINGS, upper_s):
-            found, slack_s, seen = _search(problem, tables, relaxation, ceiling_s, keep)
-            states += seen
+            found, slack_s = _search(problem, tables, relaxation, ceiling_s, keep)
             if found:
-                return Least(tuple(found), max(bound_s, found[0][0] - slack_s), slack_s, states)
+                return Least(tuple(found), max(bound_s, found[0][0] - slack_s), slack_s)
             bound_s = max(bound_s, ceiling_s - slack_s)
-    return Least((), bound_s, 0.0, states)
+    return Least((), bound_s, 0.0)
 
 
 def _best_of(
@@ -124,13 +121,13 @@ def _best_of(
     if math.isfinite(cutoff_s) and relax(problem, stage_tables(problem), ClosedForm(), cutoff_s).bound_s >= cutoff_s:
         return Solution((), cutoff_s)
     found: list[tuple[Configuration, Evaluation]] = []
-    states, bound_s = 0, math.inf
+    bound_s = math.inf
     for part in sorted(parts, key=lambda part: float(part.least_s[-1])):
         solution = solve(part, judge, cutoff_s=cutoff_s, keep=keep)
         found = sorted([*found, *solution.found], key=lambda entry: entry[1].iteration_s)[:keep]
-        states, bound_s = states + solution.states, min(bound_s, solution.bound_s)
+        bound_s = min(bound_s, solution.bound_s)
         cutoff_s = min(cutoff_s, found[-1][1].iteration_s) if len(found) == keep else cutoff_s
-    return Solution(tuple(found), bound_s, states)
+    return Solution(tuple(found), bound_s)
 
 
 def _rising(base_s: float, factors: tuple[float, ...], most_s: float) -> Iterator[float]:
@@ -145,18 +142,16 @@ def _rising(base_s: float, factors: tuple[float, ...], most_s: float) -> Iterato
 
 def _search(
     problem: StageProblem, tables: StageTables, relaxation: Relaxation, ceiling_s: float, keep: int
-) -> tuple[list[tuple[float, Stages]], float, int]:
-    """Decisions below the ceiling, how much faster than these (or the ceiling) another one may be, and labels kept."""
-    seen = 0
+) -> tuple[list[tuple[float, Stages]], float]:
+    """Decisions below the ceiling, and how much faster than these (or the ceiling) another one may be."""
     for tolerance in TOLERANCES:
         tolerance_s = tolerance * relaxation.bound_s
         run = LabelSearch(problem, tables, relaxation, ceiling_s, tolerance_s)
         last = tolerance == TOLERANCES[-1]
         found = run.run(keep, limit=100 * LABEL_LIMIT if last else LABEL_LIMIT)
-        seen += run.states
         if found is not None:
             slack_s = 0.0 if tolerance == TOLERANCES[0] else 2 * problem.blocks * tolerance_s
-            return found, slack_s, seen
+            return found, slack_s
     raise ShardplanError(
         f"the search over {problem.blocks} blocks and {problem.slice_devices} devices outgrows memory",
         hint="allow fewer micro-batch sizes, or limit stages with max_stages",
@@ -179,6 +174,3 @@ def _judged(
             hint="this is a defect in the planner; please report it with the model and the hardware profile",
         )
     return decision, evaluation
-
-
-SOLVERS.register("chain_dp", solve)

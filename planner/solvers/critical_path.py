@@ -17,7 +17,7 @@ from planner.solvers._objectives import LongestChain
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StageTables, split, stage_tables
 from planner.solvers.chain_dp import AGREEMENT, minimised
-from planner.solvers.types import SOLVERS, Judge, Solution
+from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation, StageChoice
 
@@ -94,14 +94,14 @@ def settle(known: Bounded, judge: Judge, *, keep: int, cutoff_s: float = math.in
     """The decisions with the shortest critical paths; `solve` of a problem that has been looked at."""
     cutoff_s = min(cutoff_s, known.cutoff_s)
     found: list[tuple[tuple[Configuration, Evaluation], float]] = []
-    states, bound_s = 0, known.cutoff_s
+    bound_s = known.cutoff_s
     for part in sorted(known.parts, key=lambda part: part.relaxation.bound_s):
         least = minimised(part.problem, part.tables, LongestChain(), cutoff_s, keep, part.relaxation)
         found += [(_judged(part.problem, judge, stages, seconds), seconds) for seconds, stages in least.found]
         found = sorted(found, key=lambda entry: entry[1])[:keep]
-        states, bound_s = states + least.states, min(bound_s, least.bound_s)
+        bound_s = min(bound_s, least.bound_s)
         cutoff_s = min(cutoff_s, found[-1][1]) if len(found) == keep else cutoff_s
-    return Solution(tuple(entry for entry, _ in found), bound_s, states)
+    return Solution(tuple(entry for entry, _ in found), bound_s)
 
 
 def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, keep: int = 8) -> Solution:
@@ -141,6 +141,3 @@ def _judged(
             hint="this is a defect in the planner; please report it with the model and the hardware profile",
         )
     return decision, evaluation
-
-
-SOLVERS.register("critical_path", solve)

@@ -19,25 +19,21 @@ from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import Schedule
 from planner.solvers import chain_dp
-from planner.solvers._account import Account
-from planner.solvers._candidates import SAME, Candidates
-from planner.solvers._diagnosis import infeasible, may_fit
+from planner.solvers._account import Account, space_in_words
+from planner.solvers._candidates import SAME, Candidates, TrivialPlans
 from planner.solvers._frontier import Alike, Frontier, Looked, Task, by_zero, compute_s, covers
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
-from planner.solvers._trivial import TrivialPlans
-from planner.solvers._wording import space_in_words
-from planner.solvers.conflict import limited
 from planner.solvers.critical_path import bounded, critical_s, settle
+from planner.solvers.diagnosis import infeasible, limited, may_fit
 from planner.solvers.shape_search import ShapeSearch, waits
 from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
 from planner.solvers.sizes import micro_batch_sizes
-from planner.solvers.types import Answer, Judge, Key, Measure, Outcome, Progress, Refined, Shardings, Solution
+from planner.solvers.types import Answer, Judge, Key, Measure, Progress, Refined, Shardings, Solution
 from planner.space import evaluate
 from planner.space.asked import allows_single_devices
 from planner.space.formulate import Formulator
 from planner.space.jobs import settled
-from planner.space.joined import joined
-from planner.space.problem import StageProblem
+from planner.space.problem import StageProblem, joined
 from planner.space.types import BlockCosts, Candidate, Job
 
 CostsFor = Callable[[int], BlockCosts]
@@ -301,7 +297,7 @@ class _Search:
         """Tell how far the search is."""
         self._settled += settled
         if self._progress is not None:
-            best_s, done = self._found.best_s, self._settled + len(self._account.explored) + self._shapes.looked
+            best_s, done = self._found.best_s, self._settled + self._account.settled + self._shapes.looked
             total, ahead_s = (done, best_s) if frontier is None else (frontier.count, frontier.bound_s)
             self._progress(done, total, best_s, min(best_s, self._account.lowest_s, ahead_s))
 
@@ -372,17 +368,17 @@ class _Search:
             cutoff_s = self._cutoff_s
             problem = self._worth_solving(frontier, alike, tasks[0], cutoff_s)
             if problem is None:
-                self._account.note(tasks, Outcome.BOUNDED, max(tasks[0].bound_s, cutoff_s), only_bounds=only)
+                self._account.settle(len(tasks), max(tasks[0].bound_s, cutoff_s), only_bounds=only)
             elif self._effort <= 0:
-                self._account.note(tasks, Outcome.BOUNDED, tasks[0].bound_s, only_bounds=only)
+                self._account.settle(len(tasks), tasks[0].bound_s, only_bounds=only)
             elif any(covers(other, problem) for other in looked):
-                self._account.note(tasks, Outcome.DOMINATED, math.inf)
+                self._account.settle(len(tasks), math.inf)
             else:
                 looked.append(problem)
                 self._effort -= 1
                 known = bounded(problem, cutoff_s)
                 if known.bound_s >= cutoff_s:
-                    self._account.note(tasks, Outcome.BOUNDED, known.bound_s, only_bounds=only)
+                    self._account.settle(len(tasks), known.bound_s, only_bounds=only)
                     continue
                 for task in tasks:
                     frontier.put_back(Looked(task, alike.shelf, known, alike.only_bounds))
@@ -399,16 +395,16 @@ class _Search:
         """Solve a problem that may hold the fastest decision; one that only bounds others may be lifted later."""
         task, known, cutoff_s = entry.task, entry.known, self._cutoff_s
         if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):
-            self._account.note([task], Outcome.BOUNDED, entry.bound_s, only_bounds=entry.only_bounds)
+            self._account.settle(1, entry.bound_s, only_bounds=entry.only_bounds)
             return
         if entry.only_bounds:
-            self._account.explore([task], Outcome.BOUNDED, entry.bound_s)
+            self._account.settled += 1
             self._account.open.append(entry)
             return
         if task.schedule != known.problem.schedule:
             known = known.ordered(self._formulated(task, entry.shelf))
         shortest = settle(known, self._judge(task.micro_batch), keep=KEEP, cutoff_s=cutoff_s)
-        self._account.note([task], Outcome.SOLVED, max(entry.bound_s, shortest.bound_s), shortest)
+        self._account.settle(1, max(entry.bound_s, shortest.bound_s))
         self._add(shortest)
         self._solve_beside(known.problem, shortest.bound_s)
 
@@ -455,4 +451,4 @@ class _Search:
         best_s = self._found.best_s
         certificate = self._account.certificate(best_s, self._space(priced))
         played = tuple(self._found.timed(candidate) for candidate in trivial)
-        return Answer(candidates[0], tuple(candidates[1:]), played, certificate, tuple(self._account.explored))
+        return Answer(candidates[0], tuple(candidates[1:]), played, certificate)

@@ -13,7 +13,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
@@ -80,14 +79,6 @@ class Ways:
 Refine = Callable[[int, Key], Refined | None]
 
 
-class Lower(Protocol):
-    """Told of a bound."""
-
-    def __call__(self, bound_s: float, *, only_bounds: bool = False) -> None:
-        """Some configurations may be as fast as this; `only_bounds`: with ways that are not offered."""
-        ...
-
-
 class ShapeSearch:
     """Searches shapes.
 
@@ -98,7 +89,7 @@ class ShapeSearch:
         shelves: costs by micro-batch size and number of the sharding, for the judge.
         found: takes what is found, and says how fast the best is.
         refine: works out ways to share operators; None where that is not worth it.
-        lower: told of bounds.
+        lower: told of a bound: some configurations may be as fast as this (`Account.lower_beside`).
     """
 
     def __init__(
@@ -109,7 +100,7 @@ class ShapeSearch:
         shelves: dict[int, dict[int, BlockCosts]],
         found: Candidates,
         refine: Refine,
-        lower: Lower,
+        lower: Callable[..., None],
     ) -> None:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
         self._shelves, self._found, self._refine, self._lower = shelves, found, refine, lower

@@ -109,7 +109,7 @@ class Shapes:
     def __init__(self, cluster: Cluster, job: Job, schedule_of: SchedulesFor) -> None:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
         self._devices = min(job.devices or cluster.device_count, cluster.device_count)
-        self._pipelines = functools.cache(self._served)
+        self._pipelines = functools.cache(lambda *size: list(self._pipelines_of(*size)))
         self._outlines: dict[tuple[str, Pipeline], Outline] = {}
 
     def of(self, ways: Sequence[BlockCosts], cutoff_s: float) -> Iterator[Shape]:
@@ -184,11 +184,8 @@ class Shapes:
                         outline.passes / len(outline.hosted), beside_s, bound_s, max(bound_s, estimate_s),
                     )  # fmt: skip
 
-    def _served(self, workers: int, count: int, blocks: int) -> list[tuple[Schedule, int]]:
-        """Schedules with their options, and the numbers of stages that they place on so many workers."""
-        return list(self._pipelines_of(workers, count, blocks))
-
     def _pipelines_of(self, workers: int, count: int, blocks: int) -> Iterator[tuple[Schedule, int]]:
+        """Schedules with their options, and the numbers of stages that they place on so many workers."""
         job = self._job
         most = min(blocks, job.max_stages or blocks)
         for name, own in zip(job.schedules, self._known(), strict=True):

@@ -12,7 +12,7 @@ from planner.errors import JobError, ModelError
 from planner.exchange import recipes
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.solvers._wording import either
+from planner.solvers._account import either
 from planner.space.cuts import divisors
 from planner.space.types import BlockCosts, Job
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
-from planner.space.formulate import Formulator, formulate
+from planner.space.formulate import Formulator
 from planner.space.problem import StageProblem
 from planner.space.timing import Timing, play_terms, played_s
 from planner.space.types import (
@@ -44,7 +44,6 @@ __all__ = [
     "WorkerMemory",
     "Workers",
     "evaluate",
-    "formulate",
     "lay_workers",
     "play_terms",
     "played_s",

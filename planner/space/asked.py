@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from planner.errors import UsageError
@@ -105,9 +105,7 @@ def allows_single_devices(job: Job) -> bool:
     return all(1 in (allowed or (1,)) for allowed in widths)
 
 
-def refuse_others(
-    job: Job, takes: Collection[str], engine: str, hint: str, always: Mapping[str, object] | None = None
-) -> None:
+def refuse_others(job: Job, takes: Collection[str], engine: str, hint: str) -> None:
     """Refuse what an engine takes no heed of, rather than leave it out.
 
     Args:
@@ -115,18 +113,11 @@ def refuse_others(
         takes: names of the fields that the engine's plans follow.
         engine: whose plans they are, in words.
         hint: what to do instead.
-        always: values that all plans of the engine have: a field that allows them is followed too.
 
     Raises:
         UsageError: names everything that would have no effect.
     """
-    fixed = always or {}
-
-    def follows(name: str) -> bool:
-        value = getattr(job, name)
-        return name in fixed and (fixed[name] in value if isinstance(value, (tuple, list)) else value == fixed[name])
-
-    stray = [name for name in given(job, {**LIMITS, **ASSUMPTIONS}) if name not in takes and not follows(name)]
+    stray = [name for name in given(job, {**LIMITS, **ASSUMPTIONS}) if name not in takes]
     if stray:
         words = ", ".join(as_written(job, name) for name in stray)
         raise UsageError(f"{engine} cannot follow {words}", hint=hint)

@@ -71,7 +71,7 @@ def block_costs(
     """
     n, head = len(chain.blocks), head_block(chain)
     starts = layer_starts([block.name for block in chain.blocks])
-    elements, ties = _parameters(chain, graph)
+    elements, ties = tied_parameters(_parameters(chain, graph), {})
     storages = block_storages(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for name in chain.handed_on}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
@@ -134,26 +134,48 @@ def range_table(uses: Iterable[tuple[float, Sequence[int]]], n: int) -> tuple[np
     return own, shared
 
 
-def range_sums(own: np.ndarray, shared: np.ndarray) -> np.ndarray:
-    """`[n, n]` table of `own[i..j].sum() - shared[i, j]` for i <= j; zero below the diagonal."""
-    prefix = np.concatenate([[0.0], np.cumsum(own)])
-    return np.triu(prefix[None, 1:] - prefix[:-1, None] - shared)
+def range_sums(values: np.ndarray, shared: np.ndarray | float = 0.0) -> np.ndarray:
+    """[.., n] to [.., n, n]: the sum over i..j, less what `range_table` says is shared; zero for i > j."""
+    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1, dtype=np.float64)], axis=-1)
+    return np.triu(prefix[..., None, 1:] - prefix[..., :-1, None] - shared)
 
 
-def _parameters(chain: Chain, graph: Graph) -> tuple[np.ndarray, tuple[Tie, ...]]:
-    """[n] trainable elements that each block reads, and those that several blocks read, by set of blocks."""
+def _users(blocks: Iterable[Iterable[tuple[str, float]]]) -> dict[str, tuple[float, list[int]]]:
+    """Of each thing that blocks name with its size: the largest size, and the blocks, ascending."""
     users: dict[str, tuple[float, list[int]]] = {}
-    for b, block in enumerate(chain.blocks):
-        for i in dict.fromkeys(p for node in block.nodes for p in graph.node_parameters[node]):
-            parameter = graph.parameters[i]
-            if parameter.trainable:
-                users.setdefault(parameter.name, (float(parameter.elements), []))[1].append(b)
-    shared: dict[tuple[int, ...], float] = {}
-    for size, blocks in users.values():
-        if len(blocks) > 1:
-            shared[tuple(blocks)] = shared.get(tuple(blocks), 0.0) + size
-    own, _ = range_table(users.values(), len(chain.blocks))
-    return own, tuple(Tie(size, blocks) for blocks, size in sorted(shared.items()))
+    for b, named in enumerate(blocks):
+        for name, size in named:
+            known, at = users.get(name, (0.0, []))
+            users[name] = (max(known, size), at if at and at[-1] == b else [*at, b])
+    return users
+
+
+def tied_parameters(
+    blocks: Sequence[Sequence[tuple[str, float]]], counts: Mapping[str, int]
+) -> tuple[np.ndarray, tuple[Tie, ...]]:
+    """[n] trainable elements that a rank holds for each block, and those that several blocks use.
+
+    Args:
+        blocks: by block, parameters and the elements of each that a rank holds.
+        counts: by parameter, ranks of the mesh that hold the same as replicas do; those of one rank may be left out.
+    """
+    users = _users(blocks)
+    shared: dict[tuple[tuple[int, ...], int], float] = {}
+    for name, (size, at) in users.items():
+        if len(at) > 1:
+            key = tuple(at), counts.get(name, 1)
+            shared[key] = shared.get(key, 0.0) + size
+    own, _ = range_table(users.values(), len(blocks))
+    return own, tuple(Tie(size, at, count) for (at, count), size in sorted(shared.items()))
+
+
+def _parameters(chain: Chain, graph: Graph) -> list[list[tuple[str, float]]]:
+    """By block, the trainable parameters that it reads, and their elements."""
+    used = [dict.fromkeys(i for node in block.nodes for i in graph.node_parameters[node]) for block in chain.blocks]
+    parameters = graph.parameters
+    return [
+        [(parameters[i].name, float(parameters[i].elements)) for i in own if parameters[i].trainable] for own in used
+    ]
 
 
 def kept_table(blocks: Sequence[Iterable[tuple[str, float]]], alone_bytes: Sequence[float] | None = None) -> np.ndarray:
@@ -163,12 +185,7 @@ def kept_table(blocks: Sequence[Iterable[tuple[str, float]]], alone_bytes: Seque
         blocks: by block, names of its storages and their bytes.
         alone_bytes: by block, bytes of storages beside these that no other block keeps.
     """
-    users: dict[str, tuple[float, list[int]]] = {}
-    for b, kept in enumerate(blocks):
-        for storage, size in kept:
-            known, at = users.get(storage, (0.0, []))
-            users[storage] = (max(known, size), at if at and at[-1] == b else [*at, b])
-    own, shared = range_table(users.values(), len(blocks))
+    own, shared = range_table(_users(blocks).values(), len(blocks))
     return range_sums(own if alone_bytes is None else own + alone_bytes, shared)
 
 

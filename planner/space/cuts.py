@@ -15,7 +15,8 @@ import numpy as np
 from planner.costs.precision import Precision
 from planner.errors import JobError
 from planner.registry import did_you_mean
-from planner.space.ranges import Ranges
+from planner.space.blocks import range_sums
+from planner.space.ranges import Ranges, framed
 from planner.space.types import BlockCosts, Job, StageChoice
 
 
@@ -49,18 +50,15 @@ def balanced(stage_s: np.ndarray | Sequence[np.ndarray], fits: Sequence[np.ndarr
 
 def least_need(needed: Sequence[np.ndarray], real: np.ndarray) -> float:
     """The least that the fullest stage can need over all cuts into as many stages; infinite when there is none."""
-    n = len(real) - 1
-    best = np.full(n + 1, np.inf)
-    best[0] = 0.0
-    for table in needed:
-        best = np.maximum(best[:, None], np.where(real, table, np.inf)).min(axis=0)
-    return float(best[n])
+    marks = balanced(needed, [real] * len(needed))
+    if marks is None:
+        return math.inf
+    return max(float(table[a, b]) for table, (a, b) in zip(needed, itertools.pairwise(marks), strict=True))
 
 
-def run_sums(values: np.ndarray) -> np.ndarray:
-    """[n] to [n + 1, n + 1]: the sum over i..j-1, zero for i >= j."""
-    prefix = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
-    return np.asarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))
+def mean_work_s(costs: BlockCosts) -> np.ndarray:
+    """[n + 1, n + 1] forward and backward of blocks i..j-1 on a device of mean speed; zero for i >= j."""
+    return framed(range_sums((costs.forward_s + costs.backward_s).mean(axis=0)))
 
 
 _PART = re.compile(r"\[\d+/\d+\]$")
@@ -145,9 +143,9 @@ class StageTables:
         ranges = Ranges(costs)
         count = len(costs.parameter_elements) + 1
         self.real = np.arange(count)[:, None] < np.arange(count)[None, :]
-        self.stage_s = np.where(self.real, run_sums((costs.forward_s + costs.backward_s).mean(axis=0)), np.inf)
+        self.stage_s = np.where(self.real, mean_work_s(costs), np.inf)
         self.elements, self.saved_bytes, self.workspace_bytes = (
-            _framed(table) for table in (ranges.elements, ranges.saved_bytes, ranges.workspace_bytes)
+            framed(table) for table in (ranges.elements, ranges.saved_bytes, ranges.workspace_bytes)
         )
 
     def needed_bytes(self, in_flight: float, versions: int = 1) -> np.ndarray:
@@ -165,11 +163,6 @@ class StageTables:
 def stages_of(boundaries: Iterable[int], replicas: int = 1) -> tuple[StageChoice, ...]:
     """Stages between boundaries."""
     return tuple(StageChoice(a, b, replicas) for a, b in itertools.pairwise(boundaries))
-
-
-def _framed(values: np.ndarray) -> np.ndarray:
-    """[n, n] over i..j inclusive to [n + 1, n + 1] over i..j-1."""
-    return np.pad(np.triu(values), ((0, 1), (1, 0)))
 
 
 MOST_SAMPLES = 10**12

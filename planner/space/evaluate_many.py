@@ -1,37 +1,240 @@
 """Many configurations of one model judged at once: the figures of `evaluate` as arrays.
 
 Configurations of one micro-batch size and one way to share operators, whose schedule is a paced line of stages, are
-worked out together: sums over blocks are differences of prefix sums, and what depends on the ranks of a stage alone is
+worked out together: figures of stages are those of ranges of blocks, and what depends on the ranks of a stage alone is
 priced once for each layout (copies, replicas, width). All others go through the judge one by one.
+
+A layout is what says where stages stand: copies, replicas of each stage, devices of a slice, and whether copies are
+neighbours. A place is a stage of a layout. Costs of a place do not depend on what the stage holds.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
-from planner.errors import ShardplanError
-from planner.exchange import Group, Phase, Recipe, kept_bytes, recipe_of
-from planner.hardware.types import Cluster, neighbours
+from planner.errors import ShardplanError, UsageError
+from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, recipes, step_terms
+from planner.hardware.collectives import ALGORITHMS, Terms, collective_s, send_terms
+from planner.hardware.tiers import Span, span_of
+from planner.hardware.types import Cluster, Collective, neighbours
 from planner.memory import fits
 from planner.play import Transfers
-from planner.schedules import get
+from planner.schedules import Schedule, get
 from planner.space.asked import allowing
-from planner.space.blocks import repeated_bytes
+from planner.space.blocks import range_sums
 from planner.space.configuration import Configuration
 from planner.space.evaluate import Timed, evaluate
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.layouts import Layouts
-from planner.space.ranges import range_maxima
-from planner.space.types import BlockCosts, Job, Tie
-from planner.space.workers import pipeline_of
+from planner.space.limits import missing_devices, unpriced
+from planner.space.ranges import Ranges, range_maxima
+from planner.space.types import BlockCosts, Job
+from planner.space.workers import lay_workers, pipeline_of
+
+_FREE = Terms(np.zeros(len(ALGORITHMS)), np.zeros(len(ALGORITHMS)))
+
+Layout = tuple[int, tuple[int, ...], int, bool]
+"""Copies, replicas by stage, devices of a slice, whether copies are neighbours."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class Layouts:
+    """Layouts and places of configurations, numbered as they come.
+
+    Args:
+        cluster: the machine.
+        job: the global batch, and devices that may be used.
+        ranks: of a replica.
+    """
+
+    def __init__(self, cluster: Cluster, job: Job, ranks: int) -> None:
+        self.cluster, self.job, self.ranks = cluster, job, ranks
+        self._zero = frozenset(recipes())
+        self._sizes = np.array((1, *cluster.group_sizes()))
+        self._numbers: dict[Layout, int] = {}
+        self._first: list[int] = []
+        self._groups: list[np.ndarray] = []
+        self._kinds: list[tuple[int, int]] = []
+        self._kind_numbers: dict[tuple[Span, int], int] = {}
+        self._known: list[tuple[np.ndarray, int] | None] = []
+        self._sends: list[list[int]] = []
+        self._rows: dict[Hashable, int] = {None: 0}
+        self._terms: list[Terms] = [_FREE]
+        self._in_flight: dict[tuple[str, tuple[int, ...], int], tuple[int, ...]] = {}
+        self._schedule = functools.cache(_paced)
+
+    def serves(self, configuration: Configuration, costs: BlockCosts) -> bool:
+        """Whether a configuration is a paced line of stages that makes sense; it is laid out if so. O(stages)."""
+        schedule = self._schedule(configuration.schedule)
+        if schedule is None or not self._whole(configuration, costs):
+            return False
+        key = (configuration.schedule, _replicas(configuration), configuration.micro_batches)
+        if key not in self._in_flight:
+            pipeline = pipeline_of(configuration)
+            self._in_flight[key] = () if schedule.supports(pipeline) else schedule.in_flight(pipeline)
+        return bool(self._in_flight[key]) and self._laid(configuration, schedule)
+
+    def number(self, configuration: Configuration) -> int:
+        """The number of a configuration's layout."""
+        return self._numbers[_layout(configuration)]
+
+    def places(self, layouts: np.ndarray, stages: int) -> np.ndarray:
+        """int64 [len(layouts), stages], the places of the stages of layouts."""
+        return np.asarray(np.array(self._first)[layouts][:, None] + np.arange(stages))
+
+    def in_flight(self, configuration: Configuration) -> tuple[int, ...]:
+        """Micro-batches that a replica of each stage keeps at the most."""
+        return self._in_flight[configuration.schedule, _replicas(configuration), configuration.micro_batches]
+
+    def types(self) -> np.ndarray:
+        """bool [types, places], whether a device type is in a place."""
+        if len(self.cluster.devices) == 1:
+            return np.ones((1, len(self._groups)), dtype=bool)
+        found = np.zeros((len(self.cluster.devices), len(self._groups)), dtype=bool)
+        for place, groups in enumerate(self._groups):
+            found[self.cluster.device_types[groups.ravel()], place] = True
+        return found
+
+    def parts(self, group: Group | None) -> np.ndarray:
+        """int64 [places], into how many parts a group of the ranks of a place cuts what it shards."""
+        return np.array([parts_of(self.cluster, groups[..., 0].ravel(), group) for groups in self._groups])
+
+    def exchange_rows(self, step: ExchangeStep) -> np.ndarray:
+        """int64 [2, places], rows of the terms of a step among the first and among the last ranks of replicas."""
+        rows = [
+            self._row((step.way, kind), functools.partial(step_terms, self.cluster, step, *known)) if known else 0
+            for kind, known in enumerate(self._known)
+        ]
+        return np.asarray(np.array(rows, dtype=np.int64)[np.array(self._kinds).T])
+
+    def send_rows(self) -> np.ndarray:
+        """int64 [most kinds of pairs, places], rows of the transfers from the stage before to a place."""
+        rows = list(itertools.zip_longest(*self._sends, fillvalue=0))
+        return np.array(rows, dtype=np.int64).reshape(-1, len(self._groups))
+
+    def slowest_s(self, rows: np.ndarray, payload_bytes: np.ndarray) -> np.ndarray:
+        """Seconds for payloads, the slowest row along the first axis; nothing for no bytes."""
+        latency_s = np.stack([terms.latency_s for terms in self._terms])
+        s_per_byte = np.stack([terms.s_per_byte for terms in self._terms])
+        found = np.zeros(np.broadcast_shapes(rows.shape[1:], payload_bytes.shape))
+        for row in rows:
+            terms = Terms(latency_s[row], s_per_byte[row])
+            np.maximum(found, terms.seconds(payload_bytes), out=found)
+        return np.where(payload_bytes > 0, found, 0.0)
+
+    def tied_s(self, layout: int, own: Sequence[int], payload_bytes: float) -> float:
+        """Seconds to sum the gradients of weights that several stages of a layout hold (`planner.space.terms`)."""
+        groups = [self._groups[self._first[layout] + stage] for stage in own]
+        copies, shared = groups[0].shape[0], math.gcd(*(each.shape[1] for each in groups))
+        sets = (
+            np.unique(np.concatenate([each[copy, q::shared, 0] for each in groups]))
+            for copy in range(copies)
+            for q in range(shared)
+        )
+        spans = {span_of(self.cluster, ranks): ranks for ranks in sets}
+        working = copies * shared * self.ranks
+        kind = Collective.ALL_REDUCE
+        return max(collective_s(self.cluster, kind, ranks, payload_bytes, working) for ranks in spans.values())
+
+    def _whole(self, configuration: Configuration, costs: BlockCosts) -> bool:
+        """Whether blocks and samples come out, and nothing is decided that is not worked out here."""
+        stop = 0
+        if configuration.exchange or configuration.devices or configuration.zero not in self._zero:
+            return False
+        if any(unpriced(self.job, configuration)):
+            return False
+        for stage in configuration.stages:
+            if (
+                stage.repeats
+                or stage.start != stop
+                or stage.stop <= stop
+                or (stage.ranks, stage.sharding) != (costs.ranks, costs.sharding)
+            ):
+                return False
+            if stage.replicas < 1 or configuration.micro_batches % stage.replicas:
+                return False
+            stop = stage.stop
+        samples = configuration.copies * configuration.micro_batches * configuration.micro_batch
+        batch = (costs.micro_batch, self.job.global_batch)
+        return stop == len(costs.parameter_elements) and (configuration.micro_batch, samples) == batch
+
+    def _laid(self, configuration: Configuration, schedule: Schedule) -> bool:
+        """Lay out the stages; whether there are devices for them."""
+        layout = _layout(configuration)
+        if layout not in self._numbers:
+            workers = lay_workers(configuration, schedule)
+            short = missing_devices(self.cluster, self.job, configuration, workers)
+            self._numbers[layout] = -1 if short else len(self._first)
+            if not short:
+                self._first.append(len(self._groups))
+                for stage in range(len(configuration.stages)):
+                    self._place(workers.groups(stage), configuration, len(workers.hosted), before=stage > 0)
+        return self._numbers[layout] >= 0
+
+    def _place(self, groups: np.ndarray, configuration: Configuration, workers: int, *, before: bool) -> None:
+        _, replicas, ranks = groups.shape
+        width = configuration.slice_devices // ranks or workers
+        self._sends.append(self._sent(self._groups[-1], groups) if before else [])
+        self._groups.append(groups)
+        concurrent = max(1, width // replicas) * ranks
+        first = self._kind(groups[..., 0].ravel(), concurrent)
+        self._kinds.append((first, first if ranks == 1 else self._kind(groups[..., -1].ravel(), concurrent)))
+
+    def _kind(self, ranks: np.ndarray, concurrent: int) -> int:
+        """Number of the shape of ranks that exchange, and of how many such groups do at the same time."""
+        key = span_of(self.cluster, ranks), concurrent
+        if key not in self._kind_numbers:
+            self._kind_numbers[key] = len(self._known)
+            self._known.append((ranks, concurrent) if len(ranks) > 1 else None)
+        return self._kind_numbers[key]
+
+    def _sent(self, before: np.ndarray, here: np.ndarray) -> list[int]:
+        """Rows of the transfers of all pairs of workers that some micro-batch connects."""
+        senders, receivers, ranks = before.shape[1], here.shape[1], here.shape[2]
+        ends, turns = sorted({0, ranks - 1}), np.arange(math.lcm(senders, receivers))
+        sources, targets = before[:, turns % senders][..., ends], here[:, turns % receivers][..., ends]
+        concurrent = min(senders, receivers) * ranks
+        sizes = self._sizes
+        depth = (sources[..., None] // sizes != targets[..., None] // sizes).sum(axis=-1).ravel()
+        found = []
+        for level, at in zip(*np.unique(depth, return_index=True), strict=True):
+            pair = sources.ravel()[at], targets.ravel()[at]
+            found.append(
+                self._row((int(level), concurrent), functools.partial(send_terms, self.cluster, *pair, concurrent))
+            )
+        return found
+
+    def _row(self, key: Hashable, price: Callable[[], Terms]) -> int:
+        if key not in self._rows:
+            self._rows[key] = len(self._terms)
+            self._terms.append(price())
+        return self._rows[key]
+
+
+def _layout(configuration: Configuration) -> Layout:
+    return configuration.copies, _replicas(configuration), configuration.slice_devices, configuration.adjacent
+
+
+def _replicas(configuration: Configuration) -> tuple[int, ...]:
+    return tuple(stage.replicas for stage in configuration.stages)
+
+
+def _paced(name: str) -> Schedule | None:
+    """The schedule of a name if it is a paced line of stages that hold one version of their weights."""
+    try:
+        schedule = get(name)
+    except UsageError:
+        return None
+    plain = schedule.weight_policy.synchronous and not schedule.weight_buffers
+    return schedule if schedule.closed_form and plain else None
+
+
+@dataclass(slots=True, eq=False)
 class Evaluations:
     """Figures of configurations, in their order.
 
@@ -48,23 +251,6 @@ class Evaluations:
     capacity_bytes: np.ndarray
     fits: np.ndarray
     reasons: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Found:
-    """The same while it is worked out."""
-
-    iteration_s: np.ndarray
-    peak_bytes: np.ndarray
-    capacity_bytes: np.ndarray
-    fits: np.ndarray
-    reasons: list[str]
-
-    @staticmethod
-    def of(count: int) -> _Found:
-        """Nothing yet."""
-        peak, capacity = np.full((2, count), math.nan)
-        return _Found(np.full(count, math.inf), peak, capacity, np.zeros(count, bool), [""] * count)
 
 
 def evaluate_many(
@@ -87,7 +273,8 @@ def evaluate_many(
     O(configurations * stages + layouts * ranks) for paced lines.
     """
     count = len(configurations)
-    found = _Found.of(count)
+    unknown, reasons = np.full(count, math.nan), [""] * count
+    found = Evaluations(np.full(count, math.inf), unknown, unknown.copy(), np.zeros(count, bool), ())
     regular: dict[int, list[int]] = {}
     layouts = {} if known is None else known
     for at, configuration in enumerate(configurations):
@@ -98,17 +285,21 @@ def evaluate_many(
         if layouts[key].serves(configuration, costs):
             regular.setdefault(stages, []).append(at)
         else:
-            _judge(found, at, costs, cluster, job, configuration)
+            reasons[at] = _judge(found, at, costs, cluster, job, configuration)
     for stages, members in regular.items():
         batch = _Batch(costs, cluster, job, [configurations[at] for at in members], layouts[costs.ranks, stages])
         where = np.array(members)
         found.iteration_s[where] = batch.iteration_s()
         found.peak_bytes[where], found.capacity_bytes[where], found.fits[where] = batch.memory()
-    return Evaluations(found.iteration_s, found.peak_bytes, found.capacity_bytes, found.fits, tuple(found.reasons))
+    found.reasons = tuple(reasons)
+    return found
 
 
-def _judge(found: _Found, at: int, costs: BlockCosts, cluster: Cluster, job: Job, configuration: Configuration) -> None:
-    """One configuration by the judge; its time by the schedule's longest chain where that is what playing it takes."""
+def _judge(
+    found: Evaluations, at: int, costs: BlockCosts, cluster: Cluster, job: Job, configuration: Configuration
+) -> str:
+    """One configuration by the judge; its time by the schedule's longest chain where that is what playing it takes.
+    Why it makes no sense, empty where it does."""
     try:
         schedule = get(configuration.schedule)
         blocking = configuration.transfers is Transfers.BLOCKING
@@ -116,14 +307,13 @@ def _judge(found: _Found, at: int, costs: BlockCosts, cluster: Cluster, job: Job
         timed = Timed.BOUND if exact else Timed.CLOSED_FORM
         evaluation = evaluate(costs, cluster, allowing(job, configuration), configuration, timed=timed)
     except ShardplanError as error:
-        found.reasons[at] = error.problem.message
-        return
+        return error.problem.message
     if not evaluation.stages:
-        found.reasons[at] = "; ".join(violation.message for violation in evaluation.violations)
-        return
+        return "; ".join(violation.message for violation in evaluation.violations)
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     found.iteration_s[at], found.fits[at] = evaluation.iteration_s, evaluation.feasible
     found.peak_bytes[at], found.capacity_bytes[at] = fullest.memory.total, fullest.capacity_bytes
+    return ""
 
 
 def _prefix(values: np.ndarray) -> np.ndarray:
@@ -149,63 +339,37 @@ class _Batch:
         self.precision = precision_of(job, cluster)
         table = np.array([[(s.start, s.stop, s.replicas, s.recompute) for s in c.stages] for c in members], np.int64)
         self.start, self.stop, self.replicas, again = np.moveaxis(table, 2, 0)
-        self.again, self.last = again.astype(bool), self.stop - 1
+        self.again, self.at = again.astype(bool), (self.start, self.stop - 1)
         self.layout = np.array([layouts.number(c) for c in members])
         self.place = layouts.places(self.layout, self.start.shape[1])
         self.types = layouts.types()[:, self.place]
         self.zero = np.array([c.zero for c in members])
-        whole = np.array([c.whole_stages for c in members])[:, None]
-        self.repeats_all = whole | (costs.repeated is None)
-        self.whole = whole & self.again
-        self.held, self.charged, self.left = self._elements()
+        self.whole = np.array([c.whole_stages for c in members])[:, None] & self.again
+        self.ranges = Ranges(costs)
+        self.by_layers, self.by_stages = (self.ranges.ways("always", whole_stages=w)[0] for w in (False, True))
+        self.held, self.left = self.ranges.elements[self.at], self.ranges.shard_elements[self.at]
+        self.alike = np.broadcast_to(self.ranges.alike, self.ranges.elements.shape)[self.at]
         self._times()
 
-    def _runs(self, values: np.ndarray) -> np.ndarray:
-        """Sums over the blocks of every stage; of [types, n] the most over the types of its devices."""
-        prefix = _prefix(values)
-        if values.ndim == 1:
-            return np.asarray(prefix[self.stop] - prefix[self.start])
-        by_type = prefix[:, self.stop] - prefix[:, self.start]
-        return np.asarray(np.where(self.types[: len(values)], by_type, -math.inf).max(axis=0))
-
-    def _elements(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Elements that stages hold, are charged for, and are left of where ranks that hold the same share them out."""
-        costs = self.costs
-        charged = self._runs(costs.parameter_elements)
-        held = charged - self._repeated_elements(costs.ties)
-        if costs.shard_elements is None:
-            return held, charged, held
-        shared = [replace(tie, elements=tie.shard_elements) for tie in costs.ties]
-        return held, charged, self._runs(costs.shard_elements) - self._repeated_elements(shared)
-
-    def _repeated_elements(self, ties: Sequence[Tie]) -> np.ndarray:
-        """What stages are charged for more than once."""
-        found = np.zeros(self.start.shape)
-        for tie in ties:
-            used = np.zeros(len(self.costs.parameter_elements))
-            np.add.at(used, list(tie.blocks), 1)
-            found += tie.elements * np.maximum(0, self._runs(used) - 1)
-        return found
+    def _slowest_s(self, seconds: np.ndarray) -> np.ndarray:
+        """By stage its entry of a table [types, n, n] over ranges of blocks, the most over the types of its devices."""
+        by_type = seconds[(slice(None), *self.at)]
+        return np.asarray(np.where(self.types[: len(seconds)], by_type, -math.inf).max(axis=0))
 
     def _parts(self, group: Group | None, place: np.ndarray, own: np.ndarray) -> np.ndarray:
         """Parts into which a group cuts what it shards of some configurations' stages."""
         parts = self.layouts.parts(group)[place]
-        held, left = self.held[own], self.left[own]
-        alike = np.divide(held, left, out=np.ones(held.shape), where=left > 0)
-        return np.asarray(parts if group is None else parts * alike)
+        return np.asarray(parts if group is None else parts * self.alike[own])
 
     def _times(self) -> None:
-        costs, overlap = self.costs, overlap_of(self.job, self.cluster)
-        forward_s = self._runs(costs.forward_s)
-        part = costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated
-        repeat_s = np.where(self.repeats_all, forward_s, self._runs(part)) * self.again
-        backward_s = self._runs(costs.backward_s) + repeat_s
+        costs, ranges, overlap = self.costs, self.ranges, overlap_of(self.job, self.cluster)
+        forward_s = self._slowest_s(ranges.forward_s)
+        by_layers_s, by_stages_s = (self._slowest_s(way.repeat_s) for way in (self.by_layers, self.by_stages))
+        backward_s = self._slowest_s(ranges.backward_s) + np.where(self.whole, by_stages_s, by_layers_s) * self.again
         pass_f, pass_b, sync_s, shards = self._exchanges()
-        updated = np.divide(self.held, self.charged, out=np.zeros_like(self.held), where=self.charged > 0)
-        step_s = 0.0 if costs.step_s is None else self._runs(costs.step_s)
         hidden = np.maximum(0.0, overlap * backward_s - pass_b)
         self.exposed_s = np.maximum(0.0, sync_s - hidden) + self._tied_s()
-        self.update_s = self._runs(costs.update_s) / shards * updated + step_s
+        self.update_s = self._slowest_s(ranges.update_s) / shards + ranges.step_s[self.at]
         self.forward_s = forward_s + np.maximum(0.0, pass_f - overlap * forward_s)
         self.backward_s = backward_s + np.maximum(0.0, pass_b - overlap * backward_s)
         self.receive_s = self._transfer_s(costs.boundary_bytes, costs.gather_s)
@@ -233,14 +397,13 @@ class _Batch:
     def _inner_s(self, recipe: Recipe, phase: Phase) -> np.ndarray:
         """Seconds of a phase's steps among the ranks of a replica that hold the same."""
         found = np.zeros(self.start.shape)
-        for inner in self.costs.inner_replicas:
-            held = self._runs(inner.elements) - self._repeated_elements(inner.ties)
+        for inner, held in zip(self.costs.inner_replicas, self.ranges.inner, strict=True):
             for step in recipe.among_inner:
                 if step.phase is phase:
-                    elements = held if phase is Phase.END else inner.elements
+                    elements = held[self.at] if phase is Phase.END else inner.elements
                     payload_bytes = elements * step.payload(self.precision)
                     seconds = np.where(elements > 0, inner.terms[step.collective].seconds(payload_bytes), 0.0)
-                    found += seconds if phase is Phase.END else self._runs(seconds)
+                    found += seconds if phase is Phase.END else range_sums(seconds)[self.at]
         return found
 
     def _transfer_s(self, sizes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:
@@ -280,9 +443,8 @@ class _Batch:
     def memory(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes and capacity of the fullest worker, and whether all fit."""
         state_bytes = optimizer_state_bytes(self.job.optimizer, self.precision)
-        largest = range_maxima(self.costs.parameter_elements)[self.start, self.last]
-        workspace = range_maxima(self.costs.workspace_bytes)[self.start, self.last]
-        total = self._activations() + workspace
+        largest = range_maxima(self.costs.parameter_elements)[self.at]
+        total = self._activations() + self.ranges.workspace_bytes[self.at]
         for zero in np.unique(self.zero).tolist():
             own = self.zero == zero
             place = self.place[own]
@@ -314,15 +476,15 @@ class _Batch:
 
     def _activations(self) -> np.ndarray:
         """What a worker keeps of all micro-batches in flight, and of the one whose forward it repeats."""
-        costs, at = self.costs, (self.start, self.last)
         in_flight = np.array([self.layouts.in_flight(c) for c in self.members])
-        plain = costs.saved_bytes[at]
-        kept = 0.0 if costs.kept_bytes is None else self._runs(costs.kept_bytes)
-        largest = repeated_bytes(costs)[at]
-        unit = np.where(self.again, costs.checkpoint_bytes[at] + kept, plain)
-        working = np.where(self.again, np.maximum(0.0, largest - kept), 0.0)
+        nothing = self.ranges.saved_bytes[self.at], 0.0
         unit, working = (
-            np.where(self.whole, costs.boundary_bytes[self.start], unit),
-            np.where(self.whole, plain, working),
+            np.where(self.whole, by_stages[self.at], np.where(self.again, by_layers[self.at], plain))
+            for plain, by_layers, by_stages in zip(
+                nothing,
+                (self.by_layers.saved_bytes, self.by_layers.working_bytes),
+                (self.by_stages.saved_bytes, self.by_stages.working_bytes),
+                strict=True,
+            )
         )
         return np.asarray(in_flight * unit + working)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,8 @@ from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster, neighbours
 from planner.space.cuts import pinned_blocks, stage_starts
-from planner.space.exchanges import Exchanges, TiedEnds, tied_ends
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.placement import Placement, Placements
+from planner.space.placement import Exchanges, Placement, Placements, TiedEnds, tied_ends
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
 from planner.space.types import BlockCosts, Job
@@ -28,69 +27,6 @@ ALL_DIVISORS_UP_TO = 64
 _CACHED_COSTS = 64
 _ANY = 2**30
 _USABLE = operator.attrgetter("usable_bytes")
-
-
-class SliceOf(Protocol):
-    """A slice of devices, and how gradients are exchanged there."""
-
-    @property
-    def ranks(self) -> int:
-        """Devices that act as one."""
-
-    @property
-    def copies(self) -> int:
-        """Copies of the pipeline."""
-
-    @property
-    def slice_devices(self) -> int:
-        """Devices of one copy, groups of `ranks` counting as one."""
-
-    @property
-    def zero(self) -> int:
-        """ZeRO stage."""
-
-
-def formulate(
-    costs: BlockCosts,
-    cluster: Cluster,
-    job: Job,
-    *,
-    copies: int,
-    schedule: str,
-    zero: int,
-    replicas: Sequence[int] | None = None,
-    slice_devices: int | None = None,
-) -> StageProblem:
-    """The problem of one micro-batch size (that of the costs), number of copies, schedule and ZeRO stage.
-
-    Args:
-        costs: the chain's costs.
-        cluster: the machine.
-        job: what is to be trained; its devices are dealt to the copies in equal slices.
-        copies: copies of the pipeline.
-        schedule: "1f1b" or "gpipe".
-        zero: ZeRO stage.
-        replicas: allowed replicas of a stage; by default `replica_options`.
-        slice_devices: devices of one copy; by default as many as the job's devices allow.
-
-    Raises:
-        JobError: the copies and micro-batches do not divide the global batch, or outnumber the devices.
-        UsageError: unknown precision, optimizer, recompute choice, or a schedule without a closed form.
-
-    O(places * blocks^2), see `planner.space.placement` for the number of places.
-    """
-    return Formulator(cluster, job).problem(
-        costs, copies=copies, schedule=schedule, zero=zero, replicas=replicas, slice_devices=slice_devices
-    )
-
-
-def replica_options(micro_batches: int, slice_devices: int) -> tuple[int, ...]:
-    """Replicas a stage may have: divisors of the micro-batches that fit; in large slices powers of two and the
-    largest."""
-    fitting = [r for r in range(1, min(slice_devices, micro_batches) + 1) if micro_batches % r == 0]
-    if slice_devices <= ALL_DIVISORS_UP_TO:
-        return tuple(fitting)
-    return tuple(r for r in fitting if r & (r - 1) == 0 or r == fitting[-1])
 
 
 class Formulator:
@@ -111,13 +47,13 @@ class Formulator:
         return self._used // ranks
 
     def replica_options(self, micro_batches: int, copies: int, slice_devices: int) -> tuple[int, ...]:
-        """Replicas that a stage may have in one copy (`replica_options`, and what the job allows over all copies)."""
+        """Replicas that a stage may have in one copy: divisors of the micro-batches that fit, in large slices powers of
+        two and the largest, as far as the job allows them over all copies."""
+        fitting = [r for r in range(1, min(slice_devices, micro_batches) + 1) if micro_batches % r == 0]
+        if slice_devices > ALL_DIVISORS_UP_TO:
+            fitting = [r for r in fitting if r & (r - 1) == 0 or r == fitting[-1]]
         allowed = self._job.data_parallel
-        found = replica_options(micro_batches, slice_devices)
-        if not allowed:
-            return found
-        wanted = sorted({count // copies for count in allowed if count % copies == 0})
-        return tuple(r for r in wanted if 0 < r <= slice_devices and micro_batches % r == 0 and (r in found))
+        return tuple(r for r in fitting if not allowed or r * copies in allowed)
 
     def placements(self, ranks: int) -> Placements:
         """Where stages can lie."""
@@ -132,13 +68,26 @@ class Formulator:
         copies: int,
         schedule: str,
         zero: int,
-        replicas: Sequence[int] | None = None,
         slice_devices: int | None = None,
     ) -> StageProblem:
-        """See `formulate`."""
+        """The problem of one micro-batch size (that of the costs), number of copies, schedule and ZeRO stage.
+
+        Args:
+            costs: the chain's costs.
+            copies: copies of the pipeline, to which the job's devices are dealt in equal slices.
+            schedule: "1f1b" or "gpipe".
+            zero: ZeRO stage.
+            slice_devices: devices of one copy; by default as many as the job's devices allow.
+
+        Raises:
+            JobError: the copies and micro-batches do not divide the global batch, or outnumber the devices.
+            UsageError: unknown precision, optimizer, recompute choice, or a schedule without a closed form.
+
+        O(places * blocks^2), see `planner.space.placement` for the number of places.
+        """
         job = self._job
         width, micro_batches = self._share(costs, copies, slice_devices)
-        options = tuple(replicas or self.replica_options(micro_batches, copies, width))
+        options = self.replica_options(micro_batches, copies, width)
         placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
         piped = 0 if zero in (job.structure.zero_in_pipelines or job.zero) else 1
         in_flight, passing, filling = warm_up_tables(schedule, placement.replicas, width, micro_batches)
@@ -255,10 +204,15 @@ class Formulator:
             _bounded(self._needs, key, known)
         return known[1]
 
-    def least_sync(self, task: SliceOf, replicas: Sequence[int]) -> np.ndarray:
-        """[R, 2] seconds that synchronising a stage takes at the least, without parameters and for each of them."""
-        slices = task.copies, task.slice_devices, task.zero
-        return self._exchanges.least(self.placements(task.ranks), slices, replicas)
+    def least_sync(self, ranks: int, slices: tuple[int, int, int], replicas: Sequence[int]) -> np.ndarray:
+        """[R, 2] seconds that synchronising a stage takes at the least, without parameters and for each of them.
+
+        Args:
+            ranks: devices that act as one.
+            slices: copies of the pipeline, devices of one copy, ZeRO stage.
+            replicas: what a stage may have.
+        """
+        return self._exchanges.least(self.placements(ranks), slices, replicas)
 
     def _least_resident(self, ranges: Ranges, zero: int, ranks: int) -> np.ndarray:
         """[n, n] bytes of weights, what goes with them, and workspace, sharded over all devices where ZeRO is."""

@@ -1,19 +1,209 @@
-"""Configurations as people name them: tensor, pipeline and data parallel degrees, chunks a worker, split of layers."""
+"""Configurations as people name them: tensor, pipeline and data parallel degrees, chunks a worker, split of layers.
+
+A chain is cut into stages of so many layers each: equal ones, or those of a pipeline layout as Megatron writes it. A
+layout is a line of items, `|` between stages: `E` the embedding, `t` a decoder layer, `m` a predictor of a further
+token, `L` the loss with the logits. `t*4` is `tttt`, and `(tt|)*3` is `tt|tt|tt|`. Stage i is chunk i // p of worker
+i % p. (Megatron Core, `core/transformer/pipeline_parallel_layer_layout.py`.)
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.errors import JobError
-from planner.graph import Chain
+import numpy as np
+
+from planner.errors import JobError, UsageError
+from planner.graph import Chain, Graph
+from planner.graph.blocks import layer_of
+from planner.graph.types import per_model
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
 from planner.schedules import Schedule, get
 from planner.space.configuration import Configuration
-from planner.space.layer_cuts import layer_edges, layout_edges, read_layout, uneven_edges
+from planner.space.cuts import balanced, mean_work_s
 from planner.space.types import BlockCosts, Job
+
+_GROUP = re.compile(r"\(([^()]*)\)\*(\d{1,4})")
+_REPEATED = re.compile(r"([EtmL|])\*(\d{1,4})")
+_ITEMS = re.compile(r"E?t*m*L?")
+_LONGEST = 10_000
+"""Items of a layout with everything written out."""
+_GRAMMAR = "write it like 'Et*3|(t*4|)*6t*3L': E embedding, t layer, m further token, L loss, | between stages"
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What the items of a layout are in a chain, by first block.
+
+    Attributes:
+        layers: of each layer, in order.
+        predictors: of each predictor of a further token; the first one begins where the layers end, with the logits of
+            the model itself, which come before the predictors in a chain.
+        loss: of logits and loss: where the layers end, or where the last predictor begins.
+    """
+
+    layers: tuple[int, ...]
+    predictors: tuple[int, ...]
+    loss: int
+
+
+def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]:
+    """First block of each stage, and the end: equal numbers of layers, else stages of equal work.
+
+    What comes before the first layer goes to the first stage, what comes after the last to the last. Where the layers
+    do not come out, the first and the last stage have one layer fewer, or stages are balanced by time.
+
+    Raises:
+        JobError: fewer blocks than stages.
+    """
+    blocks = len(chain.blocks)
+    if stages > blocks:
+        raise JobError(f"{blocks} blocks do not make {stages} stages", hint="use fewer stages or chunks")
+    heads = layer_heads(chain)
+    for missing in (0, 2):
+        each, rest = divmod(len(heads) + missing, stages)
+        if not rest and each > (1 if missing else 0):
+            starts = [heads[stage * each - missing // 2] for stage in range(1, stages)]
+            return (0, *starts, blocks)
+    real = np.arange(blocks + 1)[:, None] < np.arange(blocks + 1)[None, :]
+    edges = balanced(np.where(real, mean_work_s(costs), np.inf), [real] * stages)
+    if edges is None:
+        raise UsageError(f"{blocks} blocks cannot be cut into {stages} stages", hint="use fewer stages")
+    return edges
+
+
+def uneven_edges(chain: Chain, stages: int, workers: int, first: int, last: int) -> tuple[int, ...]:
+    """First block of each stage, and the end, where the first and the last worker have other numbers of layers.
+
+    Args:
+        chain: the model.
+        stages: of the pipeline; stage i is on worker i % workers.
+        workers: of the pipeline.
+        first, last: layers of the first and of the last worker over all their chunks; 0 for as many as the others.
+
+    Raises:
+        JobError: a worker's layers do not come out over its chunks, or the rest not over the other workers.
+    """
+    chunks, total = stages // workers, len(chain_items(chain).layers)
+    given = {worker: count for worker, count in ((0, first), (workers - 1, last)) if count}
+    each, rest = divmod(total - sum(given.values()), max(1, workers - len(given)))
+    held = [given.get(worker, each) for worker in range(workers)]
+    if rest or sum(held) != total or min(held) < chunks or any(count % chunks for count in held):
+        raise JobError(
+            f"{total} layers with {first or 'as many as others'} on the first and {last or 'as many as others'} on the "
+            f"last of {workers} workers do not come out in {chunks} chunks each",
+            hint="give numbers that leave equal layers to the other workers, each a multiple of the chunks",
+        )
+    counts = [held[stage % workers] // chunks for stage in range(stages)]
+    return layout_edges(chain, "E" + "|".join("t" * count for count in counts) + "L", all_items=False)
+
+
+def read_layout(text: str) -> tuple[str, ...]:
+    """The items of each stage, `("Ett", "tt", "ttL")`.
+
+    Raises:
+        JobError: the text is no layout.
+    """
+    written = text.replace(",", "").replace(" ", "")
+    while len(written) <= _LONGEST and (found := _GROUP.search(written) or _REPEATED.search(written)):
+        written = written[: found.start()] + found[1] * int(found[2]) + written[found.end() :]
+    stages = tuple(written.split("|"))
+    if len(written) > _LONGEST or not _ITEMS.fullmatch("".join(stages)) or not all(stages):
+        what = "a stage is empty" if not all(stages) and len(stages) > 1 else "it cannot be read"
+        raise JobError(f"pipeline layout {text[:80]!r}: {what}", hint=_GRAMMAR)
+    return stages
+
+
+def layout_edges(chain: Chain, text: str, *, all_items: bool = True) -> tuple[int, ...]:
+    """First block of each stage of a layout, and the end.
+
+    Args:
+        chain: the model.
+        text: the layout.
+        all_items: predictors of further tokens are written, too; else they go with the loss.
+
+    Raises:
+        JobError: the text is no layout, or the model's items do not fill it; says which.
+    """
+    stages, items = read_layout(text), chain_items(chain)
+    written = "".join(stages)
+    held = {"E": 1, "t": len(items.layers), "m": len(items.predictors) if all_items else 0, "L": 1}
+    names = {"E": "embeddings", "t": "layers", "m": "predictors of further tokens", "L": "losses"}
+    for item, count in held.items():
+        if written.count(item) != count:
+            raise JobError(
+                f"the layout has {written.count(item)} {names[item]} ({item}), the model {count}",
+                hint=f"write {item} {count} times",
+            )
+    firsts = iter((0, *items.layers, *(items.predictors if all_items else ()), items.loss))
+    starts = [[next(firsts) for _ in stage] for stage in stages]
+    edges = (*(first[0] for first in starts), len(chain.blocks))
+    for stage, (own, first, next_start) in enumerate(zip(stages, starts, edges[1:], strict=True)):
+        if first[-1] >= next_start:
+            raise JobError(
+                f"stage {stage} of the layout ends with {own[-1]}, which no block divides from what follows",
+                hint=f"write {own[-1]} on the next stage",
+            )
+    return edges
+
+
+def chain_items(chain: Chain) -> Items:
+    """What a layout's items are in a chain.
+
+    Layers are the longest run of numbered modules, else (a graph without names) the longest run of equal blocks;
+    numbered modules behind them are predictors of further tokens.
+    """
+    heads, layers = layer_heads(chain), _layers(chain.graph)
+    if not heads:
+        heads, size = _equal_blocks([block.signature for block in chain.blocks])
+        return Items(tuple(heads), (), heads[-1] + size if heads else 1)
+    last = layers[chain.blocks[heads[-1]].nodes[0]]
+    end = heads[-1] + 1
+    while end < len(chain.blocks) and layer_of(chain.blocks[end].name.partition("[")[0]) == last:
+        end += 1
+    behind = [layers[block.nodes[0]] for block in chain.blocks[end:]]
+    kinds = [name.rstrip("0123456789") if name and name[-1].isdigit() else "" for name in behind]
+    names = [name for name, kind in zip(behind, kinds, strict=True) if kind]
+    starts = [end + behind.index(name) for name in dict.fromkeys(names)]
+    predictors = (end, *starts[1:]) if starts else ()
+    return Items(tuple(heads), predictors, predictors[-1] if predictors else end)
+
+
+def _equal_blocks(signatures: Sequence[str]) -> tuple[list[int], int]:
+    """First blocks of the layers, and the blocks of each, where the same few blocks follow each other most often."""
+    n, best = len(signatures), (0, 0, 0)
+    for size in range(1, n // 2 + 1):
+        run = 0
+        for at in range(n - size):
+            run = run + 1 if signatures[at] == signatures[at + size] else 0
+            layers = run // size + 1 if run >= size else 0
+            if layers * size > best[0] * best[1]:
+                best = layers, size, at + 1 - run
+    layers, size, start = best
+    return [start + layer * size for layer in range(layers)], size
+
+
+def layer_heads(chain: Chain) -> list[int]:
+    """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
+    found: dict[str, int] = {}
+    layers = _layers(chain.graph)
+    for at, block in enumerate(chain.blocks):
+        layer = layers[block.nodes[0]]
+        if layer and layer[-1].isdigit():
+            found.setdefault(layer, at)
+    by_kind: dict[str, list[int]] = {}
+    for layer, at in found.items():
+        by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
+    return max(by_kind.values(), key=len, default=[])
+
+
+@per_model
+def _layers(graph: Graph) -> tuple[str, ...]:
+    """The layer that each node belongs to."""
+    return tuple(layer_of(node.module) for node in graph.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +224,7 @@ class Degrees:
         repeats: or the forward of modules of these names (`planner.operators.modules`).
         starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
         layout: stages as Megatron writes them, `Et*3|(t*4|)*6t*3L`: E embedding, t decoder layer, m further token
-            predicted, L loss (`planner.space.layer_cuts`); says the number of chunks, too.
+            predicted, L loss (`planner.space.named`); says the number of chunks, too.
         first_layers, last_layers: layers of the first and of the last worker, all chunks together; 0 for as many as the
             others have.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).

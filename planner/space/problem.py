@@ -1,19 +1,16 @@
-"""The problem of cutting a chain into stages, as numbers only: it can be saved, sent and solved again."""
+"""The problem of cutting a chain into stages, as numbers only; and several ways to share operators as one problem, in
+which every stage picks its own."""
 
 from __future__ import annotations
 
-import dataclasses
-import zipfile
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from planner.errors import OutputError, UsageError
-from planner.space.repeats import recomputed_modules
-from planner.space.types import Configuration, StageChoice
-
-_FORMAT = 6
+from planner.space.repeats import LeastRepeats, recomputed_modules
+from planner.space.types import BlockCosts, Configuration, StageChoice
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,33 +138,84 @@ class StageProblem:
             slice_devices=0 if full else self.slice_devices * self.ranks,
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write the problem to an uncompressed `.npz` file.
 
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        fields = {f.name: np.asarray(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        try:
-            with open(path, "wb") as file:
-                np.savez(file, allow_pickle=False, format=np.asarray(_FORMAT), **fields)
-        except OSError as error:
-            raise OutputError(f"cannot write the problem: {error.strerror}", where=str(path)) from error
+BY_OPTION = ("replicas", "in_flight", "passing", "filling", "tied_class", "shardings")
+BY_PLACE = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
+BY_KIND = ("forward_s", "backward_s", "capacity_bytes")
+BY_WAY = ("repeat_s", "saved_bytes", "working_bytes")
+"""Tables of a problem by what their first axis counts; those by way have kinds along the second."""
 
-    @staticmethod
-    def load(path: str | Path) -> StageProblem:
-        """Read a problem that `save` wrote.
+_LEAST = (
+    "forward_s",
+    "backward_s",
+    "update_s",
+    "parameter_elements",
+    "saved_bytes",
+    "checkpoint_bytes",
+    "boundary_bytes",
+    "gradient_boundary_bytes",
+    "workspace_bytes",
+    "kept_bytes",
+    "step_s",
+    "gather_s",
+    "gradient_gather_s",
+    "shard_elements",
+)
 
-        Raises:
-            UsageError: the file cannot be read or is no problem of this version.
-        """
-        hint = "give a file written by StageProblem.save of this version"
-        try:
-            with np.load(path, allow_pickle=False) as data:
-                values = {name: data[name] for name in data.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise UsageError(f"cannot read a problem: {error}", where=str(path), hint=hint) from error
-        names = {f.name for f in dataclasses.fields(StageProblem)}
-        if int(values.pop("format", np.asarray(0))) != _FORMAT or values.keys() != names:
-            raise UsageError("not a saved problem of this version", where=str(path), hint=hint)
-        return StageProblem(**{name: v if v.ndim else v.item() for name, v in values.items()})
+
+def alike(costs: Sequence[BlockCosts]) -> list[tuple[BlockCosts, ...]]:
+    """Costs between which every stage of a plan can choose by itself, in the order of the first of each.
+
+    They are of one micro-batch size, ranks, mesh and boundaries, and hold the same part of weights that blocks share:
+    how many bytes the gradients of these are does not depend on which stages they are summed over.
+    """
+    found: dict[tuple[object, ...], list[BlockCosts]] = {}
+    for each in costs:
+        found.setdefault((each.micro_batch, each.ranks, each.label, each.ties), []).append(each)
+    return [tuple(group) for group in found.values()]
+
+
+def least_of(costs: Sequence[BlockCosts]) -> BlockCosts:
+    """What none of several costs that are `alike` is below, in any figure."""
+    first = costs[0]
+    if len(costs) == 1:
+        return first
+    values = {name: [getattr(c, name) for c in costs] for name in _LEAST}
+    least: dict[str, Any] = {n: None if each[0] is None else np.minimum.reduce(each) for n, each in values.items()}
+    inner = tuple(
+        replace(own, elements=np.minimum.reduce([c.inner_replicas[k].elements for c in costs]))
+        for k, own in enumerate(first.inner_replicas)
+    )
+    selective = [c.selective for c in costs if c.selective is not None]
+    known = LeastRepeats(tuple(selective)) if len(selective) == len(costs) else None
+    return replace(first, **least, inner_replicas=inner, selective=known)
+
+
+def joined(problems: Sequence[StageProblem]) -> StageProblem:
+    """One problem with the options of several, which differ in costs that are `alike` alone.
+
+    Options, places and kinds of the second follow those of the first, and so on.
+    """
+    first, count = problems[0], len(problems)
+    if count == 1:
+        return first
+    places, kinds = len(first.place_kind), len(first.capacity_bytes)
+
+    def after(name: str, step: int) -> np.ndarray:
+        shifted = [np.where(getattr(p, name) < 0, -1, getattr(p, name) + k * step) for k, p in enumerate(problems)]
+        return np.concatenate(shifted)
+
+    def all_of(name: str) -> np.ndarray:
+        return np.concatenate([getattr(p, name) for p in problems])
+
+    stacked: dict[str, Any] = {name: all_of(name) for name in (*BY_OPTION, *BY_PLACE, *BY_KIND)}
+    stacked |= {name: np.concatenate([getattr(p, name) for p in problems], axis=1) for name in BY_WAY}
+    return replace(
+        first,
+        **stacked,
+        place=after("place", places),
+        place_kind=after("place_kind", kinds),
+        least_s=np.concatenate([[0.0], np.cumsum(np.min([np.diff(p.least_s) for p in problems], axis=0))]),
+        link=np.tile(first.link, (count, count, 1)),
+        tied_s=np.tile(first.tied_s, (1, count, 1)),
+    )

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.exchange import Group
 from planner.memory import most_that_fit
-from planner.space.blocks import range_table, repeated_bytes
+from planner.space.blocks import range_sums, range_table, repeated_bytes
 from planner.space.repeats import lists_of, plain_ways, selective_costs
 from planner.space.types import BlockCosts
 
@@ -226,14 +226,15 @@ def _by_last(table: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(table.T)
 
 
-def range_sums(values: np.ndarray) -> np.ndarray:
-    """[.., n] to [.., n, n]: the sum over i..j, zero for i > j."""
-    prefix = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1, dtype=np.float64)], axis=-1)
-    return np.triu(prefix[..., None, 1:] - prefix[..., :-1, None])
-
-
 def range_maxima(values: np.ndarray) -> np.ndarray:
     """[n] to [n, n]: the maximum over i..j, zero for i > j."""
     n = len(values)
     spread = np.where(np.arange(n)[None, :] >= np.arange(n)[:, None], values[None, :], -math.inf)
     return np.triu(np.maximum.accumulate(spread, axis=1))
+
+
+def framed(table: np.ndarray) -> np.ndarray:
+    """[n, n] over blocks i..j inclusive to [n + 1, n + 1] over i..j-1; zero for i >= j."""
+    found = np.zeros((len(table) + 1, len(table) + 1))
+    found[:-1, 1:] = np.triu(table)
+    return found

@@ -22,11 +22,11 @@ from planner.space.blocks import (
     head_bytes,
     kept_table,
     layer_starts,
-    range_table,
+    tied_parameters,
     update_s_per_element,
 )
 from planner.space.repeats import RepeatedModules, Reruns
-from planner.space.types import BlockCosts, InnerReplicas, Tie
+from planner.space.types import BlockCosts, InnerReplicas
 
 _SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
 """Collectives of which recipes of gradients and weights are made."""
@@ -60,7 +60,7 @@ def sharded_block_costs(
     """
     chain = inner.chain
     head, starts = head_block(chain), layer_starts([block.name for block in chain.blocks])
-    elements, ties = _parameters([own.parameters for own in sharded.held], _multiplicities(inner, sharded))
+    elements, ties = tied_parameters([own.parameters for own in sharded.held], _multiplicities(inner, sharded))
     elements += [own.parameter_elements for own in sharded.held]
     inner_replicas = tuple(_inner_replicas(inner, sharded))
     step_s = update_s_per_element(training.device, training.precision, training.optimizer)
@@ -118,7 +118,7 @@ def _inner_replicas(inner: InnerCosts, sharded: ShardedCosts) -> Iterator[InnerR
             tuple((name, size) for name, size in block.parameters if sharded.whole_on[name] == axes)
             for block in sharded.held
         ]
-        elements, ties = _parameters(own, counts)
+        elements, ties = tied_parameters(own, counts)
         yield InnerReplicas(mesh.ranks_along(axes), elements, ties, {kind: mesh.terms(kind, axes) for kind in _SUMMING})
 
 
@@ -169,29 +169,6 @@ def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
 def sharding_label(inner: InnerCosts, sharded: ShardedCosts) -> str:
     """A mesh and how boundaries lie on it, `2 x 8, batch/sequence`: stages that hand over tensors have it in common."""
     return f"{axes_text(inner.mesh.axes)}, {sharded.label}"
-
-
-def _parameters(
-    blocks: Sequence[Sequence[tuple[str, float]]], counts: Mapping[str, int]
-) -> tuple[np.ndarray, tuple[Tie, ...]]:
-    """[n] trainable elements that a rank holds for each block, and those that several blocks use.
-
-    Args:
-        blocks: by block, parameters and the elements of each that a rank holds.
-        counts: by parameter, ranks of the mesh that hold the same as replicas do.
-    """
-    users: dict[str, tuple[float, list[int]]] = {}
-    for b, parameters in enumerate(blocks):
-        for name, size in parameters:
-            known, at = users.get(name, (0.0, []))
-            users[name] = (max(known, size), [*at, b])
-    shared: dict[tuple[tuple[int, ...], int], float] = {}
-    for name, (size, at) in users.items():
-        if len(at) > 1:
-            key = tuple(at), counts.get(name, 1)
-            shared[key] = shared.get(key, 0.0) + size
-    own, _ = range_table(users.values(), len(blocks))
-    return own, tuple(Tie(size, at, count) for (at, count), size in sorted(shared.items()))
 
 
 def _crossing(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from planner.play import Transfers
-from planner.solvers.partition.cluster_stages import balanced_stages
+from planner.solvers.partition.cluster_chains import balanced_stages
 from planner.space import Configuration, Timed
 from planner.space.cuts import stages_of
 from planner.space.partition import SYNCHRONOUS

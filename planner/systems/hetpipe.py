@@ -14,7 +14,7 @@ from planner.exchange.fabric import spread_traffic
 from planner.exchange.formulas import wsp_staleness
 from planner.plans.words import words_of
 from planner.solvers.layouts import uneven_share
-from planner.solvers.partition.virtual_workers import Workers, allocations, dealt, kinds, own_cut
+from planner.solvers.partition.cluster_chains import Workers, allocations, dealt, kinds, own_cut
 from planner.space import Configuration, lay_workers
 from planner.space.cuts import stages_of
 from planner.space.subspaces import Limits

@@ -17,7 +17,7 @@ from cli.main import main
 from cli.simulate import command as simulate
 from planner import comparison_report
 from planner.report import to_text
-from planner.space.types import MemoryBytes
+from planner.space import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
 
 GNMT = ["gnmt-8", "--hardware", "v100-pcie-4", "--precision", "fp32", "--global-batch", "64"]

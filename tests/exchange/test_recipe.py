@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import solvers
 from planner.errors import UsageError
 from planner.exchange import (
     SCHEMES,
@@ -49,7 +48,8 @@ from planner.exchange import (
 from planner.exchange.zero import Sharded, price_sharded
 from planner.hardware import Collective
 from planner.plans import validate
-from planner.space import Configuration, Job, StageChoice, evaluate, formulate
+from planner.solvers import chain_dp
+from planner.space import Configuration, Formulator, Job, StageChoice, evaluate
 from tests.oracles import stages as brute_force
 from tests.plans import sample
 from tests.space.instances import chain, cluster, random_instance
@@ -106,7 +106,9 @@ def test_the_judge_prices_it() -> None:
 
 
 def test_the_solvers_tables_say_what_the_judge_says() -> None:
-    problem = formulate(COSTS, MACHINE, JOB, copies=1, schedule="1f1b", zero=NUMBER, replicas=(4,))
+    problem = Formulator(MACHINE, dataclasses.replace(JOB, data_parallel=(4,))).problem(
+        COSTS, copies=1, schedule="1f1b", zero=NUMBER
+    )
     assert problem.sync_s.ravel() == pytest.approx([2000])
     assert problem.exchange_forward_s.ravel() == pytest.approx([100])
     assert problem.exchange_backward_s.ravel() == pytest.approx([200])
@@ -121,10 +123,10 @@ def test_the_solver_finds_what_enumeration_through_the_judge_does(seed: int, cop
         machine = dataclasses.replace(machine, node_size=machine.levels[0].size)
     if copies > machine.device_count or job.global_batch % (copies * costs.micro_batch):
         copies = 1
-    problem = formulate(costs, machine, job, copies=copies, schedule="1f1b", zero=NUMBER)
+    problem = Formulator(machine, job).problem(costs, copies=copies, schedule="1f1b", zero=NUMBER)
     exact, found = (
         solve(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1).found
-        for solve in (brute_force.solve, solvers.get("chain_dp"))
+        for solve in (brute_force.solve, chain_dp.solve)
     )
     assert [e.iteration_s for _, e in found] == pytest.approx([e.iteration_s for _, e in exact])
 

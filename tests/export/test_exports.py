@@ -12,7 +12,7 @@ from planner import export
 from planner.errors import PlanError, UsageError
 from planner.graph import build_chain
 from planner.plans import Plan
-from planner.space.layer_cuts import layout_edges, read_layout
+from planner.space.named import layout_edges, read_layout
 from tests.export.plans import graph, plan
 
 ALONE = ("jax", "transformers")

@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.hardware import Cluster
-from planner.space import BlockCosts, Job, evaluate, played_s
-from planner.space.types import Configuration, Evaluation, StageChoice
+from planner.space import BlockCosts, Configuration, Evaluation, Job, StageChoice, evaluate, played_s
 
 Shelves = Mapping[int, Mapping[int, BlockCosts]]
 """Costs by micro-batch size and sharding."""

@@ -17,9 +17,8 @@ from planner.costs import precision
 from planner.graph import Block, Chain
 from planner.operators import SavedBytes
 from planner.sharding import Boundary, InnerOptions, inner_costs, mesh_on, sharded_costs
-from planner.space import BlockCosts, Job, evaluate
+from planner.space import BlockCosts, Configuration, Job, StageChoice, evaluate
 from planner.space.sharded import Training, sharded_block_costs
-from planner.space.types import Configuration, StageChoice
 from tests.operators.calls import graph, node
 from tests.space.instances import cluster
 

@@ -17,9 +17,7 @@ from planner.hardware import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline
 from planner.solvers import search
-from planner.space import BlockCosts, Job, Timed, evaluate
-from planner.space.timing import play_terms
-from planner.space.types import Configuration, Evaluation, StageChoice
+from planner.space import BlockCosts, Configuration, Evaluation, Job, StageChoice, Timed, evaluate, play_terms
 from tests.joint.instances import Ways, random_joint
 
 SEEDS = st.integers(0, 10**6)
@@ -84,6 +82,7 @@ def played_s(configuration: Configuration, verdict: Evaluation) -> float:
 @given(SEEDS, NAMES, st.sampled_from(list(Transfers)))
 @example(175802, "chimera", Transfers.BLOCKING)  # exchanges that are launched hide behind the work
 @example(649932, "interleaved", Transfers.BLOCKING)  # one stage shares its operators in another way
+@example(2373, "v-min", Transfers.BLOCKING)  # more than a thousand cuts and choices of four blocks
 def test_search_equals_enumeration(seed: int, name: str, transfers: Transfers) -> None:
     ways, cluster, job = random_joint(seed)
     job = dataclasses.replace(job, schedules=(name,), transfers=transfers)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from planner.errors import InfeasibleError
 from planner.hardware import Cluster, Terms
 from planner.solvers import Answer, search
-from planner.space import BlockCosts, Job
-from planner.space.types import Configuration
+from planner.space import BlockCosts, Configuration, Job
 from tests.joint.enumeration import best_s, judged, played_s
 from tests.joint.instances import Ways, random_joint
 from tests.space.instances import chain, cluster

@@ -6,9 +6,9 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from planner.solvers.types import Judge, Measure, Solution
-from planner.space.problem import StageProblem
-from planner.space.types import Configuration, Evaluation
+from planner.solvers import Judge, Solution
+from planner.solvers.types import Measure
+from planner.space import Configuration, Evaluation, StageProblem
 
 
 def decisions(problem: StageProblem) -> Iterator[Configuration]:
@@ -50,13 +50,11 @@ def solve(
         measure: the time that is minimised; by default the closed form.
     """
     priced: list[tuple[float, Configuration, Evaluation]] = []
-    states = 0
     for decision in decisions(problem):
-        states += 1
         evaluation = judge(decision)
         if evaluation.feasible:
             priced.append((measure(decision, evaluation), decision, evaluation))
     priced.sort(key=lambda entry: entry[0])
     bound_s = priced[0][0] if priced else math.inf
     found = tuple((decision, verdict) for seconds, decision, verdict in priced[:keep] if seconds < cutoff_s)
-    return Solution(found, bound_s, states)
+    return Solution(found, bound_s)

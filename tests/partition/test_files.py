@@ -16,9 +16,8 @@ import planner
 from planner.errors import InfeasibleError, ModelError, PlanError, UsageError
 from planner.importers import operator_graph_from
 from planner.partitions.families import FAMILIES, Instance
-from planner.partitions.files import seal
 from planner.partitions.options import FLAGS, Options, bandwidths, machine_counts, memory_size, seconds
-from planner.partitions.types import Part, PartitionPlan, from_ranges, in_words, to_ranges, to_runs
+from planner.partitions.plan_file import Part, PartitionPlan, from_ranges, in_words, seal, to_ranges, to_runs
 from planner.space.partition import LatencyDecision, MaxLoadDecision
 from tests.partition.instances import PIPEDREAM, operator_graph, piper, written
 from tests.shared_data import shared_path

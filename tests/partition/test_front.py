@@ -15,8 +15,8 @@ import pytest
 from planner.errors import InfeasibleError, UsageError
 from planner.importers import operator_graph_from
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search, solve_partition, solvers_for
+from planner.space import Violation
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem, Verdict, max_load_problem
-from planner.space.types import Violation
 from tests.partition.instances import operator_graph
 
 SOLVERS = {

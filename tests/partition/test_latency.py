@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.errors import JobError, UsageError
 from planner.importers import load_operator_graph
 from planner.solvers.partition import PARTITION_SOLVERS, Result, Search, search_partition
-from planner.solvers.partition.latency_list import latency_bound
+from planner.solvers.partition.latency import latency_bound
 from planner.space.partition import LatencyDecision, LatencyProblem, latency_problem
 from tests.oracles.latency import solve_latency_by_force
 from tests.partition.checks import by_list

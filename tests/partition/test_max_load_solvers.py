@@ -11,8 +11,7 @@ from hypothesis import given, settings
 
 from planner.errors import JobError
 from planner.graph import enumerate_ideals
-from planner.solvers.partition import Result, ideal_dp_max_load, search_partition
-from planner.solvers.partition._max_load_chain import best_chain
+from planner.solvers.partition import Result, max_load_ideals, search_partition
 from planner.solvers.partition._max_load_form import (
     fluid_bound,
     form_of,
@@ -20,7 +19,8 @@ from planner.solvers.partition._max_load_form import (
     reduce_form,
     simple_bound,
 )
-from planner.solvers.partition.local_search_max_load import Loads
+from planner.solvers.partition.max_load_ideals import best_chain
+from planner.solvers.partition.max_load_moves import Loads
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 from tests.oracles.max_load import solve_by_enumeration
 from tests.partition.checks import by_cp_sat, by_highs, by_ideals, by_moves, by_pairs
@@ -195,7 +195,7 @@ def test_a_family_without_the_best_chain_gives_another() -> None:
 def test_a_cap_on_ideals_leaves_the_proof_to_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
     n = 9
     given = problem([1.0 + i / 10 for i in range(n)], [(0, i) for i in range(1, n)], [0.5] * n, accelerators=3)
-    monkeypatch.setattr(ideal_dp_max_load, "MOST_IDEALS", 10)
+    monkeypatch.setattr(max_load_ideals, "MOST_IDEALS", 10)
     capped = search_partition(given, time_limit_s=LIMIT_S)
     monkeypatch.undo()
     free = by_ideals(given, time_limit_s=LIMIT_S)

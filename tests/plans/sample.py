@@ -12,7 +12,7 @@ from planner.graph import Chain, Graph, build_chain
 from planner.hardware import Cluster, Curve, Device, Level
 from planner.operators import Origin
 from planner.plans import Plan, Provenance, assemble
-from planner.space.types import (
+from planner.space import (
     Candidate,
     Certificate,
     Configuration,

@@ -24,10 +24,9 @@ from planner.sharding import (
     sharded_costs,
 )
 from planner.simulate import simulate
-from planner.space.evaluate import evaluate
+from planner.space import BlockCosts, Certificate, Configuration, StageChoice, evaluate
 from planner.space.jobs import mesh_names
 from planner.space.sharded import Training, sharded_block_costs
-from planner.space.types import BlockCosts, Certificate, Configuration, StageChoice
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from planner.plans import (
     validate,
 )
 from planner.play import Transfers
-from planner.space.configuration import Configuration, StageChoice
+from planner.space import Configuration, StageChoice
 from tests.plans.sample import decision, make_plan
 
 VERSION1 = Path(__file__).parent / "version1.json"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.report.plot import LETTER, comparison_svg, time_ticks
-from planner.space.types import MemoryBytes
+from planner.space import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
 
 SVG = "{http://www.w3.org/2000/svg}"

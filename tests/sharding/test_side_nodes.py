@@ -8,8 +8,7 @@ import pytest
 from planner import Job, Pricer, load_cluster, load_graph
 from planner.graph import Chain
 from planner.sharding import Axis
-from planner.space.evaluate import evaluate
-from planner.space.types import Configuration, StageChoice
+from planner.space import Configuration, StageChoice, evaluate
 
 JOB = Job(global_batch=8)
 

@@ -13,7 +13,7 @@ from planner.plans import Area, Fault, Plan, RankOrder, diff, dumps, encode, loa
 from planner.play import Conditions, Transfers, measure_schedule
 from planner.schedules import Action, ActivationUnit, Pipeline, get, parse_action
 from planner.simulate import simulate
-from planner.space.types import Configuration, StageChoice
+from planner.space import Configuration, StageChoice
 from tests.plans.sample import language_model, make_plan
 from tests.schedules.shapes import served
 

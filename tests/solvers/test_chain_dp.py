@@ -10,31 +10,26 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planner import solvers
-from planner.errors import UsageError
 from planner.hardware import Cluster
-from planner.solvers import Solution, Solver, get
-from planner.solvers import chain_dp as module
-from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate, formulate
-from planner.space.joined import alike, joined, least_of
+from planner.solvers import Solution, chain_dp
+from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate
+from planner.space.problem import alike, joined, least_of
 from tests.oracles import stages as brute_force
 from tests.space.instances import Modules, chain, cluster, random_instance, shared_instance
 
-
-def solver(name: str) -> Solver:
-    return brute_force.solve if name == "brute_force" else get(name)
+SOLVERS = {"brute_force": brute_force.solve, "chain_dp": chain_dp.solve}
 
 
 def solve(
     name: str, problem: StageProblem, costs: BlockCosts, machine: Cluster, job: Job, **options: float
 ) -> Solution:
     cutoff_s = options.get("cutoff_s", math.inf)
-    return solver(name)(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=cutoff_s, keep=8)
+    return SOLVERS[name](problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=cutoff_s, keep=8)
 
 
 def optimum(costs: BlockCosts, machine: Cluster, job: Job, **options: int) -> float:
     arguments = {"copies": 1, "schedule": "1f1b", "zero": 0, **options}
-    solution = solve("chain_dp", formulate(costs, machine, job, **arguments), costs, machine, job)  # type: ignore[arg-type]
+    solution = solve("chain_dp", Formulator(machine, job).problem(costs, **arguments), costs, machine, job)  # type: ignore[arg-type]
     return solution.found[0][1].iteration_s if solution.found else math.inf
 
 
@@ -106,7 +101,7 @@ def test_every_stage_picks_its_own_sharding_as_brute_force_does(seed: int, sched
     problem = joined([formulator.problem(c, copies=1, schedule=schedule, zero=zero) for c in shelf])
     judge = lambda d: evaluate({c.sharding: c for c in shelf}, machine, job, d)  # noqa: E731
     exact = brute_force.solve(problem, judge, cutoff_s=math.inf, keep=8)
-    found = get("chain_dp")(problem, judge, cutoff_s=math.inf, keep=8)
+    found = chain_dp.solve(problem, judge, cutoff_s=math.inf, keep=8)
     assert bool(found.found) == bool(exact.found)
     if exact.found:
         assert found.found[0][1].iteration_s == pytest.approx(exact.found[0][1].iteration_s, rel=1e-9)
@@ -136,7 +131,7 @@ def test_weights_shared_by_any_blocks_keep_the_bound_true(seed: int, copies: int
 @given(st.integers(0, 10**6), st.floats(0.5, 1.5))
 def test_a_cutoff_never_hides_a_better_decision(seed: int, factor: float) -> None:
     costs, machine, job = random_instance(seed)
-    problem = formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0)
+    problem = Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=0)
     free = solve("chain_dp", problem, costs, machine, job)
     best_s = free.found[0][1].iteration_s if free.found else 1.0
     cut = solve("chain_dp", problem, costs, machine, job, cutoff_s=best_s * factor)
@@ -184,7 +179,9 @@ def test_equal_blocks_give_the_textbook_pipeline() -> None:
     costs = chain([1.0] * 8, elements=10.0, saved=1.0)
     machine = cluster((4,), (1e9,), memory_bytes=(16 * 20 + 2 * 4,))
     job = Job(global_batch=16, precision="fp32")
-    solution = solve("chain_dp", formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0), costs, machine, job)
+    solution = solve(
+        "chain_dp", Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=0), costs, machine, job
+    )
     decision, evaluation = solution.found[0]
     assert [(s.start, s.stop, s.replicas) for s in decision.stages] == [(0, 2, 1), (2, 4, 1), (4, 6, 1), (6, 8, 1)]
     assert evaluation.iteration_s == pytest.approx(19 * 6.0)
@@ -195,7 +192,9 @@ def test_recomputes_only_the_stage_that_does_not_fit() -> None:
     costs = chain([1.0, 1.0], elements=10.0, saved=40.0, checkpoint=5.0)
     machine = cluster((2,), (1e9,), memory_bytes=(160 + 60,))
     job = Job(global_batch=8, precision="fp32")
-    solution = solve("chain_dp", formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0), costs, machine, job)
+    solution = solve(
+        "chain_dp", Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=0), costs, machine, job
+    )
     assert [stage.recompute for stage in solution.found[0][0].stages] == [True, False]
     assert solution.found[0][1].iteration_s == pytest.approx(4.0 + 3.0 + 7 * 4.0)
 
@@ -205,7 +204,9 @@ def test_sixty_blocks_on_two_nodes_are_solved_and_proven() -> None:
     costs = chain(rng.uniform(0.5, 1.5, 60), elements=rng.uniform(50, 150, 60).tolist(), saved=40.0, boundary=1.0)
     machine = cluster((8, 2), (1e5, 1e4), latency_s=1e-3, memory_bytes=(16 * 1500,))
     job = Job(global_batch=64, precision="fp32")
-    solution = solve("chain_dp", formulate(costs, machine, job, copies=1, schedule="1f1b", zero=1), costs, machine, job)
+    solution = solve(
+        "chain_dp", Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=1), costs, machine, job
+    )
     assert solution.found[0][1].iteration_s == pytest.approx(solution.bound_s, rel=1e-9)
     compute_s = float(costs.forward_s.sum() + costs.backward_s.sum())
     assert 64 * compute_s / 16 <= solution.bound_s <= 64 * compute_s / 16 * 1.5
@@ -216,24 +217,10 @@ def test_coarse_fronts_keep_the_bound_honest(monkeypatch: pytest.MonkeyPatch) ->
     costs = chain(np.random.default_rng(3).uniform(0.5, 1.5, 24), elements=9.0, saved=7.0, boundary=3.0, update_s=0.3)
     machine = cluster((4, 2), (30.0, 9.0), memory_bytes=(1500,))
     job = Job(global_batch=12, precision="fp32")
-    problem = formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0)
+    problem = Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=0)
     exact = solve("chain_dp", problem, costs, machine, job)
-    monkeypatch.setattr(module, "LABEL_LIMIT", 50)
+    monkeypatch.setattr(chain_dp, "LABEL_LIMIT", 50)
     coarse = solve("chain_dp", problem, costs, machine, job)
     assert coarse.found
     assert coarse.bound_s <= exact.bound_s * (1 + 1e-9)
     assert coarse.found[0][1].iteration_s >= exact.found[0][1].iteration_s * (1 - 1e-9)
-
-
-def test_a_loaded_problem_gives_the_same_answer(tmp_path) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    costs, machine, job = random_instance(11)
-    problem = formulate(costs, machine, job, copies=1, schedule="1f1b", zero=0)
-    problem.save(tmp_path / "p.npz")
-    first = solve("chain_dp", problem, costs, machine, job)
-    assert solve("chain_dp", StageProblem.load(tmp_path / "p.npz"), costs, machine, job) == first
-
-
-def test_solvers_by_name() -> None:
-    assert {"critical_path", "chain_dp"} <= set(solvers.SOLVERS.names())
-    with pytest.raises(UsageError, match="chain_dp"):
-        get("chain-dp")

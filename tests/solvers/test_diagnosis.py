@@ -10,8 +10,8 @@ import pytest
 from planner.errors import InfeasibleError
 from planner.hardware import Cluster
 from planner.solvers import search
-from planner.solvers._diagnosis import least_memory_factor, may_fit
-from planner.space import BlockCosts, Job, evaluate, formulate
+from planner.solvers.diagnosis import least_memory_factor, may_fit
+from planner.space import BlockCosts, Formulator, Job, evaluate
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster
 
@@ -113,7 +113,7 @@ def test_what_is_offered_is_enough_and_just_below_is_not() -> None:
 def test_least_memory_by_hand() -> None:
     # Two stages of two blocks, recomputed: 8 GiB of state, two checkpoints of 1/8 GiB in the first, 2 GiB at work.
     job = Job(global_batch=8, precision="fp32", zero=(0,))
-    problem = formulate(costs_for(1), machine(1.0), job, copies=1, schedule="1f1b", zero=0)
+    problem = Formulator(machine(1.0), job).problem(costs_for(1), copies=1, schedule="1f1b", zero=0)
     assert least_memory_factor(problem) == pytest.approx(8.0 + 0.25 + 2.0)
 
 
@@ -127,7 +127,7 @@ def test_least_memory_by_hand() -> None:
 )
 def test_the_least_memory_of_so_many_stages(counts: tuple[int, ...], gib: float) -> None:
     job = Job(global_batch=8, precision="fp32", zero=(0,), pipeline_stages=counts)
-    problem = formulate(costs_for(1), machine(1.0), job, copies=1, schedule="1f1b", zero=0)
+    problem = Formulator(machine(1.0), job).problem(costs_for(1), copies=1, schedule="1f1b", zero=0)
     assert least_memory_factor(problem) == pytest.approx(gib)
 
 
@@ -139,7 +139,7 @@ def test_what_is_ruled_out_by_memory_is_found_by_nobody(counts: tuple[int, ...],
     ruled_out = 0
     for gib in (4.5, 6.0, 8.5, 10.0, 12.5, 18.0, 27.0):
         costs, cluster_ = costs_for(1), machine(gib, 3)
-        problem = formulate(costs, cluster_, job, copies=1, schedule="1f1b", zero=zero)
+        problem = Formulator(cluster_, job).problem(costs, copies=1, schedule="1f1b", zero=zero)
         oracle = brute_force.solve(problem, lambda d, c=costs, m=cluster_: evaluate(c, m, job, d))
         if not may_fit(problem):
             ruled_out += 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.hardware import Cluster
-from planner.solvers import Outcome, get, search
+from planner.solvers import Judge, Solution, chain_dp, critical_path, outer, search
 from planner.solvers._frontier import Alike, Frontier, Task
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
 from planner.space import BlockCosts, Formulator, Job, evaluate, played_s
@@ -57,7 +57,7 @@ def test_tightened_bounds_stay_below_the_best_of_their_problems(objective: Objec
     costs, machine, job = random_instance(seed)
     left = frontier(costs, machine, job, objective)
     formulator = Formulator(machine, job)
-    solver = get("critical_path" if isinstance(objective, LongestChain) else "chain_dp")
+    solver = (critical_path if isinstance(objective, LongestChain) else chain_dp).solve
     while (alike := left.pop(1e6)) is not None:
         assert isinstance(alike, Alike)
         for task in alike.tasks:
@@ -97,7 +97,15 @@ def test_synchronisation_is_in_the_bound(objective: Objective) -> None:
 
 
 @pytest.mark.parametrize("batch", [720, 5040])
-def test_batches_of_many_divisors_are_mostly_ruled_out_unsolved(batch: int) -> None:
+def test_batches_of_many_divisors_are_mostly_ruled_out_unsolved(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    solved, looked_at = list[critical_path.Bounded](), list[int]()
+
+    def counted(known: critical_path.Bounded, judge: Judge, *, keep: int, cutoff_s: float = math.inf) -> Solution:
+        solved.append(known)
+        return critical_path.settle(known, judge, keep=keep, cutoff_s=cutoff_s)
+
+    monkeypatch.setattr(outer, "settle", counted)
+
     def costs_for(size: int) -> BlockCosts:
         work = [(0.3 + 0.7 * size) * (1 + (k % 3) / 10) for k in range(12)]
         return chain(
@@ -105,7 +113,7 @@ def test_batches_of_many_divisors_are_mostly_ruled_out_unsolved(batch: int) -> N
         )
 
     machine = cluster((8, 2), (1e4, 1e3), memory_bytes=(12 * 160,))
-    answer = search(costs_for, machine, Job(global_batch=batch, precision="fp32"))
-    solved = sum(entry.outcome is Outcome.SOLVED for entry in answer.explored)
+    job = Job(global_batch=batch, precision="fp32")
+    answer = search(costs_for, machine, job, progress=lambda done, *_: looked_at.append(done))
     assert answer.certificate.proven_optimal
-    assert solved < len(answer.explored) / 5
+    assert len(solved) < looked_at[-1] / 5

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from planner.errors import InfeasibleError, JobError
 from planner.hardware import Cluster
-from planner.solvers import Outcome, search
-from planner.space import BlockCosts, Formulator, Job, evaluate, played_s
-from planner.space.types import Configuration, Evaluation
+from planner.solvers import comparable, search
+from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 
@@ -131,17 +130,15 @@ def test_trivial_plans_are_priced_even_when_they_do_not_fit() -> None:
     assert all(e.iteration_s >= answer.best.evaluation.iteration_s for e in trivial.values() if e.feasible)
 
 
-def test_progress_and_account_of_every_problem() -> None:
+def test_progress_counts_every_problem() -> None:
     seen: list[tuple[int, int, float, float]] = []
     answer = search(PLAIN, cluster((4,), (1e4,)), Job(global_batch=8), progress=lambda *report: seen.append(report))
     done = [done for done, *_ in seen]
     assert done == sorted(done)
-    assert done[-1] == len(answer.explored)
-    assert {total for _, total, *_ in seen} == {len(answer.explored)}
+    assert {total for _, total, *_ in seen} == {done[-1]}
     assert all(bound <= best for *_, best, bound in seen)
     assert seen[-1][2] == answer.best.simulated_s
-    assert {e.outcome for e in answer.explored} <= set(Outcome)
-    assert all(e.bound_s >= answer.certificate.bound_s * (1 - 1e-9) for e in answer.explored)
+    assert seen[-1][3] == answer.certificate.bound_s
 
 
 def test_limits_of_the_job_are_kept() -> None:
@@ -189,3 +186,15 @@ def test_micro_batches_that_cannot_fit_are_never_priced() -> None:
     answer = search(costs_for, cluster((4,), (1e4,), memory_bytes=(16 * 350,)), Job(global_batch=4096))
     assert max(asked) == 128
     assert "sizes from 128 on left out" in answer.certificate.space
+
+
+def test_the_last_bit_of_a_sum_tells_no_decisions_apart() -> None:
+    terms = [0.1, 0.2, 0.3] * 7
+    one_by_one, compensated = sum(terms, start=0.0), math.fsum(terms)
+    reversed_s = 0.0
+    for term in reversed(terms):
+        reversed_s += term
+    assert len({one_by_one, compensated, reversed_s}) > 1
+    assert comparable(one_by_one) == comparable(compensated) == comparable(reversed_s)
+    assert comparable(1.0) < comparable(1.0 + 1e-8)
+    assert comparable(math.inf) == math.inf

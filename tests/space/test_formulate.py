@@ -1,9 +1,8 @@
-"""Problems as numbers: the tables say what the schedule and the judge say, and survive a file."""
+"""Problems as numbers: the tables say what the schedule and the judge say."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import schedules
-from planner.errors import JobError, OutputError, UsageError
+from planner.errors import JobError, UsageError
 from planner.schedules import Pipeline
-from planner.space import Configuration, Job, StageChoice, StageProblem, evaluate, formulate
-from planner.space.formulate import replica_options, warm_up_tables
+from planner.space import Configuration, Formulator, Job, StageChoice, evaluate
+from planner.space.formulate import warm_up_tables
 from planner.space.types import Tie
 from tests.space.instances import chain, cluster
 
@@ -48,37 +47,15 @@ def test_in_flight_never_below_what_later_devices_imply() -> None:
 
 
 def test_replica_options_divide_the_micro_batches() -> None:
-    assert replica_options(12, 8) == (1, 2, 3, 4, 6)
-    assert replica_options(12, 100) == (1, 2, 4, 12)
-    assert replica_options(7, 4) == (1,)
-
-
-def test_a_saved_problem_comes_back_whole(tmp_path: Path) -> None:
-    problem = formulate(COSTS, MACHINE, JOB, copies=2, schedule="1f1b", zero=1)
-    path = tmp_path / "problem.npz"
-    problem.save(path)
-    again = StageProblem.load(path)
-    for field in dataclasses.fields(StageProblem):
-        before, after = getattr(problem, field.name), getattr(again, field.name)
-        assert type(before) is type(after), field.name
-        assert np.array_equal(before, after), field.name
-
-
-def test_files_that_are_no_problem_are_refused(tmp_path: Path) -> None:
-    text = tmp_path / "text.npz"
-    text.write_text("no problem")
-    other = tmp_path / "other.npz"
-    np.savez(other, x=np.zeros(3))
-    for path in (text, other, tmp_path / "absent.npz"):
-        with pytest.raises(UsageError, match="problem"):
-            StageProblem.load(path)
-    problem = formulate(COSTS, MACHINE, JOB, copies=1, schedule="1f1b", zero=0)
-    with pytest.raises(OutputError):
-        problem.save(tmp_path / "absent" / "problem.npz")
+    options = Formulator(MACHINE, JOB).replica_options
+    assert options(12, 1, 8) == (1, 2, 3, 4, 6)
+    assert options(12, 1, 100) == (1, 2, 4, 12)
+    assert options(7, 1, 4) == (1,)
+    assert Formulator(MACHINE, Job(global_batch=24, data_parallel=(4, 6))).replica_options(12, 2, 8) == (2, 3)
 
 
 def test_places_and_links_of_two_nodes_of_two() -> None:
-    problem = formulate(COSTS, MACHINE, JOB, copies=1, schedule="1f1b", zero=0)
+    problem = Formulator(MACHINE, JOB).problem(COSTS, copies=1, schedule="1f1b", zero=0)
     assert problem.replicas.tolist() == [1, 2, 4]
     one, two, four = problem.place
     assert len(set(one.tolist())) == 1
@@ -94,16 +71,16 @@ def test_places_and_links_of_two_nodes_of_two() -> None:
 @pytest.mark.parametrize(("copies", "batch"), [(3, 8), (5, 10), (0, 8)])
 def test_copies_must_divide_batch_and_devices(copies: int, batch: int) -> None:
     with pytest.raises(JobError, match="copies"):
-        formulate(COSTS, MACHINE, Job(global_batch=batch), copies=copies, schedule="1f1b", zero=0)
+        Formulator(MACHINE, Job(global_batch=batch)).problem(COSTS, copies=copies, schedule="1f1b", zero=0)
 
 
 def test_unknown_choices() -> None:
     with pytest.raises(UsageError, match="schedule"):
-        formulate(COSTS, MACHINE, JOB, copies=1, schedule="chimera", zero=0)
+        Formulator(MACHINE, JOB).problem(COSTS, copies=1, schedule="chimera", zero=0)
     with pytest.raises(UsageError, match="recompute"):
-        formulate(COSTS, MACHINE, Job(global_batch=8, recompute="maybe"), copies=1, schedule="1f1b", zero=0)
+        Formulator(MACHINE, Job(global_batch=8, recompute="maybe")).problem(COSTS, copies=1, schedule="1f1b", zero=0)
     with pytest.raises(UsageError, match="optimizer"):
-        formulate(COSTS, MACHINE, Job(global_batch=8, optimizer="adm"), copies=1, schedule="1f1b", zero=0)
+        Formulator(MACHINE, Job(global_batch=8, optimizer="adm")).problem(COSTS, copies=1, schedule="1f1b", zero=0)
 
 
 @pytest.mark.parametrize(("sizes", "copies"), [((12,), 1), ((4, 3), 1), ((4, 3), 2), ((2, 2, 3), 1), ((2, 2, 3), 3)])
@@ -111,7 +88,7 @@ def test_sums_of_tied_gradients_are_those_of_the_judge(sizes: tuple[int, ...], c
     machine = cluster(sizes, (50.0, 7.0, 2.0)[: len(sizes)], latency_s=0.1)
     costs = dataclasses.replace(COSTS, ties=(Tie(5.0, (0, 2)), Tie(3.0, (0, 1))))
     job = Job(global_batch=12 * copies, precision="fp32")
-    problem = formulate(costs, machine, job, copies=copies, schedule="1f1b", zero=0)
+    problem = Formulator(machine, job).problem(costs, copies=copies, schedule="1f1b", zero=0)
     assert problem.tied_elsewhere
     alone = dataclasses.replace(costs, ties=costs.ties[:1])
     width = problem.slice_devices
@@ -126,4 +103,4 @@ def test_sums_of_tied_gradients_are_those_of_the_judge(sizes: tuple[int, ...], c
                 at = width - first - middle - last
                 assert problem.tied_s[problem.tied_class[p], o, at] == pytest.approx(judged_s)
             assert np.isinf(problem.tied_s[problem.tied_class[p], o, max(0, width - first - last + 1) :]).all()
-    assert not len(formulate(COSTS, machine, job, copies=copies, schedule="1f1b", zero=0).tied_s)
+    assert not len(Formulator(machine, job).problem(COSTS, copies=copies, schedule="1f1b", zero=0).tied_s)

@@ -6,7 +6,7 @@ import pytest
 
 import planner
 from planner.errors import UsageError
-from planner.solvers.partition.virtual_workers import allocations
+from planner.solvers.partition.cluster_chains import allocations
 from planner.systems import Setting, SystemRow, compare_systems, get
 
 

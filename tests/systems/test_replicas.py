@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.hardware import load_cluster
-from planner.solvers.partition.cluster_stages import beside_the_work, carried
-from planner.space.types import StageChoice
+from planner.solvers.partition.cluster_chains import beside_the_work, carried
+from planner.space import StageChoice
 
 Chain = tuple[list[float], list[float], list[float]]
 

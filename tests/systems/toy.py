@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from planner.hardware import Cluster
-from planner.space.types import BlockCosts, Job
+from planner.space import BlockCosts, Job
 from planner.systems import Setting, System, SystemRow, decide, row_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.errors import ModelError, PlanError, UsageError
 from planner.partitions.options import Options
-from planner.partitions.types import Part, Ranges, from_ranges, to_ranges
+from planner.partitions.plan_file import Part, Ranges, from_ranges, to_ranges
 from planner.registry import Registry, did_you_mean
 from planner.space.partition import PartitionProblem, Verdict
 
@@ -69,7 +69,6 @@ class Objective:
     Attributes:
         name: as the command line takes it.
         unit: of its values.
-        what: one line for people.
         options: names of the options that apply.
         settle: fills in what was not said.
         problem: the problem of an instance under settled options.
@@ -80,7 +79,6 @@ class Objective:
 
     name: str
     unit: str
-    what: str
     options: frozenset[str]
     settle: Callable[[Instance, Options], Options]
     problem: Callable[[Instance, Options], PartitionProblem]

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import JobError, PlanError
+from planner.graph import numbered_line
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.partitions.families import Instance, Objective
 from planner.partitions.options import Options
-from planner.partitions.types import Part
-from planner.solvers.partition.run_sums import prefix_differences
+from planner.partitions.plan_file import Part
+from planner.space.blocks import range_sums
 from planner.space.partition import (
     IterationDecision,
     IterationProblem,
@@ -27,7 +28,6 @@ from planner.space.partition import (
     PiperProblem,
     Verdict,
     boundary_levels,
-    numbered_order,
 )
 
 _MOST_STAGES = 40_000_000
@@ -60,7 +60,7 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
     With p, w, a, b of the choices and the transfer of the format, a stage of d replicas takes (sum p) / d + (transfer /
     d + 4 (d-1) / d / N * sum w) / B a micro-batch, and keeps sum b + in flight * sum a / d.
     """
-    order = np.array(numbered_order(problem.node_count, problem.edges), dtype=np.int64)
+    order = np.array(numbered_line(problem.node_count, problem.edges.tolist()), dtype=np.int64)
     place = np.empty(problem.node_count, dtype=np.int64)
     place[order] = np.arange(problem.node_count)
     meshes = _piper_meshes(problem)
@@ -72,13 +72,13 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
         if None in chosen:
             continue
         index = np.array(chosen, dtype=np.int64)
-        work, weights = (_spans(problem.time_s[index]), _spans(problem.weight_bytes[index]))
+        work, weights = (range_sums(problem.time_s[index]), range_sums(problem.weight_bytes[index]))
         moved = _transfers(problem, place, index)
         d, rate = mesh.replicas, problem.bandwidth_bytes_per_s
         exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, d) / problem.batch * weights
         time_s[:, :, c] = work / d + (moved / d + exchange) / rate
-        fixed[:, :, c] = _spans(problem.fixed_bytes[index])
-        activation[:, :, c] = _spans(problem.activation_bytes[index]) / d
+        fixed[:, :, c] = range_sums(problem.fixed_bytes[index])
+        activation[:, :, c] = range_sums(problem.activation_bytes[index]) / d
     return IterationProblem(
         time_s=_upper(time_s), config_devices=np.array([mesh.devices for mesh in meshes]), devices=problem.devices,
         micro_batches=problem.batch, fixed_bytes=fixed, activation_bytes=activation,
@@ -97,7 +97,7 @@ def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
     devices, micro_batches = math.prod(machines), options.batch or 1
     sizes = _mesh_sizes(machines)
     _check_size(layers.count, len(sizes))
-    work, weights, saved = (_spans(v) for v in (layers.compute_s, layers.weight_bytes, layers.saved_bytes))
+    work, weights, saved = (range_sums(v) for v in (layers.compute_s, layers.weight_bytes, layers.saved_bytes))
     live = _live_bytes(layers)
     time_s, fixed, activation = [], [], []
     for d in sizes:
@@ -126,7 +126,6 @@ def iteration_objective(
     return Objective(
         name="iteration-time",
         unit="s",
-        what="time of a synchronous pipeline over device meshes from one update to the next",
         options=options,
         settle=settle,
         problem=problem,
@@ -139,8 +138,8 @@ def _encode(
     instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
 ) -> tuple[Part, ...]:
     """Stages with their meshes; `order` are the positions of the layers."""
-    parts, count = [], len(decision.stages)
-    for number, (stage, value) in enumerate(zip(decision.stages, verdict.parts, strict=True)):
+    parts, count = [], len(decision)
+    for number, (stage, value) in enumerate(zip(decision, verdict.parts, strict=True)):
         devices, at = int(problem.config_devices[stage.config]), (stage.first, stage.last, stage.config)
         kept = None
         if problem.fixed_bytes is not None and problem.activation_bytes is not None:
@@ -169,7 +168,7 @@ def _decode(
         if part.configuration not in problem.names:
             raise PlanError(f"stage {number} runs as {part.configuration!r}, which is unknown", where=instance.name)
         stages.append(MeshStage(layers[0], layers[-1], problem.names.index(part.configuration)))
-    return IterationDecision(tuple(stages))
+    return tuple(stages)
 
 
 def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:
@@ -221,11 +220,6 @@ def _transfers(problem: PiperProblem, place: np.ndarray, chosen: np.ndarray) -> 
         moved[u + 1 : v + 1, v:] += entering
         moved[: u + 1, u:v] += leaving
     return moved
-
-
-def _spans(values: np.ndarray) -> np.ndarray:
-    """[L, L] sums of values i..j; meaningless below the diagonal."""
-    return prefix_differences(values)[:-1, 1:]
 
 
 def _upper(table: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from planner.graph.ideals import topological_line
 from planner.importers.operator_graph import is_operator_graph, load_operator_graph
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.options import Options
-from planner.partitions.types import Part, from_ranges, to_runs
+from planner.partitions.plan_file import Part, from_ranges, to_runs
 from planner.space.partition import (
     LatencyDecision,
     LatencyProblem,
@@ -59,7 +59,7 @@ def _encode(
     """One part a device, those without nodes too, so that a part's place is its device's number."""
     nodes: list[list[int]] = [[] for _ in range(problem.devices)]
     for node in sorted(range(len(instance.ids)), key=instance.ids.__getitem__):
-        nodes[decision.device_of[node]].append(node)
+        nodes[decision[node]].append(node)
     return _parts(instance, problem, problem.accelerators, nodes, verdict)
 
 
@@ -95,13 +95,12 @@ def _decode(instance: Instance, problem: MaxLoadProblem, parts: Sequence[Part]) 
     left = [instance.ids[i] for i, device in enumerate(device_of) if device < 0]
     if left:
         raise PlanError(f"node {left[0]} is on no device", where=instance.name)
-    return MaxLoadDecision(tuple(device_of))
+    return tuple(device_of)
 
 
 MAX_LOAD = Objective(
     name="max-load",
     unit="ms",
-    what="load of the most loaded device: time a sample in steady state",
     options=frozenset({"contiguous", "devices", "cpus", "memory_bytes"}),
     settle=_settle,
     problem=_problem,
@@ -152,7 +151,6 @@ def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence
 LATENCY = Objective(
     name="latency",
     unit="ms",
-    what="time until a single sample comes out, nothing pipelined",
     options=frozenset({"devices", "cpus", "memory_bytes"}),
     settle=_settle_latency,
     problem=_latency,

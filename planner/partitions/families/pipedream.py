@@ -14,7 +14,7 @@ from planner.importers.pipedream import sniff
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, layer_iteration
 from planner.partitions.options import Options, check_devices
-from planner.partitions.types import Part
+from planner.partitions.plan_file import Part
 from planner.space.partition import (
     BoundaryBytes,
     CutJudge,
@@ -166,7 +166,6 @@ def _stage(instance: Instance, part: Part) -> ReplicatedStage:
 TIME_PER_MINIBATCH = Objective(
     name="time-per-minibatch",
     unit="s",
-    what="time of the slowest stage or transfer a minibatch",
     options=frozenset(
         {"machines", "devices", "bandwidth_byte_per_s", "memory_bytes", "cost", "layout", "transfers", "idle"}
     ),

@@ -7,21 +7,19 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from planner.errors import PlanError, UsageError
+from planner.graph import numbered_line
 from planner.importers.piper import PiperFile, read_piper, sniff_piper
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.families._iteration import iteration_objective, piper_iteration
 from planner.partitions.options import Options, check_devices
-from planner.partitions.types import ChoiceRun, Part
+from planner.partitions.plan_file import ChoiceRun, Part
 from planner.space.partition import (
     IterationProblem,
     PiperDecision,
     PiperProblem,
     PiperStage,
     Verdict,
-    numbered_order,
     piper_problem,
     stage_figures,
 )
@@ -60,8 +58,8 @@ def _problem(instance: Instance, options: Options) -> PiperProblem:
 
 def _encode(instance: Instance, problem: PiperProblem, decision: PiperDecision, verdict: Verdict) -> tuple[Part, ...]:
     parts = []
-    ahead = sum(stage.data for stage in decision.stages)
-    for stage, value in zip(decision.stages, verdict.parts, strict=True):
+    ahead = sum(stage.data for stage in decision)
+    for stage, value in zip(decision, verdict.parts, strict=True):
         in_flight = -(-ahead // stage.data)
         ahead -= stage.data
         parts.append(
@@ -96,13 +94,12 @@ def _decode(instance: Instance, problem: PiperProblem, parts: Sequence[Part]) ->
         if sorted(choice_of) != list(nodes):
             raise PlanError(f"the choices of stage {number} are not those of its nodes", where=instance.name)
         stages.append(PiperStage(nodes, part.tensor, part.replicas, tuple(choice_of[i] for i in nodes)))
-    return PiperDecision(tuple(stages))
+    return tuple(stages)
 
 
 TIME_PER_SAMPLE = Objective(
     name="time-per-sample",
     unit="s",
-    what="time of the slowest stage a sample",
     options=frozenset({"devices", "memory_bytes", "bandwidth_byte_per_s", "batch"}),
     settle=_settle,
     problem=_problem,
@@ -121,10 +118,9 @@ def _iteration(instance: Instance, options: Options) -> IterationProblem:
     return piper_iteration(problem, options)
 
 
-def _order(instance: Instance) -> tuple[int, ...]:
+def _order(instance: Instance) -> list[int]:
     place = {number: i for i, number in enumerate(instance.ids)}
-    edges = np.array([(place[u], place[v]) for u, v, _ in instance.content.edges], dtype=np.int64).reshape(-1, 2)
-    return numbered_order(len(instance.ids), edges)
+    return numbered_line(len(place), [(place[u], place[v]) for u, v, _ in instance.content.edges])
 
 
 ITERATION_TIME = iteration_objective(

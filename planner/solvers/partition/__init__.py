@@ -192,17 +192,15 @@ def _no_plan(problem: PartitionProblem, found: Result, time_limit_s: float, solv
 
 def _memory_limit(problem: Any) -> float:  # noqa: ANN401
     """Bytes of a device; infinite where the problem has no single limit."""
-    for name in ("memory_bytes", "capacity_bytes"):
-        if isinstance(getattr(problem, name, None), float):
-            return float(getattr(problem, name))
+    if isinstance(getattr(problem, "memory_bytes", None), float):
+        return float(problem.memory_bytes)
     return float(getattr(getattr(problem, "memory", None), "device_bytes", math.inf))
 
 
 def _with_memory(problem: Any, limit: float) -> Any:  # noqa: ANN401
     """The problem with another limit of memory."""
-    for name in ("memory_bytes", "capacity_bytes"):
-        if isinstance(getattr(problem, name, None), float):
-            return dataclasses.replace(problem, **{name: limit})
+    if isinstance(getattr(problem, "memory_bytes", None), float):
+        return dataclasses.replace(problem, memory_bytes=limit)
     return dataclasses.replace(problem, memory=dataclasses.replace(problem.memory, device_bytes=limit))
 
 

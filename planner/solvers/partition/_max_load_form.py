@@ -73,7 +73,7 @@ class Form:
     def decision(self, device_of_group: Iterable[int]) -> MaxLoadDecision:
         """The plan that gives every node the device of its group."""
         device = np.asarray(list(device_of_group), dtype=np.int64)
-        return MaxLoadDecision(tuple(int(d) for d in device[self.group_of]))
+        return tuple(int(d) for d in device[self.group_of])
 
 
 def form_of(problem: MaxLoadProblem) -> Form:
@@ -323,9 +323,9 @@ def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDeci
     """The same plan with like devices numbered by their first node, so that equal plans look equal."""
     names: dict[int, int] = {}
     following = [0, problem.accelerators]
-    for device in decision.device_of:
+    for device in decision:
         if device not in names:
             kind = int(device >= problem.accelerators)
             names[device] = following[kind]
             following[kind] += 1
-    return MaxLoadDecision(tuple(names[d] for d in decision.device_of))
+    return tuple(names[d] for d in decision)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.graph.ideals import topological_line
-from planner.solvers.partition._max_load_form import Form
-from planner.solvers.partition.types import NEVER, Deadline
+from planner.solvers.partition._max_load_form import Form, canonical, form_of, prove, reduce_form, simple_bound, space
+from planner.solvers.partition.types import NEVER, Deadline, Search
 
 _RANKED_PER_DEVICE = 2
 
@@ -251,3 +251,30 @@ def plan_of(model: LoadModel, value: np.ndarray) -> np.ndarray:
         device[p] = following[kind]
         following[kind] += 1
     return np.asarray(device[places])
+
+
+def stated(search: Search) -> LoadModel | None:
+    """The model of a search's problem on groups that no better plan tears apart; None where simple bounds settle it.
+
+    Raises:
+        OutOfTime: the deadline passed before it was built.
+    """
+    search.space = space(search.problem)
+    form = form_of(search.problem)
+    prove(search, simple_bound(form))
+    if search.settled:
+        return None
+    model = build_model(reduce_form(form, search.objective, search.deadline), search.deadline)
+    search.count(groups=model.form.groups, binaries=model.binaries)
+    return model
+
+
+def most_ms(search: Search, form: Form) -> float:
+    """The load that a better plan stays below: the best plan's, or that of all work and transfers on one device."""
+    everything = float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
+    return float(search.objective) if search.decision is not None else everything
+
+
+def offer(search: Search, model: LoadModel, value: np.ndarray) -> None:
+    """Offer the plan that some values of the binaries stand for."""
+    search.offer(canonical(model.form.problem, model.form.decision(plan_of(model, value))))

@@ -19,8 +19,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.solvers.partition._pipedream_cuts import Cuts, all_cuts
-from planner.solvers.partition._pipedream_sweep import Layout, Pricing, Step, Sweep, layout_on
+from planner.solvers.partition.pipedream_sweep import Cuts, Layout, Pricing, Step, Sweep, all_cuts, layout_on
 from planner.space.partition import (
     Frontiers,
     PipeDreamProblem,
@@ -301,22 +300,15 @@ def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
         search,
         list(range(machines, 0, -1)) if problem.use_fewer else [machines],
         lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate),
-        lambda devices: _pricing(problem, receiver=True, idle_behind_first=(machines - devices) * released),
+        lambda devices: Pricing(problem, True, (machines - devices) * released),
         lambda layers, place: ReplicatedStage(layers, place[1]),
     ).climb(cuts)
-
-
-def _pricing(
-    problem: PipeDreamProblem | PlacedPipelineProblem, *, receiver: bool, idle_behind_first: int = 0
-) -> Pricing:
-    paper = problem.cost is StageCost.PAPER
-    return Pricing(paper, problem.transfers, receiver, problem.bandwidth_byte_per_s, problem.memory, idle_behind_first)
 
 
 def solve_placed(search: Search) -> None:
     """The fastest pipeline on a tree of devices, with proof when the graph has at most `_MOST_CUTS` cuts.
 
-    A label sweep over (place, last stage, cut) below rising limits; see `_pipedream_sweep`. With more cuts only those
+    A label sweep over (place, last stage, cut) below rising limits; see `pipedream_sweep`. With more cuts only those
     along the topological order are tried, and the bound is the compute time shared by all devices.
     """
     problem: PlacedPipelineProblem = search.problem
@@ -327,7 +319,7 @@ def solve_placed(search: Search) -> None:
         search,
         [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1)),
         lambda devices: layout_on(problem, devices, search.deadline),
-        lambda _: _pricing(problem, receiver=False),
+        lambda _: Pricing(problem, receiver=False),
         lambda layers, place: PlacedStage(layers, *place),
     ).climb(cuts)
 

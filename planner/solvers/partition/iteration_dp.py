@@ -1,15 +1,14 @@
 """Iteration time of a synchronous pipeline, exactly: branch and bound on the longest stage over a chain DP.
 
-The ranges of the longest stage are those of `chains.LongestStage`: some ten to forty passes in place of one a candidate
+The ranges of the longest stage are those of `LongestStage`: some ten to forty passes in place of one a candidate
 value. A pass is a DP over (first layer, devices left), the last layer and all devices at once in numpy. Memory depends
 on how many stages follow; a pass first leaves that aside, which bounds it from below, and only when its plan does not
 fit is it repeated stage by stage from the end, keeping states that beat all with fewer stages and that can still win.
-
-One pass over a chain on device meshes: the least sum of stage times under a cap on every stage.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,8 +16,77 @@ import numpy as np
 
 from planner.memory import most_that_fit
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
-from planner.solvers.partition.longest_stage import LongestStage
-from planner.space.partition import IterationDecision, IterationProblem, MeshStage
+from planner.space.partition import IterationProblem, MeshStage
+
+STEP = 1e-12
+"""Relative improvement too small to look for."""
+
+
+class LongestStage:
+    """Minimise a sum of stage times plus a weight times the longest of them, by branching on the longest.
+
+    Let g(T) be the least sum when no stage takes more than T. A plan with longest stage m has a sum of at least g(m),
+    so g(T) + weight * a bounds all plans with their longest stage in [a, T]; and the plan behind g(T), whose longest
+    stage is m, settles all of [m, T] at once. Ranges of T are split, best bound first, until none can beat the plan
+    found.
+
+    Args:
+        values: all values the longest stage can take, ascending.
+        weight: of the longest stage.
+        incumbent: objective of a plan known already.
+    """
+
+    def __init__(self, values: np.ndarray, weight: float, incumbent: float = float("inf")) -> None:
+        self.values = values
+        self.weight = weight
+        self.incumbent = incumbent
+        self._ranges: list[tuple[float, int, int, float]] = []  # bound, first value, last value, least sum
+        self._current = (0, -1, -1, 0.0)
+        self._begun = False
+        self._push(0, len(values) - 1, 0.0)
+
+    @property
+    def bound(self) -> float:
+        """What no plan beats, as far as settled."""
+        done = self.incumbent * (1 - STEP) if np.isfinite(self.incumbent) else np.inf
+        return min(done, self._ranges[0][0]) if self._ranges else done
+
+    def next_cap(self) -> tuple[float, float] | None:
+        """A cap to find the least sum for, and the sum from which on it is of no use; None when all is settled."""
+        while self._ranges:
+            _, first, last, least = heapq.heappop(self._ranges)
+            shortest = float(self.values[first])
+            if least + self.weight * shortest >= self.incumbent * (1 - STEP):
+                continue
+            if np.isfinite(self.incumbent) and self.weight:
+                longest = (self.incumbent - least) / self.weight
+                last = min(last, int(np.searchsorted(self.values, longest, side="right")) - 1)
+            if last < first:
+                continue
+            cap_at = last  # at first without a cap: whether there is any plan, and what its longest stage is
+            if self._begun:
+                middle = (shortest + float(self.values[last])) / 2
+                cap_at = min(max(int(np.searchsorted(self.values, middle, side="right")) - 1, first), last)
+            self._begun = True
+            self._current = (first, cap_at, last, least)
+            return float(self.values[cap_at]), self.incumbent - self.weight * shortest
+        return None
+
+    def settle(self, least_sum: float, longest: float) -> None:
+        """Say what was found under the last cap: the least sum and the longest stage of its plan; infinite if none."""
+        first, cap_at, last, before = self._current
+        if np.isfinite(least_sum):
+            self.incumbent = min(self.incumbent, least_sum + self.weight * longest)
+            self._push(first, int(np.searchsorted(self.values, longest)) - 1, least_sum)
+        self._push(cap_at + 1, last, before)
+
+    def _push(self, first: int, last: int, least_sum: float) -> None:
+        if first > last:
+            return
+        bound = least_sum + self.weight * float(self.values[first])
+        if bound < self.incumbent * (1 - STEP):
+            heapq.heappush(self._ranges, (bound, first, last, least_sum))
+
 
 _UNLIMITED = np.iinfo(np.int32).max
 
@@ -219,7 +287,7 @@ def solve_iteration(search: Search) -> None:
         search.count(candidates=len(values), passes=passes.passes, staged_passes=passes.staged_passes)
         longest = np.inf
         if stages is not None:
-            decision = IterationDecision(tuple(stages))
+            decision = tuple(stages)
             longest = max(problem.judge(decision).parts)
             search.offer(decision, least + (problem.micro_batches - 1) * longest)
         ranges.settle(least if stages is not None else np.inf, longest)
@@ -237,7 +305,7 @@ def _least_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[
         return least, None
     path = path_of(passes.tables, cap, lambda _: (passes.relaxed, table))
     stages = [_in_place(passes.tables, *step, len(path) - i) for i, step in enumerate(path)]
-    if problem.judge(IterationDecision(tuple(stages))).feasible:
+    if problem.judge(tuple(stages)).feasible:
         return least, stages
     return _least_staged_sum(passes, cap, enough)
 

@@ -139,7 +139,7 @@ def _bisect(passes: _Passes, floor: float) -> float:
             if cap == np.inf:
                 break
         else:
-            _offer(search, PiperDecision(tuple(stages)), cap)
+            _offer(search, tuple(stages), cap)
             unchecked = True
     return bound
 

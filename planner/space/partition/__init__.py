@@ -17,12 +17,17 @@ from planner.space.partition.chain_schedules import (
     twobw,
     uniform_links,
 )
-from planner.space.partition.iteration import IterationDecision, IterationProblem, MeshStage, boundary_levels
+from planner.space.partition.iteration import (
+    IterationDecision,
+    IterationProblem,
+    LayerChoice,
+    LayerDecision,
+    MeshStage,
+    boundary_levels,
+)
 from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
-from planner.space.partition.layerwise import LayerChoice, LayerDecision
 from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
-from planner.space.partition.pipedream import PipeDreamProblem, ReplicatedStage
-from planner.space.partition.pipedream_placed import PlacedPipelineProblem, PlacedStage
+from planner.space.partition.pipedream import PipeDreamProblem, PlacedPipelineProblem, PlacedStage, ReplicatedStage
 from planner.space.partition.pipedream_terms import (
     BoundaryBytes,
     CutJudge,
@@ -36,7 +41,7 @@ from planner.space.partition.pipedream_terms import (
     recorded_layers,
 )
 from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
-from planner.space.partition.verdict import PartitionProblem, Verdict, numbered_order
+from planner.space.partition.verdict import PartitionProblem, Verdict
 
 __all__ = [
     "ASYNCHRONOUS",
@@ -79,7 +84,6 @@ __all__ = [
     "in_flight",
     "latency_problem",
     "max_load_problem",
-    "numbered_order",
     "pipeline_s",
     "piper_problem",
     "priced_layers",

@@ -22,9 +22,10 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import JobError
+from planner.graph import numbered_line, topological_line
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition.verdict import Verdict, numbered_order
+from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
 from planner.space.types import Violation
 
 
@@ -84,7 +85,7 @@ class LatencyProblem:
                 raise JobError(f"{name} must have shape {wanted}, not {found}")
         if n < 1 or k < 1:
             raise JobError("a latency problem needs a node and a device")
-        if len(numbered_order(n, self.edges)) < n:
+        if len(topological_line(n, [(u, v) for u, v in self.edges.tolist()])) < n:
             raise JobError("the graph has a cycle")
 
     @property
@@ -133,29 +134,21 @@ class LatencyProblem:
         return tuple(found)
 
     def _over_memory(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        held: list[list[float]] = [[] for _ in range(self.devices)]
-        for node, device in enumerate(decision.devices):
-            held[device].append(float(self.size_bytes[node]))
         return tuple(
             Violation("memory", device, f"device {device} holds {size:.0f} bytes", size, self.memory_bytes)
-            for device, size in enumerate(map(math.fsum, held))
+            for device, size in enumerate(held_bytes(self.size_bytes, decision.devices, self.devices))
             if self.limited[device] and not fits(size, self.memory_bytes)
         )
 
     def _torn(self, decision: LatencyDecision) -> tuple[Violation, ...]:
-        places: dict[int, set[int]] = {}
-        for node, device in enumerate(decision.devices):
-            if self.colour[node] >= 0:
-                places.setdefault(int(self.colour[node]), set()).add(device)
         return tuple(
             Violation("colour", -1, f"colour {colour} is on {len(where)} devices")
-            for colour, where in sorted(places.items())
-            if len(where) > 1
+            for colour, where in torn_colours(self.colour, decision.devices)
         )
 
     def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:
         """Everything on one device, for each device that is not like one before it."""
-        order = numbered_order(self.nodes, self.edges)
+        order = tuple(numbered_line(self.nodes, self.edges.tolist()))
         kinds: dict[tuple[bool, bytes], int] = {}
         for d in range(self.devices):
             kinds.setdefault((bool(self.limited[d]), self.time_ms[:, d].tobytes()), d)

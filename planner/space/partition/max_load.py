@@ -17,7 +17,6 @@ The cost model is that of "Efficient Algorithms for Device Placement of DNN Grap
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,21 +24,14 @@ from typing import ClassVar
 import numpy as np
 
 from planner.errors import JobError, UsageError
+from planner.graph import topological_line
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
-from planner.space.partition.verdict import Verdict
+from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
 from planner.space.types import Violation
 
-
-@dataclass(frozen=True, slots=True)
-class MaxLoadDecision:
-    """Who runs what.
-
-    Attributes:
-        device_of: by node, 0..accelerators-1 for an accelerator, the next `cpus` numbers for a CPU.
-    """
-
-    device_of: tuple[int, ...]
+MaxLoadDecision = tuple[int, ...]
+"""By node its device: 0..accelerators-1 for an accelerator, the next `cpus` numbers for a CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,14 +76,13 @@ class MaxLoadProblem:
 
     def judge(self, decision: MaxLoadDecision) -> Verdict:
         """Loads of all devices, the largest of them, and every limit broken. O(nodes + edges)."""
-        device = tuple(decision.device_of)
-        malformed = self._malformed(device)
+        malformed = self._malformed(decision)
         if malformed:
             return Verdict(math.inf, malformed)
-        loads = self._loads(device)
-        violations = (*self._unsupported(device), *self._over_memory(device), *self._torn(device))
+        loads = self._loads(decision)
+        violations = (*self._unsupported(decision), *self._over_memory(decision), *self._torn(decision))
         if self.contiguous:
-            violations += self._circular(device)
+            violations += self._circular(decision)
         return Verdict(max(loads, default=0.0), violations, loads)
 
     def trivial(self) -> tuple[tuple[str, MaxLoadDecision], ...]:
@@ -99,10 +90,10 @@ class MaxLoadProblem:
         n = len(self.accelerator_ms)
         plans = []
         if self.accelerators:
-            plans.append(("one accelerator", MaxLoadDecision((0,) * n)))
-            plans.append(("even split in topological order", MaxLoadDecision(self._even_split())))
+            plans.append(("one accelerator", (0,) * n))
+            plans.append(("even split in topological order", self._even_split()))
         if self.cpus:
-            plans.append(("one CPU", MaxLoadDecision((self.accelerators,) * n)))
+            plans.append(("one CPU", (self.accelerators,) * n))
         return tuple(plans)
 
     def _malformed(self, device: Sequence[int]) -> tuple[Violation, ...]:
@@ -138,11 +129,7 @@ class MaxLoadProblem:
         )
 
     def _over_memory(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        held: list[list[float]] = [[] for _ in range(self.accelerators)]
-        for i, d in enumerate(device):
-            if d < self.accelerators:
-                held[d].append(float(self.size_bytes[i]))
-        needs = [math.fsum(sizes) for sizes in held]
+        needs = held_bytes(self.size_bytes, device, self.devices)[: self.accelerators]
         return tuple(
             Violation("memory", d, f"accelerator {d} needs {need:.0f} of {self.memory_bytes:.0f} bytes", need,
                       self.memory_bytes)
@@ -151,36 +138,21 @@ class MaxLoadProblem:
         )  # fmt: skip
 
     def _torn(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        homes: dict[int, set[int]] = {}
-        for i, d in enumerate(device):
-            if self.colour[i] >= 0:
-                homes.setdefault(int(self.colour[i]), set()).add(d)
         return tuple(
-            Violation("colour", min(found), f"colour {colour} is spread over devices {sorted(found)}")
-            for colour, found in sorted(homes.items())
-            if len(found) > 1
+            Violation("colour", where[0], f"colour {colour} is spread over devices {where}")
+            for colour, where in torn_colours(self.colour, device)
         )
 
     def _circular(self, device: Sequence[int]) -> tuple[Violation, ...]:
-        after: dict[int, set[int]] = {d: set() for d in range(self.devices)}
-        for source, target in self.edges.tolist():
-            if not self.backward[source] and not self.backward[target] and device[source] != device[target]:
-                after[device[source]].add(device[target])
-        waiting = Counter(d for found in after.values() for d in found)
-        ready = [d for d in after if not waiting[d]]
-        for d in ready:
-            for later in sorted(after[d]):
-                waiting[later] -= 1
-                if not waiting[later]:
-                    ready.append(later)
-        stuck = sorted(set(after) - set(ready))
+        arcs = {(device[u], device[v]) for u, v in self.edges.tolist() if not self.backward[u] and not self.backward[v]}
+        stuck = sorted(set(range(self.devices)) - set(topological_line(self.devices, arcs)))
         if not stuck:
             return ()
         return (Violation("order", stuck[0], f"devices {stuck} do not form a chain: forward edges run in a circle"),)
 
     def _even_split(self) -> tuple[int, ...]:
         """Equal shares of accelerator time along a topological order, colours where their first node is."""
-        order = topological_order(len(self.accelerator_ms), self.edges)
+        order = topological_line(len(self.accelerator_ms), [(u, v) for u, v in self.edges.tolist()])
         share = float(self.accelerator_ms.sum()) / self.accelerators
         device = [0] * len(order)
         home: dict[int, int] = {}
@@ -192,21 +164,6 @@ class MaxLoadProblem:
             colour = int(self.colour[i])
             device[i] = home.setdefault(colour, place) if colour >= 0 else place
         return tuple(device)
-
-
-def topological_order(count: int, edges: np.ndarray) -> list[int]:
-    """Nodes 0..count-1 with every edge's source before its target, by waves; O(nodes + edges)."""
-    waiting = np.bincount(edges[:, 1], minlength=count).tolist() if len(edges) else [0] * count
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges.tolist():
-        readers[source].append(target)
-    order = [i for i in range(count) if waiting[i] == 0]
-    for node in order:
-        for reader in readers[node]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                order.append(reader)
-    return order
 
 
 def max_load_problem(

@@ -21,11 +21,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from planner.graph import numbered_line
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.importers.piper import PiperFile, PiperNode
 from planner.space.cuts import check_samples, divisors
-from planner.space.partition.verdict import Verdict, numbered_order, over_memory
+from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
 
@@ -46,11 +47,8 @@ class PiperStage:
     choices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PiperDecision:
-    """Stages in pipeline order; together they hold every node once."""
-
-    stages: tuple[PiperStage, ...]
+PiperDecision = tuple[PiperStage, ...]
+"""Stages in pipeline order; together they hold every node once."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,8 @@ class PiperProblem:
         violations = list(shape)
         times = []
         ahead = 0
-        for position in range(len(decision.stages) - 1, -1, -1):
-            stage = decision.stages[position]
+        for position in range(len(decision) - 1, -1, -1):
+            stage = decision[position]
             ahead += stage.data
             in_flight = -(-ahead // stage.data)
             seconds, needed = stage_figures(self, stage, in_flight)
@@ -134,16 +132,16 @@ class PiperProblem:
         everything = tuple(range(self.node_count))
         replicas = divisors(self.batch, self.devices)[-1]
         shared = [t for t in self.tensor_degrees if all(len(self.options(v, t)) for v in everything)]
-        plans = []
+        plans: list[tuple[str, PiperDecision]] = []
         if 1 in shared:
-            plans.append(("one device", PiperDecision((PiperStage(everything, 1, 1, (0,) * len(everything)),))))
+            plans.append(("one device", (PiperStage(everything, 1, 1, (0,) * len(everything)),)))
             data = PiperStage(everything, 1, replicas, (0,) * len(everything))
-            plans.append(("data parallel", PiperDecision((data,))))
+            plans.append(("data parallel", (data,)))
             plans.append(("even pipeline", _even_pipeline(self, min(self.devices, self.batch, self.node_count))))
         wide = [t for t in shared if 1 < t <= self.devices]
         if wide:
             stage = PiperStage(everything, wide[-1], 1, (0,) * len(everything))
-            plans.append(("tensor parallel", PiperDecision((stage,))))
+            plans.append(("tensor parallel", (stage,)))
         return tuple(plans)
 
 
@@ -231,24 +229,24 @@ def _shape_violations(problem: PiperProblem, decision: PiperDecision) -> list[Vi
     """Everything wrong with a decision except memory."""
     found: list[Violation] = []
     stage_of: dict[int, int] = {}
-    for position, stage in enumerate(decision.stages):
+    for position, stage in enumerate(decision):
         for node in stage.nodes:
             if node in stage_of or not 0 <= node < problem.node_count:
                 found.append(Violation("coverage", position, f"node {node} is placed twice or does not exist"))
             stage_of[node] = position
         found += _option_violations(problem, stage, position)
     missing = [v for v in range(problem.node_count) if v not in stage_of]
-    if missing or not decision.stages:
+    if missing or not decision:
         found.append(Violation("coverage", -1, f"{len(missing)} nodes are in no stage"))
         return found
     for u, v in problem.edges.tolist():
         if stage_of[u] > stage_of[v]:
             message = f"edge {problem.names[u]} -> {problem.names[v]} leads back to an earlier stage"
             found.append(Violation("order", stage_of[v], message))
-    used = sum(stage.data * stage.tensor for stage in decision.stages)
+    used = sum(stage.data * stage.tensor for stage in decision)
     if used > problem.devices:
         found.append(Violation("devices", -1, f"takes {used} devices", used, problem.devices))
-    replicas = sum(stage.data for stage in decision.stages)
+    replicas = sum(stage.data for stage in decision)
     if replicas > problem.batch:
         found.append(Violation("divisibility", -1, f"{replicas} replicas share {problem.batch} samples"))
     return found
@@ -270,8 +268,8 @@ def _option_violations(problem: PiperProblem, stage: PiperStage, position: int) 
 
 def _even_pipeline(problem: PiperProblem, stages: int) -> PiperDecision:
     """Nodes in topological order, cut into stages of about equal work on one device each."""
-    order = numbered_order(problem.node_count, problem.edges)
+    order = numbered_line(problem.node_count, problem.edges.tolist())
     work = np.cumsum([float(problem.time_s[problem.options(v, 1)[0]]) for v in order])
     place = np.minimum((work / max(work[-1], 1e-300) * stages).astype(int), stages - 1)
     groups = [tuple(sorted(order[i] for i in np.flatnonzero(place == s))) for s in range(stages)]
-    return PiperDecision(tuple(PiperStage(g, 1, 1, (0,) * len(g)) for g in groups if g))
+    return tuple(PiperStage(g, 1, 1, (0,) * len(g)) for g in groups if g)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +55,23 @@ def over_memory(part: int, needed_bytes: float, available_bytes: float, message:
     return (Violation("memory", part, message, needed_bytes, available_bytes),)
 
 
+def held_bytes(size_bytes: np.ndarray, devices: Sequence[int], count: int) -> list[float]:
+    """By device, of so many, the sizes of the nodes that are on it, summed and rounded once."""
+    held: list[list[float]] = [[] for _ in range(count)]
+    for size, device in zip(size_bytes.tolist(), devices, strict=True):
+        held[device].append(size)
+    return [math.fsum(sizes) for sizes in held]
+
+
+def torn_colours(colour: np.ndarray, devices: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Colours whose nodes are on several devices, ascending, and these devices; a negative colour is none."""
+    places: dict[int, set[int]] = {}
+    for own, device in zip(colour.tolist(), devices, strict=True):
+        if own >= 0:
+            places.setdefault(own, set()).add(device)
+    return [(own, sorted(where)) for own, where in sorted(places.items()) if len(where) > 1]
+
+
 def covers_chain(boundaries: Sequence[int], layers: int) -> bool:
     """Whether boundaries 0, ..., `layers` ascend, so that every layer of a chain is in one stage."""
     return (
@@ -69,30 +85,6 @@ def covers_chain(boundaries: Sequence[int], layers: int) -> bool:
 def even_boundaries(layers: int, stages: int) -> tuple[int, ...]:
     """Boundaries of stages with about the same number of layers."""
     return tuple(round(layers * i / stages) for i in range(stages + 1))
-
-
-def numbered_order(count: int, edges: np.ndarray) -> tuple[int, ...]:
-    """A topological order of nodes 0..count-1, the smallest ready number first; shorter when there is a cycle.
-
-    Args:
-        count: number of nodes.
-        edges: int64 [m, 2] source and target.
-
-    Complexity: O((count + edges) log count).
-    """
-    waiting = np.bincount(edges[:, 1], minlength=count).tolist()
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for source, target in edges.tolist():
-        readers[source].append(target)
-    ready = [node for node in range(count) if waiting[node] == 0]
-    order: list[int] = []
-    while ready:
-        order.append(heapq.heappop(ready))
-        for reader in readers[order[-1]]:
-            waiting[reader] -= 1
-            if waiting[reader] == 0:
-                heapq.heappush(ready, reader)
-    return tuple(order)
 
 
 class PartitionProblem(Protocol):

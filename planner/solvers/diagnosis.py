@@ -1,9 +1,10 @@
 """Why nothing fits, and what would: the plan that is over its devices' memory by least, and changes tried one by
-one."""
+one; and which of a user's limits exclude everything: each is lifted in turn, then two of them, until something fits."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,9 +15,10 @@ from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import InfeasibleError, ModelError
 from planner.hardware.types import Cluster
 from planner.memory import fits
-from planner.solvers._trivial import plain_schedule
-from planner.solvers.types import SOLVERS
+from planner.solvers import chain_dp
+from planner.solvers._candidates import plain_schedule
 from planner.space import evaluate
+from planner.space.asked import as_written, given, in_words, without
 from planner.space.formulate import Formulator
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageTerms
@@ -167,9 +169,7 @@ def _one_more_stage(problem: StageProblem, before: np.ndarray, after: np.ndarray
 
 def _solved(problem: StageProblem, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration | None:
     """A decision of the problem that fits, the fastest one."""
-    solution = SOLVERS.get("chain_dp")(
-        problem, lambda decision: evaluate(costs, cluster, job, decision), cutoff_s=math.inf, keep=1
-    )
+    solution = chain_dp.solve(problem, lambda decision: evaluate(costs, cluster, job, decision), keep=1)
     return solution.found[0][0] if solution.found else None
 
 
@@ -256,3 +256,35 @@ def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for
             ):
                 yield f"{count} devices instead of {min(job.devices or count, cluster.device_count)}"
                 return
+
+
+Attempt = Callable[[Job], float | None]
+"""Seconds of some plan of a job, None where there is none."""
+
+_OWN = ("tensor_parallel", "meshes", "pipeline_stages", "data_parallel", "keep", "forbid", "uniform", "backends")
+"""Limits that the diagnosis of memory knows nothing of."""
+
+
+def limited(job: Job) -> bool:
+    """Whether the user set one of the limits that a conflict is looked for in."""
+    return bool(given(job, _OWN))
+
+
+def conflict(job: Job, attempt: Attempt) -> InfeasibleError | None:
+    """The error to raise where a job with limits has no plan; None where lifting two of them does not help.
+
+    Args:
+        job: with the limits.
+        attempt: looks for a plan of a job with fewer of them.
+    """
+    asked = in_words(job)
+    for count in (1, 2):
+        lifted = []
+        for names in itertools.combinations(given(job), count):
+            seconds = attempt(without(job, names))
+            if seconds is not None:
+                words = " and ".join(as_written(job, name) for name in names)
+                lifted.append(f"without {words} ({seconds:.3g} s an iteration, say)")
+        if lifted:
+            return InfeasibleError(f"no plan has all of {asked}", hint=f"there are some {' or '.join(lifted)}")
+    return None

@@ -1,0 +1,248 @@
+"""Max-load plans by two engines that take one model: CP-SAT, exact in whole numbers, and HiGHS, in floats.
+
+For CP-SAT times become whole numbers of about 2^-43 of the incumbent, rounded down, so that the bound holds for the
+true times as well and falls short of them by less than the tolerance. Workers take turns in a fixed order, so that the
+answer depends on the machine's speed only where the time limit cuts the search off.
+
+HiGHS, through MathOpt, is often the quicker engine where transfers outweigh work. It computes with tolerances, so that
+its bound is lowered by a millionth before it counts, and an infeasible
+model proves nothing by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import math
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from planner.memory import room_bytes
+from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
+from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved, weighted_sum
+from planner.solvers.partition._max_load_form import prove
+from planner.solvers.partition._max_load_model import LoadModel, most_ms, offer, stated, values_of
+from planner.solvers.partition.max_load_moves import group_devices
+from planner.space.partition import MaxLoadDecision, MaxLoadProblem
+
+_TIME_BITS = 43
+_WORK = 0.5
+"""CP-SAT's work a second of the search, that of turns before it included."""
+
+
+def solve_by_cp_sat(search: Search) -> None:
+    """The best plan, given time; the best plan so far bounds the search from above."""
+    model, start = stated(search), search.decision
+    if model is None:
+        return
+    top = most_ms(search, model.form)
+    scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-200))[1])
+    program, binaries = _program(model, scale, search.bound, top)
+    hinted = start is not None and _hint(program, binaries, model, start)
+    work = (1.0 if search.problem.contiguous else _WORK) * search.work_s - search.engine_work
+    if work > 0 and _run(program, binaries, model, scale, search, work) and hinted:
+        raise RuntimeError(f"{search.solver}: the engine says that a model is infeasible which the start satisfies")
+
+
+def _hint(program: Any, binaries: list[Any], model: LoadModel, start: MaxLoadDecision) -> bool:  # noqa: ANN401
+    """Begin with a plan where the model's groups allow it; whether they do."""
+    device = group_devices(model.form, start)
+    value = values_of(model, device)
+    if value is None:
+        return False
+    for binary, bit in zip(binaries, value.tolist(), strict=True):
+        program.add_hint(binary, bit)
+    return model.form.decision(device) == start
+
+
+def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[Any, list[Any]]:
+    from ortools.sat.python import cp_model
+
+    program = cp_model.CpModel()
+    binaries = [program.new_bool_var(f"b{i}") for i in range(model.binaries)]
+    largest = program.new_int_var(math.floor(known * (1 - 1e-12) * scale), math.ceil(top * (1 + 1e-9) * scale), "load")
+    for row in model.rows:
+        model.deadline.check()
+        total = weighted_sum([(binaries[b], factor) for b, factor in row.terms])
+        program.add_linear_constraint(total, row.least, row.most)
+    for load in model.loads:
+        terms = [(binaries[b], math.trunc(milliseconds * scale)) for b, milliseconds in load.terms]
+        bounded = program.add(weighted_sum(terms) <= largest)
+        if load.unless >= 0:
+            bounded.only_enforce_if(~binaries[load.unless])
+    sizes, room = memory_units(model.form.size, model.form.problem.memory_bytes)
+    for memory in model.memory:
+        bounded = program.add(weighted_sum([(binaries[b], sizes[v]) for b, v in memory.groups]) <= room)
+        if memory.unless >= 0:
+            bounded.only_enforce_if(~binaries[memory.unless])
+    program.minimize(largest)
+    return program, binaries
+
+
+def _run(
+    program: Any,  # noqa: ANN401
+    binaries: list[Any],
+    model: LoadModel,
+    scale: float,
+    search: Search,
+    work: float,
+) -> bool:
+    """Run the engine, each plan through the judge; true when it proves the model infeasible.
+
+    The model speaks of plans no worse than the best so far only, where there is one.
+    """
+    from ortools.sat.python import cp_model
+
+    class Callback(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            value = np.array([self.value(b) for b in binaries], dtype=np.int64)
+            offer(search, model, value)
+
+    search.deadline.check()
+    solver = careful_solver(work, search.deadline.left_s)
+    status = solved(solver, program, Callback())
+    if status == cp_model.INFEASIBLE:
+        search.prove(search.objective)
+        return True
+    if status == cp_model.MODEL_INVALID:
+        raise RuntimeError(f"{search.solver}: the model is not valid: {program.validate()}")
+    prove(search, solver.best_objective_bound / scale * (1 - 1e-13))
+    return False
+
+
+PARTITION_SOLVERS.register("max-load-cp-sat", PartitionSolver(MaxLoadProblem, solve_by_cp_sat, turn=5))
+
+
+TRUSTED = 1 - 1e-6
+"""The part of a bound of this engine that counts."""
+_SHARE = 0.4
+
+
+def solve_by_highs(search: Search) -> None:
+    """The best plan up to a millionth; the root of the engine's search, often the sharper relaxation, where others
+    have their turns."""
+    model, start = stated(search), search.decision
+    if model is None:
+        return
+    top = most_ms(search, model.form) or 1.0
+    program, binaries = _float_program(model, search.bound / top, top)
+    hint = values_of(model, group_devices(model.form, start)) if start is not None else None
+    search.deadline.check()
+    found = _solved_by_highs(program, binaries, hint, search.deadline.left_s, None if search.alone else 1)
+    if found.has_primal_feasible_solution():
+        value = np.array([round(found.variable_values(b)) for b in binaries], dtype=np.int64)
+        offer(search, model, value)
+    prove(search, _bound(found, top, start is not None))
+
+
+def _float_program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]]:
+    """The model with loads as fractions of `top` and memory as a fraction of an accelerator's."""
+    from ortools.math_opt.python import mathopt
+
+    program = mathopt.Model()
+    binaries = [program.add_binary_variable() for _ in range(model.binaries)]
+    largest = program.add_variable(lb=least * (1 - 1e-9), ub=1 + 1e-9)
+    for row in model.rows:
+        model.deadline.check()
+        total = mathopt.fast_sum(c * binaries[b] for b, c in row.terms)
+        program.add_linear_constraint(expr=total, lb=row.least, ub=row.most)
+    for load in model.loads:
+        terms = [(b, milliseconds / top) for b, milliseconds in load.terms]
+        _at_most(program, binaries, terms, largest, load.unless)
+    for memory in model.memory:
+        room = room_bytes(model.form.problem.memory_bytes)
+        held = max(room, 1.0)
+        sizes = [(b, float(model.form.size[v]) / held) for b, v in memory.groups]
+        _at_most(program, binaries, sizes, room / held, memory.unless)
+    program.minimize(largest)
+    return program, binaries
+
+
+def _at_most(
+    program: Any,  # noqa: ANN401
+    binaries: list[Any],
+    terms: list[tuple[int, float]],
+    most: Any,  # noqa: ANN401
+    unless: int,
+) -> None:
+    from ortools.math_opt.python import mathopt
+
+    total = mathopt.fast_sum(c * binaries[b] for b, c in terms)
+    if unless >= 0:
+        total -= sum(c for _, c in terms if c > 0) * binaries[unless]
+    program.add_linear_constraint(total <= most)
+
+
+def _solved_by_highs(
+    program: Any,  # noqa: ANN401
+    binaries: list[Any],
+    hint: np.ndarray | None,
+    seconds: float,
+    most_nodes: int | None,
+) -> Any:  # noqa: ANN401
+    from ortools.math_opt.python import mathopt
+
+    parameters = mathopt.SolveParameters(
+        time_limit=datetime.timedelta(seconds=seconds),
+        node_limit=most_nodes,
+        random_seed=0,
+        relative_gap_tolerance=1e-9,
+    )
+    hints = []
+    if hint is not None:
+        values = {b: float(v) for b, v in zip(binaries, hint.tolist(), strict=True)}
+        hints.append(mathopt.SolutionHint(variable_values=values))
+    with _quiet():
+        return mathopt.solve(
+            program, mathopt.SolverType.HIGHS, params=parameters,
+            model_params=mathopt.ModelSolveParameters(solution_hints=hints),
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the engine off standard output: it prints remarks there even when told to be silent."""
+    if os.name != "posix":
+        yield
+        return
+    library = ctypes.CDLL(None)
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:
+        # No standard output to protect.
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        library.fflush(None)
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        library.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _bound(found: Any, top: float, started: bool) -> float:  # noqa: ANN401
+    from ortools.math_opt.python import mathopt
+
+    if found.termination.reason == mathopt.TerminationReason.INFEASIBLE:
+        # With a start the model asks for plans no worse than it.
+        return top * TRUSTED if started else 0.0
+    dual = float(found.termination.objective_bounds.dual_bound)
+    return dual * top * TRUSTED if math.isfinite(dual) else 0.0
+
+
+PARTITION_SOLVERS.register(
+    "max-load-highs",
+    PartitionSolver(
+        MaxLoadProblem, solve_by_highs, turn=3, share=lambda problem: 0.0 if problem.contiguous else _SHARE
+    ),
+)
