@@ -24,7 +24,6 @@ Spec = dict[str, Any]
 GIB = 1 << 30
 LIMIT, POINT = "#dd3333", "#4477aa"
 STAGE_COLOURS = {"domain": list(range(20)), "scheme": "tableau20"}
-LABELS = {"labelLimit": 104, "labelPadding": 6, "minExtent": 112, "maxExtent": 112}
 LETTERS = 170
 """Letters that stand beside each other over a row of blocks on a wide screen."""
 MOST_OPERATORS = 40
@@ -79,6 +78,12 @@ def limits(capacities_bytes: Iterable[int]) -> list[Spec]:
     ]
 
 
+def row_axis(names: Iterable[str], **more: Any) -> Spec:  # noqa: ANN401
+    """An axis as wide as the longest of some names of rows, so that charts below each other begin at one place."""
+    wide = 14 + 6 * max(map(len, names))
+    return {"labelPadding": 6, "ticks": False, "minExtent": wide, "maxExtent": wide, **more}
+
+
 def row_label(stages: Sequence[int]) -> str:
     """`stage 2`, or the first of many: `stage 0 (+15)`."""
     return f"stage {stages[0]}{f' (+{len(stages) - 1})' if len(stages) > 1 else ''}"
@@ -102,7 +107,7 @@ def model_chart(plan: Plan) -> Chart:
     most = max(filled.values())
     for run in runs:
         run["name"] = _shortened(run["name"], LETTERS * run["cells"] // most)
-    y = word("row", axis={**LABELS, "ticks": False}, scale={"paddingInner": 0.45, "paddingOuter": 0.4})
+    y = word("row", axis=row_axis(filled), scale={"paddingInner": 0.45, "paddingOuter": 0.4})
     x = number("at", axis=None, scale={"domain": [0, most], "nice": False})
     colour = {"field": "colour", "type": "ordinal", "scale": STAGE_COLOURS, "legend": None}
     tip = tips("block", "stage", "ranks", "parameters", "operators")

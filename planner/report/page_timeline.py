@@ -14,7 +14,6 @@ from planner.play.memory import MemoryCurve
 from planner.report.gantt import busiest
 from planner.report.page_charts import (
     GIB,
-    LABELS,
     LIMIT,
     STAGE_COLOURS,
     Chart,
@@ -22,6 +21,7 @@ from planner.report.page_charts import (
     layer,
     limits,
     number,
+    row_axis,
     row_label,
     sized,
     tips,
@@ -64,7 +64,8 @@ def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, 
     action = "datum.kind ? datum.kind + ' of micro-batch ' + datum.number + ' in stage ' + datum.stage : 'mostly'"
     told = {"activity": "activities[datum.code]", "ranks": "names[datum.row]", "action": action}
     told |= {"starts": _seconds("datum.begin"), "lasts": _seconds(lasts)}
-    y = word("row", axis={**LABELS, "labelExpr": "labels[datum.value]", "ticks": False})
+    labels = [row_label(row.lanes[0].stages) for row in grouped]
+    y = word("row", axis=row_axis(labels, labelExpr="labels[datum.value]"))
     colour = word("activity", scale={"domain": used, "range": [COLOURS[each] for each in used]})
     tip = tips("activity", "action", "starts", "lasts", "ranks")
     bars = {"y": y, "x": _time("begin"), "x2": {"field": "end"}, "color": colour, "tooltip": tip}
@@ -76,7 +77,7 @@ def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, 
     spec["params"] += [
         {"name": "activities", "value": list(ACTIVITIES)},
         {"name": "names", "value": [row.label for row in grouped]},
-        {"name": "labels", "value": [row_label(row.lanes[0].stages) for row in grouped]},
+        {"name": "labels", "value": labels},
     ]
     spec["transform"] = [{"filter": "datum.end > begin && datum.begin < end"}, *_calculated(told)]
     spec["layer"] = [layer("rect", bars, clip=True), {**numbers, "transform": [{"filter": wide}, middle]}]
@@ -108,7 +109,8 @@ def memory_chart(timeline: Timeline, lanes: Sequence[Lane], focus: tuple[float, 
         lines += [f"{at},{t:.7g},{b / GIB:.5g}" for t, b in zip(*(each.tolist() for each in steps), strict=True)]
     fullest = max(lanes, key=lambda lane: lane.memory.peak_bytes - lane.capacity_bytes)
     top = max(max(lane.capacity_bytes, lane.memory.peak_bytes) for lane in lanes) / GIB
-    axis = {**LABELS, "labelExpr": "datum.label + ' GiB'", "tickCount": 5}
+    names = [row_label(lane.stages) for lane in lanes]
+    axis = row_axis(names, labelExpr="datum.label + ' GiB'", tickCount=5)
     colour = {"field": "colour", "type": "ordinal", "scale": STAGE_COLOURS, "legend": None}
     curve: Spec = {
         "x": _time("time"),
@@ -120,7 +122,7 @@ def memory_chart(timeline: Timeline, lanes: Sequence[Lane], focus: tuple[float, 
     told["holds"] = "format(datum.held, '.3~f') + ' GiB'"
     drawn = layer("line", curve, interpolate="step-after", clip=True, strokeWidth=1.5)
     spec = _over_time(lines, "lane,time,held", focus)
-    spec["params"].append({"name": "names", "value": [row_label(lane.stages) for lane in lanes]})
+    spec["params"].append({"name": "names", "value": names})
     spec["layer"] = [{**drawn, "transform": _calculated(told)}, *limits(lane.capacity_bytes for lane in lanes)]
     caption = (
         f"The fullest device of each stage over the same time. The fullest, in {row_label(fullest.stages)}, holds "
@@ -206,7 +208,7 @@ def _bars(rows: Mapping[str, dict[str, float]], colours: dict[str, str], unit: s
     ]
     found = {value["kind"] for value in values if value["size"]}
     scale = {"domain": [k for k in colours if k in found], "range": [c for k, c in colours.items() if k in found]}
-    bars: Spec = {"y": word("row", axis={**LABELS, "ticks": False}), "x": number("size", title=unit, stack="zero")}
+    bars: Spec = {"y": word("row", axis=row_axis(rows)), "x": number("size", title=unit, stack="zero")}
     bars |= {"color": word("kind", scale=scale), "order": {"field": "order"}, "tooltip": tips("row", "kind", "part")}
     part = _calculated({"part": f"format(datum.size, '.4~g') + ' {unit}'"})
     return sized({"data": {"values": values}, "layer": [{**layer("bar", bars), "transform": part}]}, _height(len(rows)))

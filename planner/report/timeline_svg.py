@@ -30,7 +30,7 @@ COLOURS = {
     Activity.RECOMPUTE: "#ccbb44",
     Activity.BACKWARD: "#228833",
     Activity.WEIGHT_GRAD: "#66ccee",
-    Activity.INSIDE: "#ddaa33",
+    Activity.INSIDE: "#ffaabb",
     Activity.COMMUNICATION: "#ee8866",
     Activity.SYNC: "#aa3377",
     Activity.UPDATE: "#777777",
