@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from planner.errors import ShardplanError
 from planner.plans import read
-from planner.runtime.data import from_file, synthetic
+from planner.runtime.data import data_by_name
 from planner.runtime.model_file import read_model
 from planner.runtime.trainer import load, model_of
 
@@ -45,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         )  # fmt: skip
         if given.load:
             trainer.load(given.load)
-        feed = synthetic(plan, model, dtype, given.seed)
-        feed = feed if given.data == "synthetic" else from_file(given.data, plan, dtype)
+        feed = data_by_name(given.data, plan, model, dtype, given.seed)
         done = 0
         while done < given.steps:
             for loss in trainer.steps(feed):

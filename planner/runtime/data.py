@@ -79,7 +79,16 @@ def _rows(model: ModelFile, name: str) -> int:
     return min(found, default=0)
 
 
-def from_file(path: str | Path, plan: Plan, dtype: torch.dtype) -> Data:
+def data_by_name(name: str | Path, plan: Plan, model: ModelFile, dtype: torch.dtype, seed: int = 0) -> Data:
+    """The data that "synthetic" or the path of an .npz file names.
+
+    Raises:
+        UsageError: the file cannot be read, or an input is missing.
+    """
+    return synthetic(plan, model, dtype, seed) if name == "synthetic" else _from_file(name, plan, dtype)
+
+
+def _from_file(path: str | Path, plan: Plan, dtype: torch.dtype) -> Data:
     """Samples of an .npz file in order, from the start again when they end.
 
     Each array is named after a model input (or `labels`) and has one entry a sample in its first dimension.

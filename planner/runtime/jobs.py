@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from planner.errors import UsageError
 from planner.plans import Plan
-from planner.runtime.data import Data, from_file, loss_by_name, synthetic
+from planner.runtime.data import data_by_name, loss_by_name
 from planner.runtime.launch import Link, in_process, run_ranks, scratch
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
@@ -160,7 +161,7 @@ def run(
     if not steps:
         return RunReport((), made, (), ())
     kind: torch.dtype = getattr(torch, dtype)
-    feed = _data(plan, read, data, kind, seed)
+    feed = data_by_name(data, plan, read, kind, seed)
 
     def body(rank: int, link: Link) -> dict[str, Any]:
         clock, (before_bytes, _) = _Clock(link), _process_bytes()
@@ -221,19 +222,17 @@ class _Clock:
     """Thread CPU seconds of each action of a rank."""
 
     def __init__(self, link: Link) -> None:
-        import time
-
-        self._link, self._time = link, time
+        self._link = link
         self.times: dict[str, list[float]] = {}
         self._word, self._since = "", 0.0
 
     def now(self) -> float:
         """Wall seconds."""
-        return self._time.perf_counter()
+        return time.perf_counter()
 
     def at(self, place: int, text: str) -> None:
         """An action begins and the one before it has ended."""
-        here = self._time.thread_time()
+        here = time.thread_time()
         if self._word:
             self.times.setdefault(self._word, []).append(here - self._since)
         self._word, self._since = text.lstrip("+").split(".")[0], here
@@ -260,13 +259,9 @@ def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[Acti
     return tuple(found)
 
 
-def _data(plan: Plan, model: ModelFile, name: str | Path, dtype: torch.dtype, seed: int) -> Data:
-    return synthetic(plan, model, dtype, seed) if name == "synthetic" else from_file(name, plan, dtype)
-
-
 def _check(plan: Plan, model: ModelFile, data: str | Path, loss: str, seed: int, timeout_s: float) -> GradientCheck:
     """Compare the gradients of one iteration."""
-    feed, goes_on = _data(plan, model, data, torch.float64, seed), loss_by_name(loss, plan)
+    feed, goes_on = data_by_name(data, plan, model, torch.float64, seed), loss_by_name(loss, plan)
     with scratch("check") as folder:
         path = folder / "reference.pt"
 

@@ -71,7 +71,7 @@ DAMAGES = [
     Damage("pipeline", "stages.0.replicas.0", [], "stage 0"),
     Damage("pipeline", "stages.1", GONE, "stages"),
     Damage("pipeline", "stages.0.kept_blocks", [1], "stage 0"),
-    Damage("pipeline", "stages.0.parameters", 1, "stage 0"),
+    Damage("pipeline", "stages.0.parameters", 1, "stages[0].parameters"),
     Damage("pipeline", "stages.0.zero", 3, "zero"),
     Damage("pipeline", "stages.0.recompute", True, "recompute"),
     Damage("pipeline", "blocks.0.repeat", 2, "block 19"),
@@ -98,7 +98,7 @@ DAMAGES = [
     Damage("pipeline", "micro_batches.count", 3, "micro-batches"),
     Damage("pipeline", "micro_batches.size", 2, "global batch"),
     Damage("pipeline", "micro_batches.size", 0, "micro-batches"),
-    Damage("pipeline", "micro_batches.gradient_scale", 1.0, "gradient scale"),
+    Damage("pipeline", "micro_batches.gradient_scale", 1.0, "micro_batches.gradient_scale"),
     # tensors between stages and ties
     Damage("pipeline", "boundaries.0.to_stages", [5], "transformer.h.3.mlp.add"),
     Damage("pipeline", "boundaries.0.from_stage", 1, "transformer.h.3.mlp.add"),
