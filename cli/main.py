@@ -56,9 +56,9 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from planner import did_you_mean
+            import planner
 
-            raise click.UsageError(f"no such command {args[0]!r} ({did_you_mean(args[0], COMMANDS)})", ctx)
+            raise click.UsageError(f"no such command {args[0]!r} ({planner.did_you_mean(args[0], COMMANDS)})", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -111,9 +111,9 @@ def _aside(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
     pairs = itertools.pairwise(arguments)
     if not any(flag in _FILES and name == "-" for flag, name in pairs) and "-o-" not in arguments:
         return contextlib.nullcontext()
-    from planner import talk_aside
+    import planner
 
-    return talk_aside()
+    return planner.talk_aside()
 
 
 def _report_usage(error: click.ClickException) -> int:
@@ -130,9 +130,9 @@ def _report_usage(error: click.ClickException) -> int:
 
 def _report(error: Exception) -> int:
     """Print an error as one line (plus one line for each further finding) and give its exit code."""
-    from planner import ShardplanError
+    import planner
 
-    if isinstance(error, ShardplanError):
+    if isinstance(error, planner.ShardplanError):
         findings = error.problems or (error.problem,)
         for finding in findings:
             _say(f"shardplan: error: {finding}")
@@ -185,11 +185,11 @@ class _CheckedStream:
         except BrokenPipeError:
             raise
         except OSError as error:
-            from planner import OutputError
+            import planner
 
             self.failed = True
             what, hint = f"cannot write: {error.strerror or error}", "make room, or use -o FILE"
-            raise OutputError(what, where="standard output", hint=hint) from error
+            raise planner.OutputError(what, where="standard output", hint=hint) from error
 
 
 @contextlib.contextmanager

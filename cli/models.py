@@ -36,25 +36,19 @@ def list_models(family: str | None, form: str) -> None:
       shardplan models list --family moe
       shardplan models list --format json
     """
-    from planner import (
-        UsageError,
-        bundled_families,
-        bundled_info,
-        bundled_names,
-        bundled_options,
-        did_you_mean,
-        models_report,
-    )
+    import planner
 
-    families = bundled_families()
+    families = planner.bundled_families()
     if family is not None and family not in families:
-        raise UsageError(f"no family of models is called {family!r}", hint=did_you_mean(family, families))
-    found = [bundled_info(name) for name in bundled_names()]
+        raise planner.UsageError(
+            f"no family of models is called {family!r}", hint=planner.did_you_mean(family, families)
+        )
+    found = [planner.bundled_info(name) for name in planner.bundled_names()]
     found = [info for info in found if family in (None, info.family)]
-    show_rows(models_report(found), form)
+    show_rows(planner.models_report(found), form)
     if family is None or form != "table":
         return
-    for model_type, (listed, options) in bundled_options().items():
+    for model_type, (listed, options) in planner.bundled_options().items():
         if listed == family:
             click.echo(f"\noptions of {model_type}: {' '.join(f'--{name}' for name in options)}")
 
@@ -82,24 +76,26 @@ def build_model(
       shardplan models build llama3-8b --layers 16 -o half.onnx
       shardplan models build --family llama --layers 40 --hidden 5120 --heads 40 --ffn 13824 --vocab 32000 -o mine.onnx
     """
-    from planner import UsageError, build_bundled, build_configured, bundled_config, bundled_info, write_whole
+    import planner
 
     if family is not None and name is not None:
         sizes, name = (name, *sizes), None
     if (base := family or name) is None:
-        raise UsageError("no model is named", hint="give the NAME of a bundled model, or --family and its sizes")
+        raise planner.UsageError(
+            "no model is named", hint="give the NAME of a bundled model, or --family and its sizes"
+        )
     choices = _choices(sizes)
     notes: tuple[str, ...] = ()
     if family is None and not choices:
-        info = bundled_info(base)
-        model = build_bundled(base, batch=batch, seq=seq)
+        info = planner.bundled_info(base)
+        model = planner.build_bundled(base, batch=batch, seq=seq)
         length = "" if info.seq is None else f", sequence {seq or info.seq}"
     else:
-        config = bundled_config(base, choices)
-        model, notes = build_configured(config, name=output.stem, batch=batch, seq=seq)
+        config = planner.bundled_config(base, choices)
+        model, notes = planner.build_configured(config, name=output.stem, batch=batch, seq=seq)
         length = "" if seq is None else f", sequence {seq}"
     data = model.SerializeToString(deterministic=True)
-    write_whole(output, data)
+    planner.write_whole(output, data)
     click.echo(f"wrote {output}: {base}, batch {batch}{length}, {len(data) / 1e3:,.0f} kB without weights")
     for note in notes:
         click.echo(f"note: {note}")
@@ -123,21 +119,20 @@ def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -
       shardplan models rebatch model.onnx --batch 4 -o model-4.onnx
       shardplan models rebatch model.onnx --batch 4 --dim seq=128 -o model-4.onnx
     """
-    from planner import UsageError, plural, rebatched_file, write_whole
+    import planner
 
-    made = rebatched_file(model, batch, dims=parse_dims(dims))
+    made = planner.rebatched_file(model, batch, dims=parse_dims(dims))
     if made.external and output.resolve().parent != Path(model).resolve().parent:
-        raise UsageError(
+        raise planner.UsageError(
             f"the weights in {made.external[0]} lie beside {model}, not beside {output}",
             hint="write the file into the same folder",
         )
-    write_whole(output, made.model.SerializeToString(deterministic=True))
-    click.echo(f"wrote {output}: batch {batch}, {plural(made.operands, 'operand')} with other values")
+    planner.write_whole(output, made.model.SerializeToString(deterministic=True))
+    click.echo(f"wrote {output}: batch {batch}, {planner.plural(made.operands, 'operand')} with other values")
     if made.repeated:
         shown = ", ".join(made.repeated[:3]) + (", ..." if len(made.repeated) > 3 else "")
-        click.echo(
-            f"note: the first entry is taken for all samples in {plural(len(made.repeated), 'constant')}: {shown}"
-        )
+        constants = planner.plural(len(made.repeated), "constant")
+        click.echo(f"note: the first entry is taken for all samples in {constants}: {shown}")
 
 
 def _choices(words: Sequence[str]) -> dict[str, str]:
@@ -146,15 +141,15 @@ def _choices(words: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: a word that is no option, or an option without a value.
     """
-    from planner import UsageError
+    import planner
 
     choices, left = {}, list(words)
     while left:
         word = left.pop(0)
         option, joined, value = word.partition("=")
         if not option.startswith("--"):
-            raise UsageError(f"{word!r} is not an option", hint="sizes are given as --layers 40")
+            raise planner.UsageError(f"{word!r} is not an option", hint="sizes are given as --layers 40")
         if not joined and (not left or left[0].startswith("--")):
-            raise UsageError(f"{option} lacks its value", hint=f"give {option} VALUE")
+            raise planner.UsageError(f"{option} lacks its value", hint=f"give {option} VALUE")
         choices[option.removeprefix("--")] = value if joined else left.pop(0)
     return choices

@@ -176,13 +176,13 @@ def _lack(found: Any, graph: Any, cluster: Any, job: Any) -> dict[str, Any]:  # 
 
 
 def _lack_words(lack: dict[str, Any]) -> str:
-    from planner import format_seconds
+    import planner
 
     if lack["best_s"] is None:
         return f"best plan: none fits ({lack['reason']})"
     more, ratio = lack["lacks_s"], lack["ratio"]
-    differs = f"{format_seconds(abs(more))} {'more' if more > 0 else 'less'}" if more else "as long"
-    return f"best plan: {format_seconds(lack['best_s'])} an iteration; this takes {differs} ({ratio:.3f} times)"
+    differs = f"{planner.format_seconds(abs(more))} {'more' if more > 0 else 'less'}" if more else "as long"
+    return f"best plan: {planner.format_seconds(lack['best_s'])} an iteration; this takes {differs} ({ratio:.3f} times)"
 
 
 def _taken(framework: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
