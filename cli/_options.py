@@ -321,7 +321,7 @@ def read_file(path: str) -> bytes:
     import planner
 
     if path == "-":
-        return planner.input_bytes()
+        return planner.files.input_bytes()
     try:
         revised = _at_revision(path)
         return Path(path).read_bytes() if revised is None else revised

@@ -60,7 +60,7 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
 
     said = given(ctx)
     own = [name for name in OWN if name in said]
-    family = planner.instance_family(model)
+    family = planner.partitions.instance_family(model)
     if family is None or (family.model and not own):
         if own:
             raise planner.UsageError(
@@ -81,7 +81,7 @@ def plan_partition(model: str, form: str, output: str | None, quiet: bool, optio
     """Plan an instance and print or write what was found."""
     import planner
 
-    family: Any = planner.instance_family(model)
+    family: Any = planner.partitions.instance_family(model)
     asked = {name: options[name] for name in OWN}
     asked |= {theirs: options[ours] for ours, theirs in RENAMED.items()}
     limit = asked.pop("time_limit") or "60s"
@@ -100,9 +100,9 @@ def plan_partition(model: str, form: str, output: str | None, quiet: bool, optio
     if output:
         planner.write_partition(plan, output)
     if form == "json":
-        click.echo(planner.dump_partition(plan), nl=False)
+        click.echo(planner.partitions.dump_partition(plan), nl=False)
     elif not quiet:
-        show(planner.partition_report(plan))
+        show(planner.report.partition_report(plan))
         say_where(output)
 
 
@@ -114,7 +114,7 @@ def check(ctx: click.Context, plan_file: str, text: bytes, model: str | None, fo
     import planner
 
     refuse_others(ctx, {"plan_file", "model", "search_s", "form"}, _OF_PARTITIONS)
-    plan = planner.load_partition(text, name=plan_file)
+    plan = planner.partitions.load_partition(text, name=plan_file)
     findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
     goal = plan.objective
     ok = f"ok ({len(plan.parts)} parts, {plan.instance.nodes} nodes, {goal.name} {goal.value:.6g} {goal.unit})"
@@ -129,7 +129,7 @@ def explain(ctx: click.Context, plan_file: str, form: str) -> None:
 
     refuse_others(ctx, {"plan_file", "form"}, _OF_PARTITIONS)
     plan = planner.read_partition(plan_file)
-    show(planner.partition_report(plan), plan, form)
+    show(planner.report.partition_report(plan), plan, form)
 
 
 def diff(ctx: click.Context, names: tuple[str, str], texts: tuple[bytes, bytes], form: str, tolerance: float) -> int:
@@ -140,12 +140,12 @@ def diff(ctx: click.Context, names: tuple[str, str], texts: tuple[bytes, bytes],
     if form == "github":
         raise planner.UsageError("--format github does not apply to a partition plan", hint="use markdown or json")
     for name, text in zip(names, texts, strict=True):
-        if not planner.is_partition_plan(text):
+        if not planner.partitions.is_partition_plan(text):
             raise planner.PlanError(
                 "is no partition plan, and the other one is", where=name, hint="compare two plans of the same kind"
             )
-    old, new = (planner.load_partition(text, name=name) for name, text in zip(names, texts, strict=True))
-    changes = planner.partition_changes(old, new, tolerance=tolerance)
+    old, new = (planner.partitions.load_partition(text, name=name) for name, text in zip(names, texts, strict=True))
+    changes = planner.partitions.partition_changes(old, new, tolerance=tolerance)
     document = {"old": names[0], "new": names[1], "changes": changes}
-    show(planner.partition_diff_report(old, new, changes), document, form)
+    show(planner.report.partition_diff_report(old, new, changes), document, form)
     return DIFFERENT if changes else 0

@@ -43,7 +43,7 @@ def show(report: Any, data: Any = None, form: str = "text", output: str | None =
 
     width = terminal_width()
     if output:
-        planner.write_whole(output, written(report, data, form))
+        planner.files.write_whole(output, written(report, data, form))
     elif form == "text" and width:
         _show_styled(report, width)
     else:
@@ -102,7 +102,7 @@ def say_checked(
     else:
         for finding in findings:
             click.echo(str(finding.problem(names["plan"])))
-        click.echo(f"{names['plan']}: {planner.plural(len(findings), 'finding') if findings else ok}")
+        click.echo(f"{names['plan']}: {planner.units.plural(len(findings), 'finding') if findings else ok}")
         for remark in remarks:
             click.echo(remark)
     return FOUND if findings else 0
@@ -121,5 +121,5 @@ def _show_styled(report: Any, width: int) -> None:  # noqa: ANN401
     import planner
 
     console = Console(width=width, highlight=False, soft_wrap=True)
-    for line in planner.report_to_lines(report, width, width):
+    for line in planner.report.report_to_lines(report, width, width):
         console.print(Text.assemble(*((text, STYLES.get(style, "")) for text, style in line)))

@@ -60,10 +60,10 @@ def command(model: str, runs: str, output: str | None, form: str, **options: Any
 
         found = planner.calibrate(graph, cluster_of, base, job, measured, progress=told)
     data = {**dataclasses.asdict(found), "errors": {w: found.error(w) for w in ("before_s", "after_s", "left_out_s")}}
-    show(planner.calibration_report(found), data, form)
+    show(planner.report.calibration_report(found), data, form)
     if output:
         text = planner.calibration.calibrated_stack(found, Path(output).stem, graph.name, options["hardware"])
-        planner.write_whole(output, text)
+        planner.files.write_whole(output, text)
         if form == "text":
             click.echo(f"\nstack written to {output}; give it to the other commands as --stack {output}")
     elif form == "text":

@@ -74,7 +74,7 @@ def command(
     import planner
 
     text = read_file(plan_file)
-    if planner.is_partition_plan(text):
+    if planner.partitions.is_partition_plan(text):
         return _partition.check(ctx, plan_file, text, against["model"], form)
     plan = planner.load_plan(text, name=shown_name(plan_file))
     if replan:
@@ -86,7 +86,7 @@ def command(
     names = {"plan": plan_file, "model": against["model"], "hardware": against["hardware"]}
     known = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
     counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
-    ok = f"ok ({', '.join(planner.plural(number, noun) for noun, number in counts.items())})"
+    ok = f"ok ({', '.join(planner.units.plural(number, noun) for noun, number in counts.items())})"
     ok += f", checked against {known}" if known else ""
     remarks = ["not checked:", *(f"  {line}" for line in report.unchecked)] if report.unchecked else []
     ok += f", taken as it is by {' and '.join(backends)}" if backends else ""
@@ -104,10 +104,10 @@ def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> 
         anew = planner.replan(plan, graph, cluster)
     except planner.InfeasibleError as error:
         anew = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, plan.provenance)
-    found = planner.compare_answers(plan, anew)
+    found = planner.plans.compare_answers(plan, anew)
     same = isinstance(anew, planner.Plan) and anew.digest == plan.digest
     if form == "json":
-        document = {"plan": name, "ok": same, "verdict": planner.diff_verdict(found), "causes": found.causes}
+        document = {"plan": name, "ok": same, "verdict": planner.report.diff_verdict(found), "causes": found.causes}
         document |= {"decisions": found.decisions, "costs": found.costs, "changes": found.changes}
         click.echo(written(None, document, "json"), nl=False)
     elif same:
@@ -115,5 +115,9 @@ def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> 
         click.echo(f"{name}: planning anew gives the same plan{tool}")
     else:
         click.echo(f"{name}: planning anew gives another answer\n")
-        show(planner.diff_report(found, planner.attribute(plan, anew) if isinstance(anew, planner.Plan) else None))
+        show(
+            planner.report.diff_report(
+                found, planner.check.attribute(plan, anew) if isinstance(anew, planner.Plan) else None
+            )
+        )
     return 0 if same else FOUND

@@ -91,12 +91,12 @@ def command(
         )
     found = dataclasses.replace(found, price=options["price"])
     if plot:
-        planner.write_whole(plot, planner.comparison_svg(found))
+        planner.files.write_whole(plot, planner.report.comparison_svg(found))
     if plans_folder:
         provenance = planner.default_provenance(model, options["hardware"])
-        _write_plans(plans_folder, *planner.plans_of(found, provenance))
+        _write_plans(plans_folder, *planner.systems.plans_of(found, provenance))
     remark = "" if options["precision"] else planner.costs.precision_remark(found.precision, cluster.devices)
-    show(planner.comparison_report(found, remark), planner.comparison_document(found), form, output)
+    show(planner.comparison_report(found, remark), planner.report.comparison_document(found), form, output)
 
 
 def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) -> None:
@@ -109,7 +109,7 @@ def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) ->
         raise planner.OutputError(f"cannot make the folder: {error.strerror}", where=folder) from error
     for name, plan in plans.items():
         planner.write_plan(plan, os.path.join(folder, f"{re.sub(r'[^a-z0-9-]+', '-', name)}.plan.json"))
-    click.echo(f"wrote {planner.plural(len(plans), 'plan')} to {folder}", err=True)
+    click.echo(f"wrote {planner.units.plural(len(plans), 'plan')} to {folder}", err=True)
     for name, reason in refused.items():
         click.echo(f"no plan file for {name}: {reason}", err=True)
 

@@ -97,16 +97,16 @@ def command(
         raise planner.UsageError("only one of both plans can come from standard input", hint="name the other one")
     watched = [planner.plans.gate(text) for text in gates]
     texts = read_file(old), read_file(new)
-    if any(planner.is_partition_plan(text) for text in texts):
+    if any(planner.partitions.is_partition_plan(text) for text in texts):
         return _partition.diff(ctx, (old, new), texts, form, tolerance)
     before, after = (
-        planner.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
+        planner.plans.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
     )
-    found = planner.compare_answers(
+    found = planner.plans.compare_answers(
         before,
         after,
         tolerance=tolerance,
-        ignore=tuple(planner.Area(area) for area in ignore),
+        ignore=tuple(planner.plans.Area(area) for area in ignore),
         rules=planner.plans.read_rules(read_file(rules).decode(errors="replace"), name=rules) if rules else None,
     )
     causes = _attributed(before, after, models, hardware, dims)
@@ -114,15 +114,15 @@ def command(
     if watched and not isinstance(after, planner.Plan):
         struck["a plan that fits"] = found.decisions[0]
     if form == "markdown":
-        click.echo(planner.diff_markdown(found, causes, struck), nl=False)
+        click.echo(planner.report.diff_markdown(found, causes, struck), nl=False)
     elif form == "github":
-        click.echo(planner.diff_annotations(found, struck, file="" if new == "-" else new), nl=False)
+        click.echo(planner.report.diff_annotations(found, struck, file="" if new == "-" else new), nl=False)
     elif form == "json":
-        document = {"old": old, "new": new, "verdict": planner.diff_verdict(found, struck)}
+        document = {"old": old, "new": new, "verdict": planner.report.diff_verdict(found, struck)}
         further = {"attribution": causes, "gates": struck}
         click.echo(written(None, {**document, **_fields(found), **further}, "json"), nl=False)
     else:
-        show(planner.diff_report(found, causes, struck, every_value=every_value))
+        show(planner.report.diff_report(found, causes, struck, every_value=every_value))
     if watched:
         return _partition.DIFFERENT if any(struck.values()) else 0
     return _partition.DIFFERENT if found.changes or found.decisions or found.causes else 0
@@ -147,7 +147,7 @@ def _attributed(old: Any, new: Any, models: Sequence[str], hardware: Sequence[st
     for name in hardware:
         with file_at(name) as path:
             clusters.append(_cluster(path, plans))
-    return planner.attribute(old, new, graphs, clusters) if len(plans) == 2 else None
+    return planner.check.attribute(old, new, graphs, clusters) if len(plans) == 2 else None
 
 
 def _cluster(name: str, plans: Sequence[Any]) -> Any:  # noqa: ANN401

@@ -56,7 +56,7 @@ def command(
     """
     import planner
 
-    if planner.is_partition_plan(plan_file):
+    if planner.partitions.is_partition_plan(plan_file):
         _partition.explain(ctx, plan_file, form)
         return
     plan = planner.read_plan(plan_file)
@@ -69,16 +69,16 @@ def command(
     graph, cluster = load_against(plan.hardware.stack, against)
     if why_not:
         answer = planner.explain_why_not(plan, graph, cluster, why_not)
-        show(planner.why_not_report(answer), answer, form)
+        show(planner.report.why_not_report(answer), answer, form)
         return
     if worth:
         found = _worth(plan, graph, cluster, against)
-        show(planner.worth_report(plan, found), found, form)
+        show(planner.report.worth_report(plan, found), found, form)
         return
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = planner.rebatch(graph, plan.micro_batches.size)
-    explanation = planner.explain_plan(plan, graph, cluster)
-    show(planner.explanation_report(explanation), explanation, form)
+    explanation = planner.plans.explain_plan(plan, graph, cluster)
+    show(planner.report.explanation_report(explanation), explanation, form)
 
 
 def _worth(plan: Any, graph: Any, cluster: Any, against: Mapping[str, Any]) -> Any:  # noqa: ANN401

@@ -63,7 +63,7 @@ def command(plan_file: str, name: str, folder: str, model: str | None, dims: tup
         ) from error
     paths = [Path(folder, file) for file in found.files]
     for path, text in zip(paths, found.files.values(), strict=True):
-        planner.write_whole(str(path), text)
+        planner.files.write_whole(str(path), text)
     if form == "json":
         mapped = {one.part: one.written for one in found.mapped}
         files = [str(path) for path in paths]
@@ -71,4 +71,6 @@ def command(plan_file: str, name: str, folder: str, model: str | None, dims: tup
         return
     for path in paths:
         click.echo(f"wrote {path}")
-    click.echo(f"{planner.plural(len(found.left_out), 'thing')} not mapped: see {Path(folder, planner.export.PAGE)}")
+    click.echo(
+        f"{planner.units.plural(len(found.left_out), 'thing')} not mapped: see {Path(folder, planner.export.PAGE)}"
+    )

@@ -51,7 +51,13 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
 
     if stacks and devices:
         raise click.UsageError("--devices and --stacks are two lists: ask for one")
-    listed = planner.stacks_report if stacks else planner.devices_report if devices else planner.clusters_report
+    listed = (
+        planner.report.stacks_report
+        if stacks
+        else planner.report.devices_report
+        if devices
+        else planner.report.clusters_report
+    )
     show_rows(listed(), form)
 
 
@@ -80,7 +86,7 @@ def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str |
     elif form == "yaml" or (resolved and form is None):
         click.echo(planner.hardware.profile_yaml(planner.hardware.resolved_profile(name, nodes)), nl=False)
     else:
-        show(planner.cluster_report(planner.load_cluster(name, nodes=nodes)))
+        show(planner.report.cluster_report(planner.load_cluster(name, nodes=nodes)))
 
 
 @command.command("lint", short_help="Check profile files.")
@@ -114,15 +120,15 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
         click.echo(json.dumps({"files": len(files), "errors": errors, "findings": rows}, indent=2, ensure_ascii=False))
     for severity, problem in found if form != "json" else ():
         if form == "github":
-            click.echo(planner.annotation(severity, problem))
+            click.echo(planner.report.annotation(severity, problem))
             continue
         click.echo(f"{'warning: ' if severity == 'warning' else ''}{problem}")
         if problem.excerpt:
             click.echo(problem.excerpt)
     if form == "text":
-        said = planner.plural(errors, "error") if errors else "no errors"
-        warned = f", {planner.plural(len(found) - errors, 'warning')}" if len(found) > errors else ""
-        click.echo(f"{planner.plural(len(files), 'file')} checked: {said}{warned}")
+        said = planner.units.plural(errors, "error") if errors else "no errors"
+        warned = f", {planner.units.plural(len(found) - errors, 'warning')}" if len(found) > errors else ""
+        click.echo(f"{planner.units.plural(len(files), 'file')} checked: {said}{warned}")
     ctx.exit(4 if errors or (strict and found) else 0)
 
 
@@ -200,7 +206,7 @@ def _write(output: Path | None, text: str) -> None:
     if output is None or str(output) == "-":
         click.echo(text, nl=False)
         return
-    planner.write_whole(output, text)
+    planner.files.write_whole(output, text)
     click.echo(f"wrote {output}; check it with: shardplan hardware lint {output}")
 
 

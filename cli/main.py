@@ -58,7 +58,9 @@ class _LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import planner
 
-            raise click.UsageError(f"no such command {args[0]!r} ({planner.did_you_mean(args[0], COMMANDS)})", ctx)
+            raise click.UsageError(
+                f"no such command {args[0]!r} ({planner.registry.did_you_mean(args[0], COMMANDS)})", ctx
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -113,7 +115,7 @@ def _aside(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     import planner
 
-    return planner.talk_aside()
+    return planner.files.talk_aside()
 
 
 def _report_usage(error: click.ClickException) -> int:

@@ -38,17 +38,17 @@ def list_models(family: str | None, form: str) -> None:
     """
     import planner
 
-    families = planner.bundled_families()
+    families = planner.bundled.bundled_families()
     if family is not None and family not in families:
         raise planner.UsageError(
-            f"no family of models is called {family!r}", hint=planner.did_you_mean(family, families)
+            f"no family of models is called {family!r}", hint=planner.registry.did_you_mean(family, families)
         )
     found = [planner.bundled_info(name) for name in planner.bundled_names()]
     found = [info for info in found if family in (None, info.family)]
-    show_rows(planner.models_report(found), form)
+    show_rows(planner.report.models_report(found), form)
     if family is None or form != "table":
         return
-    for model_type, (listed, options) in planner.bundled_options().items():
+    for model_type, (listed, options) in planner.bundled.bundled_options().items():
         if listed == family:
             click.echo(f"\noptions of {model_type}: {' '.join(f'--{name}' for name in options)}")
 
@@ -91,11 +91,11 @@ def build_model(
         model = planner.build_bundled(base, batch=batch, seq=seq)
         length = "" if info.seq is None else f", sequence {seq or info.seq}"
     else:
-        config = planner.bundled_config(base, choices)
+        config = planner.bundled.bundled_config(base, choices)
         model, notes = planner.build_configured(config, name=output.stem, batch=batch, seq=seq)
         length = "" if seq is None else f", sequence {seq}"
     data = model.SerializeToString(deterministic=True)
-    planner.write_whole(output, data)
+    planner.files.write_whole(output, data)
     click.echo(f"wrote {output}: {base}, batch {batch}{length}, {len(data) / 1e3:,.0f} kB without weights")
     for note in notes:
         click.echo(f"note: {note}")
@@ -121,17 +121,17 @@ def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -
     """
     import planner
 
-    made = planner.rebatched_file(model, batch, dims=parse_dims(dims))
+    made = planner.importers.rebatched_file(model, batch, dims=parse_dims(dims))
     if made.external and output.resolve().parent != Path(model).resolve().parent:
         raise planner.UsageError(
             f"the weights in {made.external[0]} lie beside {model}, not beside {output}",
             hint="write the file into the same folder",
         )
-    planner.write_whole(output, made.model.SerializeToString(deterministic=True))
-    click.echo(f"wrote {output}: batch {batch}, {planner.plural(made.operands, 'operand')} with other values")
+    planner.files.write_whole(output, made.model.SerializeToString(deterministic=True))
+    click.echo(f"wrote {output}: batch {batch}, {planner.units.plural(made.operands, 'operand')} with other values")
     if made.repeated:
         shown = ", ".join(made.repeated[:3]) + (", ..." if len(made.repeated) > 3 else "")
-        constants = planner.plural(len(made.repeated), "constant")
+        constants = planner.units.plural(len(made.repeated), "constant")
         click.echo(f"note: the first entry is taken for all samples in {constants}: {shown}")
 
 

@@ -195,7 +195,11 @@ def command(
     elif not quiet:
         remark = "" if options["precision"] else planner.costs.precision_remark(plan.options.precision, cluster.devices)
         shown = planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark)
-        show(shown if answer is None else planner.target_report(dataclasses.replace(answer, plan=plan), remark=remark))
+        show(
+            shown
+            if answer is None
+            else planner.report.target_report(dataclasses.replace(answer, plan=plan), remark=remark)
+        )
         say_where(output)
 
 
@@ -223,7 +227,7 @@ def _for_target(
 
     sizes = planner.ask.sizes_of(largest, largest.device_count) if options["nodes"] else ()
     return planner.least_devices(
-        planner.read_target(options["target"]), graph, largest, options["global_batch"], plan_on,
+        planner.ask.read_target(options["target"]), graph, largest, options["global_batch"], plan_on,
         sizes=sizes, least=planner.ask.Least(options["least"]),
     )  # fmt: skip
 
@@ -252,7 +256,11 @@ def _planned(
             draw(doing="searching", completed=done, total=total, found=best)
 
     if draw:
-        draw(doing=f"pricing operators on {planner.plural(cluster.device_count, 'device')}", completed=0, total=None)
+        draw(
+            doing=f"pricing operators on {planner.units.plural(cluster.device_count, 'device')}",
+            completed=0,
+            total=None,
+        )
     if options["system"] and options["system"] != "auto":
         return planner.plan_system(options["system"], graph, cluster, job, **given)
     return planner.plan(graph, cluster, job, orders=orders, progress=told if draw else None, **given)

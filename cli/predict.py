@@ -115,7 +115,9 @@ def command(
         cluster = _options.load_hardware(options)
         if config:
             _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
-            asked = planner.parse_configuration(_options.read_file(config), graph, name=_options.shown_name(config))
+            asked = planner.plans.parse_configuration(
+                _options.read_file(config), graph, name=_options.shown_name(config)
+            )
         else:
             taken = _taken(framework, options) if framework else {}
             asked = dataclasses.replace(_degrees(options), **taken)
@@ -132,7 +134,7 @@ def command(
     if form == "json":
         click.echo(json.dumps(_document(found, lack, fixes), indent=2))
         return
-    show(planner.prediction_report(found, fixes))
+    show(planner.report.prediction_report(found, fixes))
     say_where(output)
     if lack:
         click.echo(_lack_words(lack))
@@ -171,7 +173,7 @@ def _lack(found: Any, graph: Any, cluster: Any, job: Any) -> dict[str, Any]:  # 
         "best_bound_s": held.plan.predictions.bound_s,
         "lacks_s": held.lacks_s,
         "ratio": held.ratio,
-        "best": planner.configuration_document(held.plan.configuration)["configuration"],
+        "best": planner.plans.configuration_document(held.plan.configuration)["configuration"],
     }
 
 
@@ -180,9 +182,9 @@ def _lack_words(lack: dict[str, Any]) -> str:
 
     if lack["best_s"] is None:
         return f"best plan: none fits ({lack['reason']})"
-    more, ratio = lack["lacks_s"], lack["ratio"]
-    differs = f"{planner.format_seconds(abs(more))} {'more' if more > 0 else 'less'}" if more else "as long"
-    return f"best plan: {planner.format_seconds(lack['best_s'])} an iteration; this takes {differs} ({ratio:.3f} times)"
+    more, ratio, seconds = lack["lacks_s"], lack["ratio"], planner.units.format_seconds
+    differs = f"{seconds(abs(more))} {'more' if more > 0 else 'less'}" if more else "as long"
+    return f"best plan: {seconds(lack['best_s'])} an iteration; this takes {differs} ({ratio:.3f} times)"
 
 
 def _taken(framework: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
@@ -268,7 +270,7 @@ def _document(found: Any, lack: dict[str, Any] | None, fixes: Any) -> dict[str, 
         "driver_bytes": found.driver_bytes,
         "problems": list(found.problems),
         "fixes": [dataclasses.asdict(fix) for fix in fixes],
-        **planner.configuration_document(found.configuration),
+        **planner.plans.configuration_document(found.configuration),
         "workers": [
             {**dataclasses.asdict(worker), "missing_bytes": max(0.0, worker.memory.total - worker.capacity_bytes)}
             for worker in found.workers

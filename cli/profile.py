@@ -63,12 +63,12 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, output: str 
     graph = _options.load_graph(model, options["dims"])
     priced = _price(ctx, graph, options)
     if output:
-        planner.write_whole(output, json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n")
+        planner.files.write_whole(output, json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n")
         click.echo(f"costs written to {output}; plan by them with --costs {output}", err=True)
     _options.refuse_others(
         ctx, set(ctx.params) - ({"top"} if form != "table" else set()), f"--format {form}, which has all rows"
     )
-    report = planner.profile_report(graph, priced, most_rows=top, remark=_remark(priced.precision, options))
+    report = planner.report.profile_report(graph, priced, most_rows=top, remark=_remark(priced.precision, options))
     data = planner.cost_report(graph, priced).document() if form == "json" else None
     show(report, data, "text" if form == "table" else form)
 

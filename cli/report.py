@@ -36,9 +36,9 @@ def command(plan_file: str, output: str, price: float | None, **against: Any) ->
     named = not (against["model"] or against["hardware"])
     try:
         chosen = own_inputs(plan, plan_file, against) if named else against
-        page = planner.plan_page(plan, *load_against(plan.hardware.stack, chosen))
+        page = planner.report.plan_page(plan, *load_against(plan.hardware.stack, chosen))
     except (planner.ModelError, planner.HardwareError, planner.UsageError) as error:
         if not named:
             raise
-        page = planner.plan_page(plan, lacking=str(error))
-    planner.write_whole(output, page)
+        page = planner.report.plan_page(plan, lacking=str(error))
+    planner.files.write_whole(output, page)

@@ -108,9 +108,9 @@ def command(
         **options,
     )
     if form == "json":
-        click.echo(json.dumps(planner.run_document(found), indent=2))
+        click.echo(json.dumps(planner.report.run_document(found), indent=2))
     else:
-        show(planner.run_report(plan, found, measured=measure or alone))
+        show(planner.report.run_report(plan, found, measured=measure or alone))
     return DIFFERENT if found.check is not None and found.check.wrong else 0
 
 

@@ -20,9 +20,9 @@ def command(subject: str) -> None:
     import planner
 
     schemas = {
-        "plan": planner.plan_schema,
-        "configuration": planner.configuration_schema,
-        "partition": planner.partition_schema,
+        "plan": planner.plans.plan_schema,
+        "configuration": planner.plans.configuration_schema,
+        "partition": planner.partitions.partition_schema,
         "hardware": planner.hardware.profile_json_schema,
     }
     click.echo(json.dumps(schemas[subject](), indent=1, ensure_ascii=False))

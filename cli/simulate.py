@@ -58,13 +58,13 @@ def command(
         transfers = planner.Transfers.OVERLAPPED if overlap else planner.Transfers.BLOCKING
     timeline = planner.simulate_plan(planner.read_plan(plan_file), transfers=transfers)
     if svg_file:
-        planner.write_whole(svg_file, planner.draw_svg(timeline))
+        planner.files.write_whole(svg_file, planner.draw_svg(timeline))
     if trace_file:
-        planner.write_whole(trace_file, planner.trace_json(timeline))
+        planner.files.write_whole(trace_file, planner.trace_json(timeline))
     if form == "json":
-        click.echo(json.dumps(planner.timeline_document(timeline)))
+        click.echo(json.dumps(planner.simulate.timeline_document(timeline)))
         return
-    show(planner.timeline_report(timeline, width=width or terminal_width() or PLAIN_WIDTH))
+    show(planner.report.timeline_report(timeline, width=width or terminal_width() or PLAIN_WIDTH))
     for what, file in (("picture", svg_file), ("trace", trace_file)):
         if file:
             click.echo(f"wrote {what} to {file}")

@@ -67,7 +67,7 @@ def command(
 
         def tell(done: int, total: int, left_s: float) -> None:
             if draw:
-                draw(completed=done, total=total, found=f"about {planner.format_seconds(left_s)} left")
+                draw(completed=done, total=total, found=f"about {planner.units.format_seconds(left_s)} left")
 
         if draw:
             draw(completed=0, total=len(points), found="")
@@ -75,7 +75,7 @@ def command(
     if kept:
         kept.close()
     if picture:
-        planner.write_whole(picture, planner.sweep_svg(rows))
-    report = planner.sweep_report(rows)
+        planner.files.write_whole(picture, planner.report.sweep_svg(rows))
+    report = planner.report.sweep_report(rows)
     show(report, planner.report_to_rows(report), form, output)
     return 0 if any(row.headline for row in rows) else NOTHING_FITS

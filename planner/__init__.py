@@ -1,7 +1,8 @@
 """Plans how to split a DNN training job over devices, and proves it.
 
-The front door re-exports the names that users and the command line need; each is imported when first used, so that
-`import planner` is cheap. Where to begin:
+The front door exports a hundred names and the packages behind them; each is imported when first used, so that `import
+planner` is cheap. What fewer people need is in the packages (`planner.report`, `planner.plans`, `planner.units`, ..).
+Where to begin:
 
 - `planner.plan`: a model on a cluster; `planner.compare_systems`: what each published system would do with it;
 - `planner.measure_schedule`: any pipeline schedule played with times by stage (`planner.schedules.names()`);
@@ -11,29 +12,24 @@ The front door re-exports the names that users and the command line need; each i
 
 from __future__ import annotations
 
-import ast
-import functools
 import importlib
-import pkgutil
 from typing import TYPE_CHECKING, Any
+
+from planner.exports import exported, exports_of
 
 if TYPE_CHECKING:
     # models and graphs
+    from planner import bundled as bundled
     from planner import graph as graph
     from planner import importers as importers
     from planner import operators as operators
     from planner.api import load_graph as load_graph
     from planner.bundled import build_bundled as build_bundled
     from planner.bundled import build_configured as build_configured
-    from planner.bundled import bundled_config as bundled_config
-    from planner.bundled import bundled_families as bundled_families
     from planner.bundled import bundled_info as bundled_info
     from planner.bundled import bundled_names as bundled_names
-    from planner.bundled import bundled_options as bundled_options
     from planner.graph import Graph as Graph
-    from planner.importers import ImportOptions as ImportOptions
     from planner.importers import graph_from_proto as graph_from_proto
-    from planner.importers import rebatched_file as rebatched_file
     from planner.operators import rebatch as rebatch
 
     # hardware, and what operators cost on it
@@ -43,8 +39,6 @@ if TYPE_CHECKING:
     from planner.costs import profile as profile
     from planner.hardware import Cluster as Cluster
     from planner.hardware import Device as Device
-    from planner.hardware import Level as Level
-    from planner.hardware import Stack as Stack
     from planner.hardware import cluster_names as cluster_names
     from planner.hardware import device_names as device_names
     from planner.hardware import load_cluster as load_cluster
@@ -62,16 +56,11 @@ if TYPE_CHECKING:
     from planner.space.types import Job as Job
 
     # configurations of one's own and what they would take
-    from planner.plans import configuration_document as configuration_document
-    from planner.plans import configuration_schema as configuration_schema
-    from planner.plans import dump_configuration as dump_configuration
     from planner.plans import load_configuration as load_configuration
-    from planner.plans import parse_configuration as parse_configuration
     from planner.prediction import compare_to_best as compare_to_best
     from planner.prediction import predict as predict
     from planner.prediction import predict_many as predict_many
     from planner.space import Configuration as Configuration
-    from planner.space import StageChoice as StageChoice
     from planner.space.named import Degrees as Degrees
     from planner.space.repeats import recomputed_modules as recomputed_modules
 
@@ -81,7 +70,6 @@ if TYPE_CHECKING:
     from planner.ask import find_fixes as find_fixes
     from planner.ask import find_worth as find_worth
     from planner.ask import least_devices as least_devices
-    from planner.ask import read_target as read_target
     from planner.ask import sweep as sweep
 
     # measured runs to figures of one's own
@@ -96,21 +84,12 @@ if TYPE_CHECKING:
 
     # plan files: read, write, check, explain, compare
     from planner import plans as plans
-    from planner.check import CheckReport as CheckReport
-    from planner.check import attribute as attribute
     from planner.check import check_plan as check_plan
     from planner.check import replan as replan
-    from planner.plans import Area as Area
     from planner.plans import Plan as Plan
-    from planner.plans import compare_answers as compare_answers
-    from planner.plans import compare_plans as compare_plans
     from planner.plans import diff_plans as diff_plans
     from planner.plans import dump_plan as dump_plan
-    from planner.plans import explain_plan as explain_plan
-    from planner.plans import has_closed_form as has_closed_form
-    from planner.plans import load_answer as load_answer
     from planner.plans import load_plan as load_plan
-    from planner.plans import plan_schema as plan_schema
     from planner.plans import read_plan as read_plan
     from planner.plans import with_price as with_price
     from planner.plans import write_plan as write_plan
@@ -120,7 +99,6 @@ if TYPE_CHECKING:
     from planner import systems as systems
     from planner.systems import compare_systems as compare_systems
     from planner.systems import plan_system as plan_system
-    from planner.systems import plans_of as plans_of
 
     # schedules, exchange of gradients, simulation
     from planner import exchange as exchange
@@ -128,27 +106,17 @@ if TYPE_CHECKING:
     from planner import schedules as schedules
     from planner import simulate as simulate
     from planner.play import Conditions as Conditions
-    from planner.play import Measurement as Measurement
     from planner.play import StageTimes as StageTimes
     from planner.play import Transfers as Transfers
-    from planner.play import measure_orders as measure_orders
     from planner.play import measure_schedule as measure_schedule
     from planner.schedules import read_orders as read_orders
-    from planner.simulate import Timeline as Timeline
     from planner.simulate import simulate_plan as simulate_plan
-    from planner.simulate import timeline_document as timeline_document
     from planner.simulate import trace_json as trace_json
 
     # published partition problems
     from planner import partitions as partitions
-    from planner.partitions.check import partition_changes as partition_changes
     from planner.partitions.check import check_partition as check_partition
-    from planner.partitions.families import instance_family as instance_family
     from planner.partitions.families import load_instance as load_instance
-    from planner.partitions.plan_file import dump_partition as dump_partition
-    from planner.partitions.plan_file import is_partition_plan as is_partition_plan
-    from planner.partitions.plan_file import load_partition as load_partition
-    from planner.partitions.plan_file import partition_schema as partition_schema
     from planner.partitions.plan_file import read_partition as read_partition
     from planner.partitions.plan_file import write_partition as write_partition
     from planner.partitions.run import partition as partition
@@ -157,43 +125,17 @@ if TYPE_CHECKING:
     # answers as reports: tables, and pictures
     from planner import report as report
     from planner.report import report_to_csv as report_to_csv
-    from planner.report import report_to_lines as report_to_lines
     from planner.report import report_to_markdown as report_to_markdown
     from planner.report import report_to_rows as report_to_rows
     from planner.report import report_to_text as report_to_text
-    from planner.report.costs import calibration_report as calibration_report
-    from planner.report.catalogue import cluster_report as cluster_report
-    from planner.report.catalogue import clusters_report as clusters_report
-    from planner.report.catalogue import devices_report as devices_report
-    from planner.report.catalogue import models_report as models_report
-    from planner.report.catalogue import stacks_report as stacks_report
-    from planner.report.choices import prediction_report as prediction_report
-    from planner.report.choices import why_not_report as why_not_report
-    from planner.report.choices import worth_report as worth_report
-    from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
-    from planner.report.difference import annotation as annotation
-    from planner.report.difference import diff_annotations as diff_annotations
-    from planner.report.difference import diff_markdown as diff_markdown
-    from planner.report.difference import diff_report as diff_report
-    from planner.report.difference import diff_verdict as diff_verdict
-    from planner.report.explanation import explanation_report as explanation_report
-    from planner.report.gantt import draw_gantt as draw_gantt
-    from planner.report.page import plan_page as plan_page
-    from planner.report.partitions import partition_diff_report as partition_diff_report
-    from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
-    from planner.report.plot import comparison_svg as comparison_svg
-    from planner.report.costs import profile_report as profile_report
-    from planner.report.runs import run_document as run_document
-    from planner.report.runs import run_report as run_report
-    from planner.report.sweeps import sweep_report as sweep_report
-    from planner.report.sweeps import sweep_svg as sweep_svg
-    from planner.report.choices import target_report as target_report
-    from planner.report.timeline import timeline_report as timeline_report
     from planner.report.timeline_svg import draw_svg as draw_svg
 
-    # errors, quantities for people, files
+    # errors, registered names, quantities for people, files
+    from planner import files as files
+    from planner import registry as registry
+    from planner import units as units
     from planner.errors import HardwareError as HardwareError
     from planner.errors import InfeasibleError as InfeasibleError
     from planner.errors import JobError as JobError
@@ -203,17 +145,6 @@ if TYPE_CHECKING:
     from planner.errors import RunError as RunError
     from planner.errors import ShardplanError as ShardplanError
     from planner.errors import UsageError as UsageError
-    from planner.files import input_bytes as input_bytes
-    from planner.files import talk_aside as talk_aside
-    from planner.files import write_whole as write_whole
-    from planner.registry import did_you_mean as did_you_mean
-    from planner.units import format_bytes as format_bytes
-    from planner.units import format_flop_rate as format_flop_rate
-    from planner.units import format_flops as format_flops
-    from planner.units import format_fraction as format_fraction
-    from planner.units import format_rate as format_rate
-    from planner.units import format_seconds as format_seconds
-    from planner.units import plural as plural
 
 _RENAMED = {
     "Evaluations": "space.evaluate_many.Evaluations",
@@ -228,7 +159,7 @@ _RENAMED = {
     "comparison_links": "comparison_report",
     "comparison_markdown": "report_to_markdown(comparison_report(...))",
     "comparison_marks": "comparison_report",
-    "plan_keeper": "plans_of",
+    "plan_keeper": "systems.plans_of",
     "plan_schedule": "plan(..., orders=...)",
     "simulate_decision": "space.played_s",
     "sync": "exchange",
@@ -238,32 +169,16 @@ _RENAMED = {
 one of the exported packages as it is need not stand here."""
 
 
-@functools.cache
-def _exports() -> dict[str, str]:
-    """Module of each exported name, read off the imports above; a package is its own module."""
-    imports = [
-        (node.module or "", alias.name)
-        for block in ast.parse(pkgutil.get_data(__name__, "__init__.py") or b"").body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    ]
-    return {name: f"{module}.{name}" if module == __name__ else module for module, name in imports}
-
-
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name == "__all__":
         return __dir__()
-    module = None if name.startswith("_") else _exports().get(name)
-    if module is None:
-        raise AttributeError(f"module 'planner' has no attribute {name!r}{_instead(name)}")
-    found = importlib.import_module(module)
-    return found if module == f"{__name__}.{name}" else globals().setdefault(name, getattr(found, name))
+    if name in exports_of(__name__):
+        return exported(__name__, name)
+    raise AttributeError(f"module 'planner' has no attribute {name!r}{_instead(name)}")
 
 
 def __dir__() -> list[str]:
-    return sorted(_exports())
+    return sorted(exports_of(__name__))
 
 
 def _instead(name: str) -> str:
@@ -272,7 +187,7 @@ def _instead(name: str) -> str:
         return ""
     if name in _RENAMED:
         return f"; it is planner.{_RENAMED[name]} now"
-    for package, module in _exports().items():
+    for package, module in exports_of(__name__).items():
         found = importlib.import_module(module) if module == f"{__name__}.{package}" else None
         if found is not None and name in (getattr(found, "__all__", None) or dir(found)):
             return f"; it is planner.{package}.{name}"

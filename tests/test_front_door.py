@@ -12,9 +12,12 @@ import planner
 _LIGHT = """
 import sys
 import planner
-assert not any(name.startswith("planner.") for name in sys.modules), "import planner imports its packages"
-from planner.units import format_bytes
-assert planner.format_bytes is format_bytes and planner.schedules.names()
+light = {"planner", "planner.exports"}
+assert {name for name in sys.modules if name.startswith("planner")} == light, "import planner imports its packages"
+from planner.hardware import load_cluster
+assert planner.load_cluster is load_cluster and planner.schedules.names()
+import planner.report
+assert "planner.report.plans" not in sys.modules and planner.report.plan_report is planner.plan_report
 """
 
 
@@ -41,6 +44,8 @@ def test_exports_are_listed() -> None:
         ("validate_plan", "planner.check_plan now"),
         ("Prediction", "planner.prediction.Prediction now"),
         ("lint", "planner.hardware.lint"),
+        ("diff_report", "planner.report.diff_report"),
+        ("format_bytes", "planner.units.format_bytes"),
         ("plam", "'plan'"),
     ],
 )

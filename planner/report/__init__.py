@@ -1,30 +1,62 @@
 """What people are shown: every answer as a report, and reports as text, Markdown, CSV and rows; pictures as SVG.
 
 A module for each kind of answer makes a `Report` of it (title, sections, typed tables); the renderers know no answer.
-`planner` exports the functions of both; what stands here is what they share, and light to import.
+What stands here is imported when it is first used; `planner` exports the functions that most people need.
 """
 
-from planner.report.render import to_csv, to_lines, to_markdown, to_rows, to_text
-from planner.report.tables import Form, Report, Section, Table, bar, table
+from __future__ import annotations
 
-report_to_csv, report_to_lines, report_to_markdown = to_csv, to_lines, to_markdown
-report_to_rows, report_to_text = to_rows, to_text
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Form",
-    "Report",
-    "Section",
-    "Table",
-    "bar",
-    "report_to_csv",
-    "report_to_lines",
-    "report_to_markdown",
-    "report_to_rows",
-    "report_to_text",
-    "table",
-    "to_csv",
-    "to_lines",
-    "to_markdown",
-    "to_rows",
-    "to_text",
-]
+from planner.exports import exported, exports_of
+
+if TYPE_CHECKING:
+    from planner.report.catalogue import cluster_report as cluster_report
+    from planner.report.catalogue import clusters_report as clusters_report
+    from planner.report.catalogue import devices_report as devices_report
+    from planner.report.catalogue import models_report as models_report
+    from planner.report.catalogue import stacks_report as stacks_report
+    from planner.report.choices import prediction_report as prediction_report
+    from planner.report.choices import target_report as target_report
+    from planner.report.choices import why_not_report as why_not_report
+    from planner.report.choices import worth_report as worth_report
+    from planner.report.comparison import comparison_document as comparison_document
+    from planner.report.comparison import comparison_report as comparison_report
+    from planner.report.costs import calibration_report as calibration_report
+    from planner.report.costs import profile_report as profile_report
+    from planner.report.difference import annotation as annotation
+    from planner.report.difference import diff_annotations as diff_annotations
+    from planner.report.difference import diff_markdown as diff_markdown
+    from planner.report.difference import diff_report as diff_report
+    from planner.report.difference import diff_verdict as diff_verdict
+    from planner.report.explanation import explanation_report as explanation_report
+    from planner.report.gantt import draw_gantt as draw_gantt
+    from planner.report.page import plan_page as plan_page
+    from planner.report.partitions import partition_diff_report as partition_diff_report
+    from planner.report.partitions import partition_report as partition_report
+    from planner.report.plans import plan_report as plan_report
+    from planner.report.plot import comparison_svg as comparison_svg
+    from planner.report.render import report_to_csv as report_to_csv
+    from planner.report.render import report_to_lines as report_to_lines
+    from planner.report.render import report_to_markdown as report_to_markdown
+    from planner.report.render import report_to_rows as report_to_rows
+    from planner.report.render import report_to_text as report_to_text
+    from planner.report.runs import run_document as run_document
+    from planner.report.runs import run_report as run_report
+    from planner.report.sweeps import sweep_report as sweep_report
+    from planner.report.sweeps import sweep_svg as sweep_svg
+    from planner.report.tables import Form as Form
+    from planner.report.tables import Report as Report
+    from planner.report.tables import Section as Section
+    from planner.report.tables import Table as Table
+    from planner.report.tables import bar as bar
+    from planner.report.tables import table as table
+    from planner.report.timeline import timeline_report as timeline_report
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    return exported(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *exports_of(__name__)})

@@ -12,7 +12,7 @@ from planner.plans.comparison import PlanComparison, value_words
 from planner.plans.diff import Area, Change, Value
 from planner.plans.rules import Cost, Metric, Severity
 from planner.plans.words import module_ranges
-from planner.report.render import to_markdown
+from planner.report.render import report_to_markdown
 from planner.report.tables import Form, Report, Section, Table, table
 from planner.units import format_bytes, format_seconds, plural
 
@@ -197,12 +197,12 @@ def diff_markdown(
     """The comparison as a comment of a review: verdict, one table, the rest folded; at most `MARKDOWN_BYTES`."""
     head = [MARKER, f"**shardplan: {diff_verdict(found, struck)}**"]
     if found.costs and (found.changes or found.remarks):
-        head.append(to_markdown(Report("", (Section(table=_figures(found.costs)),))).strip())
+        head.append(report_to_markdown(Report("", (Section(table=_figures(found.costs)),))).strip())
     whole = diff_report(found, attribution, struck)
     told = Report("", tuple(section for section in whole.sections if section.heading != "Figures"))
-    folded = [("What changed, what the planner did, what it costs", to_markdown(told))] if told.sections else []
+    folded = [("What changed, what the planner did, what it costs", report_to_markdown(told))] if told.sections else []
     folded += [
-        (section.heading, to_markdown(Report("", (dataclasses.replace(section, heading=""),))))
+        (section.heading, report_to_markdown(Report("", (dataclasses.replace(section, heading=""),))))
         for section in _values(found.changes)
     ]
     text = "\n\n".join(head) + "\n"

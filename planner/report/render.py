@@ -20,13 +20,13 @@ NARROWEST_TEXT = 18
 """Characters to which a column of words is narrowed before columns are moved to a table of their own."""
 
 
-def to_text(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> str:
-    """The report as plain text; arguments as for `to_lines`."""
-    lines = ("".join(text for text, _ in line).rstrip() for line in to_lines(report, width, table_width))
+def report_to_text(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> str:
+    """The report as plain text; arguments as for `report_to_lines`."""
+    lines = ("".join(text for text, _ in line).rstrip() for line in report_to_lines(report, width, table_width))
     return "".join(f"{line}\n" for line in lines)
 
 
-def to_lines(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> Iterator[Line]:
+def report_to_lines(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> Iterator[Line]:
     """The report line by line, each piece with the name of its style: title, heading, header, or that of a drawing.
 
     Args:
@@ -139,7 +139,7 @@ def _widths(strips: Sequence[_Strip], room: int | None) -> list[int]:
     return widths
 
 
-def to_markdown(report: Report) -> str:
+def report_to_markdown(report: Report) -> str:
     """The report as Markdown."""
     blocks = [f"## {report.title}"] if report.title else []
     for section in report.sections:
@@ -164,7 +164,7 @@ def _markdown_table(table: Table) -> str:
     return "\n".join([line(list(table.columns)), rule, *map(line, table.texts())])
 
 
-def to_csv(report: Report) -> str:
+def report_to_csv(report: Report) -> str:
     """The report's rows for tools as CSV with a heading; cells are empty where there is nothing."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -174,6 +174,6 @@ def to_csv(report: Report) -> str:
     return text.getvalue()
 
 
-def to_rows(report: Report) -> list[dict[str, Any]]:
+def report_to_rows(report: Report) -> list[dict[str, Any]]:
     """The report's rows for tools as plain data."""
     return [dict(zip(report.data.columns, row, strict=True)) for row in report.data.rows] if report.data else []

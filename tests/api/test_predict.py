@@ -8,9 +8,10 @@ import math
 import pytest
 
 import planner
-from planner import Configuration, Degrees, Job, StageChoice
+from planner import Configuration, Degrees, Job
 from planner.errors import JobError, UsageError
 from planner.plans import seal
+from planner.space import StageChoice
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def test_ranks_may_be_asked_to_hold_the_fewest_weights() -> None:
 def test_the_check_of_a_prediction_leaves_nothing_unchecked(small: tuple[planner.Graph, planner.Cluster]) -> None:
     graph, cluster = small
     plan = planner.predict(graph, cluster, Job(64), Degrees(pipeline=2, schedule="zb-h1")).plan
-    assert planner.check_plan(plan, graph, cluster) == planner.CheckReport(())
+    assert planner.check_plan(plan, graph, cluster) == planner.check.CheckReport(())
     predictions = dataclasses.replace(plan.predictions, bound_s=0.5 * plan.predictions.bound_s, gap=0.5)
     changed = seal(dataclasses.replace(plan, predictions=predictions))
     assert any("bound_s" in finding.message for finding in planner.check_plan(changed, graph, cluster).findings)

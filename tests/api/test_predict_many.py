@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import planner
-from planner import Configuration, Degrees, Job, JobError, StageChoice
+from planner import Configuration, Degrees, Job, JobError
+from planner.space import StageChoice
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_the_parts_add_up_to_both_steps_and_memories(answer: planner.ask.WhyNot)
     assert own == pytest.approx(best().predictions.iteration_s, rel=1e-6)
     stages = best().predictions.stages
     assert sum(part.own for part in answer.memory) == max(stage.memory.total_bytes for stage in stages)
-    text = planner.report_to_text(planner.why_not_report(answer))
+    text = planner.report_to_text(planner.report.why_not_report(answer))
     assert "tp=8,zero=0,recompute=never,micro-batch=1 is slower: " in text
     assert "communication inside a group" in text
 
@@ -71,7 +71,7 @@ def test_a_choice_that_does_not_fit_says_what_a_device_lacks() -> None:
     assert found.problems
     missing = sum(part.other for part in found.memory) - found.capacity_bytes
     assert missing > 0
-    verdict = planner.report_to_text(planner.why_not_report(found)).split("\n\n")[1]
+    verdict = planner.report_to_text(planner.report.why_not_report(found)).split("\n\n")[1]
     assert verdict.startswith("pp=1,zero=0 does not fit: a device lacks ")
 
 
@@ -134,7 +134,7 @@ def test_fixes_that_fit_stand_first_by_the_time_they_take() -> None:
 
 def test_the_report_of_what_does_not_fit_has_memory_by_kind_and_the_fixes() -> None:
     base = planner.predict(model(), machine(), Job(BATCH, precision="fp16"), Degrees())
-    text = planner.report_to_text(planner.prediction_report(base, too_large()))
+    text = planner.report_to_text(planner.report.prediction_report(base, too_large()))
     assert "Memory of a device\n" in text
     assert "What would make it fit, and its price\n" in text
     assert text.count(" fits\n") == sum(fix.fits for fix in too_large())

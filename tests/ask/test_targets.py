@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 import planner
-from planner import InfeasibleError, UsageError, least_devices, read_target
-from planner.ask import Least, sizes_of
+from planner import InfeasibleError, UsageError, least_devices
+from planner.ask import Least, read_target, sizes_of
 from planner.plans import Plan, with_price, with_simulation
 from tests.plans.sample import make_plan
 

@@ -44,7 +44,7 @@ def test_every_change_is_planned_alone(own: Plan) -> None:
         "twice the bandwidth of infiniband": 0.0,
     }
     assert [each.words for each in found][:2] == ["one more node", "twice the bandwidth of nvlink"]
-    text = planner.report_to_text(planner.worth_report(own, found), table_width=200)
+    text = planner.report_to_text(planner.report.worth_report(own, found), table_width=200)
     assert "each planned anew, against 500 ms a step: DP 1 x TP 1 x PP 3" in text
     assert "-50.0%" in text
 

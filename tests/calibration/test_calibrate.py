@@ -28,7 +28,7 @@ def graph() -> planner.Graph:
     return planner.load_graph("gpt2", dims={"seq": 256})
 
 
-def cluster_of(stack: planner.Stack) -> planner.Cluster:
+def cluster_of(stack: planner.hardware.Stack) -> planner.Cluster:
     return planner.load_cluster("dgx-a100", stack=stack)
 
 

@@ -23,7 +23,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> tuple[planner.Graph, plan
     import onnx
 
     path = tmp_path_factory.mktemp("model") / "deeper.onnx"
-    deeper = planner.bundled_config("gpt2", {"layers": "13"})
+    deeper = planner.bundled.bundled_config("gpt2", {"layers": "13"})
     onnx.save(planner.build_configured(deeper, name="deeper", seq=128)[0], path)
     graph, cluster = planner.load_graph(path), planner.load_cluster("dgx-h100")
     return graph, cluster, planner.plan(graph, cluster, planner.Job(64, max_stages=1, zero=(0,)))
@@ -31,7 +31,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> tuple[planner.Graph, plan
 
 def test_parts_add_up_and_each_is_its_cause_alone(before: tuple, after: tuple) -> None:  # type: ignore[type-arg]
     (graph, cluster, old), (deeper, newer, new) = before, after
-    found = planner.attribute(old, new, [graph, deeper], [cluster, newer])
+    found = planner.check.attribute(old, new, [graph, deeper], [cluster, newer])
     assert not found.unpriced
     assert [part.causes[0] for part in found.parts][:3] == [Cause.HARDWARE, Cause.OPTIONS, Cause.MODEL]
     total_s = new.predictions.reached_s - old.predictions.reached_s
@@ -42,7 +42,7 @@ def test_parts_add_up_and_each_is_its_cause_alone(before: tuple, after: tuple) -
 
 def test_without_the_inputs_causes_stand_together(before: tuple, after: tuple) -> None:  # type: ignore[type-arg]
     old, new = before[2], after[2]
-    found = planner.attribute(old, new)
+    found = planner.check.attribute(old, new)
     assert len(found.parts) == 1
     assert set(found.parts[0].causes) >= {Cause.HARDWARE, Cause.OPTIONS, Cause.MODEL}
     assert "not at hand" in found.unpriced[0]
@@ -53,7 +53,7 @@ def test_a_single_cause_needs_no_inputs(before: tuple) -> None:  # type: ignore[
     p = old.predictions
     slow = dataclasses.replace(p, iteration_s=p.iteration_s * 2, simulated_iteration_s=p.reached_s * 2)
     tool = dataclasses.replace(old.provenance, version="9.9")
-    (part,) = planner.attribute(old, seal(dataclasses.replace(old, predictions=slow, provenance=tool))).parts
+    (part,) = planner.check.attribute(old, seal(dataclasses.replace(old, predictions=slow, provenance=tool))).parts
     assert part.causes == (Cause.TOOL,)
     assert part.seconds == pytest.approx(p.reached_s)
 
@@ -61,4 +61,4 @@ def test_a_single_cause_needs_no_inputs(before: tuple) -> None:  # type: ignore[
 def test_inputs_of_neither_plan_are_refused(before: tuple, tmp_path: Path) -> None:  # type: ignore[type-arg]
     other = planner.load_cluster("dgx-1v")
     with pytest.raises(planner.UsageError, match="hardware of neither plan"):
-        planner.attribute(before[2], before[2], (), [other])
+        planner.check.attribute(before[2], before[2], (), [other])

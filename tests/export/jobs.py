@@ -38,5 +38,6 @@ def table() -> Iterator[str]:
         repeats = (
             ", recompute" if stage.recompute else f", recompute {'+'.join(stage.repeats)}" if stage.repeats else ""
         )
-        shape = f"{planner.plural(len(plan.stages), 'stage')}, {len(stage.replicas)} replicas{ranks}, ZeRO-{stage.zero}"
+        stages = planner.units.plural(len(plan.stages), "stage")
+        shape = f"{stages}, {len(stage.replicas)} replicas{ranks}, ZeRO-{stage.zero}"
         yield f"| {model}, {8 * nodes} GPUs, batch {global_batch} | {shape}{repeats} | {takes or 'none'} | {refuses} |"

@@ -19,11 +19,11 @@ def numbers(text: str) -> list[float]:
     return [float(n) for n in re.findall(r"\d+(?:\.\d+)?", text)]
 
 
-def measure(schedule: str, stages: int, micro_batches: int, f: Any, b: Any, **more: Any) -> planner.Measurement:
+def measure(schedule: str, stages: int, micro_batches: int, f: Any, b: Any, **more: Any) -> planner.play.Measurement:
     return planner.measure_schedule(schedule, stages, micro_batches, forward_s=f, backward_s=b, **more)
 
 
-def split(schedule: str, stages: int, micro_batches: int) -> planner.Measurement:
+def split(schedule: str, stages: int, micro_batches: int) -> planner.play.Measurement:
     return measure(schedule, stages, micro_batches, 1, 2, weight_grad_s=1)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner import Measurement, UsageError, measure_schedule, partition, schedules
+from planner import UsageError, measure_schedule, partition, schedules
 from planner import formulas as f
+from planner.play import Measurement
 from tests.shared_data import shared_path
 
 

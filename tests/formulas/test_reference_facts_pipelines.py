@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner import Measurement, measure_schedule
 from planner import formulas as f
+from planner import measure_schedule
+from planner.play import Measurement
 
 
 def played(

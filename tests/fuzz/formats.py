@@ -140,8 +140,10 @@ def _plan(path: Path, rng: random.Random) -> list[Line]:
 
 def configuration_texts() -> tuple[str, ...]:
     """A configuration in full with everything said, and one by its degrees."""
-    from planner import Configuration, Degrees, StageChoice, dump_configuration
+    from planner import Configuration, Degrees
+    from planner.plans import dump_configuration
     from planner.play import Transfers
+    from planner.space import StageChoice
 
     stages = (StageChoice(0, 1, 1, recompute=True), StageChoice(1, 2, 1))
     full = Configuration(
@@ -176,7 +178,7 @@ def _partition_text() -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "whole.json"
         file.write_text(json.dumps(operator_graph()))
-        return planner.dump_partition(planner.partition(file, time_limit=2.0))
+        return planner.partitions.dump_partition(planner.partition(file, time_limit=2.0))
 
 
 @functools.cache

@@ -102,7 +102,7 @@ def test_a_profile_gets_replicas_for_the_layers_with_few_weights(profile: Path) 
 def test_plans_on_several_levels_read_back(profile: Path, layout: str) -> None:
     plan = planner.partition(profile, machines="2x2", bandwidth=["10 GB/s", "1 GB/s"], layout=layout)
     assert plan.options["layout"] == layout
-    assert planner.load_partition(planner.dump_partition(plan)) == plan
+    assert planner.partitions.load_partition(planner.partitions.dump_partition(plan)) == plan
     assert planner.check_partition(plan, planner.load_instance(profile)) == ()
 
 
@@ -172,7 +172,7 @@ def test_files_that_are_no_instance_are_told_so(tmp_path: Path) -> None:
         planner.load_instance(tmp_path / "absent.json")
     path = tmp_path / "other.json"
     path.write_text('{"a": 1}')
-    assert planner.instance_family(path) is None
+    assert planner.partitions.instance_family(path) is None
     with pytest.raises(ModelError, match="not an instance of a partition problem"):
         planner.load_instance(path)
 
@@ -195,9 +195,9 @@ def test_keys_may_stand_in_any_order(tmp_path: Path) -> None:
 
 def test_two_runs_give_the_same_bytes_and_bytes_read_back(graph: Path, profile: Path) -> None:
     for path, options in ((graph, {"contiguous": False}), (profile, {"machines": "2x2", "bandwidth": "9GB/s,1GB/s"})):
-        texts = [planner.dump_partition(planner.partition(path, **options)) for _ in range(2)]
+        texts = [planner.partitions.dump_partition(planner.partition(path, **options)) for _ in range(2)]
         assert texts[0] == texts[1]
-        assert planner.dump_partition(planner.load_partition(texts[0])) == texts[0]
+        assert planner.partitions.dump_partition(planner.partitions.load_partition(texts[0])) == texts[0]
 
 
 def _changed(plan: PartitionPlan, **changes: Any) -> PartitionPlan:
@@ -237,7 +237,7 @@ def test_check_finds_what_is_wrong(graph: Path) -> None:
 
 
 def test_a_plan_file_is_read_strictly(graph: Path, tmp_path: Path) -> None:
-    text = planner.dump_partition(planner.partition(graph))
+    text = planner.partitions.dump_partition(planner.partition(graph))
     for change, message in [
         (("shardplan-partition", "shardplan-plan"), "not a partition file"),
         (('"version": 1', '"version": 2'), "version 2 cannot be read"),
@@ -247,16 +247,16 @@ def test_a_plan_file_is_read_strictly(graph: Path, tmp_path: Path) -> None:
     ]:
         assert change[0] in text
         with pytest.raises(PlanError, match=message):
-            planner.load_partition(text.replace(*change, 1))
+            planner.partitions.load_partition(text.replace(*change, 1))
     with pytest.raises(PlanError, match="cannot read"):
         planner.read_partition(tmp_path / "absent.json")
 
 
 def test_a_plan_file_agrees_with_its_schema(graph: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    document = json.loads(planner.dump_partition(planner.partition(graph)))
-    jsonschema.validate(document, planner.partition_schema())
-    assert planner.partition_schema()["properties"]["solver"]["description"] == "who found the plan."
+    document = json.loads(planner.partitions.dump_partition(planner.partition(graph)))
+    jsonschema.validate(document, planner.partitions.partition_schema())
+    assert planner.partitions.partition_schema()["properties"]["solver"]["description"] == "who found the plan."
 
 
 @given(st.data())
@@ -310,7 +310,7 @@ def test_every_shared_instance_is_of_one_family() -> None:
     kinds = {"operator_graphs": "operator graph (JSON)", "piper": "Piper instance (TMPC JSON)"}
     kinds["pipedream"] = "PipeDream profile (graph.txt)"
     for path in (*folder.rglob("*Graphs/*.json"), *folder.rglob("*.graph.txt"), *folder.glob("piper/*.json")):
-        family = planner.instance_family(path)
+        family = planner.partitions.instance_family(path)
         assert family is not None
         assert family.title == kinds[path.relative_to(folder).parts[0]]
 

@@ -6,21 +6,24 @@ import dataclasses
 
 import pytest
 
-from planner import compare_answers, compare_plans, diff_annotations, diff_markdown, load_answer
 from planner.errors import InfeasibleError, PlanError, UsageError
 from planner.graph import Graph
 from planner.plans import (
     Plan,
     PlanNote,
     Provenance,
+    compare_answers,
+    compare_plans,
     dump_answer,
     dumps,
     gate,
     infeasible_answer,
+    load_answer,
     read_rules,
     seal,
     with_price,
 )
+from planner.report import diff_annotations, diff_markdown
 from tests.graph import make_graph
 from tests.plans.sample import decision, language_model, make_plan
 

@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
-from planner import compare_plans, diff_report
 from planner.errors import PlanError
-from planner.plans import Area, Change, Plan, diff, dumps, loads, seal
-from planner.report import to_text
+from planner.plans import Area, Change, Plan, compare_plans, diff, dumps, loads, seal
+from planner.report import diff_report, report_to_text
 from tests.plans.sample import decision, language_model, make_plan
 from tests.plans.test_files import plans
 
@@ -61,7 +60,7 @@ def test_a_moved_block_is_told_by_its_name() -> None:
             ("from_stage: 0", "to_stages: 1", "shape: 4", "dtype: float32", "bytes: 16", "gradient: True"),
         ),
     }
-    text = to_text(diff_report(compare_plans(old, new), every_value=True))
+    text = report_to_text(diff_report(compare_plans(old, new), every_value=True))
     assert "- layers.1: stage 1 -> stage 0" in text
 
 
@@ -97,7 +96,7 @@ def test_a_report_begins_with_three_sentences_and_lists_values_on_demand() -> No
     old = make_plan()
     found = compare_plans(old, faster(old, 2.0))
     assert found.changes[0] == Change(Area.PREDICTIONS, ("iteration_s",), 0.5, 0.25, -0.5)
-    assert to_text(diff_report(found, every_value=True)) == (
+    assert report_to_text(diff_report(found, every_value=True)) == (
         "a step takes 500 ms -> 250 ms (-50.00%)\n"
         "\n"
         "Changed: none of model, hardware, options and tool.\n"
@@ -121,7 +120,7 @@ def test_a_report_begins_with_three_sentences_and_lists_values_on_demand() -> No
 
 def test_equal_plans_say_what_was_compared() -> None:
     found = compare_plans(make_plan(), make_plan())
-    assert to_text(diff_report(found)) == "compared 3 stages, 15 operators: no changes\n"
+    assert report_to_text(diff_report(found)) == "compared 3 stages, 15 operators: no changes\n"
 
 
 def test_a_plan_in_pieces_is_not_compared() -> None:

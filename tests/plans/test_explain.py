@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import planner
-from planner import explanation_report
 from planner.errors import PlanError
 from planner.plans import explain, with_simulation
-from planner.report import Form, Report, Section, bar, table, to_markdown, to_text
+from planner.report import Form, Report, Section, bar, explanation_report, report_to_markdown, report_to_text, table
 from tests.plans.sample import decision, make_plan
 
 GOLDEN = Path(__file__).parent / "golden" / "explain.txt"
@@ -20,7 +19,7 @@ GOLDEN = Path(__file__).parent / "golden" / "explain.txt"
 def test_an_explanation_reads_like_this() -> None:
     plan = with_simulation(make_plan(chosen=decision((2, 1, 1))), 0.51)
     plan = dataclasses.replace(plan, not_modelled=("contention on links",))
-    assert to_text(explanation_report(explain(plan))) == GOLDEN.read_text()
+    assert report_to_text(explanation_report(explain(plan))) == GOLDEN.read_text()
 
 
 def test_shares_add_up_to_the_iteration() -> None:
@@ -54,7 +53,7 @@ def test_differences_of_alternatives_are_named() -> None:
 def test_a_proven_optimum_says_so() -> None:
     plan = make_plan()
     predictions = dataclasses.replace(plan.predictions, proven_optimal=True, gap=0.0, bound_s=0.5)
-    text = to_text(explanation_report(explain(dataclasses.replace(plan, predictions=predictions))))
+    text = report_to_text(explanation_report(explain(dataclasses.replace(plan, predictions=predictions))))
     assert "no plan of the searched space is faster" in text
     assert "No plan of the searched space is faster than 500 ms, which this one reaches." in text
 
@@ -69,7 +68,7 @@ def test_a_plan_in_pieces_is_not_explained() -> None:
 def test_markdown_tables_align_numbers_and_escape_bars() -> None:
     counts = table({"what": Form.TEXT, "count": Form.NUMBER}, [("a|b", 1)])
     report = Report("Title", (Section("Head", ("A line.",), ("an item",), table=counts),))
-    assert to_markdown(report) == (
+    assert report_to_markdown(report) == (
         "## Title\n\n### Head\n\nA line.\n\n- an item\n\n| what | count |\n|---|---:|\n| a\\|b | 1 |\n"
     )
 

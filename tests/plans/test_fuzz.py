@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import compare_plans, diff_report, explanation_report
 from planner.errors import PlanError
-from planner.plans import dumps, explain, loads, validate
+from planner.plans import compare_plans, dumps, explain, loads, validate
+from planner.report import diff_report, explanation_report
 from tests.plans.sample import cluster, decision, language_model, make_plan
 
 PLAN = make_plan(chosen=decision((2, 1), (0, 3), copies=2, micro_batches=4))

@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 
-from planner import compare_plans, diff_report
-from planner.plans import Area, Plan, diff
+from planner.plans import Area, Plan, compare_plans, diff
 from planner.plans.diff import sharding_facts
-from planner.report import to_text
+from planner.report import diff_report, report_to_text
 from tests.plans.sample import make_plan
 from tests.plans.sharded_sample import language, leanest_by_sequence, mixture, sharded_plan
 
@@ -60,6 +59,6 @@ def test_from_no_groups_to_groups(narrow: Plan) -> None:
     assert sharding_facts(make_plan(), make_plan()) == ({}, {})
     changes = diff(make_plan(), narrow, ignore=[a for a in Area if a is not Area.SHARDINGS])
     assert all(c.old is None for c in changes)
-    report = to_text(diff_report(compare_plans(make_plan(), narrow), every_value=True))
+    report = report_to_text(diff_report(compare_plans(make_plan(), narrow), every_value=True))
     assert "Inside groups of ranks" in report
     assert "tensor_parallel" in report

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import compare_plans, diff_report, explanation_report
 from planner.check import check_plan
 from planner.errors import PlanError
-from planner.plans import dumps, explain, loads, seal, validate
+from planner.plans import compare_plans, dumps, explain, loads, seal, validate
+from planner.report import diff_report, explanation_report
 from tests.plans.sharded_sample import language
 from tests.plans.test_fuzz import leaves
 

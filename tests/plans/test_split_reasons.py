@@ -7,10 +7,9 @@ import itertools
 
 import pytest
 
-from planner import explanation_report
 from planner.errors import PlanError, UsageError
 from planner.plans import SplitReason, explain, group_views, rebuild, split_reasons
-from planner.report import to_text
+from planner.report import explanation_report, report_to_text
 from planner.sharding import Strategy, evaluate, formulate
 from tests.plans.sample import make_plan
 from tests.plans.sharded_sample import language, mixture
@@ -78,14 +77,14 @@ def test_an_explanation_tells_of_groups() -> None:
     found = explain(sample.plan, sample.graph, sample.cluster)
     assert sum(share.seconds for share in found.shares) == pytest.approx(found.iteration_s)
     assert "communication inside a group" in {share.name for share in found.shares}
-    text = to_text(explanation_report(found))
+    text = report_to_text(explanation_report(found))
     assert "DP 1 x TP 8 x PP 2" in text
     assert "8 ranks share every operator of a replica (2 stages): mesh tensor 8" in " ".join(text.split())
     assert "Why operators are split as they are" in text
-    assert "Why operators are split" not in to_text(explanation_report(explain(sample.plan)))
-    mixed = " ".join(to_text(explanation_report(explain(mixture().plan))).split())
+    assert "Why operators are split" not in report_to_text(explanation_report(explain(sample.plan)))
+    mixed = " ".join(report_to_text(explanation_report(explain(mixture().plan))).split())
     assert "Of 8 experts of model.layers.0.mlp.experts.transpose_1 and 63 weights like it a rank holds" in mixed
-    assert "Inside a group" not in to_text(explanation_report(explain(make_plan())))
+    assert "Inside a group" not in report_to_text(explanation_report(explain(make_plan())))
 
 
 def test_another_model_is_refused() -> None:

@@ -66,7 +66,7 @@ def sharded() -> Plan:
 
 @pytest.fixture(scope="module")
 def sharded_page(sharded: Plan) -> str:
-    return planner.plan_page(sharded, *against(sharded))
+    return planner.report.plan_page(sharded, *against(sharded))
 
 
 def against(plan: Plan) -> tuple[planner.Graph, planner.Cluster]:
@@ -187,13 +187,13 @@ def test_roofline_points_are_the_operators(sharded: Plan, sharded_page: str) -> 
 
 
 def test_the_same_plan_gives_the_same_bytes(sharded: Plan, sharded_page: str) -> None:
-    assert planner.plan_page(sharded, *against(sharded)) == sharded_page
+    assert planner.report.plan_page(sharded, *against(sharded)) == sharded_page
 
 
 def test_long_timelines_are_coarser_outside_the_steady_state() -> None:
     """The part in focus has every action; the page stays small, and keeps ends and peaks."""
     plan = toy_plan(micro_batches=6000)
-    text = planner.plan_page(plan)
+    text = planner.report.plan_page(plan)
     assert len(text) < 3_000_000
     specs = Page(text).specs
     begin, end = specs["zoom"]["focus"]
@@ -211,7 +211,7 @@ def test_every_kind_of_schedule_has_a_page(schedule: str) -> None:
     graph, cluster = planner.load_graph("gpt2", dims={"seq": 128}), planner.load_cluster("dgx-a100")
     degrees = planner.Degrees(pipeline=4, chunks=2 if "chunks" in schedule else 1, schedule=schedule)
     plan = planner.predict(graph, cluster, planner.Job(64), degrees).plan
-    page = Page(planner.plan_page(plan))
+    page = Page(planner.report.plan_page(plan))
     parts = page.specs["time"]["data"]["values"]
     step_s = simulate(plan).step_s
     for row in {part["row"] for part in parts}:
@@ -244,7 +244,7 @@ def test_without_the_model_the_page_says_what_it_lacks(sharded: Plan, tmp_path: 
 def test_text_of_the_plan_cannot_become_markup() -> None:
     plan = toy_plan()
     model = dataclasses.replace(plan.model, name="</script><b>toy")
-    text = planner.plan_page(dataclasses.replace(plan, model=model, headline=None))
+    text = planner.report.plan_page(dataclasses.replace(plan, model=model, headline=None))
     assert "</script><b>toy" not in text
     assert "&lt;/script&gt;&lt;b&gt;toy" in text
 

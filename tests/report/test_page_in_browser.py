@@ -31,7 +31,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(planner.plan_page(toy_plan(micro_batches=600)), encoding="utf-8")
+    path.write_text(planner.report.plan_page(toy_plan(micro_batches=600)), encoding="utf-8")
     return path
 
 

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.report import Form, Report, Section, table, to_csv, to_lines, to_markdown, to_rows, to_text
+from planner.report import (
+    Form,
+    Report,
+    Section,
+    report_to_csv,
+    report_to_lines,
+    report_to_markdown,
+    report_to_rows,
+    report_to_text,
+    table,
+)
 
 COLUMNS = {
     "name": Form.NAME, "time": Form.SECONDS, "memory": Form.BYTES, "share": Form.SHARE, "": Form.BAR,
@@ -23,7 +33,7 @@ REPORT = Report("A title", (Section("A heading", table=table(COLUMNS, ROWS)),))
 
 
 def test_cells_are_shown_in_the_unit_of_their_column() -> None:
-    assert to_text(REPORT).splitlines()[2:] == [
+    assert report_to_text(REPORT).splitlines()[2:] == [
         "A heading",
         "  name      time  memory   share                        what was decided",
         "  first   250 ms  16 GiB   12.5%  ██▌·················  "
@@ -33,7 +43,7 @@ def test_cells_are_shown_in_the_unit_of_their_column() -> None:
 
 
 def test_where_room_is_short_bars_go_first_and_words_are_broken() -> None:
-    assert to_text(REPORT, 60, 60).splitlines()[3:] == [
+    assert report_to_text(REPORT, 60, 60).splitlines()[3:] == [
         "  name      time  memory   share  what was decided",
         "  first   250 ms  16 GiB   12.5%  two stages of four ranks,",
         "                                  micro-batches of eight",
@@ -43,7 +53,7 @@ def test_where_room_is_short_bars_go_first_and_words_are_broken() -> None:
 
 
 def test_columns_that_do_not_stand_beside_each_other_are_dealt_to_several_tables() -> None:
-    assert to_text(REPORT, 30, 30).splitlines()[3:] == [
+    assert report_to_text(REPORT, 30, 30).splitlines()[3:] == [
         "  name      time  memory",
         "  first   250 ms  16 GiB",
         "  second       -   2 GiB",
@@ -64,7 +74,7 @@ def test_columns_that_do_not_stand_beside_each_other_are_dealt_to_several_tables
 def test_no_line_is_longer_than_the_room_and_no_word_is_lost(rows: list[tuple[str, ...]], width: int) -> None:
     columns = {"row": Form.NAME, "a figure": Form.FIGURE, "some words": Form.TEXT, "other words": Form.TEXT}
     numbered = [(f"r{n}", *row[:1], *row[2:]) for n, row in enumerate(rows)]
-    text = to_text(Report("", (Section(table=table(columns, numbered)),)), width, width)
+    text = report_to_text(Report("", (Section(table=table(columns, numbered)),)), width, width)
     assert all(len(line) <= width for line in text.splitlines())
     for row in numbered:
         for word in " ".join(row).split():
@@ -73,7 +83,7 @@ def test_no_line_is_longer_than_the_room_and_no_word_is_lost(rows: list[tuple[st
 
 def test_pieces_of_lines_carry_the_names_of_their_styles() -> None:
     drawn = ((("stage 0 ", ""), ("FF", "forward")),)
-    lines = list(to_lines(Report("A title", (Section("A heading", ("Words.",), drawing=drawn),))))
+    lines = list(report_to_lines(Report("A title", (Section("A heading", ("Words.",), drawing=drawn),))))
     assert lines == [
         (("A title", "title"),),
         (),
@@ -85,7 +95,7 @@ def test_pieces_of_lines_carry_the_names_of_their_styles() -> None:
 
 def test_markdown_has_all_columns_and_draws_in_code_blocks() -> None:
     drawn = ((("FFBB", "forward"),),)
-    text = to_markdown(
+    text = report_to_markdown(
         Report("A title", (Section(drawing=drawn), Section("Head", table=table({"a": Form.BYTES}, [(2**30,)]))))
     )
     assert text == "## A title\n\n```\nFFBB\n```\n\n### Head\n\n| a |\n|---:|\n| 1 GiB |\n"
@@ -96,8 +106,8 @@ def test_markdown_has_all_columns_and_draws_in_code_blocks() -> None:
 )
 def test_rows_for_tools_keep_their_values(data: object) -> None:
     report = Report("A title", (), data)  # type: ignore[arg-type]
-    rows = to_rows(report)
+    rows = report_to_rows(report)
     assert rows == ([{"name": "a,b", "time_s": 0.25}, {"name": "c", "time_s": None}] if data else [])
-    assert list(csv.reader(io.StringIO(to_csv(report)))) == (
+    assert list(csv.reader(io.StringIO(report_to_csv(report)))) == (
         [["name", "time_s"], ["a,b", "0.25"], ["c", ""]] if data else []
     )

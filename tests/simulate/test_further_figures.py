@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from planner import Measurement, formulas, measure_schedule
-from planner.play import Conditions
+from planner import formulas, measure_schedule
+from planner.play import Conditions, Measurement
 
 
 def measure(

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import planner
-from planner import Pricer, explanation_report
+from planner import Pricer
 from planner.graph import build_chain
 from planner.plans import explain
-from planner.report import to_text
+from planner.report import explanation_report, to_text
 from planner.simulate import simulate
 from planner.space import Configuration, Job, StageChoice, evaluate
 from planner.space.blocks import head_block, loss_outputs

@@ -12,7 +12,7 @@ def test_a_row_and_its_plan_have_the_same_bubble() -> None:
     job = planner.Job(64)
     systems = ("gpipe", "chimera", "pipedream-2bw", "data-parallel", "gshard")
     found = planner.compare_systems(planner.Pricer(graph, cluster, job), cluster, job, systems=systems)
-    plans, _ = planner.plans_of(found)
+    plans, _ = planner.systems.plans_of(found)
     compared = {row.system: row.bubble for row in found.rows if row.system in plans}
     assert len(compared) >= 4
     assert max(compared.values()) > 0.1
