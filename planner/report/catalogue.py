@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from textwrap import wrap
 from typing import Any
 
 from planner.hardware import (
@@ -30,6 +31,9 @@ from planner.units import (
     format_seconds,
     plural,
 )
+
+TREE_WIDTH = 80
+"""Most characters of a line of a cluster's tree."""
 
 
 def clusters_report() -> Report:
@@ -135,10 +139,17 @@ def _tree(cluster: Cluster) -> tuple[Line, ...]:
     """Levels from the outermost to the innermost, and the devices that it joins."""
     sizes, types = (1, *cluster.group_sizes()), cluster.device_types.tolist()
     names = [_level_line(level, sizes[i], cluster.node_size) for i, level in enumerate(cluster.levels)][::-1]
-    lines = [(f"{'    ' * (depth - 1)}└── {text}" if depth else text) for depth, text in enumerate(names)]
-    branch = "    " * (len(names) - 1) + "└── " if names else ""
-    lines += [f"{branch}{_device_line(device, types.count(i))}" for i, device in enumerate(cluster.devices)]
+    inside = len(names) - 1
+    lines = [line for depth, text in enumerate(names) for line in _branch(depth - 1, text)]
+    for i, device in enumerate(cluster.devices):
+        lines += _branch(inside, _device_line(device, types.count(i)))
     return tuple(((line, ""),) for line in lines)
+
+
+def _branch(depth: int, text: str) -> list[str]:
+    """A line of a tree, broken where it is wider than `TREE_WIDTH`; nothing leads to the root, of depth -1."""
+    mark = "    " * depth + "└── " if depth >= 0 else ""
+    return [f"{' ' * len(mark) if i else mark}{line}" for i, line in enumerate(wrap(text, TREE_WIDTH - len(mark)))]
 
 
 def _figures(title: str, figures: Figures, sources: Mapping[str, str], numbers: dict[str, int]) -> Section:
