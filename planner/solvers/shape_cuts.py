@@ -42,7 +42,7 @@ GOOD = 0.002
 MOST_PACKINGS = 8
 """Times that options are chosen anew because more is kept than was counted."""
 
-MOST_ENUMERATED, MOST_OF_TINY = 512, 8192
+MOST_ENUMERATED, MOST_OF_TINY = 512, 1536
 """Cuts and choices of which all are looked at; of chains of at most `TINY` blocks."""
 
 TINY = 8
