@@ -129,7 +129,7 @@ SIMULATED = {
         (5, 5, 5, 5, 4, 4, 4, 4)
     """,
     "DualPipe": """
-        >>> half = planner.Conditions(pair_overlap=1.0)
+        >>> half = planner.play.Conditions(pair_overlap=1.0)
         >>> times = {"forward_s": 1, "backward_s": 2, "weight_grad_s": 1}
         >>> found = planner.measure_schedule("dualpipe", 8, 20, **times, conditions=half)
         >>> found.makespan_s, found.worker_idle_s

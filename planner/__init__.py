@@ -84,6 +84,7 @@ if TYPE_CHECKING:
 
     # plan files: read, write, check, explain, compare
     from planner import plans as plans
+    from planner import check as check
     from planner.check import check_plan as check_plan
     from planner.check import replan as replan
     from planner.plans import Plan as Plan
@@ -105,7 +106,6 @@ if TYPE_CHECKING:
     from planner import play as play
     from planner import schedules as schedules
     from planner import simulate as simulate
-    from planner.play import Conditions as Conditions
     from planner.play import StageTimes as StageTimes
     from planner.play import Transfers as Transfers
     from planner.play import measure_schedule as measure_schedule

@@ -16,7 +16,7 @@ from cli.compare import command
 from cli.main import main
 from cli.simulate import command as simulate
 from planner import comparison_report
-from planner.report import to_text
+from planner.report import report_to_text
 from planner.space import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
 
@@ -81,7 +81,7 @@ def test_a_narrow_terminal_loses_nothing(width: int) -> None:
         weight_versions=16, staleness=62, devices=896, available=1024, alters="rows [i, j] alone",
     )  # fmt: skip
     failed = SystemRow("tofu", "Tofu", Semantics.SYNC, False, reason="a shape [n, m] is in the way")
-    plain = to_text(comparison_report(Comparison("model[x]", "box", 8, "sync", (done, failed))), width, width)
+    plain = report_to_text(comparison_report(Comparison("model[x]", "box", 8, "sync", (done, failed))), width, width)
     flat = " ".join(plain.split())
     cells = ("pipelined-backprop*+", "1.5 s", "1,234", "14.5 GiB of 14.9 GiB", "12.3%", "668 MiB", "896 of 1024")
     for cell in (*cells, "16", "62", "model[x] on box", "shape [n, m]", "rows [i, j] alone"):

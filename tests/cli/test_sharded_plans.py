@@ -9,7 +9,7 @@ import pytest
 
 from planner import plan_report
 from planner.plans import dumps, read
-from planner.report import to_text
+from planner.report import report_to_text
 from planner.simulate import simulate
 from tests.cli.plan_files import run
 from tests.plans.sharded_sample import language, leanest_by_sequence, sharded_plan
@@ -71,7 +71,7 @@ def test_groups_act_as_one_when_simulated(plan_file: Path, capsys: pytest.Captur
 
 
 def test_summary() -> None:
-    out = " ".join(to_text(plan_report(language().plan)).split())
+    out = " ".join(report_to_text(plan_report(language().plan)).split())
     assert "shared by groups of 8 ranks: mesh tensor 8; tensors between blocks cut by the sequence" in out
     assert "8-15" in out
     assert "inside" in out

@@ -354,7 +354,9 @@ def bpipe(_: str, given: Answers) -> Answers:
 def dualpipe(_: str, given: Answers) -> Answers:
     p, m, sizes = given["PP"], given["M"], {"weight_grad_s": given["W"]}
     apart, together = (
-        measure("dualpipe", p, m, given["F"], given["B_full"], conditions=planner.Conditions(pair_overlap=o), **sizes)
+        measure(
+            "dualpipe", p, m, given["F"], given["B_full"], conditions=planner.play.Conditions(pair_overlap=o), **sizes
+        )
         for o in (0.0, 1.0)
     )
     (idle,) = set(apart.worker_idle_s)

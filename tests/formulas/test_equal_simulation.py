@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from planner import Conditions, PlanError, UsageError, formulas, measure_schedule
-from planner.play import Measurement
+from planner import PlanError, UsageError, formulas, measure_schedule
+from planner.play import Conditions, Measurement
 from planner.schedules import ActivationUnit, evaluate, get, names
 
 WORKERS = (1, 2, 3, 4, 6, 8)

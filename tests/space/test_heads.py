@@ -9,7 +9,7 @@ import planner
 from planner import Pricer
 from planner.graph import build_chain
 from planner.plans import explain
-from planner.report import explanation_report, to_text
+from planner.report import explanation_report, report_to_text
 from planner.simulate import simulate
 from planner.space import Configuration, Job, StageChoice, evaluate
 from planner.space.blocks import head_block, loss_outputs
@@ -49,7 +49,7 @@ def test_recomputed_gpt2_keeps_its_logits_and_repeats_twelve_layers() -> None:
     assert terms.recompute_s == pytest.approx(terms.forward_s - costs.forward_s[0, 26])
     plan = planner.plan(graph, cluster, job)
     assert plan.stages[-1].kept_blocks == (26,)
-    assert "lm_head" in to_text(explanation_report(explain(plan)))
+    assert "lm_head" in report_to_text(explanation_report(explain(plan)))
 
 
 def test_a_recomputed_plan_peaks_while_a_backward_runs() -> None:
