@@ -42,8 +42,11 @@ GOOD = 0.002
 MOST_PACKINGS = 8
 """Times that options are chosen anew because more is kept than was counted."""
 
-MOST_ENUMERATED, MOST_OF_TINY = 512, 1536
-"""Cuts and choices of which all are looked at; of chains of at most `TINY` blocks."""
+MOST_ENUMERATED, MOST_OF_FEW = 512, 1536
+"""Cuts and choices of which all are looked at; of chains of at most `FEW` blocks."""
+
+FEW = 4
+"""Blocks of a chain of which many choices, and few cuts, make up what is enumerated."""
 
 TINY = 8
 """Blocks of chains for which estimates leave nothing out."""
@@ -111,7 +114,7 @@ def moved(place: int, by: int, starts: np.ndarray) -> int:
 def enumerable(shape: Shape, options: StageOptions, job: Job) -> bool:
     """Whether all cuts and choices of a shape can be looked at; a choice at a time where stages are to be alike."""
     choices = 1 if job.structure.alike else len(options.ways) ** shape.stages
-    most = MOST_OF_TINY if options.blocks <= TINY else MOST_ENUMERATED
+    most = MOST_OF_FEW if options.blocks <= FEW else MOST_ENUMERATED
     return math.comb(options.blocks - 1, shape.stages - 1) * choices <= most
 
 
