@@ -63,10 +63,7 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
         yield Lack("tensors between layers cut by the sequence (AutoTP keeps them whole)", "`shardplan plan --tp 1`")
     if readings.degrees(plan).tensor > 1 and len(plan.stages) > 1:
         yield Lack("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")
-    if readings.precision_base(plan) not in FORMATS:
-        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(FORMATS)}`")
-    if plan.options.optimizer.partition(":")[0] not in OPTIMIZERS:
-        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
+    yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 
 def configuration(plan: Plan) -> dict[str, Any]:

@@ -66,8 +66,7 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
         yield Lack(
             "an embedding and logits cut over unequally many ranks (vtp)", "`shardplan plan --tp` with one width"
         )
-    if readings.precision_base(plan) not in FORMATS:
-        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(FORMATS)}`")
+    yield from readings.unlisted(plan, FORMATS)
     if plan.options.optimizer not in OPTIMIZERS:
         yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
 

@@ -63,10 +63,7 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
             yield Lack(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
     if not readings.is_loop(plan):
         yield Lack("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
-    if readings.precision_base(plan) not in FORMATS:
-        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(FORMATS)}`")
-    if plan.options.optimizer.partition(":")[0] not in OPTIMIZERS:
-        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
+    yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 
 def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:

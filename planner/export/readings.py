@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,6 +238,14 @@ def some_of(names: Sequence[str]) -> str:
 def precision_base(plan: Plan) -> str:
     """The precision without its options."""
     return plan.options.precision.partition(":")[0]
+
+
+def unlisted(plan: Plan, precisions: Collection[str], optimizers: Collection[str] | None = None) -> Iterator[Lack]:
+    """The plan's precision and optimizer where a framework does not list them; None: it is not told the optimizer."""
+    if precision_base(plan) not in precisions:
+        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(precisions)}`")
+    if optimizers is not None and plan.options.optimizer.partition(":")[0] not in optimizers:
+        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(optimizers)}`")
 
 
 def schedule_csv(plan: Plan) -> str:

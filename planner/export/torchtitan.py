@@ -67,8 +67,7 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
         yield Lack(
             "expert parallel ranks that are no FSDP ranks (data_parallel_shard_degree)", "`shardplan plan --zero 2`"
         )
-    if readings.precision_base(plan) not in TYPES:
-        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(TYPES)}`")
+    yield from readings.unlisted(plan, TYPES)
 
 
 def _tables(plan: Plan) -> Mapping[str, Table]:

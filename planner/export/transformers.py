@@ -70,10 +70,7 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
         yield Lack("experts whose products are cut over ranks", alone)
     if own.expert > 1 and (own.expert % own.tensor or (plan.configuration.zero < 2 and own.expert > own.tensor)):
         yield Lack("expert parallel ranks that are no FSDP ranks (ep_size)", "`shardplan plan --zero 3`, or `--ep 1`")
-    if readings.precision_base(plan) not in FORMATS:
-        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(FORMATS)}`")
-    if plan.options.optimizer.partition(":")[0] not in OPTIMIZERS:
-        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
+    yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 
 def configuration(plan: Plan) -> dict[str, Any]:
