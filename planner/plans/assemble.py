@@ -91,7 +91,7 @@ def assemble(
     shardings: Mapping[int, StageSharding] = _NONE,
     scheduled: RankSchedule | None = None,
 ) -> Plan:
-    """Write a judged decision out as a plan.
+    """Write a judged decision out as a plan, which is to be sealed when it is whole (`with_simulation`).
 
     Args:
         graph: the model at the decision's micro-batch size.
@@ -180,9 +180,9 @@ def assemble(
 
 
 def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
-    """The plan with what it needs of a backend, sealed."""
+    """The plan with what it needs of a backend."""
     needed = requirements(plan, divided=divided)
-    return seal(dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed))))
+    return dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed)))
 
 
 def _error(cluster: Cluster, stages: Sequence[Stage], laid: RankSchedule) -> MeasuredError | None:

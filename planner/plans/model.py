@@ -319,7 +319,10 @@ def _skeleton(block: Block, known: dict[object, int]) -> _Skeleton:
 def _best_run(skeletons: Sequence[_Skeleton], start: int) -> tuple[int, int]:
     """(period, repeat) of the run from `start` that saves most blocks; (1, 1) when nothing repeats often enough."""
     best = (1, 1)
-    for period in range(1, min(MAX_PERIOD, (len(skeletons) - start) // MIN_REPEAT) + 1):
+    left = len(skeletons) - start
+    for period in range(1, min(MAX_PERIOD, left // MIN_REPEAT) + 1):
+        if left - left % period - period <= (best[1] - 1) * best[0]:
+            continue
         repeat = _repeats(skeletons, start, period)
         if repeat >= MIN_REPEAT and (repeat - 1) * period > (best[1] - 1) * best[0]:
             best = (period, repeat)

@@ -275,12 +275,7 @@ def rank_replicas(entry: StageSharding, start: int, stop: int) -> tuple[RankRepl
 
 def _held(entry: StageSharding, start: int, stop: int) -> dict[str, float]:
     """By parameter of some blocks, the elements that a rank holds where it holds most."""
-    most: dict[str, float] = {}
-    for each in entry.parameters:
-        for name, elements in each.items():
-            most[name] = max(most.get(name, 0.0), elements)
-    own = dict.fromkeys(name for each in entry.parameters[start:stop] for name in each)
-    return {name: most[name] for name in own}
+    return {name: entry.most_held[name] for each in entry.parameters[start:stop] for name in each}
 
 
 def by_position(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:

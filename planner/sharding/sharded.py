@@ -419,6 +419,15 @@ class StageSharding:
             for block, point in zip(self.inner.blocks, self.costs.points, strict=True)
         )
 
+    @functools.cached_property
+    def most_held(self) -> Mapping[str, float]:
+        """Elements held of each trainable parameter by the block where a rank holds most of it."""
+        most: dict[str, float] = {}
+        for each in self.parameters:
+            for name, elements in each.items():
+                most[name] = max(most.get(name, 0.0), elements)
+        return most
+
     @property
     def label(self) -> str:
         """Mesh and boundaries in words: `tensor 8, sequence`."""

@@ -11,7 +11,7 @@ from planner.costs import Profile
 from planner.graph import Chain, Graph, build_chain
 from planner.hardware import Cluster, Curve, Device, Level
 from planner.operators import Origin
-from planner.plans import Plan, Provenance, assemble
+from planner.plans import Plan, Provenance, assemble, seal
 from planner.space import (
     Candidate,
     Certificate,
@@ -106,7 +106,7 @@ def make_plan(
     chosen = chosen or decision()
     batch = chosen.micro_batch * chosen.micro_batches * chosen.copies
     options = Job(**{"global_batch": batch, "precision": "fp32", **job})
-    return assemble(
+    found = assemble(
         graph,
         chain_of(graph),
         cluster(devices),
@@ -118,6 +118,7 @@ def make_plan(
         provenance=Provenance("shardplan", "0.0", ("shardplan", "plan", "toy.onnx"), "toy.onnx", "toy-box"),
         alternatives=default_alternatives() if alternatives is None else alternatives,
     )
+    return seal(found)
 
 
 def prices(graph: Graph) -> Profile:
