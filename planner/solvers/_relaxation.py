@@ -84,14 +84,14 @@ def relax(problem: StageProblem, tables: StageTables, objective: Objective, cuto
     parts.path_s[0] = parts.delay_s[0] = parts.slowest_s[0] = 0.0
     limits = band(problem, tables, objective, cutoff_s)
     stops = longest(problem, tables, objective, cutoff_s)
-    passing = most_passing(problem.replicas, problem.passing, width)
+    cut = _Cut(objective, limits, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
+    alike = [np.flatnonzero(problem.replicas == count) for count in np.unique(problem.replicas)]
     for i in range(n):
         live = np.flatnonzero(np.isfinite(parts.delay_s[i]))
         live = live[(live >= limits.first[i]) & (live <= limits.last[i])]
         if len(live):
-            for o in range(len(problem.replicas)):
-                cut = _Cut(objective, limits, passing, cutoff_s)
-                _extend(problem, tables, parts, cut, (i, int(stops[o, i])), o, live)
+            for options in alike:
+                _extend(problem, tables, parts, cut, i, options, live)
     return Relaxation(objective, parts.path_s, parts.delay_s, parts.slowest_s)
 
 
@@ -125,11 +125,13 @@ def most_passing(replicas: np.ndarray, passing: np.ndarray, devices: int) -> np.
 
 @dataclass(frozen=True, eq=False)
 class _Cut:
-    """What decides which stages are left out: an objective's cutoff, its band, and what can pass by place."""
+    """What decides which stages are left out: an objective's cutoff, its band, what can pass by place, and the longest
+    stages (`longest`)."""
 
     objective: Objective
     limits: Band
     passing: np.ndarray
+    stops: np.ndarray
     cutoff_s: float
 
 
@@ -138,23 +140,25 @@ def _extend(
     tables: StageTables,
     parts: Prefix,
     cut: _Cut,
-    blocks: tuple[int, int],
-    o: int,
+    i: int,
+    options: np.ndarray,
     live: np.ndarray,
 ) -> None:
-    """Add all stages of blocks i..j, any j before the longest one's stop, that have replicas[o]."""
-    i, stop = blocks
-    r, width = int(problem.replicas[o]), problem.slice_devices
+    """Add all stages of blocks i..j, any j before the longest one's stop, in some options of as many replicas.
+
+    Arrays are of shape [options, places, stops].
+    """
+    r, width, stop = int(problem.replicas[options[0]]), problem.slice_devices, int(cut.stops[options, i].max())
     low, high = int(live[0]), min(int(live[-1]), width - r)
     if stop <= i or high < low:
         return
-    at = np.arange(low, high + 1)
+    at, o = np.arange(low, high + 1), options[:, None]
     later = np.minimum(width - at - r, problem.in_flight.shape[1] - 1)
-    forward, work, end = tables.choose(problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][:, None])
+    forward, work, end = tables.choose(problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][..., None])
     if i == 0 and stop > 1:
         several = np.arange(stop) < problem.blocks - 1
-        end = end + np.where(several, tables.tied_s[o, at][:, None], 0.0)
-    receive, back, both = (t[o, at, i][:, None] for t in (tables.receive_s, tables.return_s, tables.transfer_s))
+        end = end + np.where(several, tables.tied_s[o, at][..., None], 0.0)
+    receive, back, both = (t[o, at, i][..., None] for t in (tables.receive_s, tables.return_s, tables.transfer_s))
     here = slice(low, high + 1)
     before = Prefix(*(part[i, here][:, None] for part in (parts.path_s, parts.delay_s, parts.slowest_s)))
     rest_s = (tables.least_s[-1] - tables.least_s[i + 1 : stop + 1])[None, :]
@@ -169,20 +173,21 @@ def _extend(
         work_s=work + both,
         end_s=end,
         later_s=rest_s,
-        in_flight=problem.in_flight[o, most][:, None],
-        filling=problem.filling[o, most][:, None],
+        in_flight=problem.in_flight[o, most][..., None],
+        filling=problem.filling[o, most][..., None],
     )
     delay = np.maximum(before.delay_s, before.path_s + end) + stage.work_s
     slowest = cut.objective.slowest_s(stage, before)
     beaten = cut.objective.total_s(delay + rest_s, slowest) >= cut.cutoff_s
     beaten |= ~fits | ((at + r)[:, None] > cut.limits.last[i + 1 : stop + 1])
+    beaten |= np.arange(i + 1, stop + 1) > cut.stops[options, i][:, None, None]
     targets = (slice(i + 1, stop + 1), slice(low + r, high + r + 1))
     for old, new in (
         (parts.path_s, before.path_s + stage.forward_s),
         (parts.delay_s, delay),
         (parts.slowest_s, slowest),
     ):
-        np.minimum(old[targets], np.where(beaten, np.inf, new).T, out=old[targets])
+        np.minimum(old[targets], np.where(beaten, np.inf, new).min(axis=0).T, out=old[targets])
 
 
 _ROUNDING = 1e-9

@@ -210,15 +210,14 @@ def _limit(problem: StageProblem, fixed_bytes: np.ndarray, each_bytes: np.ndarra
 
 
 def _least_transfers(problem: StageProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    count, _, width = problem.link.shape
     parts = problem.receive_s, problem.return_s, problem.receive_s + problem.return_s
-    receive, back, both = (np.full((count, width, problem.blocks + 1), np.inf) for _ in parts)
-    for before in range(count):
-        for after in range(count):
-            at = np.flatnonzero(problem.link[before, after] >= 0)
-            classes = problem.link[before, after, at]
-            for least, seconds in zip((receive, back, both), parts, strict=True):
-                least[after, at] = np.minimum(least[after, at], seconds[classes])
+    links, after = np.unique(np.unique(problem.link, axis=0), axis=1, return_inverse=True)
+    receive, back, both = (np.full((*links.shape[1:], problem.blocks + 1), np.inf) for _ in parts)
+    for own in links:
+        there = own >= 0
+        for least, seconds in zip((receive, back, both), parts, strict=True):
+            least[there] = np.minimum(least[there], seconds[own[there]])
     for least in (receive, back, both):
         least[:, :, 0] = 0.0
-    return receive, back, both
+    options = after.reshape(-1)
+    return receive[options], back[options], both[options]
