@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
+from planner.collection import uncollected
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, UsageError
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.types import Cluster, with_headroom
@@ -58,6 +59,7 @@ MOST_FREE = 2000
 _BUNDLED_DIMS = ("batch", "seq")
 
 
+@uncollected()
 def load_graph(
     model: str | Path, *, dims: Mapping[str, int] | None = None, options: ImportOptions | None = None
 ) -> Graph:

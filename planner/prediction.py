@@ -18,6 +18,7 @@ import numpy as np
 
 from planner import schedules
 from planner.api import default_provenance, plan
+from planner.collection import uncollected
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
@@ -113,6 +114,7 @@ def driver_bytes(memory: MemoryBytes, precision_name: str, optimizer: str, cache
     return shown_bytes(memory.total - memory.reserve, memory.reserve, cache, stepped)
 
 
+@uncollected()
 def predict(
     graph: Graph,
     cluster: Cluster,
@@ -230,6 +232,7 @@ def _assumed(job: Job, asked: Asked, cluster: Cluster) -> Job:
     return settled(dataclasses.replace(job, precision=found.precision, overlap=found.overlap), cluster)
 
 
+@uncollected()
 def predict_many(
     graph: Graph,
     cluster: Cluster,
