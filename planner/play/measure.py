@@ -14,9 +14,11 @@ Exchanges that travel beside the work may fall behind it; an iteration never tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import cast
 
 import numpy as np
 
@@ -74,7 +76,7 @@ def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, con
         conditions: what transfers occupy, what overlaps.
     """
     if schedule.drains:
-        trace = run(compile_orders(schedule.work(pipeline)), times, conditions)
+        trace = run(_compiled(cast(Hashable, schedule), pipeline), times, conditions)
         return Steady(trace.span_s() if schedule.spans else trace.makespan_s, 0, 1.0, trace)
     rhythm = schedule.rhythm(pipeline)
     few, beats = replace(pipeline, micro_batches=rhythm), pipeline.micro_batches / rhythm
@@ -85,6 +87,12 @@ def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, con
         lambda program: run(program, times, conditions),
     )
     return replace(steady, iteration_s=steady.iteration_s * beats, played=steady.played / beats)
+
+
+@functools.lru_cache(maxsize=2)
+def _compiled(schedule: Hashable, pipeline: Pipeline) -> Program:
+    """An iteration of a schedule; a search plays one after the other with other times."""
+    return compile_orders(cast(Schedule, schedule).work(pipeline))
 
 
 def _reach(schedule: Schedule, pipeline: Pipeline) -> int:

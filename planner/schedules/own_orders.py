@@ -7,6 +7,7 @@ is found when they are compiled; the checks here find what would run and train s
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ class OwnOrders(Schedule):
 
     def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
         """Counted along the orders, lanes of a worker one after the other; O(actions)."""
-        return count_held(by_worker(self.orders), self.placement(pipeline))
+        return _counted(self, pipeline)
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
         """The limits that the orders state, else counted."""
@@ -196,6 +197,11 @@ class OwnOrders(Schedule):
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """No chain of waits is known in closed form."""
         return 0.0
+
+
+@functools.lru_cache(maxsize=2)
+def _counted(own: OwnOrders, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
+    return count_held(by_worker(own.orders), own.placement(pipeline))
 
 
 def own_schedule(work: Work, name: str = "custom") -> OwnOrders:

@@ -27,6 +27,7 @@ from planner.space.asked import in_words
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import stage_starts
 from planner.space.evaluate import in_closed_form
+from planner.space.terms import Known
 from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job
 
@@ -111,6 +112,7 @@ class ShapeSearch:
         self._wide, self._thorough = math.inf, False
         self._tops: dict[tuple[object, ...], tuple[float, Configuration]] = {}
         self._alike: dict[tuple[int, int], tuple[BlockCosts, ...]] = {}
+        self._judged: dict[int, Known] = {}
 
     def run(
         self,
@@ -322,7 +324,8 @@ class ShapeSearch:
         infinite where it does not fit."""
         job, schedule = self._job, self._schedule_of(configuration.schedule)
         shelf = self._shelves[configuration.micro_batch]
-        verdict = evaluate(shelf, self._cluster, job, configuration, schedule=schedule, timed=Timed.BOUND)
+        known = self._judged.setdefault(configuration.micro_batch, Known())
+        verdict = evaluate(shelf, self._cluster, job, configuration, schedule=schedule, timed=Timed.BOUND, known=known)
         if not verdict.feasible:
             over = max((v.needed / v.available - 1 for v in verdict.violations if v.kind == "memory"), default=math.inf)
             if self.nearest is None or over < self.nearest[0]:

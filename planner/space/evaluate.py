@@ -35,7 +35,7 @@ from planner.schedules.held import HeldUnits
 from planner.space.configuration import Configuration
 from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers, unlike_repeats
 from planner.space.schemes import judged_exchange
-from planner.space.terms import Setting, stage_terms
+from planner.space.terms import Known, Setting, stage_terms
 from planner.space.timing import least_s, play_terms
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes, StageTerms, Violation, WorkerMemory
 from planner.space.workers import Workers, lay_workers, pipeline_of
@@ -66,6 +66,7 @@ def evaluate(
     *,
     schedule: Schedule | None = None,
     timed: Timed = Timed.CLOSED_FORM,
+    known: Known | None = None,
 ) -> Evaluation:
     """Price a configuration and list every limit that it breaks.
 
@@ -76,6 +77,7 @@ def evaluate(
         configuration: the point of the space.
         schedule: its schedule, where that has no name in the registry (orders of one's own).
         timed: what the iteration time is to be.
+        known: what earlier calls for the same cluster and job, at the same micro-batch size, worked out; filled.
 
     Returns:
         The iteration time, the terms of each stage, the memory of each worker and the violations. A configuration whose
@@ -105,7 +107,7 @@ def evaluate(
     exchange, unserved_by = judged_exchange(shelf[configuration.stages[0].sharding], cluster, job, configuration)
     if unserved_by:
         return _refused(unserved_by)
-    setting = Setting(shelf, cluster, job, configuration, chosen, pipeline, workers, exchange)
+    setting = Setting(shelf, cluster, job, configuration, chosen, pipeline, workers, exchange, known or Known())
     stages = stage_terms(setting)
     memory = _worker_memory(setting, stages)
     violations = (*forbidden_choices(job, configuration, names, workers), *overfull_workers(memory))

@@ -117,6 +117,20 @@ class Replicas:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was worked out for one cluster and job at one micro-batch size, so that what is alike in several
+    configurations, or in several stages of one, is worked out once.
+
+    Attributes:
+        seconds: of transfers and exchanges, by devices and bytes.
+        terms: of stages, by all that they depend on.
+    """
+
+    seconds: dict[object, tuple[float, float, float]] = field(default_factory=dict)
+    terms: dict[object, StageTerms] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
     """What the terms of a configuration's stages are worked out from.
@@ -130,7 +144,7 @@ class Setting:
         pipeline: what the schedule orders.
         workers: where the workers are.
         exchange: what the configuration's exchange scheme costs, None where it names none.
-        known: seconds of transfers and exchanges, by devices and bytes: stages that are alike are worked out once.
+        known: what was worked out before.
     """
 
     shelf: Mapping[int, BlockCosts]
@@ -141,7 +155,7 @@ class Setting:
     pipeline: Pipeline
     workers: Workers
     exchange: SchemeExchange | None = None
-    known: dict[object, tuple[float, float, float]] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
 
     def costs(self, stage: int) -> BlockCosts:
         """Costs of the blocks in the way in which a stage shares them."""
@@ -157,7 +171,7 @@ def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
     tied_s = [0.0] * count if beside else _tied_s(setting, groups)
     in_flight, versions = schedule.in_flight(pipeline), schedule.weight_versions(pipeline)
     terms = tuple(
-        _terms(setting, groups, stage, in_flight[stage], versions[stage], tied_s[stage]) for stage in range(count)
+        _remembered(setting, groups, stage, in_flight[stage], versions[stage], tied_s[stage]) for stage in range(count)
     )
     if setting.exchange is not None:
         return tuple(with_scheme(t, setting.exchange) for t in terms)
@@ -165,6 +179,23 @@ def stage_terms(setting: Setting) -> tuple[StageTerms, ...]:
         return terms
     moved_s = _evict_s(setting, [t.unit_bytes for t in terms])
     return tuple(dataclasses.replace(t, evict_s=s) for t, s in zip(terms, moved_s, strict=True))
+
+
+def _remembered(
+    setting: Setting, groups: Sequence[np.ndarray], index: int, in_flight: int, versions: int, tied_s: float
+) -> StageTerms:
+    """Terms of a stage, which depend on where it and the one before it lie, but on no other stage's choice."""
+    configuration, holders = setting.configuration, setting.workers.holders
+    alone = not index or holders[index - 1] == holders[index]
+    lies = [(own.shape, own.tobytes()) for own in groups[index if alone else index - 1 : index + 1]]
+    key = (
+        *(configuration.stages[index], configuration.schedule, configuration.zero, configuration.whole_stages),
+        *(len(groups) > 1, _concurrent(setting, index), setting.workers.in_line),
+        *(in_flight, versions, tied_s, *lies),
+    )
+    if key not in setting.known.terms:
+        setting.known.terms[key] = _terms(setting, groups, index, in_flight, versions, tied_s)
+    return setting.known.terms[key]
 
 
 def _terms(
@@ -251,9 +282,9 @@ def _exchanges_s(setting: Setting, replicas: Replicas, costs: BlockCosts, blocks
     left = costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
     own, held = [float(left[b]) for b in blocks], shard_elements_of(costs, blocks)
     key = (replicas.groups.tobytes(), replicas.groups.shape, replicas.concurrent, tuple(own), held)
-    if key not in setting.known:
-        setting.known[key] = (*replicas.pass_s(own), replicas.end_s(held))
-    forward_s, backward_s, end_s = setting.known[key]
+    if key not in setting.known.seconds:
+        setting.known.seconds[key] = (*replicas.pass_s(own), replicas.end_s(held))
+    forward_s, backward_s, end_s = setting.known.seconds[key]
     inner_s = _inner_s(replicas, costs, blocks)
     return forward_s + inner_s[Phase.FORWARD], backward_s + inner_s[Phase.BACKWARD], end_s + inner_s[Phase.END]
 
@@ -321,11 +352,11 @@ def _transfers_s(setting: Setting, costs: BlockCosts, groups: Sequence[np.ndarra
     pair, here = (groups[index - 1], groups[index]), (boundary,)
     sizes = float(costs.boundary_bytes[boundary]), float(costs.gradient_boundary_bytes[boundary])
     key = (*(group.tobytes() for group in pair), *sizes)
-    if key not in setting.known:
+    if key not in setting.known.seconds:
         in_turn = setting.workers.in_line
         there_s, back_s = (_transfer_s(setting.cluster, *pair, size, in_turn) for size in sizes)
-        setting.known[key] = there_s, back_s, 0.0
-    receive_s, return_s, _ = setting.known[key]
+        setting.known.seconds[key] = there_s, back_s, 0.0
+    receive_s, return_s, _ = setting.known.seconds[key]
     return receive_s + _sum(costs.gather_s, here), return_s + _sum(costs.gradient_gather_s, here)
 
 
