@@ -1,6 +1,7 @@
 # Everything is set up in .venv on first use; only Python (3.11 or later) and make are needed.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 MODEL ?= gpt2
 HARDWARE ?= dgx-a100
 GLOBAL_BATCH ?= 512
@@ -12,16 +13,16 @@ CPU_TORCH ?= 2.13.0+cpu
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
-	@echo "make test    run all tests; those that run plans are skipped without torch"
-	@echo "make test-backends  install torch, JAX and transformers, run plans, and what is exported in these backends themselves"
-	@echo "make torch   install torch for them (0.2 GB where the index has wheels for CPUs, else 3 GB)"
+	@echo "make test    run all tests; those that run plans are skipped where the index has no torch for CPUs (0.2 GB)"
+	@echo "make test-backends  run what is exported in JAX, transformers and torch themselves, which it installs"
+	@echo "make torch   install torch, the one for GPUs (3 GB) where there is no other"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
 
 $(BIN)/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,measure]"
+	$(PIP) --editable ".[dev,measure]"
 	@touch $@
 
 plan: $(BIN)/.ready
@@ -29,17 +30,20 @@ plan: $(BIN)/.ready
 	$(BIN)/shardplan explain $(MODEL).plan.json
 	$(BIN)/shardplan simulate $(MODEL).plan.json
 
-# A wheel for CPUs (about 0.2 GB) where the index has one, else the usual one (about 3 GB).
-torch: $(BIN)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint torch-constraints.txt "torch==$(CPU_TORCH)" \
-	|| $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint torch-constraints.txt torch
+$(BIN)/.torch: $(BIN)/.ready torch-constraints.txt
+	$(PIP) --constraint torch-constraints.txt "torch==$(CPU_TORCH)" \
+	|| echo "no torch for CPUs in this index: tests that run plans are skipped ('make torch' installs the one for GPUs)"
+	@touch $@
 
-test: $(BIN)/.ready
+torch: $(BIN)/.torch
+	$(PIP) --constraint torch-constraints.txt torch
+
+test: $(BIN)/.torch
 	$(BIN)/python -m pytest -n 2
 
 test-backends: torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check jax transformers accelerate
-	$(BIN)/python -m pytest -n 2 tests/backends tests/runtime
+	$(PIP) jax transformers accelerate
+	$(BIN)/python -m pytest -n 2 tests/backends
 
 fuzz: $(BIN)/.ready
 	$(BIN)/python -m tests.fuzz --count $(INPUTS) --seed $(SEED)
