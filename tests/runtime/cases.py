@@ -79,18 +79,19 @@ def _only(way: int) -> Any:
 
 
 @functools.cache
-def _graph(name: str) -> planner.Graph:
+def graph(name: str) -> planner.Graph:
+    """The same as a graph."""
     return planner.graph_from_proto(model(name), name=name)
 
 
 def plan(case: Case) -> planner.Plan:
     """The plan of a case."""
-    graph, cluster = _graph(case.model), planner.load_cluster("dgx-a100")
-    size = graph.batch or 1
+    model_graph, cluster = graph(case.model), planner.load_cluster("dgx-a100")
+    size = model_graph.batch or 1
     job = planner.Job(global_batch=case.batch * size, precision="fp32", optimizer="sgd", devices=case.ranks)
     asked: Any = planner.Degrees(micro_batch=size, **case.degrees)
     if case.stages:
-        count = len(planner.Pricer(graph, cluster, job).chain.blocks)
+        count = len(planner.Pricer(model_graph, cluster, job).chain.blocks)
         ends = [round(share * count) for share, _ in case.stages]
         stages = zip([0, *ends], ends, (replicas for _, replicas in case.stages), strict=False)
         asked = planner.Configuration(
@@ -98,9 +99,9 @@ def plan(case: Case) -> planner.Plan:
             zero=case.degrees.get("zero", 0),
         )  # fmt: skip
     if case.way < 0:
-        return planner.predict(graph, cluster, job, asked, fewest_weights=True).plan
+        return planner.predict(model_graph, cluster, job, asked, fewest_weights=True).plan
     with _only(case.way):
-        return planner.predict(graph, cluster, job, asked).plan
+        return planner.predict(model_graph, cluster, job, asked).plan
 
 
 SYNCHRONOUS = (
