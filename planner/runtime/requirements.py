@@ -22,7 +22,9 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.ZERO1: "as it stands",
     Requirement.ZERO2: "after every backward where the replicas run the same actions, else once an iteration",
     Requirement.ZERO3: "for every pass where the replicas run the same actions, else once an iteration",
-    Requirement.ASYNC_WEIGHTS: "without corrections",
+    Requirement.ASYNC_WEIGHTS: "as it stands",
+    Requirement.CORRECTIONS: "as it stands; first epochs that are synchronous are trained under another plan",
+    Requirement.EVICTIONS: "activations stay on their rank: the same values, more memory",
     Requirement.MULTI_STAGE_RANK: "as it stands",
     Requirement.SPLIT_BACKWARD: "each half runs the shared part of the backward",
     Requirement.IDLE_RANKS: "as it stands",
@@ -57,9 +59,7 @@ EXECUTED: Mapping[Requirement, str] = {
 
 REFUSED: Mapping[Requirement, str] = {
     Requirement.SUB_SEQUENCES: "sub-sequences of a micro-batch need attention over earlier parts",
-    Requirement.CORRECTIONS: "learning rates and weights that are corrected for delay are not executed",
     Requirement.BOUNDED_STALENESS: "copies that run ahead of each other are not executed",
-    Requirement.EVICTIONS: "activations are not moved to other ranks or the host",
     Requirement.OFFLOAD: "state is not moved to the host",
 }
 """Requirements that are refused, and why."""

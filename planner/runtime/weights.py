@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from planner.errors import PlanError
+from planner.runtime.corrections import Corrections
 from planner.runtime.interpreter import Values
+from planner.schedules.types import OptimizerScaling, StageCorrection
 
 MakeOptimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 """Makes the optimizer of some weights; its rule must work element by element where ZeRO shards its state."""
@@ -32,11 +35,14 @@ class StageWeights:
         make: makes the optimizer.
         stash: versions that are kept for micro-batches on their way: with 1 all read what is newest.
         finish: completes a gradient inside the group that shares operators (adds up partial sums).
+        corrected: what is done about the delay of the weights, and momentum and rate for the batch of an update; None
+            where nothing is. Not with ZeRO, nor with several versions.
     """
 
     def __init__(
         self, pieces: Values, *, group: object, ranks: int, place: int, zero: int, together: bool,
         make: MakeOptimizer, stash: int = 1, finish: Callable[[str, torch.Tensor], torch.Tensor],
+        corrected: tuple[StageCorrection, OptimizerScaling | None] | None = None,
     ) -> None:  # fmt: skip
         self._group, self._ranks, self._place = group, ranks, place
         self.zero = zero if ranks > 1 else 0
@@ -62,6 +68,10 @@ class StageWeights:
         self._kept[0] = self.leaves
         held = self._optimized()
         self.optimizer = make(held) if held and self._total else None
+        if corrected is not None and self.zero:
+            raise PlanError("weights are corrected for delay and sharded", where="schedule", hint="use ZeRO 0")
+        own = list(self._masters.values())
+        self.corrections = Corrections(*corrected, self.flat, own, self.optimizer) if corrected else None
 
     def _leaves(self, flat: torch.Tensor) -> Values:
         """Weights as views of all of them in a row."""
@@ -100,6 +110,12 @@ class StageWeights:
             raise PlanError(f"weights after {version} updates are not kept", where="schedule", hint="plan again")
         return self._kept[version]
 
+    def computing(self, *, forward: bool) -> AbstractContextManager[None]:
+        """The weights that a pass is to read are in place within: predicted ones, where the plan corrects delays."""
+        if self.corrections is None:
+            return nullcontext()
+        return self.corrections.forward() if forward else self.corrections.backward()
+
     def add(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
         """Add gradients of a micro-batch, as autograd made them."""
         for name, gradient in gradients.items():
@@ -130,7 +146,7 @@ class StageWeights:
     def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
         """This rank's share of the sum over replicas."""
         own = torch.empty(self._padded // self._ranks, dtype=flat.dtype)
-        dist.reduce_scatter_tensor(own, flat, group=self._group)
+        dist.reduce_scatter(own, list(flat.chunk(self._ranks)), group=self._group)
         return own
 
     def launch(self) -> None:
@@ -174,7 +190,8 @@ class StageWeights:
             for name, leaf in self._masters.items():
                 leaf.grad = self.summed[at : at + self._sizes[name]].view(leaf.shape)
                 at += self._sizes[name]
-        self.optimizer.step()
+        with self.corrections.update() if self.corrections else nullcontext():
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.summed = None
         if self.zero in (1, 2) or (self.zero and not self._together):

@@ -24,6 +24,7 @@ from planner.runtime.sharded import ShardedStage, whole_shapes
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.weights import MakeOptimizer, StageWeights
 from planner.schedules import Action, ActionKind, WeightPolicy
+from planner.schedules.types import OptimizerScaling, StageCorrection
 
 Report = Callable[[int, str], None]
 """Called before every action with its place in the rank's order and its text."""
@@ -136,12 +137,17 @@ class Worker:
         tied = {name: x for name, x in pieces.items() if name in summed}
         weights = StageWeights(
             own, group=group, ranks=len(holders), place=replica, zero=stage.zero, together=together, make=self._make,
-            stash=self._versions(index), finish=finish,
+            stash=self._versions(index), finish=finish, corrected=self._corrected(index),
         )  # fmt: skip
         both = StageWeights(tied, group=None, ranks=1, place=0, zero=0, together=True, make=self._make, finish=finish)
         constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
         weights.release()
         return _Stage(program, weights, both, constants, replica, mesh, sharded)
+
+    def _corrected(self, index: int) -> tuple[StageCorrection, OptimizerScaling | None] | None:
+        """What a stage does about the delay of its weights."""
+        schedule = self.plan.schedule
+        return (schedule.corrections[index], schedule.optimizer) if schedule.corrections else None
 
     def _versions(self, index: int) -> int:
         """Versions of its weights that a stage keeps apart."""
@@ -208,12 +214,13 @@ class Worker:
             count = self.plan.micro_batches.count
             batch = data(number + micro_batch // count, micro_batch % count)
             own.weights.gather()
-            if kind is ActionKind.FORWARD:
-                self._forward(own, micro_batch, batch, action.version)
-            elif kind is ActionKind.RECOMPUTE:
-                self._again(own, own.passes[micro_batch], batch)
-            else:
-                self._backward(own, own.passes[micro_batch], batch, kind)
+            with own.weights.computing(forward=kind is ActionKind.FORWARD):
+                if kind is ActionKind.FORWARD:
+                    self._forward(own, micro_batch, batch, action.version)
+                elif kind is ActionKind.RECOMPUTE:
+                    self._again(own, own.passes[micro_batch], batch)
+                else:
+                    self._backward(own, own.passes[micro_batch], batch, kind)
             own.weights.release()
         elif kind is ActionKind.SEND_ACTIVATION:
             self._send_results(own, own.passes[micro_batch])

@@ -112,11 +112,7 @@ SYNCHRONOUS = (
 
 def _cases() -> list[Case]:
     found = [Case(f"{name}, 2 stages", "gpt", 2, {"pipeline": 2, "schedule": name}) for name in SYNCHRONOUS]
-    found += [
-        Case(f"{name}, 4 stages", "gpt", 4, {"pipeline": 4, "schedule": name})
-        for name in SYNCHRONOUS
-        if name != "bpipe"
-    ]
+    found += [Case(f"{name}, 4 stages", "gpt", 4, {"pipeline": 4, "schedule": name}) for name in SYNCHRONOUS]
     for zero in range(4):
         found.append(Case(f"2 replicas, ZeRO-{zero}", "gpt", 2, {"zero": zero}))
         found.append(Case(f"2 stages, 2 replicas, ZeRO-{zero}", "gpt", 4, {"pipeline": 2, "zero": zero}))

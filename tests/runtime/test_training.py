@@ -19,14 +19,14 @@ from tests.runtime import cases, trainings  # noqa: E402
 RATE = 0.05
 
 
-def _trained(plan: planner.Plan, model: Any, steps: int, **options: Any) -> tuple[list[float], dict[str, Any]]:
-    """Losses, and all weights at the end."""
+def train(plan: planner.Plan, model: Any, steps: int, **options: Any) -> tuple[list[float], dict[str, Any]]:
+    """Losses, and all weights at the end, of a plan that is trained for some steps."""
     data = runtime.synthetic(plan, model, torch.float64)
 
     def body(rank: int, link: Any) -> Any:
         trainer = runtime.Trainer(
-            plan, model, rank, learning_rate=RATE, dtype=torch.float64, report=link.at,
-            times=steps if plan.schedule.continuous else 1, **options,
+            plan, model, rank, dtype=torch.float64, report=link.at,
+            times=steps if plan.schedule.continuous else 1, **{"learning_rate": RATE, **options},
         )  # fmt: skip
         losses: list[float] = []
         while len(losses) < steps:
@@ -58,7 +58,7 @@ def test_stale_weights_follow_the_published_recurrence(
 ) -> None:
     plan = cases.plan(cases.Case("", "gpt, untied", stages, {"pipeline": stages, "schedule": schedule}, 4))
     model = runtime.read_model(cases.model("gpt, untied"))
-    losses, weights = _trained(plan, model, 3)
+    losses, weights = train(plan, model, 3)
     updates = len(losses) if by_iteration else len(losses) * plan.micro_batches.count
     each = plan.micro_batches.count if by_iteration else 1
     start = {p.name: model.weight(p.name, torch.float64) for b in plan.block_table for p in b.parameters}
@@ -92,7 +92,7 @@ def _adam(weights: Any) -> Any:
 def test_training_goes_on_under_another_plan(tmp_path: Path) -> None:
     model = runtime.read_model(cases.model("gpt, wide"))
     plans = [cases.plan(cases.Case("", "gpt, wide", ranks, degrees, 4)) for _, degrees, ranks in MOVES]
-    expected, weights = _trained(plans[0], model, 2 * len(plans), optimizer=_adam)
+    expected, weights = train(plans[0], model, 2 * len(plans), optimizer=_adam)
     losses: list[float] = []
     for k, plan in enumerate(plans):
         data = runtime.synthetic(plan, model, torch.float64)
