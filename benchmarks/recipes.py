@@ -280,7 +280,7 @@ def measured_errors(predictions: Iterable[Prediction]) -> list[tuple[JobClass, M
         if statement is not None and degrees is not None:
             cluster, graph = _usual_machine(statement), _graph(statement.model, statement.seq)
             found = planner.predict(graph, cluster, statement.job, degrees, fewest_weights=True)
-            job = job_class(cluster, found.plan.stages, found.plan.schedule.name)
+            job = job_class(cluster, found.plan.configuration)
             own = ratios.setdefault(job, {}).setdefault(one.recipe.job, [])
             own.append(one.recipe.measured_s / found.iteration_s)
     return [(job, error_of(job, list(map(statistics.median, own.values())))) for job, own in ratios.items()]

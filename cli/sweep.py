@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -15,6 +16,43 @@ NOTHING_FITS = 6
 """Exit code where no point has a plan."""
 
 
+FIXED = (
+    "nodes", "devices", "batch", "seq", "precision", "optimizer", "schedule", "recompute", "for", "tp", "cp", "ep",
+    "pp", "dp", "micro-batch", "zero", "max-stages", "overlap", "headroom", "stack",
+)  # fmt: skip
+"""Options of `plan` that hold for all points; --global-batch and -b are `batch`, too."""
+
+
+def _fixed_options(command: Any) -> Any:  # noqa: ANN401
+    """Options of `plan` for all points, and sizes and figures by name."""
+    for name in reversed(FIXED):
+        flags = ("--global-batch", "-b", "--batch") if name == "batch" else (f"--{name}",)
+        said = "Of all points, as in `plan`." if name == FIXED[0] else ""
+        command = click.option(*flags, _parameter(name), help=said, metavar="VALUE")(command)
+    command = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Of all points.")(command)
+    return click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Of all points.")(command)
+
+
+def _parameter(name: str) -> str:
+    return f"fixed_{name}".replace("-", "_")
+
+
+def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Values of all points by name."""
+    import planner
+
+    found = {name: options[_parameter(name)] for name in FIXED if options[_parameter(name)] is not None}
+    for texts, prefix in ((options["dims"], "dim."), (options["changes"], "")):
+        for text in texts:
+            name, _, value = text.partition("=")
+            if not value or (not prefix and "." not in name):
+                raise planner.UsageError(
+                    f"{text!r} is no NAME=VALUE", hint="write --dim seq=4096, --set network.bandwidth=1Tbit/s"
+                )
+            found["seq" if text.startswith("seq=") else prefix + name] = value
+    return {name: (value,) for name, value in found.items()}
+
+
 @click.command("sweep")
 @_options.model_argument
 @_options.hardware_option()
@@ -24,6 +62,7 @@ NOTHING_FITS = 6
     "precision, optimizer, schedule, recompute, for, tp, cp, ep, pp, dp, micro-batch, zero, max-stages, overlap, "
     "headroom, stack, model, hardware, or a figure of the hardware: network.bandwidth=100Gbit/s,200Gbit/s.",
 )  # fmt: skip
+@_fixed_options
 @_options.price_option
 @click.option("--store", type=click.Path(dir_okay=False), help="SQLite file that keeps rows: a sweep goes on from it.")
 @click.option(
@@ -44,15 +83,16 @@ def command(
     form: str,
     picture: str | None,
     output: str | None,
+    **options: Any,  # noqa: ANN401
 ) -> int:
     """Plan MODEL on a cluster with all combinations of some values, and mark the best in throughput, price and memory.
 
-    One value holds for all points. A point that cannot be planned says why.
+    Options of `plan` hold for all points. A point that cannot be planned says why.
 
     \b
     Examples:
-      shardplan sweep llama3-8b -H dgx-h100 --over devices=8,16,32,64 --over batch=512
-      shardplan sweep llama3-8b -H dgx-h100 --over seq=2048,8192 --over tp=1,2,4,8 --over nodes=4 --format csv -o tp.csv
+      shardplan sweep llama3-8b -H dgx-h100 -b 512 --over devices=8,16,32,64
+      shardplan sweep llama3-8b -H dgx-h100 --nodes 4 --over seq=2048,8192 --over tp=1,2,4,8 --format csv -o tp.csv
       shardplan sweep llama3-70b -H dgx-h100 --over nodes=8,16 --over network.bandwidth=100Gbit/s,200Gbit/s,400Gbit/s
       shardplan sweep gpt2-xl -H dgx-a100 --over hardware=dgx-a100,dgx-h100 --over batch=64,128 --store s.sqlite -j 4
       shardplan sweep llama3-70b -H dgx-h100 --over nodes=4,8,16 --price 2.5 --svg sweep.svg --on tcp://head:8786
@@ -60,8 +100,11 @@ def command(
     import planner
 
     given = planner.ask.read_axes(axes)
-    fixed = {name: (value,) for name, value in (("model", model), ("hardware", hardware)) if name not in given}
-    points = planner.ask.points_of({**fixed, **given})
+    fixed = {"model": (model,), "hardware": (hardware,), **_fixed(options)}
+    twice = next((name for name in fixed if name in given and name not in ("model", "hardware")), None)
+    if twice:
+        raise planner.UsageError(f"{twice} is given for all points and with --over", hint="give it once")
+    points = planner.ask.points_of({**{name: v for name, v in fixed.items() if name not in given}, **given})
     kept = planner.ask.Store(store) if store else None
     with progress_line(not sys.stderr.isatty(), counted=True, doing="planning") as draw:
 

@@ -120,8 +120,9 @@ def _planned(values: Mapping[str, str]) -> Any:  # noqa: ANN401
     fields |= {
         key.replace("-", "_"): _number(key, values[key], kind) for key, kind in _NUMBERS.items() if key in values
     }
-    fields |= {name: (_whole(key, values[key]),) for key, name in _LISTS.items() if key in values}
-    fields |= {name: (values[key],) for key, name in _WORDS.items() if key in values}
+    lists = {key: tuple(part.strip() for part in values[key].split(",")) for key in (*_LISTS, *_WORDS) if key in values}
+    fields |= {name: tuple(_whole(key, part) for part in lists[key]) for key, name in _LISTS.items() if key in lists}
+    fields |= {name: lists[key] for key, name in _WORDS.items() if key in lists}
     return plan(graph, cluster, Job(batch, **fields))
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from planner.costs import Profile
-from planner.costs.errors import MeasuredError, measured_error
 from planner.costs.precision import Precision
 from planner.errors import PlanError
 from planner.exchange import Exchange, Step
@@ -35,9 +34,9 @@ from planner.plans.sections import (
     Staging,
     alternative_section,
     block_parameters,
+    compared_error,
     coverage_section,
     hardware_section,
-    job_class,
     micro_batches_section,
     model_section,
     predictions_section,
@@ -128,7 +127,7 @@ def assemble(
     rank_shared = [rank_share(entry, used, chosen) for entry in shared]
     judged = stages, decision, evaluation, certificate, chosen
     predictions = predictions_section(*judged, rank_shared, cluster.node_size)
-    predictions = dataclasses.replace(predictions, measured_error=_error(cluster, stages, laid))
+    predictions = dataclasses.replace(predictions, measured_error=compared_error(cluster, decision))
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     plan = Plan(
         format=FORMAT,
@@ -183,15 +182,6 @@ def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
     """The plan with what it needs of a backend."""
     needed = requirements(plan, divided=divided)
     return dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed)))
-
-
-def _error(cluster: Cluster, stages: Sequence[Stage], laid: RankSchedule) -> MeasuredError | None:
-    """How predictions of such jobs compared with measured runs, to three digits; None where no stack is named."""
-    if not cluster.stack.name:
-        return None
-    found = measured_error(job_class(cluster, stages, laid.section.name), cluster.stack.compared)
-    low, high = (None if part is None else float(f"{part:.3g}") for part in (found.low, found.high))
-    return dataclasses.replace(found, low=low, high=high)
 
 
 def _said(decision: Configuration, laid: RankSchedule, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:

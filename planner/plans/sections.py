@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from planner.costs.errors import JobClass
+from planner.costs.errors import JobClass, MeasuredError, measured_error
 from planner.costs.precision import Precision
 from planner.errors import ModelError
 from planner.exchange import Phase, groups_of, recipe_of
@@ -117,16 +117,26 @@ def micro_batches_section(decision: Configuration) -> MicroBatches:
     return MicroBatches(decision.micro_batch, count, decision.micro_batch * count, "mean", 1.0 / count)
 
 
-def job_class(cluster: Cluster, stages: Sequence[Stage], schedule: str) -> JobClass:
-    """The class of jobs, with measured errors of its own, that a plan belongs to."""
+def job_class(cluster: Cluster, decision: Configuration) -> JobClass:
+    """The class of jobs, with measured errors of its own, that a configuration belongs to."""
     return JobClass.of(
         cluster.stack.name,
         cluster.devices[0].name,
-        ranks=max(stage.group_ranks for stage in stages),
-        zero=max(stage.zero for stage in stages),
-        stages=len(stages),
-        schedule=schedule,
+        ranks=max(stage.ranks for stage in decision.stages),
+        zero=decision.zero,
+        stages=len(decision.stages),
+        schedule=decision.schedule,
     )
+
+
+def compared_error(cluster: Cluster, decision: Configuration) -> MeasuredError | None:
+    """How predictions of jobs like a configuration compared with measured runs, to three digits; None where no stack is
+    named."""
+    if not cluster.stack.name:
+        return None
+    found = measured_error(job_class(cluster, decision), cluster.stack.compared)
+    low, high = (None if part is None else float(f"{part:.3g}") for part in (found.low, found.high))
+    return dataclasses.replace(found, low=low, high=high)
 
 
 def predictions_section(

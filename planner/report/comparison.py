@@ -77,6 +77,7 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
         iteration_s=row.iteration_s,
         memory_bytes=row.memory.total,
         capacity_bytes=row.capacity_bytes,
+        error=row.error,
     )
     return found if comparison.price is None else found.priced(comparison.price)
 

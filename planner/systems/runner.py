@@ -10,6 +10,7 @@ import numpy as np
 from planner import schedules
 from planner.errors import ShardplanError
 from planner.plans.assemble import ExchangeWords, exchange_words
+from planner.plans.sections import compared_error
 from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, lay_workers, play_terms
 from planner.space.asked import refuse_others
@@ -225,6 +226,7 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
         notes=(*decided.notes, *exchange.notes),
         links=tuple(v for v in (traffic[0] * best.proposal.beats).by_level() if v.total_bytes and len(parts) == 1),
         alters=alters(setting, best),
+        error=compared_error(setting.cluster, parts[0]),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from planner.costs.errors import MeasuredError
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.exchange import LevelTraffic, Traffic
 from planner.hardware.types import Cluster, with_headroom
@@ -160,6 +161,7 @@ class SystemRow:
         notes: assumptions that hold for this row alone.
         links: bytes over the links by level, innermost first; empty where they are not counted by level.
         alters: in what its updates differ from those of the other synchronous systems; empty when in nothing.
+        error: how predictions of such jobs compared with measured runs; None where no stack is named.
     """
 
     system: str
@@ -183,6 +185,7 @@ class SystemRow:
     notes: tuple[str, ...] = ()
     links: tuple[LevelTraffic, ...] = ()
     alters: str = ""
+    error: MeasuredError | None = None
 
 
 class Setting:

@@ -143,6 +143,18 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert run(*asked, "--over", "tp=64") == 6
 
 
+def test_options_of_plan_hold_for_all_points(capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = ("sweep", "gpt2", "-H", "dgx-h100", "-b", 64, "--dim", "seq=128", "--for", "any", "--tp", "1,2", "--pp", 1)
+    assert run(*fixed, "--set", "nvlink.latency=9us", "--over", "devices=2,8") == 0
+    title, _, _, *rows = capsys.readouterr().out.splitlines()
+    assert title == "sweep: gpt2, dgx-h100, batch 64, for any, tp 1,2, pp 1, seq 128, nvlink.latency 9us"
+    assert [row.split()[0] for row in rows[:2]] == ["2", "8"]
+    assert all("PP 1" in row for row in rows[:2])
+    assert run(*fixed, "--over", "tp=1,2") == 2
+    assert "tp is given for all points and with --over" in capsys.readouterr().err
+    assert run(*fixed, "--dim", "batch", "--over", "devices=2") == 2
+
+
 def test_a_dask_scheduler_plans_points() -> None:
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
