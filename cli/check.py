@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -16,7 +18,7 @@ from ._options import (
     read_file,
     shown_name,
 )
-from ._report import FOUND, say_checked, show, written
+from ._report import FOUND, say_checked, show, terminal_width, written
 
 LACKING = 9
 """Exit code for a sound plan that needs what a training framework lacks."""
@@ -88,11 +90,19 @@ def command(
     counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
     ok = f"ok ({', '.join(planner.units.plural(number, noun) for noun, number in counts.items())})"
     ok += f", checked against {known}" if known else ""
-    remarks = ["not checked:", *(f"  {line}" for line in report.unchecked)] if report.unchecked else []
+    remarks = ["not checked:", *_hanging(report.unchecked)] if report.unchecked else []
     ok += f", taken as it is by {' and '.join(backends)}" if backends else ""
     code = say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)
     lacking = all(finding.fault == planner.plans.Fault.BACKEND for finding in report.findings)
     return LACKING if code and lacking else code
+
+
+def _hanging(lines: Sequence[str]) -> list[str]:
+    """Lines two letters in, broken where the terminal ends."""
+    width = terminal_width() or max(map(len, lines)) + 2
+    return [
+        part for line in lines for part in textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="    ")
+    ]
 
 
 def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> int:  # noqa: ANN401

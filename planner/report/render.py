@@ -17,7 +17,8 @@ PROSE_WIDTH = 100
 GAP = "  "
 """Between two columns."""
 NARROWEST_TEXT = 18
-"""Characters to which a column of words is narrowed before columns are moved to a table of their own."""
+"""Characters to which a column is narrowed before columns are moved to a table of their own: of words, also in place of
+figures."""
 
 
 def report_to_text(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> str:
@@ -82,7 +83,7 @@ class _Strip:
     @property
     def narrowest(self) -> int:
         """Characters that it takes at the least."""
-        return min(self.natural, NARROWEST_TEXT) if self.form is Form.TEXT else self.natural
+        return min(self.natural, NARROWEST_TEXT)
 
 
 def _table_lines(table: Table, room: int | None) -> Iterator[tuple[str, str]]:
