@@ -127,8 +127,7 @@ def command(
         if price:
             found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))
         lack = _lack(found, graph, cluster, job) if best else None
-        wanted = isinstance(asked, planner.Degrees) and not found.fits
-        fixes = planner.find_fixes(graph, cluster, job, asked) if wanted else ()  # type: ignore[arg-type]
+        fixes = () if found.fits else planner.find_fixes(graph, cluster, job, asked)
     if output:
         planner.write_plan(found.plan, output)
     if form == "json":

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from planner.api import plan as plan_job
 from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
@@ -20,9 +21,10 @@ from planner.operators.modules import MODULE_KINDS, module_nodes
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
 from planner.plans.figures import Headline
-from planner.prediction import Prediction, predict, predict_many
+from planner.prediction import Asked, Prediction, predict, predict_many
 from planner.registry import did_you_mean
 from planner.space.asked import LIMITS, as_written, given, without
+from planner.space.configuration import Configuration, StageChoice
 from planner.space.named import Degrees
 from planner.space.types import Job
 from planner.systems.backends import ANY
@@ -36,6 +38,10 @@ MICRO_BATCHES, ZERO_STAGES = (1, 2, 4, 8, 16), (0, 1)
 """Tried where a choice leaves them open."""
 MOST_FIXES = 8
 MOST_ZERO = 3
+
+
+C = TypeVar("C", Degrees, Configuration)
+R = TypeVar("R", Degrees, StageChoice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Choice:
     """
 
     words: str
-    degrees: Degrees
+    degrees: Degrees | Configuration
     iteration_s: float
     peak_bytes: float
     capacity_bytes: float
@@ -153,7 +159,7 @@ def degrees_of(asked: Mapping[str, int | str]) -> Degrees:
 
 
 def price_choices(
-    graph: Graph, cluster: Cluster, job: Job, choices: Sequence[tuple[str, Degrees]]
+    graph: Graph, cluster: Cluster, job: Job, choices: Sequence[tuple[str, Degrees | Configuration]]
 ) -> tuple[Choice, ...]:
     """Choices with their time and memory, in their order."""
     found = predict_many(graph, cluster, job, [degrees for _, degrees in choices])
@@ -164,25 +170,33 @@ def price_choices(
     )
 
 
-def find_fixes(graph: Graph, cluster: Cluster, job: Job, degrees: Degrees) -> tuple[Fix, ...]:
+def find_fixes(graph: Graph, cluster: Cluster, job: Job, asked: Asked) -> tuple[Fix, ...]:
     """Changes that save memory of a configuration, the ones that make it fit first, then by the time that they take.
 
     Tried are higher ZeRO stages, recomputation of the modules that the model has and of all layers, smaller
-    micro-batches, twice the TP, PP or CP, and a ZeRO stage with each of the others. Of two changes together only those
-    are told of which neither is enough.
+    micro-batches, of degrees twice the TP, PP or CP, and a ZeRO stage with each of the others. Of two changes together
+    only those are told of which neither is enough.
 
     Args:
         graph: the model.
         cluster: the hardware.
         job: what is trained, as of `predict`.
-        degrees: the configuration.
+        asked: the configuration, by degrees or in full; of a plan its operators are shared in the fastest way.
     """
-    single, pairs = _changes(graph, degrees)
-    base, *priced = price_choices(graph, cluster, job, [("", degrees), *single.items()])
+    if isinstance(asked, Degrees):
+        return _fixes(graph, cluster, job, asked)
+    return _fixes(graph, cluster, job, _unshared(asked))
+
+
+def _fixes(graph: Graph, cluster: Cluster, job: Job, asked: C) -> tuple[Fix, ...]:
+    changes: tuple[dict[str, C], list[tuple[str, str]]] = _changes(graph, asked)
+    single: dict[str, C] = changes[0]
+    first: tuple[Choice, ...] = price_choices(graph, cluster, job, [("", asked), *single.items()])
+    base, priced = first[0], list(first[1:])
     known = {choice.words: choice for choice in priced}
     both = [
-        ((one, other), _joined(degrees, single[one], single[other]))
-        for one, other in pairs
+        ((one, other), _joined(asked, single[one], single[other]))
+        for one, other in changes[1]
         if not known[one].fits and not known[other].fits
     ]
     priced += price_choices(graph, cluster, job, [(", ".join(words), found) for words, found in both])
@@ -201,29 +215,66 @@ def find_fixes(graph: Graph, cluster: Cluster, job: Job, degrees: Degrees) -> tu
     return tuple(fixes[:MOST_FIXES])
 
 
-def _changes(graph: Graph, degrees: Degrees) -> tuple[dict[str, Degrees], list[tuple[str, str]]]:
+def _unshared(asked: Plan | Configuration) -> Configuration:
+    """A configuration that names no way to share operators."""
+    chosen = asked.configuration if isinstance(asked, Plan) else asked
+    return dataclasses.replace(chosen, stages=tuple(dataclasses.replace(s, sharding=0) for s in chosen.stages))
+
+
+def _changes(graph: Graph, asked: C) -> tuple[dict[str, C], list[tuple[str, str]]]:
     """Single changes by their words, and the pairs of them that go together."""
-    put = dataclasses.replace
-    zero = {f"ZeRO-{stage}": put(degrees, zero=stage) for stage in range(degrees.zero + 1, MOST_ZERO + 1)}
-    again: dict[str, Degrees] = {}
-    if not degrees.recompute:
-        present = [name for name in MODULE_KINDS if name not in degrees.repeats and module_nodes(graph, name)]
-        again = {f"recompute {name}": put(degrees, repeats=(*degrees.repeats, name)) for name in present}
-        again["recompute all layers"] = put(degrees, recompute=True, repeats=())
-    wider: dict[str, Degrees] = {}
-    if degrees.micro_batch > 1:
-        wider[f"micro-batch {degrees.micro_batch // 2}"] = put(degrees, micro_batch=degrees.micro_batch // 2)
-    data = degrees.data // 2
-    for word, name in (("TP", "tensor"), ("PP", "pipeline"), ("CP", "context")):
-        twice = 2 * getattr(degrees, name)
-        wider[f"{word} {twice}"] = put(degrees, **{name: twice, "data": data})
+    zero: dict[str, C] = {f"ZeRO-{n}": dataclasses.replace(asked, zero=n) for n in range(asked.zero + 1, MOST_ZERO + 1)}
+    present = [name for name in MODULE_KINDS if module_nodes(graph, name)]
+    again: dict[str, C] = {
+        f"recompute {name}": changed for name in present if (changed := _repeating(asked, name)) is not None
+    }
+    if (everything := _repeating(asked, "")) is not None:
+        again["recompute all layers"] = everything
+    wider: dict[str, C] = {**_narrower(asked), **(_wider(asked) if isinstance(asked, Degrees) else {})}
     pairs = [*itertools.product(zero, (*again, *wider)), *itertools.product(again, wider)]
     return {**zero, **again, **wider}, pairs
 
 
-def _joined(base: Degrees, one: Degrees, other: Degrees) -> Degrees:
+def _repeating(asked: C, module: str) -> C | None:
+    """The forward of a module, or of all layers, is repeated where it is not; None where it is everywhere."""
+    if isinstance(asked, Configuration):
+        stages = tuple(_repeating_stage(stage, module) for stage in asked.stages)
+        return dataclasses.replace(asked, stages=stages) if stages != asked.stages else None
+    found = _repeating_stage(asked, module)
+    return found if found != asked else None
+
+
+def _repeating_stage(stage: R, module: str) -> R:
+    if stage.recompute or module in stage.repeats:
+        return stage
+    again = (*stage.repeats, module) if module else ()
+    return dataclasses.replace(stage, recompute=not module, repeats=again)
+
+
+def _narrower(asked: C) -> dict[str, C]:
+    """Half the micro-batch, of which there are then twice as many."""
+    size = asked.micro_batch // 2
+    if not size or asked.micro_batch % 2:
+        return {}
+    if isinstance(asked, Configuration):
+        changed = dataclasses.replace(asked, micro_batch=size, micro_batches=2 * asked.micro_batches)
+        return {f"micro-batch {size}": changed}
+    return {f"micro-batch {size}": dataclasses.replace(asked, micro_batch=size)}
+
+
+def _wider(degrees: Degrees) -> dict[str, Degrees]:
+    """More ranks a replica or more stages, half as many replicas."""
+    wider: dict[str, Degrees] = {}
+    put, data = dataclasses.replace, degrees.data // 2
+    for word, name in (("TP", "tensor"), ("PP", "pipeline"), ("CP", "context")):
+        twice = 2 * getattr(degrees, name)
+        wider[f"{word} {twice}"] = put(degrees, **{name: twice, "data": data})
+    return wider
+
+
+def _joined(base: C, one: C, other: C) -> C:
     """The configuration with both changes."""
-    names = [field.name for field in dataclasses.fields(Degrees)]
+    names = [field.name for field in dataclasses.fields(base)]
     changed = {
         name: getattr(each, name)
         for each in (one, other)

@@ -122,6 +122,21 @@ def test_each_fix_is_what_predict_says_of_it() -> None:
     assert checked
 
 
+def test_fixes_of_a_configuration_in_full_are_what_predict_says_of_them() -> None:
+    job = Job(BATCH, precision="fp16")
+    base = planner.predict(model(), machine(), job, Degrees())
+    found = {fix.words: fix for fix in planner.find_fixes(model(), machine(), job, base.configuration)}
+    again = Degrees(zero=1, recompute=True)
+    expected = {"recompute all layers": Degrees(recompute=True), "ZeRO-1, recompute all layers": again}
+    assert found.keys() & expected.keys()
+    assert not any(word in words for words in found for word in ("TP", "PP", "CP"))
+    for words in found.keys() & expected.keys():
+        own = planner.predict(model(), machine(), job, expected[words])
+        assert found[words].fits == own.fits
+        assert found[words].bytes == pytest.approx(own.fullest.memory.total - base.fullest.memory.total)
+        assert found[words].time == pytest.approx(own.iteration_s / base.iteration_s - 1, abs=1e-3)
+
+
 def test_fixes_that_fit_stand_first_by_the_time_they_take() -> None:
     found = too_large()
     assert found
