@@ -31,6 +31,7 @@ from planner.space.evaluate_many import Evaluations, Layouts, evaluate_many
 from planner.space.jobs import check_dealt, mesh_problem, settled
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
+from planner.space.terms import Known
 from planner.space.timing import MOST_MICRO_BATCHES, certificate_alone
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
 
@@ -153,7 +154,8 @@ def predict(
     ways = list(ways_to_share(pricer, job, configuration))
     if fewest_weights:
         ways = _with_fewest_weights(ways)
-    judged = [(own, judge(pricer, job, own, shelf)) for own, shelf in ways]
+    known = Known()
+    judged = [(own, judge(pricer, job, own, shelf, known)) for own, shelf in ways]
     if not fewest_weights:
         least = min(excess(evaluation) for _, evaluation in judged)
         judged = [each for each in judged if excess(each[1]) == least]
@@ -382,13 +384,15 @@ def _shardings(
     return found
 
 
-def judge(pricer: Pricer, job: Job, configuration: Configuration, shelf: Shelf) -> Evaluation:
-    """The judge's verdict on a configuration that its job allows.
+def judge(
+    pricer: Pricer, job: Job, configuration: Configuration, shelf: Shelf, known: Known | None = None
+) -> Evaluation:
+    """The judge's verdict on a configuration that its job allows (`evaluate`).
 
     Raises:
         JobError: it makes no sense: blocks, devices or samples do not come out, or its schedule cannot serve it.
     """
-    evaluation = evaluate(shelf, pricer.cluster, allowing(job, configuration), configuration)
+    evaluation = evaluate(shelf, pricer.cluster, allowing(job, configuration), configuration, known=known)
     if not evaluation.stages:
         broken = "; ".join(violation.message for violation in evaluation.violations)
         raise JobError(broken, hint="use another configuration or schedule")
