@@ -44,13 +44,10 @@ def parse(text: str, axes: int) -> Layout:
     """
     if not text:
         return (Part("R"),) * axes
-    found = [
-        Part(m[0][0], int(m[1]) if m[1] else -1, int(m[2]) if m[2] else 1)
-        for m in _PART.finditer(text.replace(",", "").replace(" ", ""))
-    ]
-    if len(found) != axes or "".join(_PART.findall(text) and [m[0] for m in _PART.finditer(text)]) != text:
+    words = list(_PART.finditer(text))
+    if len(words) != axes or "".join(m[0] for m in words) != text:
         raise PlanError(f"{text!r} is no layout on {axes} axes", where="shardings", hint="plan again")
-    return tuple(found)
+    return tuple(Part(m[0][0], int(m[1]) if m[1] else -1, int(m[2]) if m[2] else 1) for m in words)
 
 
 def whole(axes: int) -> Layout:

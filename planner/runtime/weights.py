@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import PlanError
-from planner.runtime.corrections import Corrections
+from planner.runtime.corrections import DRIFT, UPDATES, Corrections
 from planner.runtime.interpreter import Values
 from planner.schedules.types import OptimizerScaling, StageCorrection
 
@@ -70,8 +70,7 @@ class StageWeights:
         self.optimizer = make(held) if held and self._total else None
         if corrected is not None and self.zero:
             raise PlanError("weights are corrected for delay and sharded", where="schedule", hint="use ZeRO 0")
-        own = list(self._masters.values())
-        self.corrections = Corrections(*corrected, self.flat, own, self.optimizer) if corrected else None
+        self.corrections = Corrections(*corrected, self.flat, self._masters, self.optimizer) if corrected else None
 
     def _leaves(self, flat: torch.Tensor) -> Values:
         """Weights as views of all of them in a row."""
@@ -225,7 +224,7 @@ class StageWeights:
         self.gather()
         values = {name: leaf.detach().clone() for name, leaf in self.leaves.items()}
         self.release()
-        kinds: dict[str, Values] = {}
+        kinds: dict[str, Values] = self.corrections.state() if self.corrections else {}
         if self.optimizer is None:
             return values, kinds
         if not self.zero:
@@ -252,9 +251,11 @@ class StageWeights:
         if self.zero >= 3:
             self.share.data.copy_(flat[self._place * each : (self._place + 1) * each])
         self.release()
+        if self.corrections is not None:
+            self.corrections.restore(kinds)
         if self.optimizer is None:
             return
-        for kind, held in kinds.items():
+        for kind, held in ((kind, held) for kind, held in kinds.items() if kind not in (DRIFT, UPDATES)):
             if "" in held:
                 for leaf in self._optimized():
                     self.optimizer.state[leaf][kind] = held[""].clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,3 +170,43 @@ def test_predicted_weights_need_velocities() -> None:
     plan = planner.predict(planner.graph_from_proto(proto, name="chain"), planner.load_cluster("dgx-a100"), job, asked)
     with pytest.raises(planner.PlanError, match="predicted by their velocity"):
         train(plan.plan, runtime.read_model(proto), 1, loss=_distance)
+
+
+def _halves(plan: planner.Plan, model: Any, folder: Path | None, second_rate: float = RATE) -> dict[str, Any]:
+    """Weights after twice two iterations, the second half by another trainer where there is a folder between them."""
+    data = runtime.synthetic(plan, model, torch.float64)
+
+    def body(rank: int, link: Any) -> Any:
+        def trainer() -> Any:
+            return runtime.Trainer(
+                plan, model, rank, learning_rate=RATE, loss=_distance, dtype=torch.float64, report=link.at, times=2
+            )
+
+        own = trainer()
+        own.steps(data)
+        if folder is not None:
+            own.save(folder)
+            own = trainer()
+            own.load(folder)
+        for stage in own.worker.stages.values():
+            for group in stage.weights.optimizer.param_groups:
+                group["lr"] = second_rate
+        own.steps(data)
+        return {name: x.numpy() for name, x in own.weights().items()}
+
+    return {name: x for held in runtime.run_ranks(plan, body) for name, x in held.items()}
+
+
+@pytest.mark.parametrize("schedule", ["pipemare:annealing_steps=9", "pipelined-backprop:mitigation=lwp+sc"])
+def test_corrections_go_on_from_a_checkpoint(schedule: str, tmp_path: Path) -> None:
+    proto = chain(2)
+    job = planner.Job(BATCH, precision="fp32", optimizer="momentum", devices=2)
+    graph = planner.graph_from_proto(proto, name="chain")
+    asked = planner.Degrees(pipeline=2, schedule=schedule)
+    plan = planner.predict(graph, planner.load_cluster("dgx-a100"), job, asked).plan
+    model = runtime.read_model(proto)
+    whole, parted = _halves(plan, model, None), _halves(plan, model, tmp_path)
+    for name, weights in whole.items():
+        np.testing.assert_allclose(parted[name], weights, rtol=1e-12, atol=1e-13)
+    slower = _halves(plan, model, None, second_rate=RATE / 2)  # as a schedule of the user's own sets it
+    assert all(np.abs(slower[name] - weights).max() > 1e-5 for name, weights in whole.items())
