@@ -59,8 +59,6 @@ class PlannedPipeline(PipelineModule):
 
 
 def _lacks(plan: Plan) -> Iterator[Lack]:
-    if readings.cuts_sequence(plan):
-        yield Lack("tensors between layers cut by the sequence (AutoTP keeps them whole)", "`shardplan plan --tp 1`")
     if readings.degrees(plan).tensor > 1 and len(plan.stages) > 1:
         yield Lack("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)

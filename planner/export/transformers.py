@@ -25,7 +25,10 @@ TRANSFORMERS = dataclasses.replace(
     can=BACKENDS.get("fsdp").can | GROUPS - {Requirement.INTERLEAVED_SPLIT},
     zero=(0, 2, 3),
     structure=dataclasses.replace(
-        BACKENDS.get("fsdp").structure, axes=("tensor", "expert"), head_groups="key-value heads"
+        BACKENDS.get("fsdp").structure,
+        axes=("tensor", "expert"),
+        head_groups="key-value heads",
+        between_layers=("replicated",),  # enable_sequence_parallel is not wired up
     ),
 )
 """What transformers trains with: FSDP2, tensor parallel rules and experts; its pipelines run the forward alone."""
@@ -60,11 +63,9 @@ def _rules(plan: Plan) -> Mapping[str, set[str]]:
 
 def _lacks(plan: Plan) -> Iterator[Lack]:
     own, alone = readings.degrees(plan), "`shardplan plan --tp 1`"
-    if readings.cuts_sequence(plan):
-        yield Lack("tensors between layers cut by the sequence (enable_sequence_parallel is not wired up)", alone)
     rules = _rules(plan)
     other = [rule for rule, kinds in rules.items() if len(kinds) != 1 or not kinds <= STYLES.keys()]
-    if other and not readings.cuts_sequence(plan):
+    if other:
         yield Lack(f"a parallel style for how modules are cut ({readings.some_of(other)})", alone)
     if own.expert_tensor > 1 and own.expert > 1:
         yield Lack("experts whose products are cut over ranks", alone)

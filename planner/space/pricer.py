@@ -412,7 +412,9 @@ class Pricer:
 
     def _inner_costs(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
         as_layers = bool(self._job.structure.axes)
-        boundaries = LAYERS if as_layers else InnerOptions().boundaries
+        between = self._job.structure.between_layers
+        layers = tuple(each for each in LAYERS if not between or each.value in between)
+        boundaries = layers if as_layers else InnerOptions().boundaries
         found = self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
         self._worked_on.append(found)
         return found

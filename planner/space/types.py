@@ -48,6 +48,7 @@ class Structure:
         head_groups: ranks of a tensor axis: "" any number, "heads": they divide the attention heads, "key-value
             heads": those with keys of their own.
         zero_in_pipelines: ZeRO stages of plans with several stages; empty for those of the job.
+        between_layers: how tensors between layers may lie on a tensor axis, "replicated" or "sequence"; empty for both.
     """
 
     equal_replicas: bool = False
@@ -57,6 +58,7 @@ class Structure:
     powers_of_two: bool = False
     head_groups: str = ""
     zero_in_pipelines: tuple[int, ...] = ()
+    between_layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ WORDS: Mapping[str, str] = {
     "powers_of_two": "groups of any number of ranks",
     "head_groups": "ranks that do not divide the heads",
     "zero_in_pipelines": "any ZeRO stage in pipelines",
+    "between_layers": "tensors between layers whole or cut by the sequence",
 }
 """What the plans are allowed where a field of `Structure` is lifted."""
 

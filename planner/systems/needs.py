@@ -132,11 +132,22 @@ def _in_groups(plan: Plan, backend: Backend) -> Iterator[str]:
             found["samples dealt to the ranks of a group"] = []
         elif unknown:
             found[f"{unknown[0]} parallel ranks"] = []
+        elif unlike := _between_layers(sharding, roles, backend):
+            found[unlike] = []
         else:
             for entry in sharding.blocks:
                 for words, names in _in_entry(plan, entry, sharding, roles):
                     found.setdefault(words, []).extend(names)
     yield from (f"{words} ({_named(names)})" if names else words for words, names in found.items())
+
+
+def _between_layers(sharding: Sharding, roles: Sequence[AxisRole], backend: Backend) -> str:
+    """How tensors between layers lie on a tensor axis, where the framework has them otherwise; else ""."""
+    taken, lies = backend.structure.between_layers, zip(sharding.boundaries, roles, strict=True)
+    own = {boundary for boundary, role in lies if role is AxisRole.TENSOR}
+    if not taken or own <= set(taken):
+        return ""
+    return "tensors between layers cut by the sequence" if "sequence" in own else "tensors between layers on all ranks"
 
 
 def _in_entry(

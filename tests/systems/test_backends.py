@@ -26,6 +26,7 @@ from planner.space.pricer import Pricer
 from planner.space.types import Structure
 from planner.systems import BACKENDS, backend_names, usual_backends
 from planner.systems.backends import structure_of
+from planner.systems.needs import lacks
 from tests.joint.enumeration import best_s, judged
 from tests.joint.test_models import MACHINES, four, gpt, shelves
 
@@ -70,6 +71,26 @@ def test_plans_are_made_for_three_frameworks_where_nobody_says_for_what() -> Non
     assert structure_of([BACKENDS.get(name) for name in usual_backends()]) == Structure(
         True, True, True, ("tensor", "expert", "context"), True, "heads", (0, 1, 2, 3)
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "lies"),
+    [
+        ("deepspeed", {"replicated"}),
+        ("megatron", {"replicated", "sequence"}),
+        ("torchtitan", {"replicated", "sequence"}),
+    ],
+)
+def test_tensors_between_layers_lie_as_a_framework_has_them(name: str, lies: set[str]) -> None:
+    graph, cluster = planner.load_graph("gpt2", dims={"seq": 512}), planner.load_cluster("dgx-h100")
+    shape: dict[str, Any] = {"tensor_parallel": (2,), "pipeline_stages": (1,), "zero": (0,)}
+    limited = planner.plan(graph, cluster, Job(64, backends=(name,), **shape))
+    assert {boundary for own in limited.shardings for boundary in own.boundaries} <= lies
+    assert name in limited.runs_on
+    sequence = planner.plan(graph, cluster, Job(64, backends=("megatron",), **shape))
+    assert {boundary for own in sequence.shardings for boundary in own.boundaries} == {"sequence"}
+    said = list(lacks(sequence, BACKENDS.get(name), graph))
+    assert said == (["tensors between layers cut by the sequence"] if "sequence" not in lies else [])
 
 
 @functools.cache

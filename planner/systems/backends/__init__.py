@@ -127,6 +127,8 @@ def structure_of(backends: Sequence[Backend]) -> Structure:
     piped = [backend.structure.zero_in_pipelines or backend.zero for backend in backends if backend.pipelines]
     axes = () if any(not s.axes for s in shared) else tuple(dict.fromkeys(name for s in shared for name in s.axes))
     groups = sorted({s.head_groups for s in shared}, key=("", "heads", "key-value heads").index)
+    free = any(not s.between_layers for s in shared)
+    between = [] if free else sorted({name for s in shared for name in s.between_layers})
     return Structure(
         equal_replicas=all(s.equal_replicas for s in own),
         alike=all(s.alike for s in own),
@@ -135,6 +137,7 @@ def structure_of(backends: Sequence[Backend]) -> Structure:
         powers_of_two=all(s.powers_of_two for s in shared),
         head_groups=groups[0],
         zero_in_pipelines=tuple(sorted({stage for stages in piped for stage in stages})),
+        between_layers=tuple(between),
     )
 
 

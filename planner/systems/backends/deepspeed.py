@@ -20,6 +20,7 @@ register(
             powers_of_two=True,
             head_groups="key-value heads",
             zero_in_pipelines=(0, 1),
+            between_layers=("replicated",),
         ),
         sources={
             "schedules": "runtime/pipe/engine.py: TrainSchedule is the only one for training",
@@ -31,6 +32,7 @@ register(
             "powers_of_two": "common practice: widths divide a node of 8",
             "head_groups": "AutoTP cuts key and value projections by whole heads",
             "zero_in_pipelines": "runtime/pipe/engine.py: the pipeline engine refuses ZeRO-2 and ZeRO-3",
+            "between_layers": "AutoTP's row-parallel layers end in an all-reduce (module_inject/layers.py)",
         },
     )
 )
