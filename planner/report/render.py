@@ -82,8 +82,11 @@ class _Strip:
 
     @property
     def narrowest(self) -> int:
-        """Characters that it takes at the least."""
-        return min(self.natural, NARROWEST_TEXT)
+        """Characters that it takes at the least: figures and names are not broken, words in place of a figure are."""
+        if self.form in (Form.TEXT, Form.NAME):
+            return min(self.natural, NARROWEST_TEXT) if self.form is Form.TEXT else self.natural
+        words = (min(len(cell), NARROWEST_TEXT) if cell[:1].isalpha() else len(cell) for cell in self.cells)
+        return max(min(len(self.header), NARROWEST_TEXT), *words, 0)
 
 
 def _table_lines(table: Table, room: int | None) -> Iterator[tuple[str, str]]:
