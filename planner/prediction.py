@@ -27,13 +27,15 @@ from planner.memory import room_bytes
 from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
+from planner.space.evaluate import Timed
 from planner.space.evaluate_many import Evaluations, Layouts, evaluate_many
 from planner.space.jobs import check_dealt, mesh_problem, settled
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
 from planner.space.terms import Known
-from planner.space.timing import MOST_MICRO_BATCHES, certificate_alone
+from planner.space.timing import MOST_MICRO_BATCHES, certificate_alone, played_s
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
+from planner.space.workers import pipeline_of
 
 Asked = Degrees | Configuration | Plan
 """A configuration by its degrees, in full, or as a plan has it with its shardings."""
@@ -152,14 +154,7 @@ def predict(
     job = dataclasses.replace(_assumed(without_limits(job, cluster), configuration, cluster), headroom=0.0)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     ways = list(ways_to_share(pricer, job, configuration))
-    if fewest_weights:
-        ways = _with_fewest_weights(ways)
-    known = Known()
-    judged = [(own, judge(pricer, job, own, shelf, known)) for own, shelf in ways]
-    if not fewest_weights:
-        least = min(excess(evaluation) for _, evaluation in judged)
-        judged = [each for each in judged if excess(each[1]) == least]
-    chosen, evaluation = min(judged, key=lambda each: each[1].iteration_s)
+    chosen, evaluation = _best_way(pricer, job, ways, Known(), fewest_weights=fewest_weights)
     if chosen.micro_batches > MOST_MICRO_BATCHES:
         raise JobError(
             f"{chosen.micro_batches:,} micro-batches in a pipeline: a plan can have {MOST_MICRO_BATCHES:,}",
@@ -264,6 +259,8 @@ def predict_many(
     shelves: dict[tuple[Job, int, int], list[tuple[int, Configuration]]] = {}
     costs: dict[tuple[Job, int, int], BlockCosts] = {}
     pricers: dict[Job, Pricer] = {}
+    seconds: dict[tuple[Job, int], Known] = {}
+    found = Evaluations.empty(len(configurations))
     reasons = [""] * len(configurations)
     for at, asked in enumerate(configurations):
         try:
@@ -271,6 +268,11 @@ def predict_many(
             if own_job not in pricers:
                 pricers[own_job] = Pricer(graph, cluster, own_job)
             ways = list(ways_to_share(pricers[own_job], own_job, asked))
+            if not schedules.get(ways[0][0].schedule).closed_form:
+                known = Known(seconds.setdefault((own_job, ways[0][0].micro_batch), Known()).seconds)
+                _, one = _best_way(pricers[own_job], own_job, ways, known, fewest_weights=fewest_weights)
+                found.put(at, one)
+                continue
             for own, shelf in _with_fewest_weights(ways) if fewest_weights else ways:
                 for number in shelf:
                     key = own_job, own.micro_batch, number
@@ -278,23 +280,56 @@ def predict_many(
                     shelves.setdefault(key, []).append((at, own))
         except (JobError, UsageError, ModelError) as error:
             reasons[at] = error.problem.message
-    known: dict[Job, dict[tuple[int, int], Layouts]] = {own: {} for own in pricers}
+    layouts: dict[Job, dict[tuple[int, int], Layouts]] = {own: {} for own in pricers}
     judged = [
         (
             np.array([at for at, _ in own]),
-            evaluate_many(costs[key], cluster, key[0], [c for _, c in own], known=known[key[0]]),
+            evaluate_many(costs[key], cluster, key[0], [c for _, c in own], known=layouts[key[0]]),
         )
         for key, own in shelves.items()
     ]
-    return _fastest(len(configurations), judged, reasons)
+    return _fastest(found, judged, reasons)
 
 
-def _fastest(count: int, judged: Sequence[tuple[np.ndarray, Evaluations]], reasons: list[str]) -> Evaluations:
-    """Of all ways to share operators of each configuration the one that `predict` takes."""
-    found = Evaluations(
-        np.full(count, math.inf), np.full(count, math.nan), np.full(count, math.nan), np.zeros(count, dtype=bool), ()
-    )
-    excess_of = np.full(count, math.inf)
+def _best_way(
+    pricer: Pricer,
+    job: Job,
+    ways: Sequence[tuple[Configuration, Shelf]],
+    known: Known,
+    *,
+    fewest_weights: bool,
+) -> tuple[Configuration, Evaluation]:
+    """Of all ways to share operators the fastest of those that fit, or that lack least; or of the fewest weights.
+
+    What has no closed form is played only where its longest chain of waits is below the time of one that was played.
+
+    Raises:
+        JobError: the configuration makes no sense.
+    """
+    schedule = schedules.get(ways[0][0].schedule)
+    timed = Timed.CLOSED_FORM if schedule.closed_form else Timed.BOUND
+    tried = _with_fewest_weights(ways) if fewest_weights else ways
+    judged = [(own, judge(pricer, job, own, shelf, known, timed)) for own, shelf in tried]
+    if not fewest_weights:
+        least = min(excess(evaluation) for _, evaluation in judged)
+        judged = [each for each in judged if excess(each[1]) == least]
+    judged.sort(key=lambda each: each[1].iteration_s)
+    best = judged[0]
+    if schedule.closed_form or schedule.exact(pipeline_of(best[0])):
+        return best
+    best_s = math.inf
+    for own, evaluation in judged:
+        if evaluation.iteration_s >= best_s:
+            break
+        own_s = played_s(own, evaluation)
+        if own_s < best_s:
+            best, best_s = (own, dataclasses.replace(evaluation, iteration_s=own_s)), own_s
+    return best
+
+
+def _fastest(found: Evaluations, judged: Sequence[tuple[np.ndarray, Evaluations]], reasons: list[str]) -> Evaluations:
+    """Of all ways to share operators of each configuration the one that `predict` takes, put among those found."""
+    excess_of = np.full(len(reasons), math.inf)
     for at, own in judged:
         over = np.where(own.fits, 0.0, np.nan_to_num(own.peak_bytes / own.capacity_bytes - 1, nan=math.inf))
         less = (over < excess_of[at]) | ((over == excess_of[at]) & (own.iteration_s < found.iteration_s[at]))
@@ -385,14 +420,19 @@ def _shardings(
 
 
 def judge(
-    pricer: Pricer, job: Job, configuration: Configuration, shelf: Shelf, known: Known | None = None
+    pricer: Pricer,
+    job: Job,
+    configuration: Configuration,
+    shelf: Shelf,
+    known: Known | None = None,
+    timed: Timed = Timed.CLOSED_FORM,
 ) -> Evaluation:
     """The judge's verdict on a configuration that its job allows (`evaluate`).
 
     Raises:
         JobError: it makes no sense: blocks, devices or samples do not come out, or its schedule cannot serve it.
     """
-    evaluation = evaluate(shelf, pricer.cluster, allowing(job, configuration), configuration, known=known)
+    evaluation = evaluate(shelf, pricer.cluster, allowing(job, configuration), configuration, known=known, timed=timed)
     if not evaluation.stages:
         broken = "; ".join(violation.message for violation in evaluation.violations)
         raise JobError(broken, hint="use another configuration or schedule")

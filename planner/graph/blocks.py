@@ -68,6 +68,20 @@ class Chain:
         return found
 
     @functools.cached_property
+    def layer_heads(self) -> tuple[int, ...]:
+        """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
+        found: dict[str, int] = {}
+        for at, block in enumerate(self.blocks):
+            layer = layer_of(self.graph.nodes[block.nodes[0]].module)
+            if layer and layer[-1].isdigit():
+                found.setdefault(layer, at)
+        by_kind: dict[str, list[int]] = {}
+        for layer, at in found.items():
+            by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
+        longest: list[int] = max(by_kind.values(), key=len, default=[])
+        return tuple(longest)
+
+    @functools.cached_property
     def crossing(self) -> tuple[tuple[str, ...], ...]:
         """For boundary p = 0..n (before block p): names of the tensors made before it and read after it.
 

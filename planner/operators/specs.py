@@ -177,7 +177,7 @@ def group_calls(
     """
     names: dict[str, int] = {}
     kinds: dict[Hashable, int] = {}
-    marks, flags, carrying = scaling or {}, edits or {}, needs_gradient(graph)
+    marks, flags, carrying, readers = scaling or {}, edits or {}, needs_gradient(graph), gradient_readers(graph)
 
     def kind_of(name: str) -> int:
         if name not in names:
@@ -194,7 +194,7 @@ def group_calls(
         key = (
             node.op, node.repeat, tuple(sorted(node.attributes.items())) if node.attributes else (),
             tuple(map(reads.index, reads)) if len(set(reads)) < len(reads) else (),
-            tuple(map(kind_of, reads)), tuple(map(kind_of, writes)), fan_out(graph, node),
+            tuple(map(kind_of, reads)), tuple(map(kind_of, writes)), tuple([readers.get(name, 1) for name in writes]),
             tuple(flags.get((i, p)) for p in range(len(reads))) if flags else (),
         )  # fmt: skip
         index[i] = numbers.setdefault(key, len(first))

@@ -34,7 +34,7 @@ from planner.space.evaluate import Timed, evaluate
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.limits import missing_devices, unpriced
 from planner.space.ranges import Ranges, range_maxima
-from planner.space.types import BlockCosts, Job
+from planner.space.types import BlockCosts, Evaluation, Job
 from planner.space.workers import lay_workers, pipeline_of
 
 _FREE = Terms(np.zeros(len(ALGORITHMS)), np.zeros(len(ALGORITHMS)))
@@ -252,6 +252,18 @@ class Evaluations:
     fits: np.ndarray
     reasons: tuple[str, ...]
 
+    @classmethod
+    def empty(cls, count: int) -> Evaluations:
+        """Those of so many configurations of which nothing is known yet."""
+        unknown = np.full(count, math.nan)
+        return cls(np.full(count, math.inf), unknown, unknown.copy(), np.zeros(count, dtype=bool), ())
+
+    def put(self, at: int, one: Evaluation) -> None:
+        """The figures of one configuration, from the judge's verdict on it."""
+        fullest = max(one.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+        self.iteration_s[at], self.fits[at] = one.iteration_s, one.feasible
+        self.peak_bytes[at], self.capacity_bytes[at] = fullest.memory.total, fullest.capacity_bytes
+
 
 def evaluate_many(
     costs: BlockCosts,
@@ -272,9 +284,7 @@ def evaluate_many(
 
     O(configurations * stages + layouts * ranks) for paced lines.
     """
-    count = len(configurations)
-    unknown, reasons = np.full(count, math.nan), [""] * count
-    found = Evaluations(np.full(count, math.inf), unknown, unknown.copy(), np.zeros(count, bool), ())
+    found, reasons = Evaluations.empty(len(configurations)), [""] * len(configurations)
     regular: dict[int, list[int]] = {}
     layouts = {} if known is None else known
     for at, configuration in enumerate(configurations):
@@ -310,9 +320,7 @@ def _judge(
         return error.problem.message
     if not evaluation.stages:
         return "; ".join(violation.message for violation in evaluation.violations)
-    fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
-    found.iteration_s[at], found.fits[at] = evaluation.iteration_s, evaluation.feasible
-    found.peak_bytes[at], found.capacity_bytes[at] = fullest.memory.total, fullest.capacity_bytes
+    found.put(at, evaluation)
     return ""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]
     blocks = len(chain.blocks)
     if stages > blocks:
         raise JobError(f"{blocks} blocks do not make {stages} stages", hint="use fewer stages or chunks")
-    heads = layer_heads(chain)
+    heads = chain.layer_heads
     for missing in (0, 2):
         each, rest = divmod(len(heads) + missing, stages)
         if not rest and each > (1 if missing else 0):
@@ -156,7 +156,7 @@ def chain_items(chain: Chain) -> Items:
     Layers are the longest run of numbered modules, else (a graph without names) the longest run of equal blocks;
     numbered modules behind them are predictors of further tokens.
     """
-    heads, layers = layer_heads(chain), _layers(chain.graph)
+    heads, layers = list(chain.layer_heads), _layers(chain.graph)
     if not heads:
         heads, size = _equal_blocks([block.signature for block in chain.blocks])
         return Items(tuple(heads), (), heads[-1] + size if heads else 1)
@@ -184,20 +184,6 @@ def _equal_blocks(signatures: Sequence[str]) -> tuple[list[int], int]:
                 best = layers, size, at + 1 - run
     layers, size, start = best
     return [start + layer * size for layer in range(layers)], size
-
-
-def layer_heads(chain: Chain) -> list[int]:
-    """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
-    found: dict[str, int] = {}
-    layers = _layers(chain.graph)
-    for at, block in enumerate(chain.blocks):
-        layer = layers[block.nodes[0]]
-        if layer and layer[-1].isdigit():
-            found.setdefault(layer, at)
-    by_kind: dict[str, list[int]] = {}
-    for layer, at in found.items():
-        by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
-    return max(by_kind.values(), key=len, default=[])
 
 
 @per_model
@@ -250,6 +236,20 @@ class Degrees:
     context: int = 1
     expert: int = 1
     repeats: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse words where numbers are meant.
+
+        Raises:
+            JobError: a field of another kind, by name.
+        """
+        for own in fields(self):
+            given, usual = getattr(self, own.name), own.default
+            if not isinstance(given, type(usual)) or (isinstance(given, bool) and not isinstance(usual, bool)):
+                raise JobError(f"{own.name} is {given!r}", where="Degrees", hint=_KINDS[type(usual)])
+
+
+_KINDS = {bool: "give True or False", int: "give a whole number", str: "give a text", tuple: "give a tuple"}
 
 
 def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:

@@ -105,7 +105,6 @@ class Pricer:
         self._below = itertools.count(-1, -1)
         self._worked_on: list[InnerCosts] = []
         self._known: dict[int, list[Sharded]] = {} if like is None else like._known
-        self.meshes = meshes_for(graph, cluster, job)
         self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
         self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
         self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
@@ -115,6 +114,11 @@ class Pricer:
         self._finer_on = functools.cache(self._finer)
         self._floors_on = functools.cache(self._by_boundary)
         self.least = functools.cache(self._least)
+
+    @functools.cached_property
+    def meshes(self) -> tuple[MeshAxes, ...]:
+        """Meshes that the job allows to share operators on."""
+        return meshes_for(self.graph, self.cluster, self._job)
 
     def entry(self, micro_batch: int, number: int) -> Sharded:
         """A sharding by its number among those of a micro-batch size."""

@@ -121,6 +121,12 @@ def test_a_configuration_in_full_is_priced_as_its_degrees_are(small: tuple[plann
     assert full.plan == dataclasses.replace(degrees.plan, provenance=full.plan.provenance)
 
 
+def test_degrees_take_no_words_for_numbers() -> None:
+    for field, value in (("recompute", "never"), ("tensor", "8"), ("tensor", True), ("starts", [3])):
+        with pytest.raises(planner.JobError, match=f"{field} is "):
+            Degrees(**{field: value})  # type: ignore[arg-type]
+
+
 def test_a_plan_is_predicted_as_it_was_planned_with_its_own_shardings(
     small: tuple[planner.Graph, planner.Cluster],
 ) -> None:
