@@ -142,6 +142,11 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
 @click.option("--ask", is_flag=True, help="Ask for these figures instead.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; standard output when absent.")
 @click.option("--measure", is_flag=True, help="Measure this machine's processor instead, as a device of its own.")
+@click.option(
+    "--ranks", type=click.IntRange(min=2),
+    help="With --measure, a node of so many ranks instead: what they take to exchange over gloo, and what a rank "
+    "computes with its share of the cores. With --device over NCCL on so many GPUs. Needs torch.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.pass_context
 def init_profile(
@@ -155,6 +160,7 @@ def init_profile(
     ask: bool,
     output: Path | None,
     measure: bool,
+    ranks: int | None,
     force: bool,
 ) -> None:
     """Write a commented profile to make your own from; as written it lints clean.
@@ -163,7 +169,8 @@ def init_profile(
     efficiency that are not given are those usual for the kind of link, and the profile says so.
 
     With --measure it is a device: matrix products, copies and single calls in fp32 on this machine's processor. A stack
-    without launches of its own (`launch`) leaves the measured one. Other accelerators, and links, are not measured.
+    without launches of its own (`launch`) leaves the measured one. With --ranks, too, it is a node: messages and
+    collectives of five sizes among processes of this machine.
 
     \b
     Examples:
@@ -173,13 +180,20 @@ def init_profile(
         --between infiniband:400Gbit/s,ports=8 -o lab.yaml
       shardplan hardware init --ask -o lab.yaml
       shardplan hardware init --measure -o laptop.yaml
+      shardplan hardware init --measure --ranks 2 -o laptop-of-2.yaml
+      shardplan hardware init --measure --ranks 8 --device h100-sxm-80gb -o node.yaml
     """
     import planner
 
     _refuse_existing(output, force)
     stem = output.stem if output else ""
     few = {"device", "per_node", "nodes", "inside", "between"}
-    if measure:
+    if ranks:
+        refuse_others(ctx, {"measure", "ranks", "device", "output", "force"}, "--measure --ranks")
+        if not measure:
+            raise planner.UsageError("--ranks are measured", hint="give --measure with it")
+        text = planner.hardware.sketch_text(_measured_node(stem or "this-machine", device, ranks))
+    elif measure:
         refuse_others(ctx, {"measure", "output", "force"}, "--measure")
         found = planner.hardware.measure_machine(say_progress)
         text = planner.hardware.measured_profile_text(found, stem or "this-machine")
@@ -191,6 +205,15 @@ def init_profile(
         refuse_others(ctx, {"base", "output", "force"}, "--from", "give --device with it")
         text = planner.hardware.profile_template(base, stem or f"my-{Path(base).stem}")
     _write(output, text)
+
+
+def _measured_node(name: str, device: str | None, ranks: int) -> planner.hardware.ClusterSketch:
+    """Ranks of this machine with what they take to exchange, on its GPUs where it is said which they are."""
+    import planner
+
+    found = planner.runtime.measure_links(ranks, on_gpus=device is not None)
+    own = {} if found.machine is None else {f"{name}-rank": planner.hardware.measured_device(found.machine, ranks)}
+    return planner.hardware.ClusterSketch(name, device or f"{name}-rank", (found.sketch(),), device_types=own)
 
 
 def _refuse_existing(output: Path | None, force: bool) -> None:

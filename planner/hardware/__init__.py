@@ -10,7 +10,15 @@ from planner.hardware.collectives import (
     send_terms,
 )
 from planner.hardware.document import cluster_names, device_names, stack_names
-from planner.hardware.foreign import from_astra, from_calculon, from_nccl_tests, from_topology, kind_of
+from planner.hardware.foreign import (
+    fitted_line,
+    from_astra,
+    from_calculon,
+    from_nccl_tests,
+    from_topology,
+    kind_of,
+    measured_row,
+)
 from planner.hardware.loader import (
     DEFAULT_STACK,
     lint,
@@ -20,7 +28,13 @@ from planner.hardware.loader import (
     profile_json_schema,
     warnings,
 )
-from planner.hardware.measuring import MachineFigures, machine_name, measure_machine, measured_profile_text
+from planner.hardware.measuring import (
+    MachineFigures,
+    machine_name,
+    measure_machine,
+    measured_device,
+    measured_profile_text,
+)
 from planner.hardware.sketch import ClusterSketch, LinkSketch, read_link, sized
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import (
@@ -67,6 +81,7 @@ __all__ = [
     "collective_s",
     "collective_terms",
     "device_names",
+    "fitted_line",
     "from_astra",
     "from_calculon",
     "from_nccl_tests",
@@ -78,7 +93,9 @@ __all__ = [
     "load_stack",
     "machine_name",
     "measure_machine",
+    "measured_device",
     "measured_profile_text",
+    "measured_row",
     "moved_bytes",
     "neighbours",
     "profile_json_schema",

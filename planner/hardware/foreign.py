@@ -144,20 +144,31 @@ def from_nccl_tests(text: str, *, collective: str = "") -> tuple[Collective, dic
     if named not in _KINDS:
         message = f"which collective {named!r} is, is not known" if named else "the text does not name the collective"
         raise HardwareError(message, where=where, hint=f"say --collective {', '.join(_KINDS)}")
-    kind = _KINDS[named]
+    seconds_of = {int(row[1]): float(row[5]) * 1e-6 for row in rows}
+    return _KINDS[named], measured_row(_KINDS[named], ranks, seconds_of)
+
+
+def measured_row(kind: Collective, ranks: int, seconds_of: Mapping[int, float]) -> dict[str, Any]:
+    """A row of a profile's `measured`: `seconds = latency + traffic / bandwidth`, by least squares of relative errors.
+
+    Args:
+        kind: the collective.
+        ranks: that took part.
+        seconds_of: by the bytes that all ranks hold together before or after it, as nccl-tests count them.
+
+    Raises:
+        HardwareError: times do not grow with sizes.
+    """
     factor = (2 if kind is Collective.ALL_REDUCE else 1) * (ranks - 1) / ranks
-    sizes = [int(row[1]) * factor for row in rows]
-    seconds = [float(row[5]) * 1e-6 for row in rows]
-    latency_s, byte_per_s = _fitted(sizes, seconds)
-    row = {
+    latency_s, byte_per_s = fitted_line([size * factor for size in seconds_of], list(seconds_of.values()))
+    return {
         "ranks": ranks,
         "latency": render(latency_s, Dimension.SECONDS, 3),
         "bandwidth": render(byte_per_s, Dimension.BYTE_RATE, 4),
     }
-    return kind, row
 
 
-def _fitted(traffic: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+def fitted_line(traffic: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
     """Latency and bandwidth of least squared relative errors; the latency at least half of the shortest time.
 
     Raises:
@@ -166,7 +177,7 @@ def _fitted(traffic: Sequence[float], seconds: Sequence[float]) -> tuple[float, 
     fitted = len(set(traffic)) > 1
     slope, start = np.polyfit(traffic, seconds, 1, w=[1 / s for s in seconds]) if fitted else (0.0, 0.0)
     if slope <= 0:
-        raise HardwareError("times do not grow with sizes", where="nccl-tests", hint="run it from 8 B to 1 GB")
+        raise HardwareError("times do not grow with sizes", where="measured times", hint="measure 8 B to 1 GB")
     return max(float(start), min(seconds) / 2), 1 / float(slope)
 
 

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from planner.errors import UsageError
+from planner.hardware.write import profile_yaml
 
 SIDES = (64, 128, 256, 512, 1024, 2048)
 """Sides of the square matrices that are multiplied."""
@@ -130,26 +132,29 @@ def _memory_bytes() -> int:
 
 def measured_profile_text(found: MachineFigures, name: str) -> str:
     """A device profile (YAML) of what was measured, each figure with its source."""
+    head = "# Measured by `shardplan hardware init --measure`: fp32 on the processor; links are not measured.\n"
+    return head + profile_yaml({"device": name, **measured_device(found)})
+
+
+def measured_device(found: MachineFigures, ranks: int = 1) -> dict[str, Any]:
+    """The same as plain data without a name, of the memory of the machine the part that one of some ranks has."""
     product, copy = max(found.product_flop_per_s.values()), max(found.copy_byte_per_s.values())
     source = f"measured on {found.machine} by numpy {np.__version__}"
-    curves = (
-        ("matrix_efficiency", "MFLOP", found.product_flop_per_s, product),
-        ("memory_efficiency", "KB", found.copy_byte_per_s, copy),
-    )
-    lines = [
-        "# Measured by `shardplan hardware init --measure`: fp32 on the processor; links are not measured.",
-        f"device: {name}",
-        f"about: {found.machine}",
-        "",
-        f'memory: {{value: {found.memory_bytes / 2**30:.1f} GiB, source: "the operating system"}}',
-        f'memory_bandwidth: {{value: {copy / 1e9:.4g} GB/s, source: "{source}", note: "best copy, read and write"}}',
-        "matrix:",
-        f'  fp32: {{value: {product / 1e9:.5g} GFLOP/s, source: "{source}", note: best product}}',
-        f'vector: {{value: {found.vector_flop_per_s / 1e9:.4g} GFLOP/s, source: "{source}", note: sums in a cache}}',
-        f'launch: {{value: {found.launch_s * 1e6:.3g} us, source: "{source}", note: a call on one number}}',
-    ]
-    for key, unit, rates, best in curves:
-        scale = {"MFLOP": 1e6, "KB": 1e3}[unit]
-        points = ", ".join(f"{size / scale:.4g} {unit}: {100 * rate / best:.3g}%" for size, rate in rates.items())
-        lines += [f"{key}:", f"  points: {{{points}}}", f'  source: "{source}"']
-    return "\n".join(lines) + "\n"
+
+    def figure(value: str, note: str) -> dict[str, str]:
+        return {"value": value, "source": source, "note": note}
+
+    def curve(rates: Mapping[float, float], unit: str, scale: float, best: float) -> dict[str, Any]:
+        points = {f"{size / scale:.4g} {unit}": f"{100 * rate / best:.3g}%" for size, rate in rates.items()}
+        return {"points": points, "source": source}
+
+    return {
+        "about": found.machine,
+        "memory": {"value": f"{found.memory_bytes / 2**30 / ranks:.1f} GiB", "source": "the operating system"},
+        "memory_bandwidth": figure(f"{copy / 1e9:.4g} GB/s", "best copy, read and write"),
+        "matrix": {"fp32": figure(f"{product / 1e9:.5g} GFLOP/s", "best product")},
+        "vector": figure(f"{found.vector_flop_per_s / 1e9:.4g} GFLOP/s", "sums in a cache"),
+        "launch": figure(f"{found.launch_s * 1e6:.3g} us", "a call on one number"),
+        "matrix_efficiency": curve(found.product_flop_per_s, "MFLOP", 1e6, product),
+        "memory_efficiency": curve(found.copy_byte_per_s, "KB", 1e3, copy),
+    }

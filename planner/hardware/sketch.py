@@ -43,6 +43,7 @@ class LinkSketch:
         efficiency: achievable part of the bandwidth; None for the usual one.
         peer_byte_per_s: of the wire between two single devices, one direction, in a mesh; None behind a switch.
         source: where the figures come from, "" for the user.
+        measured: collectives that were measured on it, as `measured` of a profile has them.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LinkSketch:
     efficiency: float | None = None
     peer_byte_per_s: float | None = None
     source: str = ""
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
         """The tier as a profile has it, with defaults said."""
@@ -74,7 +76,7 @@ class LinkSketch:
             said = render(usual if value is None else value, dimension)
             assumed = {"source": "estimate", "verified": False, "note": note}
             found[key] = {"value": said, **(assumed if value is None else told)}
-        return found
+        return found | ({"measured": dict(self.measured)} if self.measured else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from planner.runtime.jobs import fullest_rank as fullest_rank
     from planner.runtime.jobs import run as run
     from planner.runtime.launch import run_ranks as run_ranks
+    from planner.runtime.links import LinkFigures as LinkFigures
+    from planner.runtime.links import measure_links as measure_links
     from planner.runtime.measuring import TorchRunner as TorchRunner
     from planner.runtime.model_file import read_model as read_model
     from planner.runtime.operators import RULES as RULES
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "EXECUTED": "requirements",
     "GradientCheck": "jobs",
+    "LinkFigures": "links",
     "REFUSED": "requirements",
     "RULES": "operators",
     "RankMemory": "jobs",
@@ -45,6 +48,7 @@ _WHERE = {
     "Trainer": "trainer",
     "fullest_rank": "jobs",
     "load": "trainer",
+    "measure_links": "links",
     "read_model": "model_file",
     "refusals": "requirements",
     "require_executable": "requirements",

@@ -132,7 +132,7 @@ def honours(decision: Configuration, name: str, allowed: tuple[int, ...]) -> boo
     return taken[name] <= set(allowed)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(SEEDS, LIMITS, st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1))
 def test_constraints_hold_and_cost_what_enumeration_says(seed: int, name: str, values: set[int]) -> None:
     ways, cluster, job = random_joint(seed)
