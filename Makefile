@@ -9,7 +9,7 @@ INPUTS ?= 100000
 SEED ?= 1
 CPU_TORCH ?= 2.13.0+cpu
 
-.PHONY: help plan torch test test-backends fuzz check format bench clean
+.PHONY: help plan torch test test-backends fuzz check format docs clean
 
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
@@ -19,6 +19,7 @@ help:
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make check   formatting, lint, types, layering"
 	@echo "make format  rewrite the code as 'make check' wants it"
+	@echo "make docs    rewrite what the pages of docs/ take from the package"
 
 $(BIN)/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -58,6 +59,9 @@ check: $(BIN)/.ready
 format: $(BIN)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(BIN)/.ready
+	$(BIN)/python -m benchmarks.pages
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,14 +1,12 @@
-"""Rewrites the table of docs/backends.md from the package: `python -m benchmarks.backends_page`."""
+"""The sections of docs/backends.md: what each training framework takes, from its data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from planner.systems import BACKENDS
 from planner.systems.backends import Backend
 
-PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
 START, END = "<!-- generated: abilities -->", "<!-- end -->"
 
 LIMITS = {
@@ -57,11 +55,7 @@ def _words(value: object) -> str:
     return "yes" if value is True else str(value or "any")
 
 
-def rewritten(text: str) -> str:
-    """The page with the table as it is now."""
+def with_backends(text: str) -> str:
+    """The page with the sections as they are now."""
     before, _, rest = text.partition(START)
     return f"{before}{START}\n{generated()}\n{END}{rest.partition(END)[2]}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

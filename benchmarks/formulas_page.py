@@ -1,7 +1,4 @@
-"""Rewrites docs/formulas.md and the first table of docs/schedules.md: `python -m benchmarks.formulas_page`.
-
-Formulas show their signatures and docstrings, schedules what they say of themselves.
-"""
+"""docs/formulas.md: formulas show their signatures and docstrings, schedules what they say of themselves."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+from benchmarks.schedules_page import idle_cell, kept_cell
 from planner import formulas
 from planner.formulas.pipelines import FIGURES, SPOKEN
-from planner.schedules import SCHEDULES, ActivationUnit, Schedule, get, printed
-
-DOCS = Path(__file__).parents[1] / "docs"
+from planner.schedules import SCHEDULES, get
 
 _HEAD = f"""\
 # Formulas
@@ -233,41 +228,11 @@ def _sections() -> Iterator[str]:
 def _facts(schedule: str) -> str:
     """What a schedule says of itself, and the names of its formulas."""
     begin = SPOKEN.get(schedule, schedule.replace("-", "_"))
-    idle, kept = _idle(get(schedule)), _kept(get(schedule))
+    idle, kept = idle_cell(get(schedule)), kept_cell(get(schedule))
     return (
         f"**`{begin}_*(workers, micro_batches, forward_s=1.0, backward_s=2.0, weight_grad_s=None, **options)`** "
         f"`{schedule}`: idle {idle}; keeps {kept} ([all schedules](schedules.md)).\n"
     )
-
-
-def _idle(schedule: Schedule) -> str:
-    facts = schedule.facts
-    return printed(facts.idle) + (f" for {printed(facts.idle_holds)}" if facts.idle_holds else "")
-
-
-def _kept(schedule: Schedule) -> str:
-    """What a worker keeps, with its unit where that is no micro-batch."""
-    unit = "" if schedule.activation_unit is ActivationUnit.MICRO_BATCH else f" {schedule.activation_unit}s"
-    return f"{'at most ' if schedule.facts.kept_bound else ''}{printed(schedule.facts.kept)}{unit}"
-
-
-def schedule_table() -> str:
-    """Markdown: what each schedule decides, its idle time, memory, versions, staleness, and where it was published."""
-    rows = [
-        "| name | decides; options | idle time | keeps | versions | staleness | source |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, schedule in SCHEDULES.items():
-        f = schedule.facts
-        noted = (
-            (_idle(schedule), f.idle_note),
-            (_kept(schedule), f.kept_note),
-            (printed(f.versions), ""),
-            (printed(f.staleness), f.staleness_note),
-        )
-        cells = (f"`{name}`", f.decides, *("; ".join(filter(None, pair)) for pair in noted), f.source)
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
 
 
 def _entry(name: str, function: Callable[..., Any]) -> str:
@@ -283,15 +248,3 @@ def _arguments(function: Callable[..., Any]) -> str:
     signature = inspect.signature(function)
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
-
-
-def main() -> None:
-    """Write both pages."""
-    (DOCS / "formulas.md").write_text(formulas_page(), encoding="utf-8")
-    page = (DOCS / "schedules.md").read_text(encoding="utf-8")
-    table = re.compile(r"^\| name \| decides; options .*?\n(?=\n)", re.DOTALL | re.MULTILINE)
-    (DOCS / "schedules.md").write_text(table.sub(lambda _: schedule_table(), page, count=1), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

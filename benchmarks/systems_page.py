@@ -1,22 +1,20 @@
-"""Rewrites what docs/systems.md takes from the package: `python -m benchmarks.systems_page` (about a minute).
+"""docs/systems.md: paragraphs that come from the data of each system, and what the commands of the page print.
 
 In each system's section the paragraphs **Decides.**, **A backend must know.** and **Decided here.** come from the
-system's data, and what stands under a `$ shardplan` line is what that command prints now (without the meaning of the
-columns, which stands once at the top). The other paragraphs are written by hand and left alone. With a folder of
-PipeDream's profiles as argument the table of headlines and those of their parts are written too.
+system's data; a system without a section gets one, in the order of names. Under a `$ shardplan` line stands what that
+command prints (without the meaning of the columns, which stands once at the top). The other paragraphs are written
+by hand and left alone.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from planner.report.comparison import MEANING
 from planner.systems import SYSTEMS, System
 
-PAGE = Path(__file__).parents[1] / "docs" / "systems.md"
 PROMPT = "$ shardplan "
 
 
@@ -64,48 +62,27 @@ def examples(text: str) -> Iterator[tuple[str, str]]:
             yield command, shown
 
 
-def rewritten(text: str) -> str:
-    """The page with generated paragraphs and outputs as they are now."""
-    for key in SYSTEMS.names():
-        system = SYSTEMS.get(key)
-        mark = f"## {system.title} (`{key}`)"
-        before, _, rest = text.partition(mark)
-        section, heading, after = rest.partition("\n## ")
-        for title, paragraph in generated(system).items():
-            lines = section.split("\n")
-            at = next(i for i, line in enumerate(lines) if line.startswith(f"**{title}**"))
-            lines[at] = f"**{title}** {paragraph}"
-            section = "\n".join(lines)
-        text = before + mark + section + heading + after
+def with_sections(text: str) -> str:
+    """The page with the paragraphs of every system's data as they are now."""
+    parts = re.split(r"(?m)^(?=## )", text)
+    places = {match[1]: at for at, part in enumerate(parts) if (match := re.match(r"## .*\(`([a-z0-9-]+)`\)\n", part))}
+    for key, system in SYSTEMS.items():
+        paragraphs = {f"**{title}**": text for title, text in generated(system).items()}
+        if key in places:
+            lines = parts[places[key]].split("\n")
+            begins = [line[: line.find("**", 2) + 2] for line in lines]
+            for begin, paragraph in paragraphs.items():
+                lines[begins.index(begin)] = f"{begin} {paragraph}"
+            parts[places[key]] = "\n".join(lines)
+        else:
+            before = max((at for name, at in places.items() if name < key), default=min(places.values()))
+            body = "\n\n".join(f"{begin} {paragraph}" for begin, paragraph in paragraphs.items())
+            parts[before] += f"## {system.title} (`{key}`)\n\n{body}\n\n"
+    return "".join(parts)
+
+
+def with_outputs(text: str) -> str:
+    """The page with what its commands print now."""
     for command, shown in list(examples(text)):
         text = text.replace(f"{command}\n{shown}\n```", f"{command}\n{command_output(command)}\n```")
     return text
-
-
-def with_table(text: str, table: str) -> str:
-    """The page with the table that has the same first line replaced.
-
-    Raises:
-        ValueError: the page has no such table.
-    """
-    before, mark, rest = text.partition(table[: table.index("\n")])
-    if not mark:
-        raise ValueError(f"the page has no table {table[: table.index(chr(10))]}")
-    end = rest.find("\n\n")
-    return before + table.rstrip() + (rest[end:] if end >= 0 else "\n")
-
-
-def main() -> None:
-    """Rewrite the page."""
-    text = rewritten(PAGE.read_text(encoding="utf-8"))
-    if len(sys.argv) > 1:
-        from benchmarks import headlines, headlines_parts
-
-        folder = Path(sys.argv[1])
-        for table in (headlines.table(folder), *headlines_parts.tables(folder).split("\n\n")):
-            text = with_table(text, table)
-    PAGE.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,6 @@ import pytest
 
 import models
 import planner
-from benchmarks.backends_page import PAGE, generated
 from models.gpt import GPTSize
 from planner.graph import Graph
 from planner.importers import graph_from_proto
@@ -332,10 +331,6 @@ def test_a_framework_of_a_new_file_is_planned_for_checked_compared_and_documente
     assert "taken as it is by newcomer" in done.stdout
     assert "newcomer" in done.stdout.partition("Ranked")[2]
     assert planner.read_plan(tmp_path / "new.json").runs_on == ("newcomer",)
-
-
-def test_the_page_of_frameworks_has_their_data() -> None:
-    assert generated() in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_comparison_prices_each_limit() -> None:
