@@ -50,6 +50,11 @@ _BESIDE = frozenset(
 @click.option("--schedule", help="Order of work. [default: 1f1b; interleaved where a worker holds several chunks]")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(
+    "--exchange", metavar="SCHEME",
+    help="How gradients travel between data parallel copies of a whole model: ring, hierarchical, byteps, parallax, .. "
+    "(docs/exchange.md). [default: as the ZeRO stage says]",
+)  # fmt: skip
+@click.option(
     "--recompute", default="never", show_default=True,
     help="What stages run forward again in backward: `never`, `always` (all layers), or modules as in `plan`: "
     "layernorm,moe_act.",
@@ -105,6 +110,7 @@ def command(
       shardplan predict llama3-70b -H dgx-h100 --nodes 8 -b 256 --tp 8 --pp 4 --interleave 5 --zero 1
       shardplan predict llama3.1-405b -H dgx-h100 --nodes 64 -b 512 --tp 8 --pp 8 --pipeline-layout "Et|(tt|)*62tL"
       shardplan predict gpt2 -H dgx-a100 -b 64 --pp 4 --schedule zb-h1 --recompute always --format json
+      shardplan predict bert-large -H ethernet-25g -b 64 --exchange byteps:cpu_machines=2
       shardplan predict gpt2 -H dgx-h100 --config gpt2.plan.json --best
       shardplan predict llama3-8b -H dgx-h100 --from megatron arguments.txt
     """
@@ -213,6 +219,7 @@ def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
         **{name: options[name] for name in names},
         data=options["data"] or 0,
         schedule=options["schedule"] or "",
+        exchange=options["exchange"] or "",
         recompute=options["recompute"] == "always",
         repeats=_modules(options["recompute"]),
         starts=_starts(options["starts"]),

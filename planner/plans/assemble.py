@@ -29,7 +29,7 @@ from planner.plans.records import (
     Stage,
     TensorExchange,
 )
-from planner.plans.requirement import OF_MINOR_1, Requirement
+from planner.plans.requirement import OF_MINOR_1
 from planner.plans.sections import (
     Staging,
     alternative_section,
@@ -174,13 +174,10 @@ def assemble(
             error=predictions.measured_error,
         ),
     )
-    divided = bool(staging.divided_modules())
-    return _with_requirements(plan, divided=divided)
-
-
-def _with_requirements(plan: Plan, *, divided: bool) -> Plan:
-    """The plan with what it needs of a backend."""
-    needed = requirements(plan, divided=divided)
+    scheme = evaluation.exchange
+    if scheme is not None and scheme.scheme.zero is None:  # what a ZeRO stage exchanges stands with the stages
+        plan = _with_exchange(plan, scheme.exchange, scheme.step)
+    needed = requirements(plan, divided=bool(staging.divided_modules()))
     return dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed)))
 
 
@@ -376,13 +373,12 @@ def _servers(exchange: Exchange) -> dict[str, str]:
     return {"servers": f"{len(exchange.placements)} variables in pieces, each piece on one machine"}
 
 
-def with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
+def _with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
     """A plan of data parallelism whose gradients travel by a scheme, tensor by tensor, not by a plan's collectives."""
     stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
     section = exchange_section(exchange, {v.name: v.gradient_bytes for v in step.variables})
     predictions = dataclasses.replace(plan.predictions, stages=stages)
-    exchanged = dataclasses.replace(plan, predictions=predictions, exchange=section)
-    return _with_requirements(exchanged, divided=Requirement.MID_MODULE_CUT in plan.requires)
+    return dataclasses.replace(plan, predictions=predictions, exchange=section)
 
 
 def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:

@@ -96,6 +96,7 @@ def _shape(plan: Plan, batch_given: bool) -> str:
     return (
         f"global batch {batch.global_batch}{assumed} = {batch.count} micro-batch{'es' if batch.count > 1 else ''} of "
         f"{batch.size}; {degree_words(plan.configuration)}; schedule {plan.schedule.name}"
+        + (f"; exchange {plan.exchange.scheme}" if plan.exchange else "")
     )
 
 

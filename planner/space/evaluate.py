@@ -112,7 +112,7 @@ def evaluate(
     memory = _worker_memory(setting, stages)
     violations = (*forbidden_choices(job, configuration, names, workers), *overfull_workers(memory))
     iteration_s = _iteration_s(configuration, chosen, stages, timed)
-    return Evaluation(iteration_s, stages, violations, _bottleneck(workers, stages), memory)
+    return Evaluation(iteration_s, stages, violations, _bottleneck(workers, stages), memory, exchange)
 
 
 def in_closed_form(configuration: Configuration, schedule: Schedule) -> bool:

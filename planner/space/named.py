@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from planner import exchange
 from planner.errors import JobError, UsageError
 from planner.graph import Chain, Graph
 from planner.graph.blocks import layer_of
@@ -215,6 +216,8 @@ class Degrees:
             others have.
         adjacent: copies of a worker are neighbours (the data parallel axis inside the pipeline axis).
         replicas: of each worker within a copy, which take its micro-batches in turn.
+        exchange: scheme by which gradients travel (`planner.exchange`), with its options; empty for the recipe of the
+            ZeRO stage.
 
     The samples of `micro_batch` are those of one of the `expert` ranks.
     """
@@ -236,6 +239,7 @@ class Degrees:
     context: int = 1
     expert: int = 1
     repeats: tuple[str, ...] = ()
+    exchange: str = ""
 
     def __post_init__(self) -> None:
         """Refuse words where numbers are meant.
@@ -264,8 +268,10 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
 
     Raises:
         JobError: devices, samples or layers do not come out, or no block has a name; says which.
-        UsageError: no schedule has the name.
+        UsageError: no schedule or exchange scheme has the name.
     """
+    if degrees.exchange:
+        exchange.get(degrees.exchange)
     least = min(degrees.pipeline, degrees.replicas, degrees.chunks, degrees.micro_batch, degrees.data + 1)
     if degrees.data % costs.expert:
         hint = f"use a multiple of {costs.expert}, or another EP"
@@ -307,6 +313,7 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         schedule=schedule.name,
         zero=degrees.zero if copies * degrees.replicas > 1 or costs.inner_replicas else 0,
         adjacent=degrees.adjacent and copies > 1,
+        exchange=degrees.exchange,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from planner.hardware import Collective, Terms
 from planner.hardware.types import HEADROOM
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
+
+if TYPE_CHECKING:
+    from planner.space.schemes import SchemeExchange
 
 __all__ = [
     "BlockCosts",
@@ -237,6 +240,7 @@ class Evaluation:
         violations: empty when the decision is feasible.
         bottleneck: index of the stage that sets the pace.
         workers: memory by worker; workers that hold the same stages count once.
+        exchange: what the configuration's exchange scheme costs; None where it names none.
     """
 
     iteration_s: float
@@ -244,6 +248,7 @@ class Evaluation:
     violations: tuple[Violation, ...]
     bottleneck: int
     workers: tuple[WorkerMemory, ...] = ()
+    exchange: SchemeExchange | None = None
 
     @property
     def feasible(self) -> bool:

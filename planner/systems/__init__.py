@@ -33,7 +33,7 @@ def get(name: str) -> System:
     system = SYSTEMS.get(key) if framework is None else system_of(framework)
     chosen = dict(item.partition("=")[::2] for item in text.split(",") if item)
     for option in chosen:
-        if option not in system.tunable:
+        if option not in system.tunable and "exchange" not in chosen:  # a scheme that is named has options of its own
             raise UsageError(f"{key} has no option {option!r}", hint=did_you_mean(option, system.tunable))
     if not chosen:
         return system

@@ -21,5 +21,6 @@ register(
             "gradients are reduced in buckets behind the backward of the last micro-batch",
             "of all micro-batch sizes the fastest is taken, also where fewer devices share the batch then",
         ),
+        tunable={"exchange": "all-reduce"},
     ),
 )

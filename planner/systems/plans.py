@@ -9,8 +9,6 @@ from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan, Provenance, assemble, with_simulation
-from planner.plans.assemble import with_exchange
-from planner.plans.files import seal
 from planner.plans.records import SystemSection
 from planner.space.pricer import Pricer
 from planner.space.timing import certificate_alone
@@ -114,7 +112,7 @@ def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) 
     """The configuration with its names."""
     (configuration,), (evaluation,) = judged.proposal.parts, judged.evaluations
     size = configuration.micro_batch
-    plan = assemble(
+    return assemble(
         setting.prices.graph_at(size),
         setting.prices.chain,
         setting.cluster,
@@ -126,6 +124,3 @@ def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) 
         provenance=provenance or Provenance("shardplan", version("shardplan"), (), setting.name, setting.cluster.name),
         shardings=setting.prices.stage_shardings(configuration),
     )
-    if configuration.exchange and (found := setting.exchange(configuration)).scheme.zero is None:
-        plan = with_exchange(plan, found.exchange, found.step)
-    return seal(plan)

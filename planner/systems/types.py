@@ -129,9 +129,11 @@ class System:
 
     @property
     def scheme(self) -> str:
-        """Its exchange scheme with the options that the user set."""
-        chosen = ",".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.exchange}:{chosen}" if self.exchange and chosen else self.exchange
+        """Its exchange scheme with the options that the user set; a system with the option `exchange` takes any."""
+        options = dict(self.options)
+        scheme = options.pop("exchange", self.exchange)
+        chosen = ",".join(f"{name}={value}" for name, value in options.items())
+        return f"{scheme}:{chosen}" if scheme and chosen else scheme
 
 
 @dataclass(frozen=True, slots=True)

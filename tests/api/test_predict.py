@@ -158,3 +158,17 @@ def test_the_check_of_a_prediction_leaves_nothing_unchecked(small: tuple[planner
     predictions = dataclasses.replace(plan.predictions, bound_s=0.5 * plan.predictions.bound_s, gap=0.5)
     changed = seal(dataclasses.replace(plan, predictions=predictions))
     assert any("bound_s" in finding.message for finding in planner.check_plan(changed, graph, cluster).findings)
+
+
+def test_gradients_travel_by_the_scheme_that_is_named() -> None:
+    """n = 2 machines of one port, 2 (n-1)/n = 1 of the gradients out of each; what `check` finds anew is the same."""
+    graph, cluster = planner.load_graph("bert-large", dims={"seq": 128}), planner.load_cluster("ethernet-25g", nodes=2)
+    prediction = planner.predict(graph, cluster, Job(16), Degrees(exchange="byteps"))
+    exchange = prediction.plan.exchange
+    assert exchange is not None
+    assert exchange.scheme == "byteps"
+    gradient_bytes = sum(tensor.bytes for tensor in exchange.tensors)
+    assert exchange.links[-1].out_bytes == pytest.approx(gradient_bytes, rel=1e-6)
+    assert planner.check_plan(prediction.plan, graph, cluster) == planner.check.CheckReport(())
+    with pytest.raises(UsageError, match="byteps"):
+        planner.predict(graph, cluster, Job(16), Degrees(exchange="bytep"))

@@ -37,6 +37,14 @@ def test_an_option_is_set_behind_the_name_and_wrong_ones_are_refused() -> None:
     assert "cpu_machines" in found["byteps:cpu_machines=some"].reason
 
 
+def test_data_parallelism_takes_any_exchange_scheme() -> None:
+    names = ("byteps:cpu_machines=2", "data-parallel:exchange=byteps,cpu_machines=2", "data-parallel:exchange=bytep")
+    found = rows("bert-large", "ethernet-25g", 512, *names, nodes=4, precision="fp16")
+    byteps, same, unknown = (found[name] for name in names)
+    assert (same.iteration_s, same.sent_bytes, same.plan) == (byteps.iteration_s, byteps.sent_bytes, byteps.plan)
+    assert "did you mean 'byteps'" in unknown.reason
+
+
 def test_cpu_machines_take_bytes_off_the_machines() -> None:
     """n = 4 machines, k without accelerators, M bytes: 2n(n-1)/(n^2+kn-2k) M each way at a machine.
 
