@@ -62,7 +62,7 @@ from ._report import say_where, show
     "--zero",
     "zero",
     multiple=True,
-    type=click.IntRange(0, 3),
+    type=click.IntRange(min=0),
     help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: 0 and 1]",
 )
 @click.option(

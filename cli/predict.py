@@ -48,7 +48,7 @@ _BESIDE = frozenset(
 )  # fmt: skip
 @click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples at a time.")
 @click.option("--schedule", help="Order of work. [default: 1f1b; interleaved where a worker holds several chunks]")
-@click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
+@click.option("--zero", type=click.IntRange(min=0), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(
     "--exchange", metavar="SCHEME",
     help="How gradients travel between data parallel copies of a whole model: ring, hierarchical, byteps, parallax, .. "

@@ -126,7 +126,7 @@ def assemble(
     groups = tied_groups(range(len(decision.stages)), shared)
     rank_shared = [rank_share(entry, used, chosen) for entry in shared]
     judged = stages, decision, evaluation, certificate, chosen
-    predictions = predictions_section(*judged, rank_shared, cluster.node_size)
+    predictions = predictions_section(*judged, cluster.node_size or 1, rank_shared)
     predictions = dataclasses.replace(predictions, measured_error=compared_error(cluster, decision))
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     plan = Plan(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from planner import schedules
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import UsageError
+from planner.exchange import recipe_of
 from planner.hardware.types import neighbours
 from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
@@ -17,7 +18,7 @@ from planner.plans.findings import AGAIN, RELATIVE, ROUNDED, Expected, Fault, Fi
 from planner.plans.readings import is_searched, schedule_of
 from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import Stage
-from planner.plans.sections import bubble_fraction, stage_collectives
+from planner.plans.sections import bubble_fraction, replica_groups, stage_collectives
 from planner.plans.types import Plan
 from planner.plans.words import module_ranges, summary
 from planner.space.limits import forbidden_choices
@@ -194,22 +195,23 @@ def _held(plan: Plan, stage: Stage, buffers: int) -> Iterator[Expected]:
     With the optimizer's state stand the buffers, as large as the weights, that the schedule keeps. Unless a scheme does
     so, the stage's replicas sum the gradients of its parameters.
     """
-    chosen, shards = precision(plan.options.precision), len(stage.replicas)
+    chosen, node_size = precision(plan.options.precision), plan.hardware.machine_devices
     path = "predictions", "stages", stage.index
     if plan.exchange is None:
         tied = (c for c in plan.predictions.stages[stage.index].collectives if c.of == "tied gradients")
-        yield Fault.COLLECTIVE, (*path, "collectives"), (*stage_collectives(stage, chosen), *tied)
+        yield Fault.COLLECTIVE, (*path, "collectives"), (*stage_collectives(stage, chosen, node_size), *tied)
     if plan.system is not None:
         return
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
-    elements, left = stage.held_parameters, stage.shard_parameters
+    elements, recipe = stage.held_parameters, recipe_of(stage.zero)
+    parts = {group: replica_groups(stage, group, node_size).shape[1] for group in recipe.held if group is not None}
     state = optimizer_state_bytes(plan.options.optimizer, chosen)
-    copies = chosen.copy_bytes * elements * (stage.zero < 3 or shards == 1)
+    copies = chosen.copy_bytes * elements * (not recipe.weights or parts[recipe.weights] == 1)
     more = buffers * elements * chosen.weight_bytes
-    for what, each, zero, beside in (
-        ("weights_bytes", chosen.weight_bytes * versions, 3, copies * versions),
-        ("gradients_bytes", chosen.gradient_bytes, 2, chosen.spare_bytes * elements),
-        ("optimizer_bytes", state, 1, more),
+    for what, each, group, beside in (
+        ("weights_bytes", chosen.weight_bytes * versions, recipe.weights, copies * versions),
+        ("gradients_bytes", chosen.gradient_bytes, recipe.gradients, chosen.spare_bytes * elements),
+        ("optimizer_bytes", state, recipe.optimizer, more),
     ):
-        right = math.ceil((left / shards if stage.zero >= zero else elements) * each + beside)
-        yield Fault.MEMORY, (*path, "memory", what), right
+        held = stage.shard_parameters / parts[group] if group else elements
+        yield Fault.MEMORY, (*path, "memory", what), math.ceil(held * each + beside)

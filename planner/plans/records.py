@@ -59,6 +59,7 @@ class HardwareSection:
         stack: the software that is assumed to train, by name or file; a part of the fingerprint. "" in plans of before.
         headroom: part of each device's memory that the plan leaves free: capacities of stages are that much smaller.
             Left out where it is 0.
+        node_size: devices of a machine; left out where a machine is what the innermost level joins.
     """
 
     name: str
@@ -68,11 +69,17 @@ class HardwareSection:
     levels: tuple[LinkLevel, ...]
     stack: str = ""
     headroom: float = 0.0
+    node_size: int = 0
+
+    @property
+    def machine_devices(self) -> int:
+        """Devices of a machine; 1 for a single device."""
+        return self.node_size or (self.levels[0].size if self.levels else 1)
 
     @property
     def nodes(self) -> int:
-        """Groups of the innermost level (machines); 1 for a single device."""
-        return self.device_count // self.levels[0].size if self.levels else 1
+        """Machines of the cluster."""
+        return self.device_count // self.machine_devices
 
 
 @dataclass(frozen=True, slots=True)

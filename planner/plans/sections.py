@@ -20,7 +20,7 @@ import numpy as np
 from planner.costs.errors import JobClass, MeasuredError, measured_error
 from planner.costs.precision import Precision
 from planner.errors import ModelError
-from planner.exchange import Phase, groups_of, recipe_of
+from planner.exchange import Group, Phase, groups_of, recipe_of
 from planner.graph import Graph, Node, SourceFile, Tensor, layer_of
 from planner.hardware.types import Cluster, Collective
 from planner.operators import batch_constants, needs_gradient, rule_of
@@ -106,8 +106,17 @@ def hardware_section(cluster: Cluster) -> HardwareSection:
         for v in cluster.levels
     )
     headroom = float(max(device.headroom for device in cluster.devices))
+    innermost = levels[0].size if levels else 1
+    node_size = cluster.node_size if (cluster.node_size or 1) != innermost else 0
     return HardwareSection(
-        cluster.name, cluster.fingerprint, cluster.device_count, tuple(runs), levels, cluster.stack.name, headroom
+        cluster.name,
+        cluster.fingerprint,
+        cluster.device_count,
+        tuple(runs),
+        levels,
+        cluster.stack.name,
+        headroom,
+        node_size or 0,
     )
 
 
@@ -145,12 +154,12 @@ def predictions_section(
     evaluation: Evaluation,
     certificate: Certificate,
     chosen: Precision,
+    node_size: int,
     shared: Sequence[SharedParameter] = (),
-    node_size: int | None = None,
 ) -> Predictions:
     """What the judge and the solver say of the answer.
 
-    `shared` are the parameters that several stages hold, `node_size` the number of devices of a machine.
+    `node_size` is the number of devices of a machine, `shared` are the parameters that several stages hold.
     """
     iteration_s = significant(evaluation.iteration_s)
     if iteration_s <= 0:
@@ -218,7 +227,7 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...
     )
 
 
-def stage_collectives(stage: Stage, chosen: Precision, node_size: int | None = None) -> tuple[StageCollective, ...]:
+def stage_collectives(stage: Stage, chosen: Precision, node_size: int) -> tuple[StageCollective, ...]:
     """What a stage's replicas exchange, by the recipe of its ZeRO stage; groups of one rank exchange nothing.
 
     Ranks of one replica that hold the same go first. `node_size` is the number of devices of a machine, for recipes
@@ -239,9 +248,8 @@ def stage_collectives(stage: Stage, chosen: Precision, node_size: int | None = N
     ]
     if len(stage.replicas) < 2 or not stage.parameters:
         return tuple(found)
-    firsts = np.sort(np.asarray([group[0] for group in stage.replicas], dtype=np.int64))
     for step in recipe.steps:
-        groups = groups_of(firsts // (node_size or 1), firsts, step.group)
+        groups = replica_groups(stage, step.group, node_size)
         count, ranks = groups.shape
         payload = stage.shard_parameters * step.payload(chosen) / step.shares(groups)
         if ranks > 1:
@@ -250,6 +258,12 @@ def stage_collectives(stage: Stage, chosen: Precision, node_size: int | None = N
                 StageCollective(step.collective.value, step.content.value, math.ceil(payload), ranks, beside, each)
             )
     return tuple(found)
+
+
+def replica_groups(stage: Stage, group: Group, node_size: int) -> np.ndarray:
+    """First ranks of the replicas that exchange with each other, a group a row."""
+    firsts = np.sort(np.asarray([ranks[0] for ranks in stage.replicas], dtype=np.int64))
+    return groups_of(firsts // node_size, firsts, group)
 
 
 def tied_collectives(

@@ -33,7 +33,7 @@ _LISTS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "expert_parallel": ("whole numbers of at least 1, such as (8, 32)", lambda v: _whole(v, 1)),
     "pipeline_stages": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
     "data_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
-    "zero": ("ZeRO stages from 0 to 3, such as (0, 1)", lambda v: _whole(v, 0) and v in recipes()),
+    "zero": ("ZeRO stages that there are, such as (0, 1)", lambda v: _whole(v, 0) and v in recipes()),
     "schedules": ("names of schedules, such as ('1f1b',)", lambda v: isinstance(v, str)),
     "backends": ("names of training frameworks, such as ('megatron',)", lambda v: isinstance(v, str)),
     "forbid": ("texts such as ('MatMul:k',)", lambda v: isinstance(v, str)),

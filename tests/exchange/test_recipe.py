@@ -21,6 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import planner
+from planner.check import CheckReport, check_plan
 from planner.errors import UsageError
 from planner.exchange import (
     SCHEMES,
@@ -47,7 +49,7 @@ from planner.exchange import (
 )
 from planner.exchange.zero import Sharded, price_sharded
 from planner.hardware import Collective
-from planner.plans import validate
+from planner.plans import Fault, validate
 from planner.solvers import chain_dp
 from planner.space import Configuration, Formulator, Job, StageChoice, evaluate
 from tests.oracles import stages as brute_force
@@ -156,6 +158,19 @@ def test_a_plan_lists_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
         [],
     ]
     assert validate(plan) == []
+    assert [finding for finding in check_plan(plan).findings if finding.fault is Fault.COLLECTIVE] == []
+
+
+def test_a_prediction_by_a_recipe_holds_its_shards_and_passes_the_check() -> None:
+    """Two machines of 8: a device holds an eighth of the weights (2 B), gradients (2 B) and moments (12 B) of all."""
+    graph, cluster = planner.load_graph("gpt2", dims={"seq": 128}), planner.load_cluster("dgx-a100", nodes=2)
+    plan = planner.predict(graph, cluster, Job(32, zero=(NUMBER,)), planner.Degrees(zero=NUMBER)).plan
+    (memory,) = (stage.memory for stage in plan.predictions.stages)
+    shard = graph.parameter_count() / 8
+    held = memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes
+    assert held == pytest.approx((2 * shard, 2 * shard, 12 * shard), rel=1e-6)
+    assert check_plan(plan).findings == ()
+    assert check_plan(plan, graph, cluster) == CheckReport(())
 
 
 def test_bytes_and_memory_by_closed_form() -> None:
