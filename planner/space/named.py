@@ -8,6 +8,7 @@ i % p. (Megatron Core, `core/transformer/pipeline_parallel_layer_layout.py`.)
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from planner.graph.blocks import layer_of
 from planner.graph.types import per_model
 from planner.hardware.types import Cluster
 from planner.registry import did_you_mean
-from planner.schedules import Schedule, get
+from planner.schedules import get
 from planner.space.configuration import Configuration
 from planner.space.cuts import balanced, mean_work_s
 from planner.space.types import BlockCosts, Job
@@ -295,11 +296,12 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
             hint="use another data parallel degree or micro-batch, or a global batch that they divide",
         )
     degrees = _with_chunks(degrees)
-    schedule, stages = _scheduled(degrees, count)
+    name = degrees.schedule or ("interleaved" if degrees.chunks > 1 else "1f1b")
+    schedule, stages = _scheduled(name, degrees.pipeline, degrees.chunks, count, recompute=degrees.recompute)
     edges = _edges(degrees, chain, costs, stages)
     if len(edges) != stages + 1:
         raise JobError(
-            f"{len(edges) - 1} stages are given, {schedule.name} over {degrees.pipeline} workers has {stages}",
+            f"{len(edges) - 1} stages are given, {schedule} over {degrees.pipeline} workers has {stages}",
             hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
         )
     return Configuration(
@@ -310,7 +312,7 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         copies=copies,
         micro_batch=costs.micro_batch,
         micro_batches=count,
-        schedule=schedule.name,
+        schedule=schedule,
         zero=degrees.zero if copies * degrees.replicas > 1 or costs.inner_replicas else 0,
         adjacent=degrees.adjacent and copies > 1,
         exchange=degrees.exchange,
@@ -366,25 +368,23 @@ def block_number(block: int | str, names: Sequence[str]) -> int:
     return names.index(block)
 
 
-def _scheduled(degrees: Degrees, micro_batches: int) -> tuple[Schedule, int]:
-    """The schedule, and the stages of a pipeline: as many on each worker as asked for.
+@functools.lru_cache(maxsize=1024)
+def _scheduled(name: str, workers: int, chunks: int, micro_batches: int, *, recompute: bool) -> tuple[str, int]:
+    """The schedule with its options, and the stages of a pipeline: as many on each worker as asked for.
 
     Raises:
         JobError: the schedule places another number of stages on a worker.
     """
-    name = degrees.schedule or ("interleaved" if degrees.chunks > 1 else "1f1b")
-    own, wanted = get(name), degrees.pipeline * degrees.chunks
-    tried = (own, *own.variants(degrees.pipeline, micro_batches, recompute=degrees.recompute))
-    for schedule in tried:
-        counts = schedule.stage_counts(degrees.pipeline)
-        if wanted in counts:
-            return schedule, wanted
-    if degrees.chunks == 1 and own.stage_counts(degrees.pipeline):
-        return own, own.stage_counts(degrees.pipeline)[0]
-    placed = sorted({count // degrees.pipeline for s in tried for count in s.stage_counts(degrees.pipeline)})
-    had = ", ".join(map(str, placed)) or "no"
+    schedule = get(name)
+    tried = (schedule, *schedule.variants(workers, micro_batches, recompute=recompute))
+    for variant in tried:
+        if workers * chunks in variant.stage_counts(workers):
+            return variant.name, workers * chunks
+    if chunks == 1 and schedule.stage_counts(workers):
+        return schedule.name, schedule.stage_counts(workers)[0]
+    placed = sorted({count // workers for variant in tried for count in variant.stage_counts(workers)})
     raise JobError(
-        f"{name} over {degrees.pipeline} workers with {micro_batches} micro-batches holds {had} chunks a worker, not "
-        f"{degrees.chunks}",
+        f"{name} over {workers} workers with {micro_batches} micro-batches holds "
+        f"{', '.join(map(str, placed)) or 'no'} chunks a worker, not {chunks}",
         hint="use another schedule, number of chunks, or number of micro-batches",
     )
