@@ -201,7 +201,7 @@ class Figures:
             moved = [np.stack([c.boundary_bytes, c.gradient_boundary_bytes])[:, 1:-1] for c in self.ways]
             last = self._cluster.device_count - 1
             near = send_terms(self._cluster, 0, min(1, last), 1)
-            here = send_terms(self._cluster, 0, min(stride, last), self.ways[0].ranks)
+            here = send_terms(self._cluster, 0, min(stride, last), stride)
             least, mean = [], []
             for costs, (out, back) in zip(self.ways, moved, strict=True):
                 if not out.size:

@@ -35,7 +35,7 @@ from planner.space.jobs import overlap_of, precision_of
 from planner.space.limits import missing_devices, unpriced
 from planner.space.ranges import Ranges, range_maxima
 from planner.space.types import BlockCosts, Evaluation, Job
-from planner.space.workers import lay_workers, pipeline_of
+from planner.space.workers import lay_workers, pipeline_of, sending_at_once
 
 _FREE = Terms(np.zeros(len(ALGORITHMS)), np.zeros(len(ALGORITHMS)))
 
@@ -198,7 +198,7 @@ class Layouts:
         senders, receivers, ranks = before.shape[1], here.shape[1], here.shape[2]
         ends, turns = sorted({0, ranks - 1}), np.arange(math.lcm(senders, receivers))
         sources, targets = before[:, turns % senders][..., ends], here[:, turns % receivers][..., ends]
-        concurrent = min(senders, receivers) * ranks
+        concurrent = sending_at_once(before, here)
         sizes = self._sizes
         depth = (sources[..., None] // sizes != targets[..., None] // sizes).sum(axis=-1).ravel()
         found = []

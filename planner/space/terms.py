@@ -26,7 +26,7 @@ from planner.space.jobs import overlap_of, precision_of
 from planner.space.repeats import selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
-from planner.space.workers import Workers
+from planner.space.workers import Workers, sending_at_once
 
 
 @dataclass(frozen=True)
@@ -425,8 +425,9 @@ def _transfer_s(cluster: Cluster, before: np.ndarray, here: np.ndarray, payload_
     ends = sorted({0, ranks - 1})
     if not in_turn and max(senders, receivers) > 1:
         sources, targets = before[:, :, None, ends], here[:, None, :, ends]
-        return float(send_terms(cluster, sources, targets).seconds(payload_bytes).min(axis=2).max())
+        at_once = sending_at_once(before[:, :1], here)
+        return float(send_terms(cluster, sources, targets, at_once).seconds(payload_bytes).min(axis=2).max())
     turns = np.arange(int(np.lcm(senders, receivers)))
     sources, targets = before[:, turns % senders][..., ends], here[:, turns % receivers][..., ends]
-    terms = send_terms(cluster, sources, targets, concurrent=min(senders, receivers) * ranks)
+    terms = send_terms(cluster, sources, targets, sending_at_once(before, here))
     return float(terms.seconds(payload_bytes).max())

@@ -248,7 +248,7 @@ class Evaluation:
     violations: tuple[Violation, ...]
     bottleneck: int
     workers: tuple[WorkerMemory, ...] = ()
-    exchange: SchemeExchange | None = None
+    exchange: SchemeExchange | None = field(default=None, compare=False)
 
     @property
     def feasible(self) -> bool:

@@ -80,3 +80,17 @@ def _ranks(configuration: Configuration, sizes: Sequence[int]) -> tuple[tuple[np
         return tuple(found), copies * width
     first = copy * width + width - edges[-1]
     return tuple(first + np.arange(a, b) for a, b in itertools.pairwise(edges.tolist())), copies * width
+
+
+def sending_at_once(before: np.ndarray, here: np.ndarray) -> int:
+    """Neighbouring devices that send over a boundary at the same time, and share the links that leave them.
+
+    Args:
+        before, here: ranks of the stages on both sides, int64 [copies, replicas, ranks of a replica].
+
+    All ranks of a replica send; so do the replicas of a stage, as many as the smaller side has, and all copies of the
+    pipeline where they stand beside each other.
+    """
+    copies, senders, ranks = map(int, before.shape)
+    side_by_side = copies > 1 and int(before[1, 0, 0] - before[0, 0, 0]) == senders * ranks
+    return (copies if side_by_side else 1) * min(senders, int(here.shape[1])) * ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ import pytest
 from planner.play import StageBytes, measure_schedule
 from planner.schedules import get, names
 from planner.space import Configuration, Job, StageChoice, Timed, evaluate, lay_workers
+from planner.space.evaluate_many import evaluate_many
 from planner.space.workers import pipeline_of
 from tests.space.instances import chain, cluster
 
@@ -69,6 +71,26 @@ def test_copies_of_chunks_exchange_among_their_own_devices(adjacent: bool) -> No
     )
     # Of 40 bytes of gradients half is scattered to the one other copy and half of the weights gathered from it.
     assert {round(t.sync_s, 9) for t in found.stages} == {4.0}
+
+
+def test_copies_beside_each_other_share_the_link_between_their_stages() -> None:
+    """Two pipelines of two stages on two switches of two devices: beside each other both send through one link.
+
+    60 bytes at 10 a second: half of that for each, 12 s a transfer, as for two replicas in one pipeline. Where each
+    pipeline has a switch of its own, 60 bytes at 30 a second are 2 s.
+    """
+    costs, machine = chain([1.0] * 2, boundary=60.0), cluster((2, 2), (30.0, 10.0))
+    stages = (StageChoice(0, 1, 1), StageChoice(1, 2, 1))
+    apart = Configuration(stages, 2, 1, 4, "1f1b")
+    beside = dataclasses.replace(apart, adjacent=True)
+    replicas = dataclasses.replace(
+        apart, stages=tuple(dataclasses.replace(stage, replicas=2) for stage in stages), copies=1, micro_batches=8
+    )
+    found = [evaluate(costs, machine, Job(8, recompute="never"), c) for c in (apart, beside, replicas)]
+    assert [f.stages[1].receive_s for f in found] == pytest.approx([2.0, 12.0, 12.0])
+    assert found[1].iteration_s == pytest.approx(found[2].iteration_s)
+    many = evaluate_many(costs, machine, Job(8, recompute="never"), [apart, beside, replicas])
+    assert many.iteration_s.tolist() == pytest.approx([f.iteration_s for f in found])
 
 
 def test_both_directions_of_chimera_exchange_between_the_two_holders() -> None:
