@@ -32,7 +32,7 @@ def check_structure(plan: Plan) -> list[Finding]:
     found = list(_stages(plan))
     if found:
         return found
-    checks = (_digest, _operators, _ranks, _batches, _boundaries, _ties, _memory, _predictions, _requires)
+    checks = (_digest, _operators, _ranks, _batches, _degrees, _boundaries, _ties, _memory, _predictions, _requires)
     return [*(finding for check in checks for finding in check(plan)), *mismatches(plan, _sums(plan))]
 
 
@@ -123,6 +123,23 @@ def _batches(plan: Plan) -> Iterator[Finding]:
             message = f"{len(stage.replicas)} replicas do not divide {batches.count} micro-batches"
             hint = "every replica takes the same number"
             yield Finding(Fault.DIVISIBILITY, f"stage {stage.index}: {message}", hint, stage.index)
+
+
+def _degrees(plan: Plan) -> Iterator[Finding]:
+    """Every degree of parallelism is at least 1, and those inside a group together do not exceed its ranks."""
+    for at, choice in enumerate(plan.configuration.stages):
+        degrees = {name: getattr(choice, name) for name in ("replicas", "ranks", "context", "expert")}
+        if min(degrees.values()) < 1 or choice.context * choice.expert > choice.ranks:
+            shown = ", ".join(f"{name} {size}" for name, size in degrees.items())
+            message = f"configuration.stages[{at}] has {shown}"
+            yield Finding(Fault.DIVISIBILITY, message, "degrees count from 1; context * expert divides ranks", at)
+    if plan.configuration.copies < 1:
+        message = f"configuration.copies is {plan.configuration.copies}"
+        yield Finding(Fault.DIVISIBILITY, message, "there is at least one copy of the pipeline")
+    for at, other in enumerate(plan.alternatives):
+        if min(1, *other.replicas, *other.ranks, other.context, other.expert, other.copies) < 1:
+            message = f"alternatives[{at}] ({other.label}) has degrees of parallelism below 1"
+            yield Finding(Fault.DIVISIBILITY, message, AGAIN)
 
 
 def _boundaries(plan: Plan) -> Iterator[Finding]:
