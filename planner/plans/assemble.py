@@ -144,7 +144,7 @@ def assemble(
         requires=(),
         stages=stages,
         routing=laid.routing,
-        boundaries=sharded_boundaries(graph, staging.boundaries(), decision, used),
+        boundaries=sharded_boundaries(staging.boundaries(), decision, used),
         shared_parameters=shared,
         duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
         schedule=dataclasses.replace(laid.section, orders=met_in_order(laid.section.orders, groups)),

@@ -24,6 +24,8 @@ from planner.plans.types import Plan
 from planner.schedules import WeightPolicy
 from planner.sharding import Boundary as Treatment
 from planner.sharding import canonical_layout, collective_uses, evaluate, layout_text, refusal, shard_elements
+from planner.sharding.inner import trained_parameters
+from planner.sharding.sharded import held_parameters
 
 _FOR_THIS_MODEL = "plan again for this model"
 
@@ -376,36 +378,31 @@ def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
     Where other stages are sharded otherwise, they may hold less of a parameter that they share.
     """
     own = [stage for stage in plan.stages if stage.sharding == rebuilt.sharding.name]
-    most: dict[str, int] = {}
+    most: dict[str, float] = {}
     held: dict[int, set[str]] = {}
     for stage in own:
         for block in range(*stage.blocks):
             found = _parameters(plan, rebuilt, stage.index, block)
             held.setdefault(stage.index, set()).update(found)
-            most.update({name: max(most.get(name, 0), elements) for name, elements in found.items()})
+            most.update({name: max(most.get(name, 0.0), elements) for name, elements in found.items()})
     for stage in own:
-        total = sum(most[name] for name in held[stage.index])
+        total = round(sum(most[name] for name in held[stage.index]))
         if total > stage.rank_parameters or (len(own) == len(plan.stages) and total != stage.rank_parameters):
             message = f"a rank of stage {stage.index} holds {total} parameters, the plan says {stage.rank_parameters}"
             yield Finding(Fault.SHARDING_MEMORY, message, AGAIN, stage.index)
 
 
-def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, int]:
+def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, float]:
     """Elements that a rank holds of each trainable parameter of a block, ties resolved."""
-    graph, found = rebuilt.graph, dict[str, int]()
-    known = plan.sharded_block(stage, block)
-    for place in known[0].tensors if known else ():
-        name = known[1][place.tensor] if known else place.tensor
-        if not place.optimizer or name not in rebuilt.facts.carrying:
-            continue
-        tensor = graph.tensors[name]
-        part = shard_elements(tensor.shape, rebuilt.layout(place.value), rebuilt.mesh.sizes) / max(1, tensor.elements)
-        for source in graph.sources.get(name, ()):
-            parameter = graph.parameters[graph.parameter_index[source]]
-            owner = graph.parameters[graph.parameter_index[parameter.tied_to]] if parameter.tied_to else parameter
-            if owner.trainable:
-                found[owner.name] = max(found.get(owner.name, 0), round(part * owner.elements))
-    return found
+    graph, parts = rebuilt.graph, list[tuple[str, float]]()
+    entry, names = plan.sharded_block(stage, block) or (None, {})
+    for place in entry.tensors if entry else ():
+        name = names[place.tensor]
+        if place.optimizer and name in rebuilt.facts.carrying:
+            tensor = graph.tensors[name]
+            held = shard_elements(tensor.shape, rebuilt.layout(place.value), rebuilt.mesh.sizes)
+            parts.append((name, held / max(1, tensor.elements)))
+    return held_parameters(trained_parameters(graph), parts)
 
 
 def check_sharded_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:

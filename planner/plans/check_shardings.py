@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from planner.errors import PlanError, UsageError
 from planner.plans.findings import AGAIN, Expected, Fault, Finding, mismatches
 from planner.plans.records import Boundary, Stage
+from planner.plans.shard_sections import placed_boundary
 from planner.plans.shardings import ShardedBlock, Sharding, correspondence
 from planner.plans.types import Plan
-from planner.sharding import parse_layout, refusal, shard_elements
+from planner.sharding import TensorLayout, parse_layout, refusal
 
 FREE = "free"
 """Treatment of boundaries under which each tensor lies where its entries say."""
@@ -154,28 +155,24 @@ def _texts(entry: ShardedBlock) -> Iterator[tuple[str, str]]:
 
 
 def _boundaries(plan: Plan) -> Iterator[Expected]:
-    """Tensors between stages lie where the entries of both sides say."""
-    for at, b in enumerate(plan.boundaries):
-        made = plan.layout_of(b.tensor, b.from_stage)
-        layout = made.value if made else ""
-        yield Fault.BOUNDARY_LAYOUT, ("boundaries", at, "layout"), layout
-        yield Fault.BOUNDARY_LAYOUT, ("boundaries", at, "rank_bytes"), _rank_bytes(plan, b, layout)
-        said = dict(zip(b.to_stages, b.received, strict=False))
-        lies = {to: plan.layout_of(b.tensor, to) for to in b.to_stages}
-        unsaid = {to: said.get(to, "") if plan.stages[to].sharding else "" for to in b.to_stages}
-        received = tuple(place.value if place else unsaid[to] for to, place in lies.items())
-        yield Fault.BOUNDARY_LAYOUT, ("boundaries", at, "received"), received if any(received) else ()
+    """Each boundary tensor has the layout that the entries of the stages on both sides give it."""
+    for at, boundary in enumerate(plan.boundaries):
+        expected = placed_boundary(boundary, functools.partial(_place, plan, boundary))
+        for key in ("layout", "rank_bytes", "received"):
+            yield Fault.BOUNDARY_LAYOUT, ("boundaries", at, key), getattr(expected, key)
 
 
-def _rank_bytes(plan: Plan, boundary: Boundary, text: str) -> int:
-    """Bytes that a rank holds of a tensor between stages; 0 in groups of one rank, and where it cannot lie so."""
-    sharding, shape = plan.sharding_of(boundary.from_stage), boundary.shape
+def _place(plan: Plan, boundary: Boundary, stage: int, tensor: str) -> tuple[TensorLayout, Sequence[int]] | None:
+    """Layout of a boundary tensor on a stage's groups; of a reader whose entries do not have it, what is said there."""
+    sharding, place = plan.sharding_of(stage), plan.layout_of(tensor, stage)
     if sharding is None:
-        return 0
+        return None
+    said = dict(zip(boundary.to_stages, boundary.received, strict=False))
+    text = place.value if place else said.get(stage, "")
     layout = parse_layout(text, len(sharding.axes)) if text else ()
-    if not layout or refusal(shape, layout, sharding.sizes, padded=sharding.padded):
-        return 0
-    return boundary.bytes * shard_elements(shape, layout, sharding.sizes) // max(1, math.prod(shape))
+    if not layout or refusal(boundary.shape, layout, sharding.sizes, padded=sharding.padded):
+        return None
+    return layout, sharding.sizes
 
 
 def _stage(plan: Plan, stage: Stage) -> Iterator[Expected]:

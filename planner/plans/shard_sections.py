@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -194,37 +195,35 @@ def _runs(members: Sequence[int], rows: Sequence[tuple[str, ...]]) -> tuple[Bloc
     return tuple(found)
 
 
+PlaceOf = Callable[[int, str], tuple[TensorLayout, Sequence[int]] | None]
+"""By stage and tensor: its layout on the ranks of a group and the sizes of their mesh; None in groups of one rank."""
+
+
+def placed_boundary(boundary: Boundary, place_of: PlaceOf) -> Boundary:
+    """A boundary with its layout and bytes on the groups that make and read it."""
+    made = place_of(boundary.from_stage, boundary.tensor)
+    readers = (place_of(stage, boundary.tensor) for stage in boundary.to_stages)
+    received = tuple("" if place is None else layout_text(place[0]) for place in readers)
+    shape = boundary.shape
+    return dataclasses.replace(
+        boundary,
+        layout="" if made is None else layout_text(made[0]),
+        rank_bytes=0 if made is None else boundary.bytes * shard_elements(shape, *made) // max(1, math.prod(shape)),
+        received=received if any(received) else (),
+    )
+
+
 def sharded_boundaries(
-    graph: Graph,
-    boundaries: Sequence[Boundary],
-    decision: Configuration,
-    used: Mapping[int, tuple[StageSharding, str]],
+    boundaries: Sequence[Boundary], decision: Configuration, used: Mapping[int, tuple[StageSharding, str]]
 ) -> tuple[Boundary, ...]:
-    """Boundaries with how they lie on the groups that make and read them."""
+    """Boundaries placed as a decision's stages are sharded."""
 
-    def lies(stage: int, tensor: str) -> TensorLayout | None:
+    def place_of(stage: int, tensor: str) -> tuple[TensorLayout, Sequence[int]] | None:
         choice = decision.stages[stage]
-        if choice.ranks == 1:
-            return None
-        return used[choice.sharding][0].costs.layouts[tensor]
+        entry = used[choice.sharding][0] if choice.ranks > 1 else None
+        return None if entry is None else (entry.costs.layouts[tensor], entry.inner.mesh.sizes)
 
-    found = []
-    for b in boundaries:
-        made = lies(b.from_stage, b.tensor)
-        received = tuple(layout_text(lies(to, b.tensor) or ()) for to in b.to_stages)
-        rank_bytes = 0
-        if made is not None:
-            sizes = used[decision.stages[b.from_stage].sharding][0].inner.mesh.sizes
-            rank_bytes = b.bytes * shard_elements(b.shape, made, sizes) // max(1, graph.tensors[b.tensor].elements)
-        found.append(
-            dataclasses.replace(
-                b,
-                layout=layout_text(made or ()),
-                rank_bytes=rank_bytes,
-                received=received if any(received) else (),
-            )
-        )
-    return tuple(found)
+    return tuple(placed_boundary(boundary, place_of) for boundary in boundaries)
 
 
 def with_inside(
