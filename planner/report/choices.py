@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from planner.ask import Fix, TargetAnswer, WhyNot, Worth
-from planner.ask.choices import Part
+from planner.ask.choices import ComparedPart
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
 from planner.prediction import Prediction
@@ -117,14 +117,14 @@ def _reasons(answer: WhyNot) -> Iterator[str]:
             yield f"it {word} " + ", ".join(f"{format_seconds(abs(p.other - p.own))} in {p.name}" for p in large)
 
 
-def _parts(parts: Sequence[Part], form: Form) -> Table:
+def _parts(parts: Sequence[ComparedPart], form: Form) -> Table:
     columns = {"part": Form.TEXT, "plan": form, "choice": form, "change": Form.FIGURE}
-    total = Part("total", sum(p.own for p in parts), sum(p.other for p in parts))
+    total = ComparedPart("total", sum(p.own for p in parts), sum(p.other for p in parts))
     rows = ((p.name, p.own, p.other, _change(p)) for p in (*parts, total))
     return table(columns, rows)
 
 
-def _change(part: Part) -> str:
+def _change(part: ComparedPart) -> str:
     return f"{part.other / part.own - 1:+.1%}" if part.own else ("new" if part.other else "-")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from planner.ask.sweeps import Row
+from planner.ask.sweeps import SweepRow
 from planner.report import svg
 from planner.report.plot import Axes, time_ticks
 from planner.report.tables import Cell, Form, Report, Section, data_table, table
@@ -27,7 +27,7 @@ DATA = (*FIGURES, "pareto", "shape", "reason", "seconds")
 """Columns of the rows for tools, behind those that were swept."""
 
 
-def sweep_report(rows: Sequence[Row]) -> Report:
+def sweep_report(rows: Sequence[SweepRow]) -> Report:
     """All points in their order; values that all have in common stand in the title alone."""
     swept = _swept(rows)
     common = [(name, value) for name, value in rows[0].point if name not in swept] if rows else []
@@ -50,7 +50,7 @@ def sweep_report(rows: Sequence[Row]) -> Report:
     )
 
 
-def _swept(rows: Sequence[Row]) -> list[str]:
+def _swept(rows: Sequence[SweepRow]) -> list[str]:
     """Names of which points have different values."""
     values: dict[str, set[str]] = {}
     for row in rows:
@@ -59,7 +59,7 @@ def _swept(rows: Sequence[Row]) -> list[str]:
     return [name for name, found in values.items() if len(found) > 1]
 
 
-def _cells(row: Row, swept: Sequence[str], *, priced: bool) -> tuple[Cell, ...]:
+def _cells(row: SweepRow, swept: Sequence[str], *, priced: bool) -> tuple[Cell, ...]:
     point, line = dict(row.point), row.headline
     values = [point.get(name) for name in swept]
     if line is None:
@@ -71,7 +71,7 @@ def _cells(row: Row, swept: Sequence[str], *, priced: bool) -> tuple[Cell, ...]:
     return (*values, MARK if row.pareto else "", *figures, *price, row.shape)
 
 
-def _data(rows: Sequence[Row]) -> list[dict[str, object]]:
+def _data(rows: Sequence[SweepRow]) -> list[dict[str, object]]:
     found = []
     for row in rows:
         line = row.headline
@@ -81,7 +81,7 @@ def _data(rows: Sequence[Row]) -> list[dict[str, object]]:
     return found
 
 
-def sweep_svg(rows: Sequence[Row]) -> str:
+def sweep_svg(rows: Sequence[SweepRow]) -> str:
     """Throughput of all devices to the right, price upwards (memory where no price is known), both logarithmic.
 
     Points that no other beats are filled in colour; each says its values when it is pointed at.
@@ -117,7 +117,7 @@ def sweep_svg(rows: Sequence[Row]) -> str:
     return svg.svg(WIDTH, HEIGHT, STYLE, parts)
 
 
-def _place(row: Row) -> tuple[float, float]:
+def _place(row: SweepRow) -> tuple[float, float]:
     """Throughput, and price or GiB, of a point with a plan."""
     line = row.headline
     if line is None:
