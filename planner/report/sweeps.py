@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from planner.ask.sweeps import SweepRow
 from planner.report import svg
-from planner.report.plot import Axes, time_ticks
+from planner.report.scales import Scale, horizontal_lines, round_ticks, vertical_lines
 from planner.report.tables import Cell, Form, Report, Section, data_table, table
 from planner.units import plural
 
@@ -92,28 +91,20 @@ def sweep_svg(rows: Sequence[SweepRow]) -> str:
     if not made:
         return svg.svg(WIDTH, HEIGHT, STYLE, [*parts, svg.text(LEFT, TOP + 40, "no point has a plan")])
     priced = all(row.headline and row.headline.dollars_per_hour for row, _, _ in made)
-    (low_x, high_x), (low_y, high_y) = _range([x for _, x, _ in made]), _range([y for _, _, y in made])
-    axes = Axes(low_x, high_x, 1.0, (), (), WIDTH, LEFT, RIGHT, TOP, BOTTOM)
-
-    def height(value: float) -> float:
-        return BOTTOM - math.log(value / low_y) / math.log(high_y / low_y) * (BOTTOM - TOP)
-
+    x, y = _scale([rate for _, rate, _ in made], LEFT, RIGHT), _scale([cost for _, _, cost in made], BOTTOM, TOP)
     tokens = any(row.headline and row.headline.sequence for row, _, _ in made)
     unit = "tokens" if tokens else "samples"
     words = f"dollars for 10^{12 if tokens else 6} {unit}" if priced else "memory of the fullest device, GiB"
     parts += [
         svg.text(LEFT - 60, TOP - 14, f"{words}, logarithmic", "quiet"),
         svg.text((LEFT + RIGHT) / 2, BOTTOM + 40, f"{unit} a second, all devices, logarithmic", "quiet", "middle"),
+        *vertical_lines(x, y, "{:,.6g}".format, 18),
+        *horizontal_lines(x, y, "{:,.6g}".format),
     ]
-    for tick in _ticks(low_x, high_x):
-        parts += [svg.line("grid", axes.x(tick), TOP, axes.x(tick), BOTTOM)]
-        parts += [svg.text(axes.x(tick), BOTTOM + 18, f"{tick:,.6g}", anchor="middle")]
-    for tick in _ticks(low_y, high_y):
-        parts += [svg.line("grid", LEFT, height(tick), RIGHT, height(tick))]
-        parts += [svg.text(LEFT - 8, height(tick) + 4, f"{tick:,.6g}", anchor="end")]
-    for row, x, y in sorted(made, key=lambda each: each[0].pareto):
-        tip = ", ".join(f"{name} {value}" for name, value in row.point if name in _swept(rows)) + f": {row.headline}"
-        parts.append(svg.circle("best" if row.pareto else "some", axes.x(x), height(y), 6 if row.pareto else 4, tip))
+    swept = _swept(rows)
+    for row, rate, cost in sorted(made, key=lambda point: point[0].pareto):
+        tip = ", ".join(f"{name} {value}" for name, value in row.point if name in swept) + f": {row.headline}"
+        parts.append(svg.circle("best" if row.pareto else "some", x.at(rate), y.at(cost), 6 if row.pareto else 4, tip))
     return svg.svg(WIDTH, HEIGHT, STYLE, parts)
 
 
@@ -126,12 +117,8 @@ def _place(row: SweepRow) -> tuple[float, float]:
     return rate, (line.dollars_per_tera_tokens or line.dollars_per_mega_samples or line.memory_bytes / GIB)
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    span = max(max(values) / min(values), 1.2) ** 0.08
-    return min(values) / span, max(values) * span
-
-
-def _ticks(low: float, high: float) -> tuple[float, ...]:
-    """Round numbers between two, by the rule of time scales below half a minute."""
-    scale = 10.0 ** -math.floor(math.log10(high))
-    return tuple(float(f"{tick / scale:.6g}") for tick in time_ticks(low * scale, high * scale))
+def _scale(values: Sequence[float], start: float, end: float) -> Scale:
+    """A logarithmic scale that covers some values with a margin."""
+    margin = max(max(values) / min(values), 1.2) ** 0.08
+    low, high = min(values) / margin, max(values) * margin
+    return Scale(low, high, start, end, round_ticks(low, high))
