@@ -1,4 +1,4 @@
-"""A sweep as a table and as a picture: throughput against price, or memory where no price is known."""
+"""Reports of sweeps: a table, and a picture of throughput against price, or memory if no price is known."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FIGURES = (
     "dollars_per_hour", "dollars_per_tera_tokens", "dollars_per_mega_samples",
 )  # fmt: skip
 DATA = (*FIGURES, "pareto", "shape", "reason", "seconds")
-"""Columns of the rows for tools, behind those that were swept."""
+"""Columns of the rows for tools, after the swept names."""
 
 
 def sweep_report(rows: Sequence[SweepRow]) -> Report:
-    """All points in their order; values that all have in common stand in the title alone."""
+    """All points in order; values that all points share are in the title only."""
     swept = _swept(rows)
     common = [(name, value) for name, value in rows[0].point if name not in swept] if rows else []
     tokens = any(row.headline and row.headline.sequence for row in rows)
@@ -50,7 +50,7 @@ def sweep_report(rows: Sequence[SweepRow]) -> Report:
 
 
 def _swept(rows: Sequence[SweepRow]) -> list[str]:
-    """Names of which points have different values."""
+    """Names with more than one value among the points."""
     values: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.point:
@@ -71,19 +71,19 @@ def _cells(row: SweepRow, swept: Sequence[str], *, priced: bool) -> tuple[Cell, 
 
 
 def _data(rows: Sequence[SweepRow]) -> list[dict[str, object]]:
-    found = []
+    data = []
     for row in rows:
         line = row.headline
         figures = {} if line is None else {name: getattr(line, name) for name in FIGURES if hasattr(line, name)}
-        own = {"bound_s": row.bound_s or None, "pareto": row.pareto, "shape": row.shape, "reason": row.reason}
-        found.append({**dict(row.point), **figures, **own, "seconds": round(row.seconds, 3)})
-    return found
+        result = {"bound_s": row.bound_s or None, "pareto": row.pareto, "shape": row.shape, "reason": row.reason}
+        data.append({**dict(row.point), **figures, **result, "seconds": round(row.seconds, 3)})
+    return data
 
 
 def sweep_svg(rows: Sequence[SweepRow]) -> str:
-    """Throughput of all devices to the right, price upwards (memory where no price is known), both logarithmic.
+    """Throughput of all devices to the right, price (or memory if no price is known) upwards, both logarithmic.
 
-    Points that no other beats are filled in colour; each says its values when it is pointed at.
+    Pareto-optimal points are filled in colour; each point has a tooltip with its values.
     """
     made = [(row, *_place(row)) for row in rows if row.headline is not None]
     title = sweep_report(rows).title
@@ -109,7 +109,7 @@ def sweep_svg(rows: Sequence[SweepRow]) -> str:
 
 
 def _place(row: SweepRow) -> tuple[float, float]:
-    """Throughput, and price or GiB, of a point with a plan."""
+    """Throughput, and price or GiB, of a row with a plan."""
     line = row.headline
     if line is None:
         return 0.0, 0.0
