@@ -127,17 +127,10 @@ def read_target(text: str) -> Target:
         seconds = parse(value, Dimension.SECONDS)
         if seconds > 0:
             return Target(text, step_s=seconds)
-    amount_match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*/\s*([0-9.]+)\s*(d|h|min|s|w)", value)
-    if (
-        kind not in ("tokens", "samples")
-        or not amount_match
-        or float(amount_match[1]) <= 0
-        or float(amount_match[2]) <= 0
-    ):
+    rate = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*/\s*([0-9.]+)\s*(d|h|min|s|w)", value)
+    if kind not in ("tokens", "samples") or not rate or float(rate[1]) <= 0 or float(rate[2]) <= 0:
         raise UsageError(f"{text!r} is no target", hint="write step=2s, tokens=1e12/7d or samples=1e9/12h")
-    return Target(
-        text, amount=float(amount_match[1]), unit=kind, within_s=float(amount_match[2]) * _SPANS[amount_match[3]]
-    )
+    return Target(text, amount=float(rate[1]), unit=kind, within_s=float(rate[2]) * _SPANS[rate[3]])
 
 
 def sizes_of(cluster: Cluster, most: int = MOST_DEVICES) -> tuple[int, ...]:

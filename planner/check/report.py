@@ -89,9 +89,8 @@ def check_plan(
         try:
             further += mismatches(plan, _played(plan))
         except PlanError as error:
-            further.append(
-                Finding(Fault.PREDICTIONS, f"cannot be simulated: {error.problem.message}", error.problem.hint)
-            )
+            message = f"cannot be simulated: {error.problem.message}"
+            further.append(Finding(Fault.PREDICTIONS, message, error.problem.hint))
     unchecked: tuple[str, ...] = ()
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
@@ -188,9 +187,8 @@ def _anew(
         return [Finding(Fault.UNPRICED, error.problem.message, error.problem.hint)], ()
     prices = [difference for difference in wrong if is_price(difference.path)] if prices_may_differ else []
     if prices:
-        findings.append(
-            Finding(Fault.REPRICED, _repriced(plan, anew, cluster, prices), "plan again for current figures")
-        )
+        message = _repriced(plan, anew, cluster, prices)
+        findings.append(Finding(Fault.REPRICED, message, "plan again for current figures"))
     unexplained = [difference for difference in wrong if difference not in prices]
     findings += [
         Finding(Fault.DIFFERS, str(difference), PLAN_AGAIN, stage_in(difference.path)) for difference in unexplained

@@ -113,9 +113,8 @@ def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
     recomputes = stage.recompute or (bool(stage.repeats) and terms.recompute_s > 0)
     if recomputes != (terms.recompute_s > 0) and stage.kept_blocks != tuple(range(*stage.blocks)):
         claim = "recomputes" if stage.recompute else "does not recompute"
-        message = (
-            f"stage {stage.index} {claim}, but its backward repeats {format_seconds(terms.recompute_s)} of forward"
-        )
+        repeated = format_seconds(terms.recompute_s)
+        message = f"stage {stage.index} {claim}, but its backward repeats {repeated} of forward"
         yield Finding(Fault.PREDICTIONS, message, PLAN_AGAIN, stage.index)
 
 
@@ -141,17 +140,13 @@ def _predictions(plan: Plan) -> Iterator[Finding]:
         message = f"stage {predictions.bottleneck} is called the bottleneck, stage {slowest} is slower"
         yield Finding(Fault.PREDICTIONS, message, PLAN_AGAIN, predictions.bottleneck)
     gap = gap_to(predictions.bound_s, predictions.reached_s)
-    if (
-        predictions.tried_bound_s is not None
-        and not predictions.bound_s <= predictions.tried_bound_s <= predictions.reached_s * (1 + RELATIVE)
-    ):
-        message = (
-            f"the bound of what was tried, {predictions.tried_bound_s} s, does not lie between bound and iteration time"
-        )
+    tried_s, longest_s = predictions.tried_bound_s, predictions.reached_s * (1 + RELATIVE)
+    if tried_s is not None and not predictions.bound_s <= tried_s <= longest_s:
+        message = f"the bound of what was tried, {tried_s} s, does not lie between bound and iteration time"
         yield Finding(Fault.BOUND, message, PLAN_AGAIN)
-    if predictions.line_bound_s is not None and predictions.line_bound_s < predictions.bound_s:
-        lower_s = predictions.line_bound_s
-        message = f"the bound of one stage a worker, {lower_s} s, is below that of all, {predictions.bound_s} s"
+    line_s = predictions.line_bound_s
+    if line_s is not None and line_s < predictions.bound_s:
+        message = f"the bound of one stage a worker, {line_s} s, is below that of all, {predictions.bound_s} s"
         yield Finding(Fault.BOUND, message, PLAN_AGAIN)
     if predictions.proven_optimal and gap > ROUNDED:
         message = f"the plan is called proven optimal at {format_seconds(gap * predictions.reached_s)} above its bound"

@@ -170,10 +170,9 @@ def _block_parameters(plan: Plan, graph: Graph, index: dict[str, int]) -> Iterat
             expected = {p.name: p for p in block_parameters(graph, nodes)}
             for name in sorted(listed.keys() | expected.keys()):
                 if listed.get(name) != expected.get(name):
-                    difference = (
-                        "is not listed" if name not in listed else "is not read" if name not in expected else "differs"
-                    )
-                    message = f"parameter {name!r} {difference} in block {block.name!r}"
+                    fault = "differs" if name in expected else "is not read"
+                    fault = fault if name in listed else "is not listed"
+                    message = f"parameter {name!r} {fault} in block {block.name!r}"
                     yield Finding(Fault.PARAMETERS, message, _FOR_THIS_MODEL, stage.index, tensor=name)
 
 

@@ -183,9 +183,8 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Expected]:
     entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
     figures = {b: entry[0].figures for b, entry in entries.items() if entry}
     recompute_s = sum((f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks), 0.0)
-    recompute_s = (
-        terms.recompute_s if stage.repeats else recompute_s
-    )  # of some modules of each block, which are not in the file
+    if stage.repeats:  # the file does not have the figures of single modules
+        recompute_s = terms.recompute_s
     forward_s = sum((f.forward_s for f in figures.values()), 0.0)
     backward_s = sum((f.backward_s for f in figures.values()), recompute_s)
     sums = {

@@ -107,11 +107,10 @@ def _with_names(facts: Mapping[Key, Value], names: Mapping[str, str]) -> Iterato
         return names.get(name, name) if isinstance(name, str) else name
 
     for key, value in facts.items():
-        renamed_value = tuple(map(new_name, value)) if isinstance(value, tuple) else value
-        yield (
-            tuple(names.get(part, part) for part in key),
-            names.get(renamed_value, renamed_value) if isinstance(renamed_value, str) else renamed_value,
-        )
+        new_value = tuple(map(new_name, value)) if isinstance(value, tuple) else value
+        if isinstance(new_value, str):
+            new_value = names.get(new_value, new_value)
+        yield tuple(names.get(part, part) for part in key), new_value
 
 
 def changed_values(

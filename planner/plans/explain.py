@@ -379,16 +379,13 @@ def _recomputation(plan: Plan) -> tuple[str, ...]:
     """What is recomputed, and what is kept instead."""
     kept = [plan.block_table[block].name for stage in plan.stages for block in stage.kept_blocks]
     modules = tuple(dict.fromkeys(name for stage in plan.stages for name in stage.repeats))
-    module_words = (
-        (f"{', '.join(modules)} run forward again before their backward; what they read is kept",) if modules else ()
-    )
+    repeats = f"{', '.join(modules)} run forward again before their backward; what they read is kept"
+    module_words = (repeats,) if modules else ()
     if not any(stage.recompute for stage in plan.stages):
         return module_words
     exception = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
-    stage_words = (
-        f"a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward{exception}"
-    )
-    return (stage_words, *module_words)
+    words = "a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward"
+    return (words + exception, *module_words)
 
 
 def _dropout(plan: Plan) -> str:

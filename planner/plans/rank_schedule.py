@@ -262,9 +262,7 @@ def _orders(
                 peers = {guest: group[min(position, len(group) - 1)] for guest, group in peer_groups}
                 key = tuple(peer - rank for peer in peers.values())
                 if key not in line_by_peers:
-                    placed = (
-                        [a._replace(peer=peers[a.peer]) if a.peer >= 0 else a for a in lane] if peer_workers else lane
-                    )
+                    placed = [a._replace(peer=peers[a.peer]) if a.peer >= 0 else a for a in lane] if peers else lane
                     line_by_peers[key] = encode_line(placed, rank=rank, steady=steady)
                 by_lane.setdefault(number, {})[rank] = line_by_peers[key].dealt(copies, copy)
     return tuple(line for number, lines in sorted(by_lane.items()) for line in group_lines(lines, number))

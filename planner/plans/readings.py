@@ -45,9 +45,8 @@ def malformed(plan: Plan) -> list[str]:
         problems.append("lanes are said to run side by side, but some rank has one")
     misnumbered = [rank for rank, lane_numbers in lanes.items() if lane_numbers != set(range(len(lane_numbers)))]
     if misnumbered:
-        problems.append(
-            f"the lanes of rank {misnumbered[0]} are numbered {sorted(lanes[misnumbered[0]])}, not from 0 on"
-        )
+        rank = misnumbered[0]
+        problems.append(f"the lanes of rank {rank} are numbered {sorted(lanes[rank])}, not from 0 on")
     return problems
 
 

@@ -226,11 +226,8 @@ def gate(text: str) -> Gate:
     limit_match = _GATE.fullmatch(lowered)
     if limit_match is None or limit_match[1] not in (*Metric,):
         known = (*map(str, Severity), *RULES, *(f"{metric}:+3%" for metric in Metric))
-        suggestion = (
-            did_you_mean(limit_match[1], [str(metric) for metric in Metric])
-            if limit_match
-            else did_you_mean(lowered, known)
-        )
+        metrics = [str(metric) for metric in Metric]
+        suggestion = did_you_mean(limit_match[1], metrics) if limit_match else did_you_mean(lowered, known)
         raise UsageError(f"{text!r} is no gate", where="--fail-on", hint=suggestion)
     metric, sign, limit = Metric(limit_match[1]), limit_match[2], text.strip()[limit_match.start(3) :]
     below = metric is Metric.THROUGHPUT

@@ -255,11 +255,8 @@ def stage_collectives(stage: Stage, chosen: Precision, node_size: int | None = N
         payload = stage.shard_parameters * step.payload(chosen) / step.shares(groups)
         if ranks > 1:
             parallel_groups, phase = count * stage.group_ranks, _PASS_OF[step.phase]
-            collectives.append(
-                StageCollective(
-                    step.collective.value, step.content.value, math.ceil(payload), ranks, parallel_groups, phase
-                )
-            )
+            kind, size = step.collective.value, math.ceil(payload)
+            collectives.append(StageCollective(kind, step.content.value, size, ranks, parallel_groups, phase))
     return tuple(collectives)
 
 

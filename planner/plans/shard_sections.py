@@ -251,11 +251,8 @@ def rank_share(
         for name, elements in parameters.items()
         if name == shared.parameter
     ]
-    return (
-        dataclasses.replace(shared, bytes=round(max(held_elements) * chosen.gradient_bytes))
-        if held_elements
-        else shared
-    )
+    held_bytes = round(max(held_elements, default=0.0) * chosen.gradient_bytes)
+    return dataclasses.replace(shared, bytes=held_bytes) if held_elements else shared
 
 
 def rank_parameters(entry: StageSharding, start: int, stop: int) -> int:

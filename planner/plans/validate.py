@@ -68,9 +68,8 @@ def _stages(plan: Plan) -> Iterator[Finding]:
     ]
     for name, stages in mentioned:
         if any(stage not in stage_numbers for stage in stages):
-            yield Finding(
-                Fault.STAGE_RANGE, f"{name} names stages {stages}, there are {len(stage_numbers)}", tensor=name
-            )
+            message = f"{name} names stages {stages}, there are {len(stage_numbers)}"
+            yield Finding(Fault.STAGE_RANGE, message, tensor=name)
 
 
 def _digest(plan: Plan) -> Iterator[Finding]:
@@ -216,15 +215,15 @@ def _memory(plan: Plan) -> Iterator[Finding]:
             message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
             hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
             yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
-        activations_bytes, in_flight_bytes = (
+        count, unit_bytes, total_bytes = (
+            prediction.in_flight,
+            prediction.unit_bytes,
             prediction.memory.activations_bytes,
-            prediction.in_flight * prediction.unit_bytes,
         )
-        if activations_bytes < in_flight_bytes or (
-            activations_bytes > in_flight_bytes + prediction.in_flight + 1 and not (stage.recompute or stage.repeats)
-        ):
-            in_flight = f"{prediction.in_flight} x {prediction.unit_bytes} bytes of activations"
-            message = f"stage {stage.index} keeps {in_flight}, but says {activations_bytes} in all"
+        excess_bytes, recomputes = total_bytes - count * unit_bytes, stage.recompute or stage.repeats
+        if excess_bytes < 0 or (excess_bytes > count + 1 and not recomputes):
+            kept = f"{count} x {unit_bytes} bytes of activations"
+            message = f"stage {stage.index} keeps {kept}, but says {total_bytes} in all"
             yield Finding(Fault.MEMORY, message, PLAN_AGAIN, stage.index)
 
 
@@ -279,15 +278,9 @@ def _configured(plan: Plan) -> Iterator[_Pair]:
     yield "configuration.copies * micro_batches", count, "micro_batches.count", batches.count
     yield "configuration.schedule", configuration.schedule, "schedule.name", plan.schedule.name
     yield "configuration.transfers", configuration.transfers.value, "schedule.transfers", plan.schedule.transfers
-    if (
-        configuration.exchange and scheme(configuration.exchange).zero is None
-    ):  # what a ZeRO stage exchanges stands with the stages
-        yield (
-            "configuration.exchange",
-            configuration.exchange,
-            "exchange.scheme",
-            plan.exchange.scheme if plan.exchange else "",
-        )
+    exchange = configuration.exchange
+    if exchange and scheme(exchange).zero is None:  # collectives of a ZeRO stage are listed with the stages
+        yield "configuration.exchange", exchange, "exchange.scheme", plan.exchange.scheme if plan.exchange else ""
 
 
 def _configured_stages(plan: Plan) -> Iterator[_Pair]:
@@ -376,10 +369,8 @@ def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
         plan_hardware = f"{plan.hardware.name} (fingerprint {plan.hardware.fingerprint[:12]})"
         given_hardware = f"{cluster.name} (fingerprint {cluster.fingerprint[:12]})"
         if plan.hardware.stack != cluster.stack.name:
-            plan_hardware, given_hardware = (
-                f"{plan_hardware} under {plan.hardware.stack or 'no stack'}",
-                f"{given_hardware} under {cluster.stack.name}",
-            )
+            plan_hardware += f" under {plan.hardware.stack or 'no stack'}"
+            given_hardware += f" under {cluster.stack.name}"
         message = f"the plan is for {plan_hardware}, not {given_hardware}"
         return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
     headroom = with_headroom(cluster, plan.hardware.headroom)

@@ -169,7 +169,6 @@ def _tried(answer: TargetAnswer) -> Table:
     for size in answer.tried:
         change = None if size.step_s is None else size.step_s / answer.most_s - 1
         dollars = (f"${size.dollars_per_step:,.3g}" if size.dollars_per_step else None,) if priced else ()
-        rows.append(
-            (size.devices, size.step_s, change, *dollars, size.reason or ("reaches it" if size.reaches else ""))
-        )
+        remark = size.reason or ("reaches it" if size.reaches else "")
+        rows.append((size.devices, size.step_s, change, *dollars, remark))
     return table({**columns, "": Form.TEXT}, rows)

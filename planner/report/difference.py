@@ -76,9 +76,8 @@ def diff_report(
     if findings:
         sections.append(Section("Findings", items=tuple(f"{r.severity} {r.rule}: {r.message}" for r in findings)))
     if failures:
-        sections.append(
-            Section("Gates", items=tuple(f"{gate}: {reason or 'holds'}" for gate, reason in failures.items()))
-        )
+        gates = tuple(f"{gate}: {reason or 'holds'}" for gate, reason in failures.items())
+        sections.append(Section("Gates", items=gates))
     if every_value:
         sections += _values(comparison.changes)
     elif comparison.changes:
@@ -204,9 +203,8 @@ def diff_markdown(
         head.append(report_to_markdown(Report("", (Section(table=_figures(comparison.costs)),))).strip())
     full_report = diff_report(comparison, attribution, failures)
     summary = Report("", tuple(section for section in full_report.sections if section.heading != "Figures"))
-    folded = (
-        [("What changed, what the planner did, what it costs", report_to_markdown(summary))] if summary.sections else []
-    )
+    title = "What changed, what the planner did, what it costs"
+    folded = [(title, report_to_markdown(summary))] if summary.sections else []
     folded += [
         (section.heading, report_to_markdown(Report("", (dataclasses.replace(section, heading=""),))))
         for section in _values(comparison.changes)

@@ -156,13 +156,10 @@ def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
         layer("point", {"x": x, "y": y, "color": word("kind", scale=colours), "tooltip": tip}, filled=True, size=110),
         layer("text", {"x": x, "y": y, "text": {"field": "label"}}, align="left", dx=9, fontSize=10),
     ]
-    unpriced_count = sum(rival.iteration_s is None for rival in rivals)
-    unpriced = (
-        f" {plural(unpriced_count, 'more')} cannot run, and have no time; the table below says why."
-        if unpriced_count
-        else ""
-    )
-    caption = f"Time of a step against memory, both logarithmic; the red line is what a plan may fill.{unpriced}"
+    unpriced = sum(rival.iteration_s is None for rival in rivals)
+    caption = "Time of a step against memory, both logarithmic; the red line is what a plan may fill."
+    if unpriced:
+        caption += f" {plural(unpriced, 'more')} cannot run, and have no time; the table below says why."
     spec = {"data": {"values": rows}, "params": [{"name": "ticks", "value": ticks}], "layer": layers}
     return Chart("alternatives", "What else was priced", caption, sized(spec, 260), half=True)
 

@@ -47,15 +47,8 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
     )
     about = () if plan.headline is None else (title,)
     doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
-    lines = (
-        _shape(plan, batch_given),
-        *_origin(plan),
-        *_sharing(plan),
-        *_times(plan),
-        *_runs_on(plan),
-        *_headroom(plan),
-    )
-    sections = [Section(lines=(*about, *doubts, *lines))]
+    facts = (text for lines in (_origin, _sharing, _times, _runs_on, _headroom) for text in lines(plan))
+    sections = [Section(lines=(*about, *doubts, _shape(plan, batch_given), *facts))]
     sections += _stages(plan)
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
