@@ -25,7 +25,7 @@ _NAMES = {
     "stacks": ("stack_names",),
     "systems": ("systems.names",),
 }
-"""Functions of `planner` whose names complete an argument."""
+"""Functions of `planner` that list the names for completion, by kind."""
 
 
 def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
@@ -48,7 +48,7 @@ dims_option: Decorator = click.option(
     multiple=True,
     metavar="NAME=SIZE",
     help="Size of a symbolic dimension, or `batch`/`seq` of a bundled model or config.json; repeatable. A symbolic "
-    "batch needs none: it is taken as 1, and the micro-batch is searched.",
+    "batch needs no size: the micro-batch size is searched.",
 )
 
 
@@ -64,23 +64,23 @@ def hardware_option(*, required: bool = True) -> Decorator:
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """A value that a function reads from its text.
+    """An option type whose value a function reads from text.
 
     Args:
-        name: what `--help` calls it.
-        read: makes the value of the text; None where it cannot be read.
-        wanted: what is said of a text that cannot be read, behind the text.
+        name: name in `--help`.
+        read: converts the text; gives None if it cannot be read.
+        wanted: end of the error message, which begins with the text.
     """
 
     def __init__(self, name: str, read: Callable[[str], Any], wanted: str) -> None:
         self.name, self._read, self._wanted = name, read, wanted
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """The value; one that was read before stays as it is."""
-        found = self._read(value) if isinstance(value, str) else value
-        if found is None:
+        """The value of a text; a value that is no text is returned as it is."""
+        parsed = self._read(value) if isinstance(value, str) else value
+        if parsed is None:
             self.fail(f"{value!r} is {self._wanted}", param, ctx)
-        return found
+        return parsed
 
 
 def _nodes(text: str) -> int | str | None:
@@ -95,41 +95,43 @@ NODES = Parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor 
 
 nodes_option: Decorator = click.option(
     "--nodes", type=NODES,
-    help="Number of nodes, instead of the profile's own; 4x64 uses 64 devices of each of 4, of racks of 72 say.",
+    help="Number of nodes. [default: the profile's] 4x64 uses 64 devices of each of 4 nodes (of racks of 72, say).",
 )  # fmt: skip
 stack_option: Decorator = click.option(
     "--stack", default="", metavar="NAME", shell_complete=complete("stacks"),
-    help="Software that trains: a name (`shardplan hardware list --stacks`) or a YAML file. [default: megatron-2025, "
-    "or that of the plan file]",
+    help="Training software: a name (`shardplan hardware list --stacks`) or a YAML file. [default: megatron-2025, or "
+    "the plan's]",
 )  # fmt: skip
 costs_option: Decorator = click.option(
-    "--costs", metavar="FILE", help="Seconds of the model's operators, as `profile -o` writes them, in place of rules."
+    "--costs",
+    metavar="FILE",
+    help="Use the operator times in this file (of `shardplan profile -o`) instead of estimates.",
 )
 devices_option: Decorator = click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
 set_option: Decorator = click.option(
     "--set", "changes", multiple=True, metavar="FIELD=VALUE",
-    help="Change a figure of the hardware or the stack: network.bandwidth=200Gbit/s, nvlink.latency=3us, "
+    help="Override a figure of the hardware or the stack: network.bandwidth=200Gbit/s, nvlink.latency=3us, "
     "device.memory=141GB, stack.launch=5us; repeatable (docs/questions.md).",
 )  # fmt: skip
 batch_option: Decorator = click.option(
-    "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 a device]"
+    "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 per device]"
 )
 optimizer_option: Decorator = click.option(
     "--optimizer",
     default="adam",
     show_default=True,
-    help="adam, adamw, lamb, momentum, sgd, adafactor; adam:moments=bf16 halves its moments.",
+    help="adam, adamw, lamb, momentum, sgd or adafactor; adam:moments=bf16 stores its moments in bf16.",
 )
 attention_option: Decorator = click.option(
     "--attention",
     type=click.Choice(["fused", "eager"]),
     default="fused",
     show_default=True,
-    help="Whether attention keeps its score matrix.",
+    help="fused: attention does not store its score matrix; eager: it does.",
 )
 price_option: Decorator = click.option(
     "--price", type=click.FloatRange(min=0, min_open=True), metavar="DOLLARS",
-    help="Price of a device and hour, for what the headline says of costs. [default: the profile's, where it has one]",
+    help="Price per device-hour in US dollars, for the costs in the headline. [default: the profile's, if it has one]",
 )  # fmt: skip
 strict_option: Decorator = click.option(
     "--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule."
@@ -137,12 +139,12 @@ strict_option: Decorator = click.option(
 headroom_option: Decorator = click.option(
     "--headroom", metavar="PERCENT", default="5%", show_default=True,
     callback=lambda _, __, value: parse_headroom(value),
-    help="Part of each device's memory that plans leave free, for what an allocator holds beyond the tensors.",
+    help="Part of each device's memory that plans leave free, for fragmentation and caches of the allocator.",
 )  # fmt: skip
 
 
 def machine_options(*, required: bool = True) -> Decorator:
-    """The machine that a job runs on, as `load_hardware` reads it, and how much of it is used."""
+    """Options for the cluster (read by `load_hardware`) and the number of devices to use."""
 
     def added(command: Callable[..., Any]) -> Callable[..., Any]:
         further = nodes_option(stack_option(set_option(devices_option(command))))
@@ -153,20 +155,20 @@ def machine_options(*, required: bool = True) -> Decorator:
 
 
 def for_option(text: str) -> Decorator:
-    """`--for`, with what it means for the command."""
+    """`--for`, with the help text of the command."""
     return click.option("--for", "backends", multiple=True, metavar="NAME", help=text)
 
 
 SAMPLES_A_DEVICE = 8
-"""Global batch where none is given, a device."""
+"""Samples per device of the default global batch."""
 
 
 def job_values(options: Mapping[str, Any], device_count: int) -> dict[str, Any]:
-    """Fields of `planner.Job` that `--global-batch`, `--devices`, `--precision` and `--optimizer` say.
+    """Fields of `planner.Job` from `--global-batch`, `--devices`, `--precision` and `--optimizer`.
 
     Args:
         options: values of options by name.
-        device_count: devices of the machine, for the batch where none is given.
+        device_count: devices of the cluster, for the default batch.
     """
     devices = options["devices"] or 0
     return {
@@ -178,35 +180,35 @@ def job_values(options: Mapping[str, Any], device_count: int) -> dict[str, Any]:
 
 
 def format_option(*forms: str) -> Decorator:
-    """`--format`, the first of some forms by default."""
+    """`--format`; the first form is the default."""
     return click.option(
-        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="What to print."
+        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="Output format."
     )
 
 
 def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The model and the hardware that a plan is held against."""
+    """Options for the model and the hardware that a plan is compared with."""
     model = click.option(
         "--model",
         metavar="MODEL",
         shell_complete=complete("models"),
-        help="ONNX file, config.json or bundled model that the plan is for.",
+        help="Model of the plan: an ONNX file, a config.json or a bundled model.",
     )
     hardware = click.option(
         "--hardware",
         "-H",
         metavar="NAME",
         shell_complete=complete("hardware"),
-        help="Hardware profile (name or YAML file) that the plan is for.",
+        help="Hardware profile of the plan: a name or a YAML file.",
     )
     return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 
 
 def load_against(own_stack: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The graph and the cluster that a plan is held against, None for what is not named.
+    """The graph and the cluster that a plan is compared with, None for each that is not given.
 
     Args:
-        own_stack: the plan's stack, which counts where no other is named.
+        own_stack: the plan's stack, used unless `--stack` is given.
         options: values of `against_options`, and of `set_option` where the command has it.
 
     Raises:
@@ -226,15 +228,15 @@ _BELONGS_TO = (
     ("stack", "--stack", "hardware"),
     ("changes", "--set", "hardware"),
 )
-"""Values of options, their flags, and the option without which they say nothing."""
+"""Names of options, their flags, and the option that they require."""
 
 
 def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa: ANN401
-    """The cluster that `--hardware`, `--nodes`, `--stack` and `--set` name.
+    """The cluster of `--hardware`, `--nodes`, `--stack` and `--set`.
 
     Args:
         options: values of options by name.
-        otherwise: arguments of `planner.load_cluster` in place of these values.
+        otherwise: arguments of `planner.load_cluster` that replace these values.
     """
     import planner
 
@@ -243,39 +245,39 @@ def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa:
 
 
 def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
-    """The model and the hardware that a plan names, at the sizes it has, in place of those that are not given.
+    """The options completed by the model and hardware that a plan names, at the plan's sizes.
 
     Args:
         plan: the plan.
-        plan_file: where it lies: files that it names are looked for beside it, too.
+        plan_file: its path; files that the plan names are also looked for in its folder.
         against: values of `against_options`.
 
     Raises:
-        UsageError: the plan names none.
+        UsageError: the plan does not name its model or hardware.
     """
     import planner
 
-    found = dict(against)
+    inputs = dict(against)
     for name in ("model", "hardware"):
-        found[name] = found[name] or beside(plan_file, getattr(plan.provenance, name))
-    if not (found["model"] and found["hardware"]):
+        inputs[name] = inputs[name] or beside(plan_file, getattr(plan.provenance, name))
+    if not (inputs["model"] and inputs["hardware"]):
         raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
-    if not found["dims"] and found["model"] in planner.bundled_names() and plan.headline and plan.headline.sequence:
-        usual, sequence = planner.bundled_info(found["model"]).seq, plan.headline.sequence
-        found["dims"] = (f"seq={sequence}",) if usual and usual != sequence else ()
-    if not found["nodes"] and planner.load_cluster(found["hardware"]).device_count != plan.hardware.device_count:
-        found["nodes"] = plan.hardware.nodes
-    return found
+    if not inputs["dims"] and inputs["model"] in planner.bundled_names() and plan.headline and plan.headline.sequence:
+        default_length, sequence = planner.bundled_info(inputs["model"]).seq, plan.headline.sequence
+        inputs["dims"] = (f"seq={sequence}",) if default_length and default_length != sequence else ()
+    if not inputs["nodes"] and planner.load_cluster(inputs["hardware"]).device_count != plan.hardware.device_count:
+        inputs["nodes"] = plan.hardware.nodes
+    return inputs
 
 
 def parse_headroom(text: str) -> float:
     """`5%` or `0.05` as a fraction.
 
     Raises:
-        click.BadParameter: something else, or nothing left.
+        click.BadParameter: the text is none of these, or leaves no memory.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
-    value = float(found[1]) / (100 if found[2] else 1) if found else 1.0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else 1.0
     if value >= 1:
         raise click.BadParameter(f"{text!r} is not a part of the memory such as 5%", param_hint="--headroom")
     return value
@@ -300,12 +302,12 @@ def _meshes(text: str) -> tuple[tuple[int, ...], ...] | None:
 
 
 MESHES = Parsed("NxN[,NxN..]", _meshes, "not a mesh such as 8 or 2x8")
-"""`8` or `2x8,4x8`: ranks by axis, outermost first."""
+"""`8` or `2x8,4x8`: meshes as ranks by axis, outermost first."""
 
 
 def _kept(text: str) -> tuple[str, int] | None:
-    found = re.fullmatch(r"\s*(.+?)\s*(?:\s+on\s+stage\s+|=)\s*(-?\d+)\s*", text)
-    return (found[1], int(found[2])) if found else None
+    match = re.fullmatch(r"\s*(.+?)\s*(?:\s+on\s+stage\s+|=)\s*(-?\d+)\s*", text)
+    return (match[1], int(match[2])) if match else None
 
 
 KEPT = Parsed("BLOCK on stage N", _kept, "not like `layer3 on stage 0`")
@@ -313,10 +315,10 @@ KEPT = Parsed("BLOCK on stage N", _kept, "not like `layer3 on stage 0`")
 
 
 def read_file(path: str) -> bytes:
-    """What a file holds; `-` is standard input, and `REV:path` a file of a git revision where no file has that name.
+    """The content of a file; `-` is standard input, `REV:path` a file of a git revision, unless a file has that name.
 
     Raises:
-        PlanError: it is missing or cannot be read.
+        PlanError: the file is missing or cannot be read.
     """
     import planner
 
@@ -331,10 +333,10 @@ def read_file(path: str) -> bytes:
 
 
 def _at_revision(path: str) -> bytes | None:
-    """What `git show REV:path` says; None where the name is that of a file, or not of this form.
+    """The output of `git show REV:path`; None if the name does not have this form or is that of a file.
 
     Raises:
-        PlanError: git does not find it; its own words say what is missing.
+        PlanError: git cannot find it; the message is git's.
     """
     import planner
 
@@ -353,7 +355,7 @@ def _at_revision(path: str) -> bytes | None:
 
 @contextlib.contextmanager
 def file_at(path: str) -> Iterator[str]:
-    """The name of a file that holds what `REV:path` says, for as long as it is needed; any other name as it is."""
+    """The name of a temporary file with the content of `REV:path`; any other name as it is."""
     content = _at_revision(path)
     if content is None:
         yield path
@@ -365,13 +367,13 @@ def file_at(path: str) -> Iterator[str]:
 
 
 def beside(plan_file: str, name: str) -> str:
-    """A file that a plan names without its folder: here, else where the plan lies; any other name as it is."""
-    there = Path(plan_file).parent / name
-    return str(there) if name and not os.path.exists(name) and there.is_file() else name
+    """Path of a file that a plan names: in the current folder, else in the plan's; any other name as it is."""
+    path = Path(plan_file).parent / name
+    return str(path) if name and not os.path.exists(name) and path.is_file() else name
 
 
 def shown_name(path: str) -> str:
-    """What errors call a file that may be standard input."""
+    """Name of a file in errors; `-` is called standard input."""
     return "standard input" if path == "-" else path
 
 
@@ -381,10 +383,10 @@ def given(ctx: click.Context) -> list[str]:
 
 
 def refuse_others(ctx: click.Context, takes: Collection[str], what: str, hint: str = "leave it out") -> None:
-    """Refuse options on the command line that this use of a command takes no heed of.
+    """Refuse options on the command line that this use of a command would ignore.
 
     Raises:
-        UsageError: names the first of them.
+        UsageError: there is one; the message names the first.
     """
     import planner
 
@@ -395,7 +397,7 @@ def refuse_others(ctx: click.Context, takes: Collection[str], what: str, hint: s
 
 
 def load_graph(model: str, dims: Sequence[str], costs: str | None = None) -> Any:  # noqa: ANN401
-    """The model with the sizes of its dimensions, and the costs of its operators where a file has them."""
+    """The model at the given sizes of dimensions, with operator costs from a file if one is given."""
     import planner
 
     graph = planner.load_graph(model, dims=parse_dims(dims))

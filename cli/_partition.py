@@ -1,4 +1,4 @@
-"""Partition problems on the command line: `shardplan plan` on an instance file, and the other commands on its plan."""
+"""Partition problems: `shardplan plan` on an instance file, and other commands on partition plans."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ DIFFERENT = 1
 SHARED = frozenset({"model", "output", "form", "quiet"})
 """Options of `shardplan plan` that models and instances share."""
 RENAMED = {"devices": "devices", "global_batch": "batch"}
-"""Options for models that mean something for some instances too, and what they are called there."""
+"""Options for models that also apply to some instances, with their names there."""
 OWN = (
     "objective", "solver", "time_limit", "contiguous", "cpus", "memory", "bandwidth", "machines", "cost", "layout",
     "transfers", "idle",
 )  # fmt: skip
-"""Options that only instances know."""
+"""Options for instances only."""
 
 _OPTIONS = (
     click.option("--objective", metavar="NAME", help="Instances: what to minimise, such as max-load, time-per-sample, "
                  "time-per-minibatch."),
     click.option("--solver", metavar="NAME", help="Instances: use only this solver. [default: auto]"),
-    click.option("--time-limit", metavar="TIME", help="Instances: search no longer than this. [default: 60s]"),
-    click.option("--contiguous/--non-contiguous", default=None, help="Operator graphs: whether devices must be stages "
-                 "of a pipeline. [default: contiguous]"),
-    click.option("--cpus", type=click.IntRange(min=0), help="Operator graphs: CPUs beside the accelerators."),
-    click.option("--memory", metavar="SIZE", help="Instances: memory of one device, such as 16GiB."),
-    click.option("--bandwidth", metavar="RATE,...", help="Instances: of the links, one a level, innermost first."),
-    click.option("--machines", metavar="AxB", help="PipeDream profiles: 4x2 for two servers of four devices."),
-    click.option("--cost", type=click.Choice(["released", "published"]), help="PipeDream profiles: whose prices. "
+    click.option("--time-limit", metavar="TIME", help="Instances: time limit of the search. [default: 60s]"),
+    click.option("--contiguous/--non-contiguous", default=None, help="Operator graphs: whether each device must have a "
+                 "contiguous pipeline stage. [default: contiguous]"),
+    click.option("--cpus", type=click.IntRange(min=0), help="Operator graphs: CPUs in addition to accelerators."),
+    click.option("--memory", metavar="SIZE", help="Instances: memory per device, such as 16GiB."),
+    click.option("--bandwidth", metavar="RATE,...", help="Instances: bandwidth of links by level, innermost first."),
+    click.option("--machines", metavar="AxB", help="PipeDream profiles: 4x2 for two servers with four devices each."),
+    click.option("--cost", type=click.Choice(["released", "published"]), help="PipeDream profiles: cost model of "
+                 "the released code or of the publication. "
                  "[default: released]"),
-    click.option("--layout", type=click.Choice(["placed", "nested"]), help="PipeDream profiles: stages on devices of "
-                 "their own, or all servers of a stage alike."),
+    click.option("--layout", type=click.Choice(["placed", "nested"]), help="PipeDream profiles: each stage on its own "
+                 "devices, or all servers of a stage alike."),
     click.option("--transfers/--no-transfers", default=None, help="PipeDream profiles: whether moving activations "
                  "takes time."),
     click.option("--idle/--no-idle", default=None, help="PipeDream profiles: whether devices may stay idle."),
@@ -51,20 +52,19 @@ def partition_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def planned_as_partition(ctx: click.Context, model: str) -> bool:
-    """Whether a file is planned as an instance of a partition problem; refuses options of the other kind.
+    """True if a file is to be planned as a partition problem; refuses options that do not apply.
 
-    A file that is both a model and an instance is planned as a model, unless something is said that only instances
-    know.
+    A file that is both a model and an instance is planned as a model, unless an option for instances is given.
     """
     import planner
 
-    said = given(ctx)
-    own = [name for name in OWN if name in said]
+    given_options = given(ctx)
+    instance_options = [name for name in OWN if name in given_options]
     family = planner.partitions.instance_family(model)
-    if family is None or (family.model and not own):
-        if own:
+    if family is None or (family.model and not instance_options):
+        if instance_options:
             raise planner.UsageError(
-                f"--{own[0].replace('_', '-')} is for instances of partition problems, and {model} is none",
+                f"--{instance_options[0].replace('_', '-')} is for instances of partition problems; {model} is none",
                 hint="operator graphs, Piper instances and PipeDream profiles are",
             )
         return False
@@ -72,30 +72,30 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
         ctx, {*SHARED, *OWN, *RENAMED, "hardware", "nodes"}, f"an instance of kind {family.title}",
         "options that say Instances in --help do, where the objective knows them",
     )  # fmt: skip
-    if "nodes" in said and "hardware" not in said:
+    if "nodes" in given_options and "hardware" not in given_options:
         raise planner.UsageError("--nodes needs --hardware", hint="or say --machines 8x2")
     return True
 
 
 def plan_partition(model: str, form: str, output: str | None, quiet: bool, options: dict[str, Any]) -> None:
-    """Plan an instance and print or write what was found."""
+    """Plan an instance, and print or write the plan."""
     import planner
 
     family: Any = planner.partitions.instance_family(model)
-    asked = {name: options[name] for name in OWN}
-    asked |= {theirs: options[ours] for ours, theirs in RENAMED.items()}
-    limit = asked.pop("time_limit") or "60s"
-    solver = asked.pop("solver") or "auto"
+    problem = {name: options[name] for name in OWN}
+    problem |= {instance_name: options[option] for option, instance_name in RENAMED.items()}
+    limit = problem.pop("time_limit") or "60s"
+    solver = problem.pop("solver") or "auto"
     cluster = planner.load_cluster(options["hardware"], nodes=options["nodes"]) if options["hardware"] else None
-    unit = family.objective(asked["objective"]).unit
+    unit = family.objective(problem["objective"]).unit
     with progress_line(quiet or form == "json", counted=False) as draw:
 
-        def told(solver: str, incumbent: float, bound: float) -> None:
+        def show_progress(solver: str, incumbent: float, bound: float) -> None:
             if draw:
                 draw(solver=solver, found=best_so_far(incumbent, bound, unit))
 
         plan = planner.partition(
-            model, solver=solver, time_limit=limit, cluster=cluster, progress=told if draw else None, **asked
+            model, solver=solver, time_limit=limit, cluster=cluster, progress=show_progress if draw else None, **problem
         )
     if output:
         planner.write_partition(plan, output)
@@ -133,7 +133,7 @@ def explain(ctx: click.Context, plan_file: str, form: str) -> None:
 
 
 def diff(ctx: click.Context, names: tuple[str, str], texts: tuple[bytes, bytes], form: str, tolerance: float) -> int:
-    """`shardplan diff` of two partition plans, by what their files are called and hold."""
+    """`shardplan diff` of two partition plans, given by the names and texts of their files."""
     import planner
 
     refuse_others(ctx, {"old", "new", "form", "tolerance", "dims", "every_value"}, _OF_PARTITIONS)

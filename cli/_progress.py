@@ -1,4 +1,4 @@
-"""A line on standard error that says how far a search is; shown only on a terminal, and only when it takes a while."""
+"""A progress line on standard error, shown only on a terminal and only after a short delay."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 SHOW_AFTER_S = 0.7
 
 Draw = Callable[..., None]
-"""Takes fields of the line by name."""
+"""Updates fields of the progress line, given by name."""
 
 
 @contextlib.contextmanager
 def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> Iterator[Draw | None]:
-    """A function that draws the search; None when it should stay silent.
+    """Gives a function that updates the progress line; None if there is no line.
 
     Args:
-        silent: whether it should.
-        counted: whether problems are counted (fields `completed` and `total`), or the solver is named (`solver`).
-            `found` says what was found.
-        doing: what is done first; the field `doing` says what is done next.
+        silent: true for no line.
+        counted: true to show a count (fields `completed` and `total`), false to show the solver (`solver`). The field
+            `found` is shown with both.
+        doing: the first activity; the field `doing` changes it.
     """
     if silent or not sys.stderr.isatty():
         yield None
@@ -51,7 +51,7 @@ def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> I
 
 
 def best_so_far(incumbent: float, bound: float, unit: str) -> str:
-    """The best value, the bound and the gap between them; the bound alone where nothing was found."""
+    """The best value, the bound and the gap as text; the bound alone if nothing was found."""
     text = f"bound {bound:.6g} {unit}"
     if incumbent == float("inf"):
         return text
@@ -60,7 +60,7 @@ def best_so_far(incumbent: float, bound: float, unit: str) -> str:
 
 
 def say_progress(done: int, total: int, what: str) -> None:
-    """Say on a terminal what is being measured."""
+    """Show on a terminal what is being measured."""
     import click
 
     if sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""Answers on the terminal: styled lines for people, plain text for pipes, Markdown, CSV and JSON for tools."""
+"""Print reports: styled on a terminal, as plain text into pipes, as Markdown, CSV or JSON for tools."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 FOUND = 7
-"""Exit code where something is wrong with a plan."""
+"""Exit code if a plan has findings."""
 PIPED_WIDTH = 200
-"""Characters of a table's line where the output is not a terminal."""
+"""Line width of tables if the output is no terminal."""
 STYLES = {
     "title": "bold",
     "heading": "bold cyan",
@@ -29,16 +29,16 @@ STYLES = {
     "update": "black on white",
     "idle": "bright_black",
 }
-"""How the pieces of a line look on a terminal, by the names of their styles."""
+"""Looks on a terminal by the name of a style."""
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal; None where the output goes elsewhere."""
+    """Columns of the terminal; None if the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def show(report: Any, data: Any = None, form: str = "text", output: str | None = None) -> None:  # noqa: ANN401
-    """Print a report, or write it to a file; as JSON, the data that it was made from."""
+    """Print a report or write it to a file; in JSON form, `data` instead."""
     import planner
 
     width = terminal_width()
@@ -72,7 +72,7 @@ def show_rows(report: Any, form: str) -> None:  # noqa: ANN401
 
 
 def say_where(output: str | None) -> None:
-    """Say where the plan is, or that it is nowhere."""
+    """Print where the plan was written, or that it was not."""
     click.echo(f"\nplan written to {output}" if output else "\nnothing written; add -o FILE to keep the plan")
 
 
@@ -84,15 +84,15 @@ def say_checked(
     remarks: Sequence[str],
     **further: Any,  # noqa: ANN401
 ) -> int:
-    """Say what checking a plan found, and give the exit code.
+    """Print the findings of a check, and return the exit code.
 
     Args:
         form: text or json.
-        names: of the plan file and of what it was checked against.
-        findings: what is wrong.
-        ok: the verdict where nothing is.
-        remarks: lines that follow it.
-        further: what else the JSON document holds.
+        names: names of the plan file and of what it was checked against.
+        findings: the findings.
+        ok: the verdict if there are none.
+        remarks: lines after the verdict.
+        further: further keys of the JSON document.
     """
     import planner
 

@@ -1,4 +1,4 @@
-"""`shardplan calibrate`: a few measured iterations to a stack of one's own."""
+"""`shardplan calibrate`: fit a software stack to measured iterations."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from ._report import show
 @_options.model_argument
 @_options.machine_options()
 @click.option("--runs", required=True, metavar="FILE", help="CSV of measured runs; - is standard input.")
-@click.option("--precision", help="Number formats of the runs, as in `plan`. [default: the best of all devices]")
+@click.option(
+    "--precision", help="Number formats of the runs, as in `plan`. [default: the best that all devices support]"
+)
 @_options.optimizer_option
 @_options.dims_option
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the fitted stack (YAML) here.")
 @_options.format_option("text", "json")
 def command(model: str, runs: str, output: str | None, form: str, **options: Any) -> None:  # noqa: ANN401
-    """Fit the software's figures to measured iterations of MODEL on a cluster: 5 to 20 runs of your own.
+    """Fit a software stack to measured iteration times of MODEL on a cluster, from 5 to 20 runs.
 
-    FILE has a header line and a line a run: the options of `predict` as columns (tp, pp, dp, interleave, micro_batch,
-    schedule, zero, recompute), global_batch, seconds an iteration and, if known, memory_gib. What is written is a stack
-    that every command takes as --stack.
+    FILE has a header line and a line per run. Columns are the options of `predict` (tp, pp, dp, interleave,
+    micro_batch, schedule, zero, recompute), global_batch, seconds (per iteration) and optionally memory_gib. The result
+    is a stack file for the option --stack of other commands.
 
     \b
     Example of FILE:
@@ -54,17 +56,20 @@ def command(model: str, runs: str, output: str | None, form: str, **options: Any
 
     with progress_line(form == "json", counted=True, doing="fitting") as draw:
 
-        def told(done: int, total: int) -> None:
+        def show_progress(done: int, total: int) -> None:
             if draw:
                 draw(completed=done, total=total, found="clusters priced")
 
-        found = planner.calibrate(graph, cluster_of, base, job, measured, progress=told)
-    data = {**dataclasses.asdict(found), "errors": {w: found.error(w) for w in ("before_s", "after_s", "left_out_s")}}
-    show(planner.report.calibration_report(found), data, form)
+        calibration = planner.calibrate(graph, cluster_of, base, job, measured, progress=show_progress)
+    data = {
+        **dataclasses.asdict(calibration),
+        "errors": {w: calibration.error(w) for w in ("before_s", "after_s", "left_out_s")},
+    }
+    show(planner.report.calibration_report(calibration), data, form)
     if output:
-        text = planner.calibration.calibrated_stack(found, Path(output).stem, graph.name, options["hardware"])
+        text = planner.calibration.calibrated_stack(calibration, Path(output).stem, graph.name, options["hardware"])
         planner.files.write_whole(output, text)
         if form == "text":
-            click.echo(f"\nstack written to {output}; give it to the other commands as --stack {output}")
+            click.echo(f"\nstack written to {output}; use it in other commands with --stack {output}")
     elif form == "text":
-        click.echo("\nnothing written; add -o FILE to keep the stack")
+        click.echo("\nnothing written; add -o FILE to write the stack")

@@ -1,4 +1,4 @@
-"""`shardplan check`: is a plan whole, and is it for this model and this hardware?"""
+"""`shardplan check`: check a plan by itself and against its model and hardware."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._options import (
 from ._report import FOUND, say_checked, show, terminal_width, written
 
 LACKING = 9
-"""Exit code for a sound plan that needs what a training framework lacks."""
+"""Exit code for a sound plan that a training framework cannot run."""
 
 
 @click.command("check")
@@ -34,15 +34,15 @@ LACKING = 9
     metavar="SECONDS",
     default=60.0,
     show_default=True,
-    help="Time for searching again what the plan claims about all others; 0: do not.",
+    help="Time limit of a new search that checks bound, proof and alternatives; 0 for no search.",
 )
 @click.option(
     "--replan",
     is_flag=True,
-    help="Plan anew, for --model and --hardware or those that the plan names, and exit with 7 unless the same plan "
-    "comes out, as of a lock file.",
+    help="Plan anew for --model and --hardware, or those that the plan names, and exit with 7 unless the result is the "
+    "same plan, as with a lock file.",
 )
-@for_option("Say what this training framework (megatron, torchtitan, ..) lacks of what the plan needs; repeatable.")
+@for_option("Check that this training framework (megatron, torchtitan, ..) can run the plan; repeatable.")
 @format_option("text", "json")
 @click.pass_context
 def command(
@@ -55,15 +55,17 @@ def command(
     form: str,
     **against: Any,  # noqa: ANN401
 ) -> int:
-    """Check PLAN: schema, digest, stages, boundaries, ties, schedule, sums; exits with 7 when something is wrong.
+    """Check PLAN: schema, digest, stages, boundaries, ties, schedule, sums. Exits with 7 if there are findings.
 
-    With --for also whether a training framework takes the plan as it is; exits with 9 when it is sound, but needs what
-    the framework lacks.
+    With --for, also check that a training framework can run the plan as it is; exits with 9 if this is the only
+    finding.
 
-    With --model and --hardware the plan's own decision is evaluated anew, as planning does it: every value of the file
-    is compared with what comes out, and what the plan claims about all other plans is searched again. With one of them
-    what the model or the hardware alone can tell. What could not be checked is listed. With --replan the plan is made
-    anew, which takes as long as `shardplan plan`, and what comes out otherwise is told as `shardplan diff` tells it.
+    With --model and --hardware, the plan's configuration is evaluated anew and every value of the file is compared with
+    the result; a new search checks bound, proof and alternatives. With only one of them, the plan is compared with the
+    model or the hardware. What could not be checked is listed.
+
+    With --replan the plan is made anew, which takes as long as `shardplan plan`; differences are shown as by
+    `shardplan diff`.
 
     \b
     Examples:
@@ -86,10 +88,10 @@ def command(
         return _replanned(plan_file, plan, *inputs, form=form)
     report = planner.check_plan(plan, *inputs, search_s=search_s, backends=backends)
     names = {"plan": plan_file, "model": against["model"], "hardware": against["hardware"]}
-    known = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
+    inputs_named = " and ".join(f"{what} {names[what]}" for what in ("model", "hardware") if names[what])
     counts = {"stage": len(plan.stages), "rank": plan.world_size, "operator": plan.model.operators}
     ok = f"ok ({', '.join(planner.units.plural(number, noun) for noun, number in counts.items())})"
-    ok += f", checked against {known}" if known else ""
+    ok += f", checked against {inputs_named}" if inputs_named else ""
     remarks = ["not checked:", *_hanging(report.unchecked)] if report.unchecked else []
     ok += f", taken as it is by {' and '.join(backends)}" if backends else ""
     code = say_checked(form, names, report.findings, ok, remarks, unchecked=report.unchecked)
@@ -98,7 +100,7 @@ def command(
 
 
 def _hanging(lines: Sequence[str]) -> list[str]:
-    """Lines two letters in, broken where the terminal ends."""
+    """Lines indented by two spaces and wrapped to the terminal."""
     width = terminal_width() or max(map(len, lines)) + 2
     return [
         part for line in lines for part in textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="    ")
@@ -106,7 +108,7 @@ def _hanging(lines: Sequence[str]) -> list[str]:
 
 
 def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> int:  # noqa: ANN401
-    """Say whether planning anew gives the same plan, and what else it gives."""
+    """Print whether planning anew gives the same plan, and the differences; returns the exit code."""
     import planner
 
     anew: Any
@@ -114,20 +116,27 @@ def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> 
         anew = planner.replan(plan, graph, cluster)
     except planner.InfeasibleError as error:
         anew = planner.plans.infeasible_answer(error, graph.fingerprint, cluster.fingerprint, plan.provenance)
-    found = planner.plans.compare_answers(plan, anew)
+    comparison = planner.plans.compare_answers(plan, anew)
     same = isinstance(anew, planner.Plan) and anew.digest == plan.digest
     if form == "json":
-        document = {"plan": name, "ok": same, "verdict": planner.report.diff_verdict(found), "causes": found.causes}
-        document |= {"decisions": found.decisions, "costs": found.costs, "changes": found.changes}
+        document = {
+            "plan": name,
+            "ok": same,
+            "verdict": planner.report.diff_verdict(comparison),
+            "causes": comparison.causes,
+        }
+        document |= {"decisions": comparison.decisions, "costs": comparison.costs, "changes": comparison.changes}
         click.echo(written(None, document, "json"), nl=False)
     elif same:
-        tool = "" if anew == plan else f"; made by version {plan.provenance.version}, this is {anew.provenance.version}"
-        click.echo(f"{name}: planning anew gives the same plan{tool}")
+        remark = (
+            "" if anew == plan else f"; made by version {plan.provenance.version}, this is {anew.provenance.version}"
+        )
+        click.echo(f"{name}: planning anew gives the same plan{remark}")
     else:
-        click.echo(f"{name}: planning anew gives another answer\n")
+        click.echo(f"{name}: planning anew gives a different answer\n")
         show(
             planner.report.diff_report(
-                found, planner.check.attribute(plan, anew) if isinstance(anew, planner.Plan) else None
+                comparison, planner.check.attribute(plan, anew) if isinstance(anew, planner.Plan) else None
             )
         )
     return 0 if same else FOUND

@@ -1,4 +1,4 @@
-"""`shardplan compare`: what every named system would do with a model on a cluster, in one table."""
+"""`shardplan compare`: compare published systems and training frameworks in one table."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from ._report import show
 @_options.batch_option
 @click.option(
     "--systems",
-    help="Only these systems or training frameworks, separated by commas; byteps:cpu_machines=4 sets an option. "
-    "[default: all]",
+    help="Compare only these systems or training frameworks, separated by commas; byteps:cpu_machines=4 sets an option "
+    "of a system. [default: all]",
 )
 @click.option(
     "--backends",
     "priced",
     is_flag=True,
-    help="Add what the limits of training frameworks cost (those of --for, else of the usual ones): the iteration with "
-    "each of them lifted. A search each.",
+    help="Also show what the limits of training frameworks (of --for) cost: the iteration time with each limit lifted. "
+    "Takes a search per limit.",
 )
-@_options.for_option("The training framework whose limits --backends lifts; repeatable. [default: the usual ones]")
+@_options.for_option("Training framework whose limits --backends lifts; repeatable. [default: the usual ones]")
 @click.option(
     "--semantics",
     type=click.Choice(["sync", "any"]),
     default="sync",
     show_default=True,
-    help="sync: asynchronous systems are listed apart; any: they are ranked with the others.",
+    help="sync: list asynchronous systems separately; any: rank them with the others.",
 )
-@click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices compute in]")
+@click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices support]")
 @_options.optimizer_option
 @_options.headroom_option
 @_options.dims_option
 @_options.costs_option
 @_options.price_option
 @_options.format_option("text", "json", "markdown", "csv")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (SVG): time against memory.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write an SVG chart of time against memory.")
 @click.option(
     "--write-plans",
     "plans_folder",
     type=click.Path(file_okay=False),
-    help="Write what each system decides as a plan file into this folder.",
+    help="Write the plan of each system into this folder.",
 )
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the table here instead of printing it.")
 def command(
@@ -63,7 +63,7 @@ def command(
     output: str | None,
     **options: Any,  # noqa: ANN401
 ) -> None:
-    """Compare what GPipe, PipeDream, Megatron, FSDP, ... would do with MODEL on a cluster, and `auto`, the best of all.
+    """Compare the plans of GPipe, PipeDream, Megatron, FSDP, ... and of `auto`, shardplan's search, for MODEL.
 
     \b
     Examples:
@@ -76,12 +76,12 @@ def command(
     import planner
 
     if backends and not priced:
-        raise click.UsageError("--for says whose limits --backends lifts: add --backends")
+        raise click.UsageError("--for needs --backends, whose frameworks it names")
     with progress_line(form == "json", counted=False, doing="reading the model and asking every system"):
         graph = _options.load_graph(model, options["dims"], options["costs"])
         cluster = _options.load_hardware(options)
         job = planner.Job(**_options.job_values(options, cluster.device_count), headroom=options["headroom"])
-        found = planner.compare_systems(
+        comparison = planner.compare_systems(
             planner.Pricer(graph, cluster, job),
             cluster,
             job,
@@ -89,18 +89,18 @@ def command(
             semantics=options["semantics"],
             freed=(backends or planner.systems.usual_backends()) if priced else (),
         )
-    found = dataclasses.replace(found, price=options["price"])
+    comparison = dataclasses.replace(comparison, price=options["price"])
     if plot:
-        planner.files.write_whole(plot, planner.report.comparison_svg(found))
+        planner.files.write_whole(plot, planner.report.comparison_svg(comparison))
     if plans_folder:
         provenance = planner.default_provenance(model, options["hardware"])
-        _write_plans(plans_folder, *planner.systems.plans_of(found, provenance))
-    remark = "" if options["precision"] else planner.costs.precision_remark(found.precision, cluster.devices)
-    show(planner.comparison_report(found, remark), planner.report.comparison_document(found), form, output)
+        _write_plans(plans_folder, *planner.systems.plans_of(comparison, provenance))
+    remark = "" if options["precision"] else planner.costs.precision_remark(comparison.precision, cluster.devices)
+    show(planner.comparison_report(comparison, remark), planner.report.comparison_document(comparison), form, output)
 
 
 def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) -> None:
-    """One file a system; what has none is said."""
+    """Write one file per system; systems without a plan file are reported on standard error."""
     import planner
 
     try:
@@ -115,12 +115,12 @@ def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) ->
 
 
 def _names(systems: str | None) -> tuple[str, ...]:
-    """Names separated by commas; a piece like `inside=pcie` is a further option of the name before it."""
-    found: list[str] = []
+    """Names separated by commas; a part like `inside=pcie` is another option of the name before it."""
+    names: list[str] = []
     for piece in (systems or "").split(","):
         name = piece.strip()
-        if found and "=" in name and ":" not in name:
-            found[-1] += f",{name}"
+        if names and "=" in name and ":" not in name:
+            names[-1] += f",{name}"
         elif name:
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)

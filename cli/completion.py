@@ -1,4 +1,4 @@
-"""`shardplan completion`: completion of commands, options and bundled names in a shell."""
+"""`shardplan completion`: shell completion of commands, options and bundled names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from click.shell_completion import get_completion_class
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print a script for SHELL that completes commands, options, and names of models, hardware and systems.
+    """Print a script with which SHELL completes commands, options, and names of models, hardware and systems.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`shardplan diff`: what changed between two plans, what the planner did about it, and what it costs."""
+"""`shardplan diff`: compare two plans: what changed, what the planner decides, what it costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AREAS = (
 
 
 def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """`1%` or `0.01` as 0.01."""
+    """Read `1%` or `0.01` as 0.01."""
     number, percent = (value[:-1], True) if value.endswith("%") else (value, False)
     try:
         fraction = float(number) / (100.0 if percent else 1.0)
@@ -38,27 +38,36 @@ def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
     default="0%",
     show_default=True,
     callback=_fraction,
-    help="Predicted numbers that differ by no more than this count as equal, such as 1%.",
+    help="Treat predicted numbers as equal if they differ by at most this, such as 1%.",
 )
-@click.option("--ignore", multiple=True, type=click.Choice(AREAS), help="Leave this part out; repeatable.")
+@click.option("--ignore", multiple=True, type=click.Choice(AREAS), help="Leave out this part of the plans; repeatable.")
 @click.option(
     "--fail-on",
     "gates",
     multiple=True,
     metavar="GATE",
-    help="Exit with 1 on this alone, not on any difference: a change (step_time:+3%, throughput:-3%), a share "
-    "(peak_memory:95%), a limit (step_time:2s, peak_memory:70GiB), a severity (error, warning, info) or a rule; "
+    help="Exit with 1 only if this gate fails, not on any difference: a change (step_time:+3%, throughput:-3%), a "
+    "share (peak_memory:95%), a limit (step_time:2s, peak_memory:70GiB), a severity (error, warning, info) or a rule; "
     "repeatable.",
 )
-@click.option("--rules", metavar="FILE", help="Severities of your own: a YAML file of `rule: error|warning|info|off`.")
+@click.option("--rules", metavar="FILE", help="YAML file of your own severities: `rule: error|warning|info|off`.")
 @click.option(
-    "--model", "models", multiple=True, metavar="MODEL", help="Model of one of the plans, to price causes; repeatable."
+    "--model",
+    "models",
+    multiple=True,
+    metavar="MODEL",
+    help="Model of one of the plans, to price each cause; repeatable.",
 )
 @click.option(
-    "--hardware", "-H", "hardware", multiple=True, metavar="NAME", help="Hardware of one of the plans; repeatable."
+    "--hardware",
+    "-H",
+    "hardware",
+    multiple=True,
+    metavar="NAME",
+    help="Hardware of one of the plans, likewise; repeatable.",
 )
 @dims_option
-@click.option("--all", "every_value", is_flag=True, help="List every value that differs, too.")
+@click.option("--all", "every_value", is_flag=True, help="Also list every value that differs.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -75,14 +84,14 @@ def command(
     dims: tuple[str, ...],
     every_value: bool,
 ) -> int:
-    """Compare two plan files: what changed, what the planner did about it, and what it costs.
+    """Compare two plan files: what changed, what the planner decides differently, and what it costs.
 
     OLD and NEW are files, `-` (standard input), or REV:path (a file of a git revision). Layers are matched by
-    structure, so that one more layer is one change. With --model and --hardware the old decisions are priced under the
-    new inputs, so that each cause is told what it costs; inputs belong to the plan whose fingerprint they have.
+    structure, so that an additional layer is one change. With --model and --hardware the old decisions are priced under
+    the new inputs, which gives the cost of each cause; an input belongs to the plan that has its fingerprint.
 
-    Exits with 0 when the plans say the same and with 1 when they differ; with --fail-on with 1 when a gate fails.
-    `planner.plans.RULES` and docs/diff.md list the rules.
+    Exits with 0 if the plans are equal and with 1 if they differ; with --fail-on, with 1 if a gate fails. docs/diff.md
+    lists the rules.
 
     \b
     Examples:
@@ -94,7 +103,7 @@ def command(
     import planner
 
     if old == new == "-":
-        raise planner.UsageError("only one of both plans can come from standard input", hint="name the other one")
+        raise planner.UsageError("only one of the two plans can come from standard input", hint="name the other one")
     watched = [planner.plans.gate(text) for text in gates]
     texts = read_file(old), read_file(new)
     if any(planner.partitions.is_partition_plan(text) for text in texts):
@@ -102,7 +111,7 @@ def command(
     before, after = (
         planner.plans.load_answer(text, name=shown_name(path)) for text, path in zip(texts, (old, new), strict=True)
     )
-    found = planner.plans.compare_answers(
+    comparison = planner.plans.compare_answers(
         before,
         after,
         tolerance=tolerance,
@@ -110,30 +119,30 @@ def command(
         rules=planner.plans.read_rules(read_file(rules).decode(errors="replace"), name=rules) if rules else None,
     )
     causes = _attributed(before, after, models, hardware, dims)
-    struck = {gate.text: gate.struck(found.costs, found.remarks) for gate in watched}
+    failures = {gate.text: gate.struck(comparison.costs, comparison.remarks) for gate in watched}
     if watched and not isinstance(after, planner.Plan):
-        struck["a plan that fits"] = found.decisions[0]
+        failures["a plan that fits"] = comparison.decisions[0]
     if form == "markdown":
-        click.echo(planner.report.diff_markdown(found, causes, struck), nl=False)
+        click.echo(planner.report.diff_markdown(comparison, causes, failures), nl=False)
     elif form == "github":
-        click.echo(planner.report.diff_annotations(found, struck, file="" if new == "-" else new), nl=False)
+        click.echo(planner.report.diff_annotations(comparison, failures, file="" if new == "-" else new), nl=False)
     elif form == "json":
-        document = {"old": old, "new": new, "verdict": planner.report.diff_verdict(found, struck)}
-        further = {"attribution": causes, "gates": struck}
-        click.echo(written(None, {**document, **_fields(found), **further}, "json"), nl=False)
+        document = {"old": old, "new": new, "verdict": planner.report.diff_verdict(comparison, failures)}
+        further = {"attribution": causes, "gates": failures}
+        click.echo(written(None, {**document, **_fields(comparison), **further}, "json"), nl=False)
     else:
-        show(planner.report.diff_report(found, causes, struck, every_value=every_value))
+        show(planner.report.diff_report(comparison, causes, failures, every_value=every_value))
     if watched:
-        return _partition.DIFFERENT if any(struck.values()) else 0
-    return _partition.DIFFERENT if found.changes or found.decisions or found.causes else 0
+        return _partition.DIFFERENT if any(failures.values()) else 0
+    return _partition.DIFFERENT if comparison.changes or comparison.decisions or comparison.causes else 0
 
 
-def _fields(found: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {name: getattr(found, name) for name in found.__dataclass_fields__}
+def _fields(comparison: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {name: getattr(comparison, name) for name in comparison.__dataclass_fields__}
 
 
 def _attributed(old: Any, new: Any, models: Sequence[str], hardware: Sequence[str], dims: Sequence[str]) -> Any:  # noqa: ANN401
-    """Which cause makes which part of the difference; None where a side has no plan."""
+    """The difference by cause; None if a side has no plan."""
     import planner
 
     plans = [plan for plan in (old, new) if isinstance(plan, planner.Plan)]
@@ -151,7 +160,7 @@ def _attributed(old: Any, new: Any, models: Sequence[str], hardware: Sequence[st
 
 
 def _cluster(name: str, plans: Sequence[Any]) -> Any:  # noqa: ANN401
-    """The hardware with the nodes and the stack of the plan that it belongs to, where it belongs to one."""
+    """The cluster, with nodes and stack of the plan that it belongs to, if there is one."""
     import planner
 
     cluster = planner.load_cluster(name)
@@ -159,7 +168,7 @@ def _cluster(name: str, plans: Sequence[Any]) -> Any:  # noqa: ANN401
         for nodes in (None, plan.hardware.nodes):
             try:
                 sized = planner.load_cluster(name, nodes=nodes, stack=plan.hardware.stack)
-            except planner.ShardplanError:  # this many nodes are not those of this profile: it is the other plan's
+            except planner.ShardplanError:  # the profile does not have so many nodes: it belongs to the other plan
                 continue
             if sized.fingerprint == plan.hardware.fingerprint:
                 return sized

@@ -1,4 +1,4 @@
-"""`shardplan explain`: why a plan is as it is."""
+"""`shardplan explain`: explain a plan."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ._report import show
 @price_option
 @click.option(
     "--why-not", metavar="CHOICE",
-    help="Price this choice instead and say where it loses: tp=4,pp=8; also cp, ep, dp, interleave, micro-batch, zero, "
-    "schedule and recompute (never, always, or modules as mlp+act). What it leaves open is as suits it best. For "
+    help="Price this choice and compare it with the plan: tp=4,pp=8; also cp, ep, dp, interleave, micro-batch, zero, "
+    "schedule and recompute (never, always, or modules as mlp+act). Values that are left open are chosen best. Uses "
     "the model and the hardware that the plan names, unless others are given.",
 )  # fmt: skip
 @click.option(
     "--worth", is_flag=True,
     help="Plan the job again with 1 GiB more memory, with each link twice as fast, with one more node and without each "
-    "of its limits, and say what that gains. A search each; for --model and --hardware, or those that the plan names.",
+    "limit, and show the gains. Takes a search each; uses --model and --hardware, or those that the plan names.",
 )  # fmt: skip
 @format_option("text", "json", "markdown")
 @click.pass_context
@@ -41,10 +41,10 @@ def command(
     form: str,
     **against: Any,  # noqa: ANN401
 ) -> None:
-    """Say why PLAN is as it is: bottleneck, memory, what the next best plans cost, what is proven and what left out.
+    """Explain PLAN: bottleneck, memory, alternatives and their cost, what is proven, what is not modelled.
 
-    With --model and --hardware also why operators are split as they are over the ranks of a group, and what the next
-    best splits cost.
+    With --model and --hardware, also explain how operators are split over the ranks of a group, with the cost of other
+    splits.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def command(
     if why_not or worth:
         against = own_inputs(plan, plan_file, against)
     if bool(against["model"]) is not bool(against["hardware"]):
-        raise click.UsageError("--model and --hardware go together: splits are priced for both")
+        raise click.UsageError("--model and --hardware must be given together: splits are priced for both")
     if price:
         plan = planner.with_price(plan, price)
     graph, cluster = load_against(plan.hardware.stack, against)
@@ -82,7 +82,7 @@ def command(
 
 
 def _worth(plan: Any, graph: Any, cluster: Any, against: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """What changes are worth; one more node only where the plan may use whole nodes."""
+    """The gains of changes; with one more node only if the cluster has nodes."""
     import planner
 
     def larger() -> Any:  # noqa: ANN401

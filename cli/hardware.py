@@ -1,4 +1,4 @@
-"""`shardplan hardware`: list, show, lint and start hardware profiles."""
+"""`shardplan hardware`: list, show, check, create and import hardware profiles."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from ._report import show, show_rows
 if TYPE_CHECKING:
     import planner
 
-LINK_WORDS = "NAME:BANDWIDTH of a port in one direction[,ports=N][,size=N][,latency=TIME][,efficiency=PART]."
+LINK_WORDS = (
+    "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART."
+)
 
 
 @click.group("hardware")
 def command() -> None:
-    """List, show, lint and write hardware profiles.
+    """List, show, check, create and import hardware profiles.
 
     \b
     Examples:
@@ -36,10 +38,10 @@ def command() -> None:
 
 @command.command("list", short_help="List bundled clusters or devices.")
 @click.option("--devices", is_flag=True, help="List devices instead of clusters.")
-@click.option("--stacks", is_flag=True, help="List stacks: the software that trains.")
+@click.option("--stacks", is_flag=True, help="List software stacks instead of clusters.")
 @format_option("table", "json")
 def list_profiles(devices: bool, stacks: bool, form: str) -> None:
-    """List the bundled clusters, devices, or stacks of software.
+    """List the bundled clusters, devices or software stacks.
 
     \b
     Examples:
@@ -50,7 +52,7 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
     import planner
 
     if stacks and devices:
-        raise click.UsageError("--devices and --stacks are two lists: ask for one")
+        raise click.UsageError("--devices and --stacks cannot be combined")
     listed = (
         planner.report.stacks_report
         if stacks
@@ -63,9 +65,13 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
 
 @command.command("show", short_help="Show levels, figures and sources.")
 @click.argument("name", shell_complete=complete("hardware"))
-@click.option("--nodes", type=NODES, help="Number of nodes, or 4x64; the profile's own when absent.")
-@click.option("--resolved", is_flag=True, help="Devices written out and defaults filled in (YAML unless --format).")
-@click.option("--format", "form", type=click.Choice(["table", "yaml", "json"]), help="json is always resolved.")
+@click.option(
+    "--nodes", type=NODES, help="Number of nodes, or 4x64 for 64 devices of each of 4 nodes. [default: the profile's]"
+)
+@click.option("--resolved", is_flag=True, help="Write devices and defaults out in full (as YAML unless --format).")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "yaml", "json"]), help="Output format; json is always resolved."
+)
 def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str | None) -> None:
     """Show a bundled cluster or device, or the profile in a file: its levels, figures and sources.
 
@@ -92,13 +98,12 @@ def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str |
 @command.command("lint", short_help="Check profile files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @format_option("text", "json", "github")
-@click.option("--strict", is_flag=True, help="Exit with 4 on warnings, too.")
+@click.option("--strict", is_flag=True, help="Also exit with 4 on warnings.")
 @click.pass_context
 def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict: bool) -> None:
-    """Check profile files; prints every finding with its place and a hint, exit code 4 when there is one.
+    """Check profile files: print every finding with its position and a hint. Exits with 4 if there is an error.
 
-    Figures that can be read and are not plausible (a unit that slipped, an outer level faster than an inner one) are
-    warnings.
+    Implausible figures (a wrong unit, an outer level that is faster than an inner one) are warnings.
 
     \b
     Examples:
@@ -107,18 +112,18 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
     """
     import planner
 
-    found: list[tuple[str, Any]] = []
+    findings: list[tuple[str, Any]] = []
     for file in files:
         try:
-            found += [("error", problem) for problem in planner.hardware.lint(file)]
-            found += [("warning", problem) for problem in planner.hardware.warnings(file)]
+            findings += [("error", problem) for problem in planner.hardware.lint(file)]
+            findings += [("warning", problem) for problem in planner.hardware.warnings(file)]
         except planner.HardwareError as error:
-            found.append(("error", error.problem))
-    errors = sum(severity == "error" for severity, _ in found)
+            findings.append(("error", error.problem))
+    errors = sum(severity == "error" for severity, _ in findings)
     if form == "json":
-        rows = [{"severity": s, "message": p.message, "where": p.where, "hint": p.hint} for s, p in found]
+        rows = [{"severity": s, "message": p.message, "where": p.where, "hint": p.hint} for s, p in findings]
         click.echo(json.dumps({"files": len(files), "errors": errors, "findings": rows}, indent=2, ensure_ascii=False))
-    for severity, problem in found if form != "json" else ():
+    for severity, problem in findings if form != "json" else ():
         if form == "github":
             click.echo(planner.report.annotation(severity, problem))
             continue
@@ -126,26 +131,31 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
         if problem.excerpt:
             click.echo(problem.excerpt)
     if form == "text":
-        said = planner.units.plural(errors, "error") if errors else "no errors"
-        warned = f", {planner.units.plural(len(found) - errors, 'warning')}" if len(found) > errors else ""
-        click.echo(f"{planner.units.plural(len(files), 'file')} checked: {said}{warned}")
-    ctx.exit(4 if errors or (strict and found) else 0)
+        verdict = planner.units.plural(errors, "error") if errors else "no errors"
+        warning_count = f", {planner.units.plural(len(findings) - errors, 'warning')}" if len(findings) > errors else ""
+        click.echo(f"{planner.units.plural(len(files), 'file')} checked: {verdict}{warning_count}")
+    ctx.exit(4 if errors or (strict and findings) else 0)
 
 
-@command.command("init", short_help="Write a commented profile to edit.")
-@click.option("--from", "base", default="dgx-a100", show_default=True, help="Profile to start from, a name or a file.")
-@click.option("--device", shell_complete=complete("devices"), help="Instead: a cluster of this bundled device.")
-@click.option("--per-node", type=click.IntRange(min=1), default=8, show_default=True, help="Devices of a node.")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of the cluster.")
+@command.command("init", short_help="Create a commented profile to edit.")
+@click.option("--from", "base", default="dgx-a100", show_default=True, help="Copy this profile: a name or a file.")
+@click.option("--device", shell_complete=complete("devices"), help="Describe a cluster of this bundled device instead.")
+@click.option("--per-node", type=click.IntRange(min=1), default=8, show_default=True, help="Devices per node.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of nodes.")
 @click.option("--inside", multiple=True, metavar="LINK", help=f"Links inside a node, innermost first: {LINK_WORDS}")
-@click.option("--between", multiple=True, metavar="LINK", help="Links between nodes: a card and how many a node has.")
-@click.option("--ask", is_flag=True, help="Ask for these figures instead.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; standard output when absent.")
-@click.option("--measure", is_flag=True, help="Measure this machine's processor instead, as a device of its own.")
+@click.option(
+    "--between",
+    multiple=True,
+    metavar="LINK",
+    help="Links between nodes, likewise; ports is the number of network cards per node.",
+)
+@click.option("--ask", is_flag=True, help="Ask for these figures interactively.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
+@click.option("--measure", is_flag=True, help="Measure this machine's processor and write it as a device.")
 @click.option(
     "--ranks", type=click.IntRange(min=2),
-    help="With --measure, a node of so many ranks instead: what they take to exchange over gloo, and what a rank "
-    "computes with its share of the cores. With --device over NCCL on so many GPUs. Needs torch.",
+    help="With --measure, measure a node of this many ranks: collectives over gloo, and the speed of a rank with its "
+    "share of the cores; with --device, collectives over NCCL on this many GPUs. Needs torch.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.pass_context
@@ -163,14 +173,14 @@ def init_profile(
     ranks: int | None,
     force: bool,
 ) -> None:
-    """Write a commented profile to make your own from; as written it lints clean.
+    """Create a commented hardware profile that you can edit.
 
-    It is another profile's text (--from), or a cluster of a few figures: --device with its links, or --ask. Latency and
-    efficiency that are not given are those usual for the kind of link, and the profile says so.
+    The profile is a copy of another one (--from), or describes a cluster by a few figures: --device with its links, or
+    --ask. Latency and efficiency that you do not give get usual values for the kind of link, and comments say so.
 
-    With --measure it is a device: matrix products, copies and single calls in fp32 on this machine's processor. A stack
-    without launches of its own (`launch`) leaves the measured one. With --ranks, too, it is a node: messages and
-    collectives of five sizes among processes of this machine.
+    With --measure the profile is a device: matrix products, copies and single calls in fp32 on this machine's processor
+    are measured. The measured launch time is used with stacks that define no `launch`. With --measure --ranks it is a
+    node: messages and collectives of five sizes among processes of this machine are measured.
 
     \b
     Examples:
@@ -187,18 +197,18 @@ def init_profile(
 
     _refuse_existing(output, force)
     stem = output.stem if output else ""
-    few = {"device", "per_node", "nodes", "inside", "between"}
+    sketch_options = {"device", "per_node", "nodes", "inside", "between"}
     if ranks:
         refuse_others(ctx, {"measure", "ranks", "device", "output", "force"}, "--measure --ranks")
         if not measure:
-            raise planner.UsageError("--ranks are measured", hint="give --measure with it")
+            raise planner.UsageError("--ranks needs --measure", hint="give both")
         text = planner.hardware.sketch_text(_measured_node(stem or "this-machine", device, ranks))
     elif measure:
         refuse_others(ctx, {"measure", "output", "force"}, "--measure")
-        found = planner.hardware.measure_machine(say_progress)
-        text = planner.hardware.measured_profile_text(found, stem or "this-machine")
+        measurement = planner.hardware.measure_machine(say_progress)
+        text = planner.hardware.measured_profile_text(measurement, stem or "this-machine")
     elif ask or device:
-        refuse_others(ctx, {"output", "force", *({"ask"} if ask else few)}, "--ask" if ask else "--device")
+        refuse_others(ctx, {"output", "force", *({"ask"} if ask else sketch_options)}, "--ask" if ask else "--device")
         figures = _asked() if ask else (str(device), per_node, nodes, inside, between)
         text = planner.hardware.sketch_text(_sketch(stem or "my-cluster", *figures))
     else:
@@ -208,12 +218,15 @@ def init_profile(
 
 
 def _measured_node(name: str, device: str | None, ranks: int) -> planner.hardware.ClusterSketch:
-    """Ranks of this machine with what they take to exchange, on its GPUs where it is said which they are."""
+    """A node of ranks of this machine with measured links; on its GPUs if their device type is given."""
     import planner
 
-    found = planner.runtime.measure_links(ranks, on_gpus=device is not None)
-    own = {} if found.machine is None else {f"{name}-rank": planner.hardware.measured_device(found.machine, ranks)}
-    return planner.hardware.ClusterSketch(name, device or f"{name}-rank", (found.sketch(),), device_types=own)
+    measurement = planner.runtime.measure_links(ranks, on_gpus=device is not None)
+    machine = measurement.machine
+    device_types = {} if machine is None else {f"{name}-rank": planner.hardware.measured_device(machine, ranks)}
+    return planner.hardware.ClusterSketch(
+        name, device or f"{name}-rank", (measurement.sketch(),), device_types=device_types
+    )
 
 
 def _refuse_existing(output: Path | None, force: bool) -> None:
@@ -236,56 +249,56 @@ def _write(output: Path | None, text: str) -> None:
 def _sketch(
     name: str, device: str, per_node: int, nodes: int, inside: Sequence[str], between: Sequence[str]
 ) -> planner.hardware.ClusterSketch:
-    """A cluster of a few figures.
+    """A cluster described by a few figures.
 
     Raises:
-        UsageError: links are missing, or do not join what there is.
+        UsageError: links are missing, or do not connect all devices.
     """
     import planner
 
-    own = planner.hardware
-    links = [own.read_link(text, where="--inside") for text in inside]
-    outer = [own.read_link(text, where="--between") for text in between]
+    hardware = planner.hardware
+    links = [hardware.read_link(text, where="--inside") for text in inside]
+    outer = [hardware.read_link(text, where="--between") for text in between]
     if per_node > 1 and not links:
-        raise planner.UsageError(f"{per_node} devices a node, and no link joins them", hint="give --inside")
+        raise planner.UsageError(f"no link connects the {per_node} devices of a node", hint="give --inside")
     if nodes > 1 and not outer:
-        raise planner.UsageError(f"{nodes} nodes, and no link joins them", hint="give --between")
-    joined = own.sized(links, per_node, where="--inside") if links else ()
-    return own.ClusterSketch(name, device, joined, tuple(outer), nodes)
+        raise planner.UsageError(f"no link connects the {nodes} nodes", hint="give --between")
+    joined = hardware.sized(links, per_node, where="--inside") if links else ()
+    return hardware.ClusterSketch(name, device, joined, tuple(outer), nodes)
 
 
 def _asked() -> tuple[str, int, int, tuple[str, ...], tuple[str, ...]]:
-    """The figures of a cluster, asked for one by one on standard error."""
+    """Ask for the figures of a cluster one by one, on standard error."""
     import planner
 
     known = planner.device_names()
     device = click.prompt("device (`shardplan hardware list --devices`)", type=click.Choice(known), err=True,
                           show_choices=False)  # fmt: skip
-    per_node = click.prompt("devices of a node", type=click.IntRange(min=1), default=8, err=True)
+    per_node = click.prompt("devices per node", type=click.IntRange(min=1), default=8, err=True)
     nodes = click.prompt("nodes", type=click.IntRange(min=1), default=1, err=True)
     inside: tuple[str, ...] = ()
     between: tuple[str, ...] = ()
     if per_node > 1:
         kind = click.prompt("link inside a node (nvlink, xgmi, pcie)", default="nvlink", err=True)
-        rate = click.prompt("its bandwidth, a device and one direction (450GB/s)", err=True)
+        rate = click.prompt("its bandwidth per device and direction (450GB/s)", err=True)
         inside = (f"{kind}:{rate}",)
     if nodes > 1:
         kind = click.prompt("link between nodes (infiniband, roce, ethernet)", default="infiniband", err=True)
-        rate = click.prompt("bandwidth of one card (400Gbit/s)", err=True)
-        cards = click.prompt("cards of a node", type=click.IntRange(min=1), default=1, err=True)
+        rate = click.prompt("bandwidth of one network card (400Gbit/s)", err=True)
+        cards = click.prompt("network cards per node", type=click.IntRange(min=1), default=1, err=True)
         between = (f"{kind}:{rate},ports={cards}",)
     return device, per_node, nodes, inside, between
 
 
-@command.command("import", short_help="Write a profile from what another tool says.")
+@command.command("import", short_help="Create a profile from the output of another tool.")
 @click.argument("source", metavar="FILE")
-@click.option("--device", shell_complete=complete("devices"), help="Bundled device, where the tool does not say it.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Nodes; with topologies.")
-@click.option("--between", multiple=True, metavar="LINK", help="Links between nodes, as of init; with topologies.")
-@click.option("--into", metavar="PROFILE", help="Profile that measured collectives are put into; with nccl-tests.")
-@click.option("--level", help="Level of it that they were measured on.")
-@click.option("--collective", default="", help="Which one was measured, where the text does not name its test.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; standard output when absent.")
+@click.option("--device", shell_complete=complete("devices"), help="Bundled device type, if the text does not name it.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; for topologies.")
+@click.option("--between", multiple=True, metavar="LINK", help="Links between nodes, as for init; for topologies.")
+@click.option("--into", metavar="PROFILE", help="Profile to add measured collectives to; for nccl-tests.")
+@click.option("--level", help="Level of the profile that was measured.")
+@click.option("--collective", default="", help="Collective that was measured, if the text does not name it.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def import_profile(
     source: str,
@@ -298,10 +311,10 @@ def import_profile(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Write a profile from what another tool prints or reads; FILE may be `-`, for pasted text.
+    """Create a hardware profile from a text of another tool; FILE may be `-` for standard input.
 
-    The text is that of `nvidia-smi topo -m`, of nccl-tests, a system of Calculon or a network of ASTRA-sim, told apart
-    by their content. What it does not say is taken as usual, and the profile says so.
+    The text is the output of `nvidia-smi topo -m` or of nccl-tests, a Calculon system or an ASTRA-sim network; the
+    format is detected. Missing figures get usual values, and comments in the profile say so.
 
     \b
     Examples:
@@ -316,36 +329,38 @@ def import_profile(
 
     _refuse_existing(output, force)
     text = read_file(source).decode("utf-8", errors="replace")
-    own, name = planner.hardware, output.stem if output else "imported"
-    kind = own.kind_of(text)
+    hardware, name = planner.hardware, output.stem if output else "imported"
+    kind = hardware.kind_of(text)
     if not kind:
         known = "nvidia-smi topo -m, nccl-tests, a Calculon system or an ASTRA-sim network"
-        raise planner.HardwareError("whose text it is, is not seen", where=source, hint=f"paste all of it: {known}")
+        raise planner.HardwareError(
+            "the format of the text is unknown", where=source, hint=f"give the complete text of {known}"
+        )
     if kind == "nccl":
         if not (into and level):
             raise planner.UsageError("measured collectives need a profile", hint="give --into PROFILE --level NAME")
-        measured, row = own.from_nccl_tests(text, collective=collective)
-        _write(output, own.with_measured(into, level, {measured: row}, name))
+        measured, row = hardware.from_nccl_tests(text, collective=collective)
+        _write(output, hardware.with_measured(into, level, {measured: row}, name))
         return
     if kind != "calculon" and not device:
         raise planner.UsageError("the text does not say which device it is", hint="give --device NAME")
     if kind == "topology":
-        found = own.from_topology(text, name=name, device=str(device))
-        outer = tuple(own.read_link(link, where="--between") for link in between)
-        found = dataclasses.replace(found, between=outer, nodes=nodes or 1)
+        sketch = hardware.from_topology(text, name=name, device=str(device))
+        outer = tuple(hardware.read_link(link, where="--between") for link in between)
+        sketch = dataclasses.replace(sketch, between=outer, nodes=nodes or 1)
     else:
-        found = own.from_calculon(text, name=name) if kind == "calculon" else own.from_astra(
+        sketch = hardware.from_calculon(text, name=name) if kind == "calculon" else hardware.from_astra(
             text, name=name, device=str(device)
         )  # fmt: skip
-    _write(output, own.sketch_text(found))
+    _write(output, hardware.sketch_text(sketch))
 
 
 @command.command("schema", short_help="Print the JSON Schema for editors.")
 def print_schema() -> None:
-    """Print the JSON Schema of profile files, which editors use for completion and checks.
+    """Print the JSON Schema of profile files, for completion and checks in editors.
 
     \b
-    Editors that know the YAML language server read it from the first line of a profile:
+    Editors with the YAML language server find it by the first line of a profile:
       # yaml-language-server: $schema=hardware.schema.json
 
     \b

@@ -1,4 +1,4 @@
-"""Entry point of the `shardplan` command: finds the sub-command, turns errors into one line and an exit code."""
+"""Entry point of the `shardplan` command: loads the sub-command, reports errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ import click
 COMMANDS = {
     "plan": "Plan a model on a cluster and write the plan file.",
     "predict": "Price exactly one configuration of a model on a cluster.",
-    "calibrate": "Fit a stack to measured iterations of your own.",
-    "compare": "Compare what the named systems would do with a model on a cluster.",
-    "sweep": "Plan with many values of devices, batch, sequence, options and figures of hardware.",
-    "profile": "Price a model: totals, costliest blocks and operators, coverage.",
+    "calibrate": "Fit a software stack to iteration times that you measured.",
+    "compare": "Compare published systems and training frameworks on a model and a cluster.",
+    "sweep": "Plan for every combination of values of devices, batch, options or hardware figures.",
+    "profile": "Estimate a model's time and memory on one device, by layer and operator.",
     "check": "Check a plan file against its schema, model and hardware.",
-    "migrate": "Write a plan file of an older version as one of this version.",
-    "explain": "Say why a plan is as it is: bottleneck, memory, next best plans.",
-    "simulate": "Play a plan's schedule out: step time, bubble, memory over time.",
-    "report": "Write a plan as a page of HTML that stands alone: charts, tables, assumptions.",
-    "export": "Write a plan in the files of a training framework.",
-    "run": "Train by a plan on this machine, and compare its gradients with the whole model's.",
-    "diff": "Compare two plans by meaning.",
-    "hardware": "List, show, lint and write hardware profiles.",
+    "migrate": "Convert a plan file of an older version to this version.",
+    "explain": "Explain a plan: bottleneck, memory, alternatives, what is proven.",
+    "simulate": "Simulate a plan's schedule: step time, bubble, memory over time.",
+    "report": "Write a plan as a self-contained HTML page: charts, tables, assumptions.",
+    "export": "Write a plan as configuration files of a training framework.",
+    "run": "Run a plan on this machine, and check its gradients against the unsplit model.",
+    "diff": "Compare two plans: inputs, decisions, costs.",
+    "hardware": "List, show, check, create and import hardware profiles.",
     "models": "List and build bundled models.",
     "schema": "Print the JSON Schema of a file format.",
-    "completion": "Print what makes a shell complete commands, options and names.",
+    "completion": "Print a completion script for bash, zsh or fish.",
 }
 
 GARBAGE_THRESHOLDS = (100_000, 50, 100)
-"""Objects after which circles of dead ones are looked for, and how many looks among the young come before one among
-the old. At Python's 700, 10 and 10 that takes 7 to 9 % of a plan's time, 20 % where a model has 100,000 operators."""
+"""Thresholds of Python's garbage collector: at the default of 700, 10 and 10 it takes 7 to 9 % of the time of a plan,
+20 % with 100,000 operators."""
 
 
 class _LazyGroup(click.Group):
@@ -69,7 +69,9 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks (may stand anywhere on the line).")
+@click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors (allowed anywhere on the line)."
+)
 @click.version_option(package_name="shardplan")
 def app() -> None:
     """Plan how to split a DNN training job over devices, and prove it.
@@ -83,21 +85,21 @@ def app() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; exits the process with a code that says the kind of failure."""
+    """Run the command line, and exit with a code for the kind of failure."""
     given = sys.argv[1:] if argv is None else argv
     arguments = [argument for argument in given if argument != "--debug"]
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     try:
-        with _checked_output(), _aside(arguments):
+        with _checked_output(), _messages_aside(arguments):
             result: Any = app.main(args=arguments, prog_name="shardplan", standalone_mode=False)
             sys.stdout.flush()
     except click.exceptions.Abort:
-        _say("interrupted")
+        _print_error("interrupted")
         sys.exit(130)
     except click.ClickException as error:
         sys.exit(_report_usage(error))
     except (BrokenPipeError, SystemExit) as ended:
-        if isinstance(ended, SystemExit) and not ended.code:  # a shell has been told its completions
+        if isinstance(ended, SystemExit) and not ended.code:  # shell completion has printed its result
             raise
         _discard(sys.stdout)  # nobody reads the output any more
         sys.exit(141)
@@ -108,8 +110,8 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _aside(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Where a file goes to standard output (`-o -`), what is printed goes to standard error."""
+def _messages_aside(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Redirects messages to standard error while a file goes to standard output (`-o -`)."""
     pairs = itertools.pairwise(arguments)
     if not any(flag in _FILES and name == "-" for flag, name in pairs) and "-o-" not in arguments:
         return contextlib.nullcontext()
@@ -119,34 +121,34 @@ def _aside(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
 
 
 def _report_usage(error: click.ClickException) -> int:
-    """Print what click found wrong as one line, with where to read on; a bare group prints its help."""
+    """Print a usage error as one line that refers to `--help`; a group without a command prints its help."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return int(error.exit_code)
     context = getattr(error, "ctx", None)
     name = context.command_path if context else "shardplan"
     message = " ".join(error.format_message().split())
-    _say(f"shardplan: error: {message.rstrip('.')} (see `{name} --help`)")
+    _print_error(f"shardplan: error: {message.rstrip('.')} (see `{name} --help`)")
     return int(error.exit_code)
 
 
 def _report(error: Exception) -> int:
-    """Print an error as one line (plus one line for each further finding) and give its exit code."""
+    """Print an error, one line for each of its findings, and return its exit code."""
     import planner
 
     if isinstance(error, planner.ShardplanError):
         findings = error.problems or (error.problem,)
         for finding in findings:
-            _say(f"shardplan: error: {finding}")
+            _print_error(f"shardplan: error: {finding}")
             if finding.excerpt:
-                _say(finding.excerpt)
+                _print_error(finding.excerpt)
         return int(error.exit_code)
-    _say(f"shardplan: internal error: {type(error).__name__}: {error} (run again with --debug)")
+    _print_error(f"shardplan: internal error: {type(error).__name__}: {error} (run again with --debug)")
     return 70
 
 
-def _say(text: str) -> None:
-    """Print a line on standard error; where that cannot be written either, the exit code has to do."""
+def _print_error(text: str) -> None:
+    """Print a line on standard error; if that fails, too, only the exit code remains."""
     try:
         click.echo(text, err=True)
     except OSError:
@@ -154,7 +156,7 @@ def _say(text: str) -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let what a stream still holds go nowhere, so that Python does not fail over it again when it ends."""
+    """Discard what a stream still buffers, so that Python does not fail on it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -163,7 +165,7 @@ _FILES = ("-o", "--output", "--svg", "--trace", "--plot")
 
 
 class _CheckedStream:
-    """Standard output whose failures (a full device) are errors of the output, not of this program."""
+    """Standard output that raises `OutputError` when writing fails (a full disk)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -196,7 +198,7 @@ class _CheckedStream:
 
 @contextlib.contextmanager
 def _checked_output() -> Iterator[None]:
-    """Let writing to standard output end in an `OutputError` where it fails."""
+    """Turns failures of writing to standard output into `OutputError`."""
     stream = sys.stdout
     checked = _CheckedStream(stream)
     try:

@@ -1,4 +1,4 @@
-"""`shardplan migrate`: a plan file of an older version as one of this version."""
+"""`shardplan migrate`: convert a plan file of an older version to this version."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ._options import read_file, shown_name
 
 @click.command("migrate")
 @click.argument("old")
-@click.option("--output", "-o", metavar="NEW", help="Where to write it; - is standard output. [default: over OLD]")
+@click.option("--output", "-o", metavar="NEW", help="File to write; - is standard output. [default: replace OLD]")
 def command(old: str, output: str | None) -> None:
-    """Write the plan file OLD as one of this version; `-` reads standard input.
+    """Convert the plan file OLD to this version; `-` reads standard input.
 
-    Decisions and predictions stay as they are. A file of this version is written as it is. A plan whose digest is wrong
-    keeps a wrong one, so that `check` still finds what was changed in it.
+    Decisions and predictions do not change. A file of this version is written as it is. A plan with a wrong digest
+    keeps a wrong digest, so that `check` still detects that it was edited.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`shardplan models`: list the bundled models and what can be built, write one as an ONNX file."""
+"""`shardplan models`: list the bundled models, and build models as ONNX files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--family", metavar="NAME", help="Only models of this family, and the options of its builders.")
+@click.option("--family", metavar="NAME", help="List only this family, with the options of its builders.")
 @format_option("table", "json")
 def list_models(family: str | None, form: str) -> None:
-    """List the bundled models: name, family, parameters, layers, usual sequence length, source.
+    """List the bundled models: name, family, parameters, layers, default sequence length, source.
 
-    With --family also the options that `models build` takes for its sizes.
+    With --family, also list the size options of `models build`.
 
     \b
     Examples:
@@ -43,9 +43,9 @@ def list_models(family: str | None, form: str) -> None:
         raise planner.UsageError(
             f"no family of models is called {family!r}", hint=planner.registry.did_you_mean(family, families)
         )
-    found = [planner.bundled_info(name) for name in planner.bundled_names()]
-    found = [info for info in found if family in (None, info.family)]
-    show_rows(planner.report.models_report(found), form)
+    models = [planner.bundled_info(name) for name in planner.bundled_names()]
+    models = [info for info in models if family in (None, info.family)]
+    show_rows(planner.report.models_report(models), form)
     if family is None or form != "table":
         return
     for model_type, (listed, options) in planner.bundled.bundled_options().items():
@@ -55,20 +55,20 @@ def list_models(family: str | None, form: str) -> None:
 
 @command.command("build", context_settings={"ignore_unknown_options": True})
 @click.argument("name", required=False)
-@click.option("--family", metavar="NAME", help="Build of this family, or model_type, with sizes of your own.")
+@click.option("--family", metavar="NAME", help="Build a model of this family or model_type with your own sizes.")
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in one forward pass.")
-@click.option("--seq", type=click.IntRange(min=1), help="Sequence length; the model's usual one when absent.")
+@click.option("--seq", type=click.IntRange(min=1), help="Sequence length. [default: the model's]")
 @click.argument("sizes", nargs=-1, type=click.UNPROCESSED, metavar="[--SIZE VALUE]...")
 def build_model(
     name: str | None, family: str | None, output: Path, batch: int, seq: int | None, sizes: tuple[str, ...]
 ) -> None:
-    """Write a model as an ONNX file: graph and shapes, weights without data.
+    """Write a model as an ONNX file with graph and shapes, but without weight data.
 
-    NAME is a bundled model; its sizes can be changed by further options (`--layers 16`), which `models list --family`
-    shows. With --family all sizes are your own.
+    NAME is a bundled model; further options change its sizes (`--layers 16`), see `models list --family`. With --family
+    you give all sizes.
 
     \b
     Examples:
@@ -109,10 +109,10 @@ def build_model(
 )
 @dims_option
 def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -> None:
-    """Write an ONNX file that was exported at one batch for another.
+    """Convert an ONNX file that was exported at a fixed batch to another batch.
 
-    Constants that hold the batch (targets of Reshape and Expand) get the values that plans for that micro-batch state
-    in `model.rebatch`. Weights beside the file stay there: the new file goes into the same folder.
+    Constants that contain the batch (targets of Reshape and Expand) get the values that plans for that micro-batch list
+    in `model.rebatch`. The new file must be in the same folder if weights are stored in files beside the model.
 
     \b
     Examples:
@@ -121,35 +121,37 @@ def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -
     """
     import planner
 
-    made = planner.importers.rebatched_file(model, batch, dims=parse_dims(dims))
-    if made.external and output.resolve().parent != Path(model).resolve().parent:
+    rebatched = planner.importers.rebatched_file(model, batch, dims=parse_dims(dims))
+    if rebatched.external and output.resolve().parent != Path(model).resolve().parent:
         raise planner.UsageError(
-            f"the weights in {made.external[0]} lie beside {model}, not beside {output}",
+            f"the weights in {rebatched.external[0]} lie beside {model}, not beside {output}",
             hint="write the file into the same folder",
         )
-    planner.files.write_whole(output, made.model.SerializeToString(deterministic=True))
-    click.echo(f"wrote {output}: batch {batch}, {planner.units.plural(made.operands, 'operand')} with other values")
-    if made.repeated:
-        shown = ", ".join(made.repeated[:3]) + (", ..." if len(made.repeated) > 3 else "")
-        constants = planner.units.plural(len(made.repeated), "constant")
+    planner.files.write_whole(output, rebatched.model.SerializeToString(deterministic=True))
+    click.echo(
+        f"wrote {output}: batch {batch}, {planner.units.plural(rebatched.operands, 'operand')} with other values"
+    )
+    if rebatched.repeated:
+        shown = ", ".join(rebatched.repeated[:3]) + (", ..." if len(rebatched.repeated) > 3 else "")
+        constants = planner.units.plural(len(rebatched.repeated), "constant")
         click.echo(f"note: the first entry is taken for all samples in {constants}: {shown}")
 
 
 def _choices(words: Sequence[str]) -> dict[str, str]:
-    """`--layers 40 --hidden=5120` as values by option.
+    """Read `--layers 40 --hidden=5120` into values by option.
 
     Raises:
-        UsageError: a word that is no option, or an option without a value.
+        UsageError: a word is no option, or an option has no value.
     """
     import planner
 
-    choices, left = {}, list(words)
-    while left:
-        word = left.pop(0)
+    choices, remaining = {}, list(words)
+    while remaining:
+        word = remaining.pop(0)
         option, joined, value = word.partition("=")
         if not option.startswith("--"):
             raise planner.UsageError(f"{word!r} is not an option", hint="sizes are given as --layers 40")
-        if not joined and (not left or left[0].startswith("--")):
+        if not joined and (not remaining or remaining[0].startswith("--")):
             raise planner.UsageError(f"{option} lacks its value", hint=f"give {option} VALUE")
-        choices[option.removeprefix("--")] = value if joined else left.pop(0)
+        choices[option.removeprefix("--")] = value if joined else remaining.pop(0)
     return choices

@@ -1,4 +1,4 @@
-"""`shardplan plan`: a model and a cluster in, a plan out."""
+"""`shardplan plan`: plan a model on a cluster."""
 
 from __future__ import annotations
 
@@ -22,41 +22,43 @@ from ._report import say_where, show
     "micro_batches",
     multiple=True,
     type=click.IntRange(min=1),
-    help="Allow only this micro-batch size; repeatable.",
+    help="Allow only this micro-batch size; repeatable. [default: any]",
 )
 @click.option(
     "--schedule",
     "schedules",
     multiple=True,
     help="Allow only this schedule (`interleaved`, `chimera:pairs=2`, `pipedream-2bw`, ..); repeatable. "
-    "[default: 1f1b, gpipe, and interleaved where pipelines of these wait]",
+    "[default: 1f1b, gpipe, and interleaved where pipelines of these have bubbles]",
 )
 @click.option(
-    "--schedule-file", type=click.Path(exists=True, dir_okay=False), help="The best stages for these orders of work."
+    "--schedule-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Use the orders of work in this file, and search the best stages for them.",
 )
 @click.option(
     "--system",
     shell_complete=_options.complete("systems"),
-    help="What this system's own planner would choose: gpipe, pipedream, chimera, ..",
+    help="Choose by the rules of this published system instead: gpipe, pipedream, chimera, ..",
 )
 @_options.for_option(
-    "Plan for this training framework: megatron, torchtitan, deepspeed, .. (docs/backends.md), or any; repeatable: one "
-    "of them is to take the plan as it is. [default: megatron, torchtitan and deepspeed]"
+    "Make a plan that this training framework can run: megatron, torchtitan, deepspeed, .. (docs/backends.md), or any "
+    "for no limits; of several (repeatable), one must be able to. [default: megatron, torchtitan and deepspeed]"
 )
 @click.option(
     "--precision",
     help="Number formats: bf16, fp16, fp32, tf32, fp8, fp8-cs, fp8-blockwise, mxfp8, nvfp4, bf16-fp32grad, "
     "bf16-deepspeed, bf16-pure; with options as mxfp8:grads=fp32,last=4. [default: the first of bf16, fp16 and fp32 "
-    "that all devices compute in]",
+    "that all devices support]",
 )
 @_options.optimizer_option
 @click.option(
     "--recompute",
     default="auto",
     show_default=True,
-    help="What stages run forward again in backward: `never`, `always` (all layers), `layers` (all or nothing, as "
-    "suits each stage), `auto` (also some modules), or the modules themselves: layernorm,act,moe_act,mla_up_proj,"
-    "core_attn,mlp,shared_experts,moe, or patterns such as `Gelu:*` and `*.mlp.*`.",
+    help="Activation recomputation: `never`, `always` (all layers), `layers` (all layers or none, chosen per stage), "
+    "`auto` (also single modules), or these modules: layernorm,act,moe_act,mla_up_proj,core_attn,mlp,shared_experts,"
+    "moe, or patterns of operators such as `Gelu:*` and `*.mlp.*`.",
 )
 @click.option(
     "--zero",
@@ -66,48 +68,62 @@ from ._report import say_where, show
     help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: 0 and 1]",
 )
 @click.option(
-    "--tp", "tensor_parallel", type=_options.NUMBERS, help="Allow only these numbers of ranks sharing every operator."
+    "--tp",
+    "tensor_parallel",
+    type=_options.NUMBERS,
+    help="Allow only these tensor-parallel sizes: ranks that share every operator.",
 )
 @click.option(
     "--cp",
     "context_parallel",
     type=_options.NUMBERS,
-    help="Allow only these numbers of ranks sharing the sequence. [default: any for samples of 32,768 steps and more]",
+    help="Allow only these context-parallel sizes: ranks that share the sequence. [default: any for sequences of "
+    "32,768 and more, else 1]",
 )
 @click.option(
     "--ep",
     "expert_parallel",
     type=_options.NUMBERS,
-    help="Allow only these numbers of ranks that samples and experts are dealt to. [default: any for mixtures]",
+    help="Allow only these expert-parallel sizes. [default: any for mixtures of experts, else 1]",
 )
 @click.option("--pp", "pipeline_stages", type=_options.NUMBERS, help="Allow only these numbers of pipeline stages.")
 @click.option(
-    "--dp", "data_parallel", type=_options.NUMBERS, help="Allow only these numbers of replicas of every stage."
+    "--dp",
+    "data_parallel",
+    type=_options.NUMBERS,
+    help="Allow only these data-parallel sizes: replicas of every stage.",
 )
 @click.option(
-    "--mesh", "meshes", type=_options.MESHES, help="Share operators on these meshes only: ranks by axis, as 8 or 2x8."
+    "--mesh",
+    "meshes",
+    type=_options.MESHES,
+    help="Share operators on these device meshes only: ranks by axis, such as 8 or 2x8.",
 )
-@click.option("--keep", multiple=True, type=_options.KEPT, help="Keep a block on a stage (-1: the last); repeatable.")
+@click.option(
+    "--keep", multiple=True, type=_options.KEPT, help="Place a block on this stage (-1: the last); repeatable."
+)
 @click.option(
     "--forbid",
     multiple=True,
     metavar="OPERATOR:DIM",
-    help="Rule out a split, such as MatMul:k or layers.0.attn*:n; repeatable.",
+    help="Exclude a split of operators by dimension, such as MatMul:k or layers.0.attn*:n; repeatable.",
 )
-@click.option("--uniform", is_flag=True, help="The same number of replicas for all stages, as most frameworks want it.")
-@click.option("--max-stages", type=click.IntRange(min=1), help="Most pipeline stages.")
+@click.option(
+    "--uniform", is_flag=True, help="Use the same number of replicas for all stages, as most frameworks require."
+)
+@click.option("--max-stages", type=click.IntRange(min=1), help="Use at most this many pipeline stages.")
 @click.option(
     "--overlap",
     type=click.FloatRange(0, 1),
-    help="Share of backward work that can hide gradient synchronisation. [default: the stack's]",
+    help="Fraction of backward work that can hide gradient synchronisation. [default: the stack's]",
 )
 @_options.headroom_option
 @_options.attention_option
-@click.option("--no-dropout", is_flag=True, help="Do not count dropout masks.")
+@click.option("--no-dropout", is_flag=True, help="Do not count memory of dropout masks.")
 @click.option(
     "--assume-dropout",
     is_flag=True,
-    help="Count dropout masks where transformers have them, though the graph has none.",
+    help="Count dropout masks where transformers usually have them, even if the graph has none.",
 )
 @_options.strict_option
 @_options.dims_option
@@ -115,12 +131,12 @@ from ._report import say_where, show
 @_options.price_option
 @click.option(
     "--target", metavar="WHAT",
-    help="The least devices that reach step=2s, tokens=1e12/7d or samples=1e9/12h; needs --global-batch. --nodes is "
-    "then the most that may be used.",
+    help="Find the fewest devices that reach step=2s, tokens=1e12/7d or samples=1e9/12h; needs --global-batch. --nodes "
+    "is then the maximum.",
 )  # fmt: skip
 @click.option(
     "--least", type=click.Choice(["devices", "dollars"]), default="devices", show_default=True,
-    help="What --target is to be reached with.",
+    help="What to minimize with --target.",
 )  # fmt: skip
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
 @click.option(
@@ -129,9 +145,9 @@ from ._report import say_where, show
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="What to print: a summary, or the plan itself; where none fits, as JSON, the answer that there is none.",
+    help="Output format: a summary, or the plan as JSON (if none fits, a document that says so).",
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress, no summary.")
+@click.option("--quiet", "-q", is_flag=True, help="Print no progress and no summary.")
 @partition_options
 @click.pass_context
 def command(
@@ -145,8 +161,8 @@ def command(
 ) -> None:
     """Plan how to train MODEL (an ONNX file, a Hugging Face config.json or a bundled model's name) on a cluster.
 
-    MODEL may also be an instance of a published partition problem: an operator graph, a Piper instance or, with an
-    --objective or --machines, a PipeDream profile. Such files carry their own costs.
+    MODEL may also be an instance of a published partition problem: an operator graph, a Piper instance or, with
+    --objective or --machines, a PipeDream profile. Such files contain their own costs.
 
     \b
     Examples:
@@ -210,10 +226,10 @@ def _for_target(
     options: dict[str, Any],
     draw: Draw | None,
 ) -> Any:  # noqa: ANN401
-    """The plan that reaches a target with the least of the largest machine, and what was tried.
+    """The plan that reaches a target with the fewest devices or dollars, and the sizes that were tried.
 
     Raises:
-        click.UsageError: no global batch is given, which would else follow from the devices.
+        click.UsageError: no global batch is given, whose default would differ with the number of devices.
     """
     import planner
 
@@ -239,18 +255,18 @@ def _planned(
     options: dict[str, Any],
     draw: Draw | None,
 ) -> Any:  # noqa: ANN401
-    """The plan: of the joint search, or of a system."""
+    """The plan of the joint search, or of a published system."""
     import planner
 
     job = _job(cluster.device_count, options)
-    given = {"strict_ops": options["strict_ops"], "provenance": provenance}
+    arguments = {"strict_ops": options["strict_ops"], "provenance": provenance}
     orders = options["schedule_file"]
     if options["system"] and (orders or options["schedules"]):
         raise click.UsageError("--system chooses its own schedule: leave out --schedule and --schedule-file")
     if orders and options["schedules"]:
         raise click.UsageError("--schedule-file has the schedule: leave out --schedule")
 
-    def told(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
+    def show_progress(done: int, total: int, incumbent_s: float, bound_s: float) -> None:
         if draw:
             best = best_so_far(incumbent_s * 1e3, bound_s * 1e3, "ms")
             draw(doing="searching", completed=done, total=total, found=best)
@@ -262,15 +278,15 @@ def _planned(
             total=None,
         )
     if options["system"] and options["system"] != "auto":
-        return planner.plan_system(options["system"], graph, cluster, job, **given)
-    return planner.plan(graph, cluster, job, orders=orders, progress=told if draw else None, **given)
+        return planner.plan_system(options["system"], graph, cluster, job, **arguments)
+    return planner.plan(graph, cluster, job, orders=orders, progress=show_progress if draw else None, **arguments)
 
 
 def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The job that the options describe; what was not given takes the library's defaults."""
+    """The job that the options describe, with the library's defaults for the others."""
     import planner
 
-    given = _options.job_values(options, device_count) | {
+    fields = _options.job_values(options, device_count) | {
         "micro_batches": tuple(sorted(set(options["micro_batches"]))),
         "max_stages": options["max_stages"] or 0,
         "uniform": options["uniform"],
@@ -278,10 +294,10 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
         "dropout": not options["no_dropout"],
         "assume_dropout": options["assume_dropout"],
     }
-    given |= {name: options[name] for name in ("recompute", "overlap", "headroom")}
+    fields |= {name: options[name] for name in ("recompute", "overlap", "headroom")}
     lists = (
         "schedules", "zero", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline_stages",
         "data_parallel", "meshes", "keep", "forbid", "backends",
     )  # fmt: skip
-    given |= {name: tuple(options[name]) for name in lists if options[name]}
-    return planner.Job(**given)
+    fields |= {name: tuple(options[name]) for name in lists if options[name]}
+    return planner.Job(**fields)

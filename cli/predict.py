@@ -1,4 +1,4 @@
-"""`shardplan predict`: what exactly one configuration would take."""
+"""`shardplan predict`: time and memory of one configuration."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from . import _options
 from ._progress import progress_line
 from ._report import say_where, show
 
-_BESIDE = frozenset(
+_WITH_CONFIG = frozenset(
     ("model", "hardware", "nodes", "stack", "changes", "devices", "dims", "costs", "global_batch", "precision",
      "optimizer", "overlap", "headroom", "price", "best", "config", "output", "form")
 )  # fmt: skip
-"""Options that may stand beside --config."""
+"""Options that can be combined with --config."""
 
 
 @click.command("predict")
@@ -24,65 +24,74 @@ _BESIDE = frozenset(
 @_options.machine_options()
 @click.option(
     "--global-batch", "-b", type=click.IntRange(min=1),
-    help="Samples per optimizer step. [required unless --config says the number of micro-batches]",
+    help="Samples per optimizer step. [required unless --config gives the number of micro-batches]",
 )  # fmt: skip
-@click.option("--config", metavar="FILE", help="A configuration or plan file instead of degrees; - is standard input.")
+@click.option(
+    "--config", metavar="FILE", help="Take the configuration from this configuration or plan file; - is standard input."
+)
 @click.option(
     "--from", "framework", nargs=2, metavar="FRAMEWORK FILE",
-    help="Take degrees, batch sizes, number formats and optimizer from a framework's own configuration: megatron (a "
-    "file of arguments or launch script), torchtitan (config.toml), deepspeed (ds_config.json). Options beside it win.",
+    help="Take degrees, batch sizes, number formats and optimizer from a framework's configuration: megatron (a file "
+    "of arguments or launch script), torchtitan (config.toml), deepspeed (ds_config.json). Other options override it.",
 )  # fmt: skip
-@click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
+@click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel size.")
 @click.option(
-    "--cp", "context", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks sharing a sequence."
+    "--cp", "context", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel size."
 )
 @click.option(
     "--ep", "expert", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Expert parallel ranks, which are among the data parallel ones.",
+    help="Expert-parallel size; these ranks are part of data parallelism.",
 )  # fmt: skip
-@click.option("--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline workers.")
-@click.option("--dp", "data", type=click.IntRange(min=1), help="Data parallel copies. [default: as the devices allow]")
+@click.option(
+    "--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline-parallel size."
+)
+@click.option("--dp", "data", type=click.IntRange(min=1), help="Data-parallel size. [default: as the devices allow]")
 @click.option(
     "--interleave", "--vp", "chunks", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Chunks a worker holds.",
+    help="Pipeline stages (chunks) per worker.",
 )  # fmt: skip
-@click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples at a time.")
-@click.option("--schedule", help="Order of work. [default: 1f1b; interleaved where a worker holds several chunks]")
+@click.option(
+    "--micro-batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples per micro-batch."
+)
+@click.option("--schedule", help="Pipeline schedule. [default: 1f1b; interleaved with several chunks per worker]")
 @click.option("--zero", type=click.IntRange(min=0), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(
     "--exchange", metavar="SCHEME",
-    help="How gradients travel between data parallel copies of a whole model: ring, hierarchical, byteps, parallax, .. "
-    "(docs/exchange.md). [default: as the ZeRO stage says]",
+    help="Gradient exchange among data-parallel replicas of a whole model: ring, hierarchical, byteps, parallax, .. "
+    "(docs/exchange.md). [default: that of the ZeRO stage]",
 )  # fmt: skip
 @click.option(
     "--recompute", default="never", show_default=True,
-    help="What stages run forward again in backward: `never`, `always` (all layers), or modules as in `plan`: "
-    "layernorm,moe_act.",
+    help="Activation recomputation: `never`, `always` (all layers), or modules as in `plan`: layernorm,moe_act.",
 )  # fmt: skip
-@click.option("--starts", help="First block of each stage but the first, as 12,24,36. [default: equal layers]")
+@click.option(
+    "--starts", help="First block of the second and each further stage, such as 12,24,36. [default: equal layers]"
+)
 @click.option(
     "--pipeline-layout", "layout",
-    help="Items of each stage as Megatron writes them, 'Et*3|(t*4|)*6t*3L': E embedding, t layer, m further token "
-    "predicted, L loss; stage i is chunk i // PP of worker i % PP.",
+    help="Layers of each stage in Megatron's notation, 'Et*3|(t*4|)*6t*3L': E embedding, t layer, m multi-token "
+    "prediction, L loss; stage i is chunk i // PP of worker i % PP.",
 )  # fmt: skip
 @click.option(
     "--first-stage-layers", "first_layers", type=click.IntRange(min=1),
-    help="Layers of the first worker, all chunks together. [default: as many as others]",
+    help="Layers of the first worker, over all its chunks. [default: as many as the others]",
 )  # fmt: skip
 @click.option(
     "--last-stage-layers", "last_layers", type=click.IntRange(min=1),
-    help="The same of the last worker.",
+    help="Layers of the last worker, likewise.",
 )  # fmt: skip
 @click.option(
     "--precision",
-    help="Number formats, as in `plan`. [default: that of the plan file, or the best that the devices have]",
+    help="Number formats, as in `plan`. [default: those of the plan file, else the best that the devices support]",
 )
-@click.option("--optimizer", help="As in `plan`. [default: adam, or that of the plan file]")
+@click.option("--optimizer", help="Optimizer, as in `plan`. [default: that of the plan file, else adam]")
 @click.option(
-    "--overlap", type=click.FloatRange(0, 1), help="Share of backward work that hides exchanges. [default: the stack's]"
+    "--overlap",
+    type=click.FloatRange(0, 1),
+    help="Fraction of backward work that can hide gradient synchronisation. [default: the stack's]",
 )
 @_options.headroom_option
-@click.option("--best", is_flag=True, help="Also plan the job, and say what the configuration lacks to that plan.")
+@click.option("--best", is_flag=True, help="Also search the best plan, and compare the configuration with it.")
 @_options.dims_option
 @_options.costs_option
 @_options.price_option
@@ -100,9 +109,8 @@ def command(
 ) -> None:
     """Price exactly one configuration of MODEL on a cluster; nothing is searched.
 
-    A configuration that does not fit is priced all the same; what is missing is said, memory by kind and stage, and
-    changes that would make it fit with their price. Of a plan file, its configuration, number formats and optimizer
-    are taken.
+    A configuration that does not fit is priced, too, with the memory that is missing, by kind and stage, and the
+    changes that would make it fit. From a plan file, the configuration, number formats and optimizer are used.
 
     \b
     Examples:
@@ -120,95 +128,97 @@ def command(
         graph = _options.load_graph(model, options["dims"], options["costs"])
         cluster = _options.load_hardware(options)
         if config:
-            _options.refuse_others(click.get_current_context(), _BESIDE, "--config", "say it in the file")
-            asked = planner.plans.parse_configuration(
+            _options.refuse_others(click.get_current_context(), _WITH_CONFIG, "--config", "say it in the file")
+            configuration = planner.plans.parse_configuration(
                 _options.read_file(config), graph, name=_options.shown_name(config)
             )
         else:
-            taken = _taken(framework, options) if framework else {}
-            asked = dataclasses.replace(_degrees(options), **taken)
-        job = _job(options, asked)
+            framework_degrees = _framework_degrees(framework, options) if framework else {}
+            configuration = dataclasses.replace(_degrees(options), **framework_degrees)
+        job = _job(options, configuration)
         provenance = planner.default_provenance(model, options["hardware"])
-        found = planner.predict(graph, cluster, job, asked, provenance=provenance)
+        prediction = planner.predict(graph, cluster, job, configuration, provenance=provenance)
         if price:
-            found = dataclasses.replace(found, plan=planner.with_price(found.plan, price))
-        lack = _lack(found, graph, cluster, job) if best else None
-        fixes = () if found.fits else planner.find_fixes(graph, cluster, job, asked)
+            prediction = dataclasses.replace(prediction, plan=planner.with_price(prediction.plan, price))
+        best_comparison = _compared_to_best(prediction, graph, cluster, job) if best else None
+        fixes = () if prediction.fits else planner.find_fixes(graph, cluster, job, configuration)
     if output:
-        planner.write_plan(found.plan, output)
+        planner.write_plan(prediction.plan, output)
     if form == "json":
-        click.echo(json.dumps(_document(found, lack, fixes), indent=2))
+        click.echo(json.dumps(_document(prediction, best_comparison, fixes), indent=2))
         return
-    show(planner.report.prediction_report(found, fixes))
+    show(planner.report.prediction_report(prediction, fixes))
     say_where(output)
-    if lack:
-        click.echo(_lack_words(lack))
+    if best_comparison:
+        click.echo(_best_words(best_comparison))
 
 
-def _job(options: dict[str, Any], asked: Any) -> Any:  # noqa: ANN401
-    """What is to be trained: as the options say, else as a plan file does; a configuration in full has its own batch.
+def _job(options: dict[str, Any], configuration: Any) -> Any:  # noqa: ANN401
+    """The job of the options, or of a plan file; a full configuration determines the global batch.
 
     Raises:
-        click.UsageError: nothing says the global batch.
+        click.UsageError: the global batch is not given.
     """
     import planner
 
     names = ("precision", "optimizer", "overlap", "devices", "headroom")
-    given = {name: options[name] for name in names if options[name] is not None}
+    fields = {name: options[name] for name in names if options[name] is not None}
     batch = options["global_batch"]
-    if isinstance(asked, planner.Plan):
-        return dataclasses.replace(asked.options, global_batch=batch or asked.options.global_batch, **given)
-    if batch is None and isinstance(asked, planner.Configuration):
-        batch = asked.copies * asked.micro_batch * asked.micro_batches
+    if isinstance(configuration, planner.Plan):
+        return dataclasses.replace(
+            configuration.options, global_batch=batch or configuration.options.global_batch, **fields
+        )
+    if batch is None and isinstance(configuration, planner.Configuration):
+        batch = configuration.copies * configuration.micro_batch * configuration.micro_batches
     if batch is None:
         raise click.UsageError("missing option --global-batch")
-    return planner.Job(batch, **given)
+    return planner.Job(batch, **fields)
 
 
-def _lack(found: Any, graph: Any, cluster: Any, job: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The best plan of the job, and what a prediction lacks to it."""
+def _compared_to_best(prediction: Any, graph: Any, cluster: Any, job: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The best plan of the job, and the difference of the prediction to it."""
     import planner
 
     try:
-        held = planner.compare_to_best(found, graph, cluster, job)
+        comparison = planner.compare_to_best(prediction, graph, cluster, job)
     except planner.InfeasibleError as error:
         return {"best_s": None, "reason": error.problem.message}
     return {
-        "best_s": held.plan.predictions.reached_s,
-        "best_bound_s": held.plan.predictions.bound_s,
-        "lacks_s": held.lacks_s,
-        "ratio": held.ratio,
-        "best": planner.plans.configuration_document(held.plan.configuration)["configuration"],
+        "best_s": comparison.plan.predictions.reached_s,
+        "best_bound_s": comparison.plan.predictions.bound_s,
+        "lacks_s": comparison.lacks_s,
+        "ratio": comparison.ratio,
+        "best": planner.plans.configuration_document(comparison.plan.configuration)["configuration"],
     }
 
 
-def _lack_words(lack: dict[str, Any]) -> str:
+def _best_words(comparison: dict[str, Any]) -> str:
     import planner
 
-    if lack["best_s"] is None:
-        return f"best plan: none fits ({lack['reason']})"
-    more, ratio, seconds = lack["lacks_s"], lack["ratio"], planner.units.format_seconds
-    differs = f"{seconds(abs(more))} {'more' if more > 0 else 'less'}" if more else "as long"
-    return f"best plan: {seconds(lack['best_s'])} an iteration; this takes {differs} ({ratio:.3f} times)"
+    if comparison["best_s"] is None:
+        return f"best plan: none fits ({comparison['reason']})"
+    difference_s, ratio, seconds = comparison["lacks_s"], comparison["ratio"], planner.units.format_seconds
+    difference = f"{seconds(abs(difference_s))} {'more' if difference_s > 0 else 'less'}" if difference_s else "as long"
+    return f"best plan: {seconds(comparison['best_s'])} an iteration; this takes {difference} ({ratio:.3f} times)"
 
 
-def _taken(framework: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
-    """Degrees of a framework's configuration that no option names; what else it says of the job goes into `options`."""
+def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
+    """Degrees of a framework's configuration that no option overrides; its other settings go into `options`."""
     import planner
 
     name, path = framework
     text = _options.read_file(path).decode(errors="replace")
-    read = planner.export.read_job(text, name, _options.shown_name(path))
+    job = planner.export.read_job(text, name, _options.shown_name(path))
     for key in ("global_batch", "precision", "optimizer", "overlap"):
-        if options[key] is None and getattr(read, key) != "":
-            options[key] = getattr(read, key)
-    for words in read.ignored:
-        click.echo(f"note: not taken over from {_options.shown_name(path)}: {words}", err=True)
-    given = set(_options.given(click.get_current_context()))
-    named = {"recompute": {"recompute", "repeats"}}
-    beside = {field for option in given for field in named.get(option, {option})}
-    degrees = {field.name: getattr(read.degrees, field.name) for field in dataclasses.fields(read.degrees)}
-    return {key: value for key, value in degrees.items() if key not in beside}
+        if options[key] is None and getattr(job, key) != "":
+            options[key] = getattr(job, key)
+    for words in job.ignored:
+        click.echo(f"note: ignored in {_options.shown_name(path)}: {words}", err=True)
+    given_options = set(_options.given(click.get_current_context()))
+    fields_of_option = {"recompute": {"recompute", "repeats"}}
+    overridden = {field for option in given_options for field in fields_of_option.get(option, {option})}
+    degrees = {field.name: getattr(job.degrees, field.name) for field in dataclasses.fields(job.degrees)}
+    return {key: value for key, value in degrees.items() if key not in overridden}
 
 
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -230,10 +240,10 @@ def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
 
 
 def _modules(choice: str) -> tuple[str, ...]:
-    """The modules that a choice of recomputation names.
+    """The modules of `--recompute`.
 
     Raises:
-        click.BadParameter: it leaves the choice open, or names none.
+        click.BadParameter: the text is neither never, always nor modules.
     """
     import planner
 
@@ -244,10 +254,10 @@ def _modules(choice: str) -> tuple[str, ...]:
 
 
 def _starts(text: str | None) -> tuple[int, ...]:
-    """`12,24,36` as numbers, ascending.
+    """Read `12,24,36` into ascending numbers.
 
     Raises:
-        click.BadParameter: something else.
+        click.BadParameter: the text is no ascending list of positive numbers.
     """
     if not text:
         return ()
@@ -260,26 +270,26 @@ def _starts(text: str | None) -> tuple[int, ...]:
     return starts
 
 
-def _document(found: Any, lack: dict[str, Any] | None, fixes: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The prediction as JSON: times, what is missing, the configuration as a file has it, memory of every worker."""
+def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The prediction as JSON: times, problems, fixes, the configuration, memory of every worker."""
     import planner
 
-    error = found.plan.predictions.measured_error
+    error = prediction.plan.predictions.measured_error
     return {
-        "headline": dataclasses.asdict(found.plan.headline),
-        "iteration_s": found.iteration_s,
+        "headline": dataclasses.asdict(prediction.plan.headline),
+        "iteration_s": prediction.iteration_s,
         "measured_error": error and dataclasses.asdict(error),
-        "bound_s": found.plan.predictions.bound_s,
-        "fits": found.fits,
-        "headroom": found.headroom,
-        "fits_with_headroom": found.fits_with_headroom,
-        "driver_bytes": found.driver_bytes,
-        "problems": list(found.problems),
+        "bound_s": prediction.plan.predictions.bound_s,
+        "fits": prediction.fits,
+        "headroom": prediction.headroom,
+        "fits_with_headroom": prediction.fits_with_headroom,
+        "driver_bytes": prediction.driver_bytes,
+        "problems": list(prediction.problems),
         "fixes": [dataclasses.asdict(fix) for fix in fixes],
-        **planner.plans.configuration_document(found.configuration),
+        **planner.plans.configuration_document(prediction.configuration),
         "workers": [
             {**dataclasses.asdict(worker), "missing_bytes": max(0.0, worker.memory.total - worker.capacity_bytes)}
-            for worker in found.workers
+            for worker in prediction.workers
         ],
-        **(lack or {}),
+        **(best_comparison or {}),
     }

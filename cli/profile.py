@@ -1,4 +1,4 @@
-"""`shardplan profile`: what a model costs on a device, and where."""
+"""`shardplan profile`: estimate or measure a model's time and memory on one device."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ DEFAULT_TOP = 12
 @click.option(
     "--device",
     "-d",
-    help="Device to price for (`shardplan hardware list`), such as h100-sxm-80gb; with --measure, cuda or cpu.",
+    help="Device (`shardplan hardware list --devices`), such as h100-sxm-80gb; with --measure, cuda or cpu.",
 )
-@click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device computes in]")
+@click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device supports]")
 @_options.dims_option
-@click.option("--micro-batch", type=click.IntRange(min=1), help="Samples per execution. [default: the model's own]")
+@click.option("--micro-batch", type=click.IntRange(min=1), help="Samples per micro-batch. [default: the model's]")
 @click.option(
     "--measure",
     is_flag=True,
-    help="Run each operator on this machine instead: on its CPU (onnxruntime), or on --device (torch).",
+    help="Measure each operator on this machine instead: on its CPU (onnxruntime), or on --device (torch).",
 )
-@click.option("--cache", type=click.Path(file_okay=False), help="Folder of kept measurements.")
+@click.option("--cache", type=click.Path(file_okay=False), help="Folder that caches measurements.")
 @_options.stack_option
 @_options.attention_option
-@click.option("--no-dropout", is_flag=True, help="Treat dropout nodes as absent.")
-@click.option("--assume-dropout", is_flag=True, help="Count dropout masks where transformers have them.")
+@click.option("--no-dropout", is_flag=True, help="Ignore dropout nodes.")
+@click.option("--assume-dropout", is_flag=True, help="Count dropout masks where transformers usually have them.")
 @_options.format_option("table", "json", "csv")
 @click.option("--top", type=click.IntRange(min=1), default=DEFAULT_TOP, show_default=True, help="Rows of each table.")
 @_options.strict_option
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write seconds of all operators, for `--costs`.")
+@click.option(
+    "--output", "-o", type=click.Path(dir_okay=False), help="Write the times of all operators, for `--costs`."
+)
 @click.pass_context
 def command(ctx: click.Context, /, model: str, form: str, top: int, output: str | None, **options: Any) -> None:  # noqa: ANN401
-    """Price MODEL: totals, costliest layers and operators, coverage.
+    """Estimate time and memory of MODEL on one device: totals, costliest layers and operators, coverage.
 
     MODEL is an ONNX file, a Hugging Face config.json or a bundled model's name.
 
-    `--format csv` lists every node; `json` holds the whole report.
+    `--format csv` lists every node; `json` has the complete report.
 
     \b
     Examples:
@@ -64,7 +66,7 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, output: str 
     priced = _price(ctx, graph, options)
     if output:
         planner.files.write_whole(output, json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n")
-        click.echo(f"costs written to {output}; plan by them with --costs {output}", err=True)
+        click.echo(f"costs written to {output}; use them with --costs {output}", err=True)
     _options.refuse_others(
         ctx, set(ctx.params) - ({"top"} if form != "table" else set()), f"--format {form}, which has all rows"
     )
@@ -74,14 +76,16 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, output: str 
 
 
 def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Prices from the source that the options name; options of other sources are refused."""
+    """Costs from the source that the options select; options of other sources are refused."""
     import planner
 
     attention = {"fused_attention": options["attention"] == "fused", "dropout": not options["no_dropout"]}
     if options["measure"]:
-        chosen = {"device", "precision"} if options["device"] else set()
+        measure_options = {"device", "precision"} if options["device"] else set()
         _options.refuse_others(
-            ctx, {*_ANY, *_KEPT, *chosen, "measure", "cache"}, "--measure, which runs the file's operators as they are"
+            ctx,
+            {*_ANY, *_KEPT, *measure_options, "measure", "cache"},
+            "--measure, which runs the file's operators as they are",
         )
         runner = None
         if options["device"]:
@@ -113,7 +117,7 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
 
 
 def _remark(precision: str, options: dict[str, Any]) -> str:
-    """Why the precision was chosen where none was asked for."""
+    """Why the precision was chosen; "" if the user gave it."""
     import planner
 
     if options["precision"] or options["measure"] or not options["device"]:

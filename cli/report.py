@@ -1,4 +1,4 @@
-"""`shardplan report`: a plan as one page to show."""
+"""`shardplan report`: write a plan as an HTML page."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ._options import against_options, load_against, own_inputs, price_option, r
 
 @click.command("report")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--output", "-o", required=True, type=click.Path(dir_okay=False), help="Page to write; `-` is stdout.")
+@click.option(
+    "--output", "-o", required=True, type=click.Path(dir_okay=False), help="HTML file to write; `-` is standard output."
+)
 @against_options
 @set_option
 @price_option
 def command(plan_file: str, output: str, price: float | None, **against: Any) -> None:  # noqa: ANN401
-    """Write PLAN as a page of HTML that stands alone: model, timeline, memory, where time goes, what else was priced.
+    """Write PLAN as a self-contained HTML page: model, timeline, memory, time by kind, alternatives.
 
     The page needs no network and no other file. The roofline of the costliest operators needs the model and the
-    hardware: those that the plan names are taken where they are found and still the same; else give --model and
+    hardware: those that the plan names are used if they can be found and are unchanged; else give --model and
     --hardware.
 
     \b
@@ -35,8 +37,8 @@ def command(plan_file: str, output: str, price: float | None, **against: Any) ->
         plan = planner.with_price(plan, price)
     named = not (against["model"] or against["hardware"])
     try:
-        chosen = own_inputs(plan, plan_file, against) if named else against
-        page = planner.report.plan_page(plan, *load_against(plan.hardware.stack, chosen))
+        inputs = own_inputs(plan, plan_file, against) if named else against
+        page = planner.report.plan_page(plan, *load_against(plan.hardware.stack, inputs))
     except (planner.ModelError, planner.HardwareError, planner.UsageError) as error:
         if not named:
             raise

@@ -1,4 +1,4 @@
-"""`shardplan run`: train by a plan on this machine, and compare its gradients with the whole model's."""
+"""`shardplan run`: run a plan on this machine, and check its gradients against the unsplit model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     import planner
 
 DIFFERENT = 10
-"""Exit code where gradients differ from the whole model's, or a rank failed."""
+"""Exit code if gradients differ from the unsplit model's, or a rank failed."""
 
 
 @click.command("run")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--model", "-m", help="The plan's ONNX file or bundled model. [default: as the plan names it]")
+@click.option("--model", "-m", help="The plan's ONNX file or bundled model. [default: the one that the plan names]")
 @click.option("--steps", type=click.IntRange(min=0), default=1, show_default=True, help="Iterations to train for.")
 @click.option(
     "--data",
     default="synthetic",
     show_default=True,
-    help="`synthetic`, or an .npz file with one array for each model input (and `labels`), samples first.",
+    help="Training data: `synthetic`, or an .npz file with one array per model input (and `labels`), samples first.",
 )
 @click.option(
     "--loss",
@@ -35,31 +35,31 @@ DIFFERENT = 10
     help="Loss on the outputs: the graph's own, cross entropy of the next token or of `labels`, or distance from "
     "fixed pseudo-random targets. auto: the first of graph, next-token and squares that fits the model.",
 )
+@click.option("--learning-rate", type=click.FloatRange(min=0), default=0.01, show_default=True, help="Learning rate.")
 @click.option(
-    "--learning-rate", type=click.FloatRange(min=0), default=0.01, show_default=True, help="Of the optimizer."
-)
-@click.option(
-    "--check", is_flag=True, help="First compare the gradients of an iteration with the whole model's, in float64."
+    "--check",
+    is_flag=True,
+    help="First compare the gradients of an iteration with those of the unsplit model, in float64.",
 )
 @click.option(
     "--measure", is_flag=True,
-    help="Also show what an iteration would take with the times measured here, and the memory of ranks, beside what "
-    "the plan predicts. Takes at least 3 steps.",
+    help="Also show measured times and memory of ranks beside the predicted ones, and the iteration time that follows "
+    "from them. Runs at least 3 steps.",
 )  # fmt: skip
 @click.option("--rank", help="With --alone: the rank to run, by number, or `fullest`.")
 @click.option(
     "--alone", is_flag=True,
-    help="Run --rank only, on stand-ins for what others would send: does it fit, and how long does it take?",
+    help="Run only the rank of --rank, with substitutes for received data, to see its memory and time.",
 )  # fmt: skip
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float64"]),
     default="float32",
     show_default=True,
-    help="Type of all floating-point work.",
+    help="Data type of all floating-point work.",
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of weights without data, synthetic data, dropout."
+    "--seed", type=int, default=0, show_default=True, help="Seed of weights without data, synthetic data and dropout."
 )
 @click.option(
     "--timeout",
@@ -68,7 +68,7 @@ DIFFERENT = 10
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="End the run when no rank has begun another action for so long.",
+    help="Abort the run if no rank starts an action for this long.",
 )
 @format_option("text", "json")
 def command(
@@ -81,11 +81,11 @@ def command(
     form: str,
     **options: Any,  # noqa: ANN401
 ) -> int:
-    """Run PLAN on this machine's CPU, one process a rank, exchanges by torch.distributed.
+    """Run PLAN on this machine's CPU, with a process per rank that communicates by torch.distributed.
 
-    Stages are the operators of the ONNX file; every rank follows its order in the plan as it stands. Weights are the
-    file's; where it has none (bundled models), they are random by name and --seed. What the runtime does not execute is
-    refused by name before a process starts. Exits with 10 where gradients differ or a rank fails.
+    Each rank executes the operators of its stages in the plan's order. Weights are those of the ONNX file; for bundled
+    models they are random, determined by name and --seed. A plan that the runtime cannot execute is refused before a
+    process starts. Exits with 10 if gradients differ or a rank fails.
 
     \b
     Examples:
@@ -99,7 +99,7 @@ def command(
     plan = planner.read_plan(plan_file)
     model = model or beside(plan_file, plan.provenance.model)
     shown = form == "text" and not alone
-    found = planner.runtime.run(
+    result = planner.runtime.run(
         plan,
         model_of_plan(plan, model),
         steps=max(steps, 3) if measure else steps,
@@ -108,22 +108,23 @@ def command(
         **options,
     )
     if form == "json":
-        click.echo(json.dumps(planner.report.run_document(found), indent=2))
+        click.echo(json.dumps(planner.report.run_document(result), indent=2))
     else:
-        show(planner.report.run_report(plan, found, measured=measure or alone))
-    return DIFFERENT if found.check is not None and found.check.wrong else 0
+        show(planner.report.run_report(plan, result, measured=measure or alone))
+    return DIFFERENT if result.check is not None and result.check.wrong else 0
 
 
 def _alone(plan: planner.Plan, rank: str | None, *, alone: bool) -> int | None:
     """The rank that runs alone; None for all.
 
     Raises:
-        click.UsageError: one of both options stands alone, or the rank is no number.
+        click.UsageError: only one of the two options is given.
+        click.BadParameter: the rank is neither a number nor `fullest`.
     """
     import planner
 
     if alone != (rank is not None):
-        raise click.UsageError("--rank and --alone belong together, as --rank fullest --alone")
+        raise click.UsageError("--rank and --alone must be given together, such as --rank fullest --alone")
     if rank is None or rank == "fullest":
         return None if rank is None else int(planner.runtime.fullest_rank(plan))
     if not rank.isdecimal():
@@ -132,11 +133,11 @@ def _alone(plan: planner.Plan, rank: str | None, *, alone: bool) -> int | None:
 
 
 def _silent(step: int, loss: float) -> None:
-    """JSON has the losses at its end."""
+    """Prints nothing: the JSON document has the losses."""
 
 
 def model_of_plan(plan: planner.Plan, model: str | None) -> Any:  # noqa: ANN401
-    """The model to run: a file by its path, a bundled model built at the plan's micro-batch."""
+    """The model to run: the path of a file, or a bundled model built at the plan's micro-batch."""
     import planner
 
     name = model or plan.provenance.model

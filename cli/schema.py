@@ -1,4 +1,4 @@
-"""`shardplan schema`: the JSON Schema of a file format."""
+"""`shardplan schema`: print the JSON Schema of a file format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shardplan simulate`: play a plan's schedule out in time and memory."""
+"""`shardplan simulate`: simulate a plan's schedule in time and memory."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ._options import format_option, refuse_others
 from ._report import show, terminal_width
 
 PLAIN_WIDTH = 110
-"""Columns of the picture where the output is not a terminal."""
+"""Columns of the timeline if the output is no terminal."""
 
 
 @click.command("simulate")
 @click.argument("plan_file", metavar="PLAN")
 @format_option("text", "json")
-@click.option("--svg", "svg_file", type=click.Path(dir_okay=False), help="Also draw it to this SVG file.")
+@click.option("--svg", "svg_file", type=click.Path(dir_okay=False), help="Also draw the timeline to this SVG file.")
 @click.option(
     "--trace",
     "trace_file",
     type=click.Path(dir_okay=False),
-    help="Also write every action to this file, for ui.perfetto.dev or chrome://tracing.",
+    help="Also write a trace of every action, for ui.perfetto.dev or chrome://tracing.",
 )
 @click.option(
     "--overlap-transfers/--blocking-transfers",
     "overlap",
     default=None,
-    help="Whether transfers between stages run beside computation or occupy the stage. [default: as the plan says]",
+    help="Whether transfers between stages overlap with computation or block the stage. [default: as in the plan]",
 )
-@click.option("--width", type=click.IntRange(min=40), help="Columns of the picture. [default: the terminal's]")
+@click.option("--width", type=click.IntRange(min=40), help="Columns of the timeline. [default: the terminal's]")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -41,7 +41,7 @@ def command(
     overlap: bool | None,
     width: int | None,
 ) -> None:
-    """Play PLAN's schedule out: step time, bubble, memory over time, and how far the plan's own prediction is off.
+    """Simulate PLAN's schedule: step time, bubble, memory over time, and the error of the plan's prediction.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def command(
     import planner
 
     if form == "json":
-        refuse_others(ctx, set(ctx.params) - {"width"}, "--format json, which has no picture")
+        refuse_others(ctx, set(ctx.params) - {"width"}, "--format json, which has no timeline")
     transfers = None
     if overlap is not None:
         transfers = planner.Transfers.OVERLAPPED if overlap else planner.Transfers.BLOCKING

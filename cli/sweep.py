@@ -1,4 +1,4 @@
-"""`shardplan sweep`: many plans at once, over devices, batch, sequence, options and figures of hardware."""
+"""`shardplan sweep`: plan for every combination of values of devices, batch, options and hardware figures."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from ._progress import progress_line
 from ._report import show
 
 NOTHING_FITS = 6
-"""Exit code where no point has a plan."""
+"""Exit code if no point has a plan."""
 
 
 FIXED = (
     "nodes", "devices", "batch", "seq", "precision", "optimizer", "schedule", "recompute", "for", "tp", "cp", "ep",
     "pp", "dp", "micro-batch", "zero", "max-stages", "overlap", "headroom", "stack",
 )  # fmt: skip
-"""Options of `plan` that hold for all points; --global-batch and -b are `batch`, too."""
+"""Options of `plan` that apply to all points; --global-batch and -b are also `batch`."""
 
 
 def _fixed_options(command: Any) -> Any:  # noqa: ANN401
-    """Options of `plan` for all points, and sizes and figures by name."""
+    """Options of `plan` that apply to all points, and --dim and --set."""
     for name in reversed(FIXED):
         flags = ("--global-batch", "-b", "--batch") if name == "batch" else (f"--{name}",)
-        said = "Of all points, as in `plan`." if name == FIXED[0] else ""
-        command = click.option(*flags, _parameter(name), help=said, metavar="VALUE")(command)
-    command = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Of all points.")(command)
-    return click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Of all points.")(command)
+        help_text = "For all points; this and the following options are as in `plan`." if name == FIXED[0] else ""
+        command = click.option(*flags, _parameter(name), help=help_text, metavar="VALUE")(command)
+    command = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="For all points, as in `plan`.")(
+        command
+    )
+    return click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="For all points, as in `plan`.")(
+        command
+    )
 
 
 def _parameter(name: str) -> str:
@@ -38,10 +42,10 @@ def _parameter(name: str) -> str:
 
 
 def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Values of all points by name."""
+    """Values that apply to all points, by name."""
     import planner
 
-    found = {name: options[_parameter(name)] for name in FIXED if options[_parameter(name)] is not None}
+    values = {name: options[_parameter(name)] for name in FIXED if options[_parameter(name)] is not None}
     for texts, prefix in ((options["dims"], "dim."), (options["changes"], "")):
         for text in texts:
             name, _, value = text.partition("=")
@@ -49,8 +53,8 @@ def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
                 raise planner.UsageError(
                     f"{text!r} is no NAME=VALUE", hint="write --dim seq=4096, --set network.bandwidth=1Tbit/s"
                 )
-            found["seq" if text.startswith("seq=") else prefix + name] = value
-    return {name: (value,) for name, value in found.items()}
+            values["seq" if text.startswith("seq=") else prefix + name] = value
+    return {name: (value,) for name, value in values.items()}
 
 
 @click.command("sweep")
@@ -58,19 +62,23 @@ def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 @_options.hardware_option()
 @click.option(
     "--over", "axes", multiple=True, required=True, metavar="NAME=VALUE[,VALUE..]",
-    help="Values to plan with, each with each of the others; repeatable. NAME: devices, nodes, batch, seq, dim.NAME, "
+    help="Values to combine; repeatable: all combinations are planned. NAME: devices, nodes, batch, seq, dim.NAME, "
     "precision, optimizer, schedule, recompute, for, tp, cp, ep, pp, dp, micro-batch, zero, max-stages, overlap, "
     "headroom, stack, model, hardware, or a figure of the hardware: network.bandwidth=100Gbit/s,200Gbit/s.",
 )  # fmt: skip
 @_fixed_options
 @_options.price_option
-@click.option("--store", type=click.Path(dir_okay=False), help="SQLite file that keeps rows: a sweep goes on from it.")
 @click.option(
-    "--jobs", "-j", "workers", type=click.IntRange(min=1), help="Processes. [default: as many as there are cores]"
+    "--store", type=click.Path(dir_okay=False), help="SQLite file for results, from which a stopped sweep continues."
+)
+@click.option(
+    "--jobs", "-j", "workers", type=click.IntRange(min=1), help="Number of processes. [default: the number of cores]"
 )
 @click.option("--on", default="", metavar="tcp://HOST:PORT", help="Plan on the workers of this dask scheduler.")
 @_options.format_option("text", "csv", "json", "markdown")
-@click.option("--svg", "picture", type=click.Path(dir_okay=False), help="Write a picture: throughput against price.")
+@click.option(
+    "--svg", "picture", type=click.Path(dir_okay=False), help="Write an SVG chart of throughput against price."
+)
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the table here instead of printing it.")
 def command(
     model: str,
@@ -85,9 +93,9 @@ def command(
     output: str | None,
     **options: Any,  # noqa: ANN401
 ) -> int:
-    """Plan MODEL on a cluster with all combinations of some values, and mark the best in throughput, price and memory.
+    """Plan MODEL for all combinations of some values, and mark the Pareto-optimal ones in throughput, price and memory.
 
-    Options of `plan` hold for all points. A point that cannot be planned says why.
+    Options of `plan` apply to all points. A point without a plan has the reason in its row.
 
     \b
     Examples:

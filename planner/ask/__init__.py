@@ -1,17 +1,17 @@
 """Questions about plans: why not another choice, what makes one fit, how many devices it takes, what a change is worth.
 
-Each is answered with the search and the judge that plans are made with; nothing here prices anything.
+The answers come from the search and the evaluation that also make plans; nothing here computes prices of its own.
 """
 
 from planner.ask.choices import Fix, WhyNot, Worth, explain_why_not, find_fixes, find_worth
-from planner.ask.sweeps import Row, Store, points_of, read_axes, run_point, sweep
+from planner.ask.sweeps import Store, SweepRow, points_of, read_axes, run_point, sweep
 from planner.ask.targets import Least, Target, TargetAnswer, least_devices, read_target, sizes_of
 
 __all__ = [
     "Fix",
     "Least",
-    "Row",
     "Store",
+    "SweepRow",
     "Target",
     "TargetAnswer",
     "WhyNot",

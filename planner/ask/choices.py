@@ -1,7 +1,7 @@
-"""Choices of one's own beside each other: why a plan does not make one, what makes one fit, and what a change is worth.
+"""Configurations of the user's own: why a plan does not use one, what makes one fit, what a change is worth.
 
-A choice is priced by `planner.prediction`, whose judge is that of the search; for what more memory, faster links, one
-more node or one limit less are worth, the job is planned again.
+`planner.prediction` prices a configuration as the search does. To find out what more memory, faster links, another node
+or one limit less are worth, the job is planned again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ NAMES = {
     "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "dp": "data", "interleave": "chunks",
     "micro-batch": "micro_batch", "zero": "zero", "schedule": "schedule", "recompute": "recompute",
 }  # fmt: skip
-"""Fields of `Degrees` by what people write; those of the options of `shardplan predict`."""
+"""Fields of `Degrees` by the names that users write, those of the options of `shardplan predict`."""
 MICRO_BATCHES, ZERO_STAGES = (1, 2, 4, 8, 16), (0, 1)
-"""Tried where a choice leaves them open."""
+"""Values that are tried where a choice leaves them open."""
 MOST_FIXES = 8
 MOST_ZERO = 3
 
@@ -46,15 +46,15 @@ R = TypeVar("R", Degrees, StageChoice)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice as it is written, and what it comes to.
+    """A configuration with its time and memory.
 
     Attributes:
-        words: what differs, `ZeRO-1, recompute mlp`.
+        words: how it differs from the base configuration, `ZeRO-1, recompute mlp`.
         degrees: the configuration.
-        iteration_s: closed form of a step, infinite where it makes no sense.
-        peak_bytes: of the fullest worker.
-        capacity_bytes: of that worker's smallest device.
-        fits: whether it can run.
+        iteration_s: closed form of a step; infinite if the configuration is not possible.
+        peak_bytes: peak memory of the fullest worker.
+        capacity_bytes: capacity of that worker's smallest device.
+        fits: true if the configuration can run.
     """
 
     words: str
@@ -71,10 +71,10 @@ class Fix:
 
     Attributes:
         words: the change.
-        bytes: by which the fullest device holds less (negative) or more.
-        time: by which a step takes longer, as a fraction of it.
-        fits: whether the configuration fits with it.
-        missing_bytes: what is still lacking on a device.
+        bytes: change of the fullest device's memory, negative where it holds less.
+        time: change of the step time, as a fraction of it.
+        fits: true if the configuration fits with the change.
+        missing_bytes: memory that a device still lacks.
     """
 
     words: str
@@ -85,8 +85,8 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the time or memory of a plan, and of the choice that it did not make; seconds or bytes."""
+class ComparedPart:
+    """A part of the step time or memory, in seconds or bytes: `own` of the plan, `other` of the choice."""
 
     name: str
     own: float
@@ -95,20 +95,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """What a choice would take that a plan does not make.
+    """Time and memory of a choice, compared with those of the plan.
 
     Attributes:
         asked: the choice, as it was written.
-        shape: in full: what was left open is as suits it best.
-        plan_shape: the plan's.
-        headline: of the choice; None where it makes no sense.
-        iteration_s: of the choice, and of the plan, as they are played.
-        plan_s: of the plan.
+        shape: the choice in full, with the best values for what it leaves open.
+        plan_shape: the plan's configuration in a line.
+        headline: headline of the choice; None if there is none.
+        iteration_s: simulated step time of the choice.
+        plan_s: simulated step time of the plan.
         problems: why it cannot run; empty where it can.
-        times: where a step goes, on a device of the stage that sets the pace.
-        memory: of the fullest device, by kind.
-        capacity_bytes: of that device, in the choice.
-        tried: configurations that were priced to fill in what was left open.
+        times: parts of a step on a device of the slowest stage.
+        memory: memory of the fullest device, by kind.
+        capacity_bytes: capacity of the choice's fullest device.
+        tried: number of configurations that were priced to fill in what was left open.
     """
 
     asked: str
@@ -118,24 +118,24 @@ class WhyNot:
     iteration_s: float
     plan_s: float
     problems: tuple[str, ...]
-    times: tuple[Part, ...]
-    memory: tuple[Part, ...]
+    times: tuple[ComparedPart, ...]
+    memory: tuple[ComparedPart, ...]
     capacity_bytes: float
     tried: int
 
 
 def read_choice(text: str) -> dict[str, int | str]:
-    """`tp=4,pp=8,recompute=mlp` as names of `NAMES` with their values; several modules are joined by `+`.
+    """Read `tp=4,pp=8,recompute=mlp` into values by names of `NAMES`; several modules are joined by `+`.
 
     Raises:
-        UsageError: a name that is none, a value that is none, or a name twice.
+        UsageError: a name is unknown or repeated, or a value cannot be read.
     """
-    found: dict[str, int | str] = {}
+    choice: dict[str, int | str] = {}
     for piece in text.split(","):
         name, sign, value = (part.strip() for part in piece.partition("="))
         if name not in NAMES:
             raise UsageError(f"no choice {name!r}", where=text, hint=did_you_mean(name, NAMES))
-        if not sign or not value or name in found:
+        if not sign or not value or name in choice:
             raise UsageError(f"{piece.strip()!r} is no choice", where=text, hint="write each name once: tp=4,pp=8")
         if name not in ("schedule", "recompute"):
             if (
@@ -144,14 +144,14 @@ def read_choice(text: str) -> dict[str, int | str]:
                 or (name == "zero" and int(value) > MOST_ZERO)
             ):
                 raise UsageError(f"{value!r} is no number for {name}", where=text, hint="write tp=4,pp=8")
-            found[name] = int(value)
+            choice[name] = int(value)
         else:
-            found[name] = value
-    return found
+            choice[name] = value
+    return choice
 
 
 def degrees_of(asked: Mapping[str, int | str]) -> Degrees:
-    """The configuration of a choice; what it leaves open is as in `Degrees`."""
+    """The configuration of a choice, with the defaults of `Degrees` for what it leaves open."""
     fields = {NAMES[name]: value for name, value in asked.items() if name != "recompute"}
     word = str(asked.get("recompute", "never"))
     modules = () if word in ("never", "always") else tuple(word.split("+"))
@@ -161,27 +161,26 @@ def degrees_of(asked: Mapping[str, int | str]) -> Degrees:
 def price_choices(
     graph: Graph, cluster: Cluster, job: Job, choices: Sequence[tuple[str, Degrees | Configuration]]
 ) -> tuple[Choice, ...]:
-    """Choices with their time and memory, in their order."""
-    found = predict_many(graph, cluster, job, [degrees for _, degrees in choices])
-    figures = (found.iteration_s, found.peak_bytes, found.capacity_bytes)
+    """The choices with their time and memory, in the given order."""
+    predictions = predict_many(graph, cluster, job, [degrees for _, degrees in choices])
+    figures = (predictions.iteration_s, predictions.peak_bytes, predictions.capacity_bytes)
     return tuple(
         Choice(words, degrees, float(seconds), float(peak), float(capacity), bool(fits))
-        for (words, degrees), seconds, peak, capacity, fits in zip(choices, *figures, found.fits, strict=True)
+        for (words, degrees), seconds, peak, capacity, fits in zip(choices, *figures, predictions.fits, strict=True)
     )
 
 
 def find_fixes(graph: Graph, cluster: Cluster, job: Job, asked: Asked) -> tuple[Fix, ...]:
-    """Changes that save memory of a configuration, the ones that make it fit first, then by the time that they take.
+    """Changes that reduce a configuration's memory; those that make it fit come first, then by the time that they cost.
 
-    Tried are higher ZeRO stages, recomputation of the modules that the model has and of all layers, smaller
-    micro-batches, of degrees twice the TP, PP or CP, and a ZeRO stage with each of the others. Of two changes together
-    only those are told of which neither is enough.
+    Tried are higher ZeRO stages, recomputation of single modules and of all layers, half the micro-batch, twice the TP,
+    PP or CP (of degrees), and pairs of these. Pairs are listed only if neither change alone is enough.
 
     Args:
         graph: the model.
         cluster: the hardware.
         job: what is trained, as of `predict`.
-        asked: the configuration, by degrees or in full; of a plan its operators are shared in the fastest way.
+        asked: the configuration, by degrees, in full, or of a plan; its operators are sharded in the fastest way.
     """
     if isinstance(asked, Degrees):
         return _fixes(graph, cluster, job, asked)
@@ -193,13 +192,13 @@ def _fixes(graph: Graph, cluster: Cluster, job: Job, asked: C) -> tuple[Fix, ...
     single: dict[str, C] = changes[0]
     first: tuple[Choice, ...] = price_choices(graph, cluster, job, [("", asked), *single.items()])
     base, priced = first[0], list(first[1:])
-    known = {choice.words: choice for choice in priced}
-    both = [
+    by_words = {choice.words: choice for choice in priced}
+    pairs = [
         ((one, other), _joined(asked, single[one], single[other]))
         for one, other in changes[1]
-        if not known[one].fits and not known[other].fits
+        if not by_words[one].fits and not by_words[other].fits
     ]
-    priced += price_choices(graph, cluster, job, [(", ".join(words), found) for words, found in both])
+    priced += price_choices(graph, cluster, job, [(", ".join(words), found) for words, found in pairs])
     useful = [choice for choice in priced if choice.peak_bytes < base.peak_bytes and math.isfinite(choice.iteration_s)]
     fixes = [
         Fix(
@@ -216,43 +215,45 @@ def _fixes(graph: Graph, cluster: Cluster, job: Job, asked: C) -> tuple[Fix, ...
 
 
 def _unshared(asked: Plan | Configuration) -> Configuration:
-    """A configuration that names no way to share operators."""
-    chosen = asked.configuration if isinstance(asked, Plan) else asked
-    return dataclasses.replace(chosen, stages=tuple(dataclasses.replace(s, sharding=0) for s in chosen.stages))
+    """The configuration without its choice of shardings."""
+    configuration = asked.configuration if isinstance(asked, Plan) else asked
+    return dataclasses.replace(
+        configuration, stages=tuple(dataclasses.replace(s, sharding=0) for s in configuration.stages)
+    )
 
 
 def _changes(graph: Graph, asked: C) -> tuple[dict[str, C], list[tuple[str, str]]]:
-    """Single changes by their words, and the pairs of them that go together."""
+    """Single changes by their words, and the pairs of changes that can be combined."""
     zero: dict[str, C] = {f"ZeRO-{n}": dataclasses.replace(asked, zero=n) for n in range(asked.zero + 1, MOST_ZERO + 1)}
-    present = [name for name in MODULE_KINDS if module_nodes(graph, name)]
-    again: dict[str, C] = {
-        f"recompute {name}": changed for name in present if (changed := _repeating(asked, name)) is not None
+    module_kinds = [name for name in MODULE_KINDS if module_nodes(graph, name)]
+    recomputing: dict[str, C] = {
+        f"recompute {name}": changed for name in module_kinds if (changed := _repeating(asked, name)) is not None
     }
-    if (everything := _repeating(asked, "")) is not None:
-        again["recompute all layers"] = everything
+    if (all_layers := _repeating(asked, "")) is not None:
+        recomputing["recompute all layers"] = all_layers
     wider: dict[str, C] = {**_narrower(asked), **(_wider(asked) if isinstance(asked, Degrees) else {})}
-    pairs = [*itertools.product(zero, (*again, *wider)), *itertools.product(again, wider)]
-    return {**zero, **again, **wider}, pairs
+    pairs = [*itertools.product(zero, (*recomputing, *wider)), *itertools.product(recomputing, wider)]
+    return {**zero, **recomputing, **wider}, pairs
 
 
 def _repeating(asked: C, module: str) -> C | None:
-    """The forward of a module, or of all layers, is repeated where it is not; None where it is everywhere."""
+    """The configuration that also recomputes a module ("" for all layers); None if it already does."""
     if isinstance(asked, Configuration):
         stages = tuple(_repeating_stage(stage, module) for stage in asked.stages)
         return dataclasses.replace(asked, stages=stages) if stages != asked.stages else None
-    found = _repeating_stage(asked, module)
-    return found if found != asked else None
+    changed = _repeating_stage(asked, module)
+    return changed if changed != asked else None
 
 
 def _repeating_stage(stage: R, module: str) -> R:
     if stage.recompute or module in stage.repeats:
         return stage
-    again = (*stage.repeats, module) if module else ()
-    return dataclasses.replace(stage, recompute=not module, repeats=again)
+    repeats = (*stage.repeats, module) if module else ()
+    return dataclasses.replace(stage, recompute=not module, repeats=repeats)
 
 
 def _narrower(asked: C) -> dict[str, C]:
-    """Half the micro-batch, of which there are then twice as many."""
+    """The configuration with half the micro-batch size and twice as many micro-batches; empty for odd sizes."""
     size = asked.micro_batch // 2
     if not size or asked.micro_batch % 2:
         return {}
@@ -263,7 +264,7 @@ def _narrower(asked: C) -> dict[str, C]:
 
 
 def _wider(degrees: Degrees) -> dict[str, Degrees]:
-    """More ranks a replica or more stages, half as many replicas."""
+    """The degrees with twice the TP, PP or CP and half the DP."""
     wider: dict[str, Degrees] = {}
     put, data = dataclasses.replace, degrees.data // 2
     for word, name in (("TP", "tensor"), ("PP", "pipeline"), ("CP", "context")):
@@ -272,23 +273,23 @@ def _wider(degrees: Degrees) -> dict[str, Degrees]:
     return wider
 
 
-def _joined(base: C, one: C, other: C) -> C:
+def _joined(base: C, first: C, second: C) -> C:
     """The configuration with both changes."""
     names = [field.name for field in dataclasses.fields(base)]
     changed = {
-        name: getattr(each, name)
-        for each in (one, other)
+        name: getattr(change, name)
+        for change in (first, second)
         for name in names
-        if getattr(each, name) != getattr(base, name)
+        if getattr(change, name) != getattr(base, name)
     }
     return dataclasses.replace(base, **changed)
 
 
 def explain_why_not(plan: Plan, graph: Graph, cluster: Cluster, asked: str) -> WhyNot:
-    """Why a plan does not make a choice: the choice priced as the plan is, and where it loses.
+    """Explain why a plan does not use a choice: price the choice like the plan and compare them part by part.
 
-    What the choice leaves open (micro-batch, ZeRO stage, recomputation) is taken as suits it best, of the few values
-    that are tried; the data parallel degree follows from the devices.
+    What the choice leaves open (micro-batch, ZeRO stage, recomputation) gets the best of a few values; the
+    data-parallel degree follows from the number of devices.
 
     Args:
         plan: the plan.
@@ -298,7 +299,7 @@ def explain_why_not(plan: Plan, graph: Graph, cluster: Cluster, asked: str) -> W
 
     Raises:
         UsageError: the choice cannot be read.
-        JobError: it makes no sense for this model, cluster and batch; says why.
+        JobError: the choice is not possible for this model, cluster and batch; the message says why.
     """
     given = read_choice(asked)
     candidates = list(_filled(given))
@@ -308,19 +309,19 @@ def explain_why_not(plan: Plan, graph: Graph, cluster: Cluster, asked: str) -> W
     if not possible:
         predict(graph, cluster, job, candidates[0])  # raises, and says why
         raise InfeasibleError(f"nothing has {asked}", hint="leave a part of it open")
-    best = min(possible, key=_preference)
-    found = predict(graph, cluster, job, best.degrees)
-    return _held(plan, found, asked, len(candidates))
+    best_choice = min(possible, key=_preference)
+    prediction = predict(graph, cluster, job, best_choice.degrees)
+    return _compared(plan, prediction, asked, len(candidates))
 
 
 def _preference(choice: Choice) -> tuple[float, float]:
-    """What fits before what does not, then what is fastest."""
+    """Sort key: choices that fit come first, by time; then the others, by how far they exceed memory."""
     over = 0.0 if choice.fits else choice.peak_bytes / choice.capacity_bytes
     return over, choice.iteration_s
 
 
 def _filled(given: Mapping[str, int | str]) -> Iterator[Degrees]:
-    """The choice with every value that is tried for what it leaves open."""
+    """The choice completed by each combination of values for what it leaves open."""
     open_values: dict[str, tuple[int | str, ...]] = {
         "micro-batch": MICRO_BATCHES, "zero": ZERO_STAGES, "recompute": ("never", "core_attn", "always"),
     }  # fmt: skip
@@ -329,47 +330,47 @@ def _filled(given: Mapping[str, int | str]) -> Iterator[Degrees]:
         yield degrees_of({**given, **dict(zip(left, values, strict=True))})
 
 
-def _held(plan: Plan, found: Prediction, asked: str, tried: int) -> WhyNot:
-    """The choice held against the plan, part by part."""
-    own, other = explain(plan), explain(found.plan)
-    times = [{share.name: share.seconds for share in each.shares} for each in (own, other)]
-    stages = [max(each.stages, key=lambda s: s.memory_bytes / s.capacity_bytes) for each in (own, other)]
+def _compared(plan: Plan, prediction: Prediction, asked: str, tried: int) -> WhyNot:
+    """The choice compared with the plan, part by part."""
+    plan_view, choice_view = explain(plan), explain(prediction.plan)
+    times = [{share.name: share.seconds for share in view.shares} for view in (plan_view, choice_view)]
+    stages = [max(view.stages, key=lambda s: s.memory_bytes / s.capacity_bytes) for view in (plan_view, choice_view)]
     memory = [dict(stage.memory) for stage in stages]
     return WhyNot(
         asked=asked,
-        shape=plan_shape(found.plan),
+        shape=plan_shape(prediction.plan),
         plan_shape=plan_shape(plan),
-        headline=found.plan.headline,
-        iteration_s=found.iteration_s,
+        headline=prediction.plan.headline,
+        iteration_s=prediction.iteration_s,
         plan_s=plan.predictions.reached_s,
-        problems=found.problems,
+        problems=prediction.problems,
         times=_parts(*times),
         memory=_parts(*memory),
-        capacity_bytes=found.fullest.capacity_bytes,
+        capacity_bytes=prediction.fullest.capacity_bytes,
         tried=tried,
     )
 
 
-def _parts(own: Mapping[str, float], other: Mapping[str, float]) -> tuple[Part, ...]:
+def _parts(own: Mapping[str, float], other: Mapping[str, float]) -> tuple[ComparedPart, ...]:
     names = dict.fromkeys((*own, *other))
-    return tuple(Part(name, own.get(name, 0.0), other.get(name, 0.0)) for name in names)
+    return tuple(ComparedPart(name, own.get(name, 0.0), other.get(name, 0.0)) for name in names)
 
 
 MORE_BYTES = 1 << 30
-"""Memory that is added to each device."""
+"""Memory that is added to each device, in bytes."""
 TIMES = 2.0
-"""By which a link is made faster."""
+"""Factor by which the bandwidth of links is raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What one change is worth.
+    """Gain of one change of hardware or limits.
 
     Attributes:
         words: the change.
-        iteration_s: step of the best plan with it; None where there is none.
-        gain: the part of a step that it saves, negative where it costs some; None where there is no plan.
-        bound_s: no plan with the change is faster; None where there is no plan.
+        iteration_s: step time of the best plan with the change; None if there is no plan.
+        gain: fraction of the step time that the change saves, negative if it costs time; None if there is no plan.
+        bound_s: lower bound on the step time with the change; None if there is no plan.
         shape: that plan in a line, or why there is none.
     """
 
@@ -383,44 +384,44 @@ class Worth:
 def find_worth(
     plan: Plan, graph: Graph, cluster: Cluster, larger: Callable[[], Cluster] | None = None
 ) -> tuple[Worth, ...]:
-    """What changes of the hardware and of the user's limits are worth, each planned anew; the best first.
+    """Plan the job anew for each of some changes of hardware and limits; the largest gain comes first.
 
     Args:
-        plan: of a search; its own step is what gains are counted from.
+        plan: the plan of a search; gains are relative to its step time.
         graph: its model.
         cluster: its hardware.
-        larger: the same with one node more, where there is such.
+        larger: gives the cluster with one more node; None to leave this change out.
 
     Raises:
-        UsageError: no search found the plan, so that nothing better need be due to a change.
+        UsageError: the plan is not the result of a search, so that gains would not be those of a change.
     """
     if plan.system is not None or plan.schedule.given:
         raise UsageError("the plan is not of a search", hint="plan the job with `shardplan plan`")
     job = plan.options if plan.runs_on or plan.free_choice else dataclasses.replace(plan.options, backends=(ANY,))
     base_s = plan.predictions.reached_s
-    found = [_planned(words, graph, other, job, base_s) for words, other in _clusters(cluster)]
+    gains = [_planned(words, graph, other, job, base_s) for words, other in _clusters(cluster)]
     if larger is not None:
-        found += _with_node(graph, larger, job, base_s)
+        gains += _with_node(graph, larger, job, base_s)
     limits = [name for name in given(plan.options, LIMITS) if name not in ("devices", "backends")]
-    found += [
+    gains += [
         _planned(f"without {as_written(plan.options, name)}", graph, cluster, without(job, [name]), base_s)
         for name in limits
     ]
-    return tuple(sorted(found, key=lambda each: -(each.gain if each.gain is not None else -1.0)))
+    return tuple(sorted(gains, key=lambda worth: -(worth.gain if worth.gain is not None else -1.0)))
 
 
 def _clusters(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
-    """The cluster with more memory, and with each tier of links faster."""
+    """(change, cluster): more memory on each device, and each level of links faster."""
     more = tuple(dataclasses.replace(d, memory_bytes=d.memory_bytes + MORE_BYTES) for d in cluster.devices)
     yield "1 GiB more on each device", dataclasses.replace(cluster, devices=more)
     for at, level in enumerate(cluster.levels):
         faster = (*cluster.levels[:at], _faster(level), *cluster.levels[at + 1 :])
-        unlike = tuple((*own[:at], _faster(own[at]), *own[at + 1 :]) for own in cluster.unlike)
+        unlike = tuple((*levels[:at], _faster(levels[at]), *levels[at + 1 :]) for levels in cluster.unlike)
         yield f"twice the bandwidth of {level.name}", dataclasses.replace(cluster, levels=faster, unlike=unlike)
 
 
 def _faster(level: Level) -> Level:
-    """The tier with more bandwidth; collectives that were measured on the slower one are left out."""
+    """The level with more bandwidth, without the measured collectives of the slower one."""
     return dataclasses.replace(
         level,
         byte_per_s=TIMES * level.byte_per_s,
@@ -431,7 +432,7 @@ def _faster(level: Level) -> Level:
 
 
 def _with_node(graph: Graph, larger: Callable[[], Cluster], job: Job, base_s: float) -> list[Worth]:
-    """One node more, where the profile has one more."""
+    """The gain of one more node; the reason if the profile has no more."""
     try:
         cluster = larger()
     except ShardplanError as error:
@@ -440,10 +441,10 @@ def _with_node(graph: Graph, larger: Callable[[], Cluster], job: Job, base_s: fl
 
 
 def _planned(words: str, graph: Graph, cluster: Cluster, job: Job, base_s: float) -> Worth:
-    """The job planned with a change."""
+    """The gain of a change: plans the job on the given cluster."""
     try:
-        found = plan_job(graph, cluster, job)
+        plan = plan_job(graph, cluster, job)
     except (InfeasibleError, JobError) as error:
         return Worth(words, None, None, None, error.problem.message)
-    step_s = found.predictions.reached_s
-    return Worth(words, step_s, 1 - step_s / base_s, found.predictions.bound_s, plan_shape(found))
+    step_s = plan.predictions.reached_s
+    return Worth(words, step_s, 1 - step_s / base_s, plan.predictions.bound_s, plan_shape(plan))

@@ -1,7 +1,7 @@
-"""Many plans at once: every combination of some values of devices, batch, sequence, options and figures of hardware.
+"""Sweeps: plan every combination of values of devices, batch, sequence, options and hardware figures.
 
-Points are planned in processes of this machine, or of several through dask, and kept in an SQLite file, so that a sweep
-that was stopped goes on where it was.
+Points are planned in processes of this machine, or of several machines through dask. An SQLite file keeps the results,
+so that a sweep that was stopped can continue.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from planner.registry import did_you_mean
 from planner.space.types import Job
 
 Point = tuple[tuple[str, str], ...]
-"""Names and values, `(("devices", "16"), ("tp", "4"))`."""
+"""Names and values of a point, `(("devices", "16"), ("tp", "4"))`."""
 
 SAMPLES_A_DEVICE = 8
-"""Global batch where none is given, a device."""
+"""Samples per device of the default global batch."""
 _PLACES = ("model", "hardware", "nodes", "devices", "stack", "seq")
 _TEXTS = {"precision": "precision", "optimizer": "optimizer", "recompute": "recompute"}
 _NUMBERS = {"overlap": float, "headroom": float, "max-stages": int}
@@ -45,22 +45,22 @@ _LISTS = {
 }  # fmt: skip
 _WORDS = {"schedule": "schedules", "for": "backends"}
 NAMES = ("batch", *_PLACES, *_TEXTS, *_NUMBERS, *_LISTS, *_WORDS)
-"""What can be swept, beside sizes of dimensions (`dim.NAME`) and figures of hardware (`network.bandwidth`)."""
+"""Names that can be swept, beside sizes of dimensions (`dim.NAME`) and hardware figures (`network.bandwidth`)."""
 DIMENSION = "dim."
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What one point came to.
+class SweepRow:
+    """The result of one point.
 
     Attributes:
-        point: the values.
-        headline: figures of its best plan; None where there is none.
+        point: names and values.
+        headline: figures of the best plan; None if there is no plan.
         shape: the plan in a line.
-        reason: why there is none.
-        bound_s: no plan is faster.
-        seconds: that planning took.
-        pareto: no other point is at least as good in throughput, price and memory, and better in one of them.
+        reason: why there is no plan.
+        bound_s: lower bound on the step time.
+        seconds: seconds that planning took.
+        pareto: true if no other point is at least as good in throughput, price and memory, and better in one of them.
     """
 
     point: Point
@@ -73,55 +73,57 @@ class Row:
 
 
 def read_axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`devices=8,16` and `network.bandwidth=100Gbit/s,200Gbit/s` as values by name, in the order given.
+    """Read texts like `devices=8,16` and `network.bandwidth=100Gbit/s,200Gbit/s` into values by name.
 
     Raises:
-        UsageError: a name that is none, given twice, or without values.
+        UsageError: a name is unknown, repeated, or without values.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    axes: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, _, values = (part.strip() for part in text.partition("="))
         if name not in NAMES and "." not in name:
             raise UsageError(f"nothing is called {name!r}", where=text, hint=did_you_mean(name, NAMES))
         pieces = tuple(dict.fromkeys(piece.strip() for piece in values.split(",")))
-        if name in found or not all(pieces):
+        if name in axes or not all(pieces):
             raise UsageError(f"{text!r} has no values, or {name} is given twice", hint="write devices=8,16,32")
-        found[name] = pieces
-    return found
+        axes[name] = pieces
+    return axes
 
 
 def points_of(axes: Mapping[str, Sequence[str]]) -> list[Point]:
-    """All combinations, the last name changing fastest."""
+    """All combinations of values; the last name changes fastest."""
     return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def run_point(point: Point) -> Row:
-    """Plan one point, `model` and `hardware` among its names; what cannot be planned says why."""
+def run_point(point: Point) -> SweepRow:
+    """Plan one point, which names at least `model` and `hardware`; errors become the row's reason."""
     begin = time.monotonic()
     try:
-        found = _planned(dict(point))
+        best_plan = _planned(dict(point))
     except ShardplanError as error:
-        return Row(point, reason=error.problem.message, seconds=time.monotonic() - begin)
-    return Row(point, found.headline, plan_shape(found), "", found.predictions.bound_s, time.monotonic() - begin)
+        return SweepRow(point, reason=error.problem.message, seconds=time.monotonic() - begin)
+    return SweepRow(
+        point, best_plan.headline, plan_shape(best_plan), "", best_plan.predictions.bound_s, time.monotonic() - begin
+    )
 
 
 def _planned(values: Mapping[str, str]) -> Any:  # noqa: ANN401
     """The plan of a point."""
     places = {name: values.get(name, "") for name in _PLACES}
-    dims = {name.removeprefix(DIMENSION): _whole(name, values[name]) for name in values if name.startswith(DIMENSION)}
+    dims = {name.removeprefix(DIMENSION): _integer(name, values[name]) for name in values if name.startswith(DIMENSION)}
     if places["seq"]:
-        dims["seq"] = _whole("seq", places["seq"])
+        dims["seq"] = _integer("seq", places["seq"])
     graph = _graph(places["model"], tuple(sorted(dims.items())))
     changes = [f"{n}={v}" for n, v in values.items() if "." in n and not n.startswith(DIMENSION)]
-    where = {"nodes": places["nodes"] or None, "devices": _whole("devices", places["devices"] or "0") or None}
+    where = {"nodes": places["nodes"] or None, "devices": _integer("devices", places["devices"] or "0") or None}
     cluster = load_cluster(places["hardware"], stack=places["stack"], changes=changes, **where)  # type: ignore[arg-type]
-    batch = _whole("batch", values["batch"]) if "batch" in values else SAMPLES_A_DEVICE * cluster.device_count
+    batch = _integer("batch", values["batch"]) if "batch" in values else SAMPLES_A_DEVICE * cluster.device_count
     fields: dict[str, Any] = {name: values[key] for key, name in _TEXTS.items() if key in values}
     fields |= {
         key.replace("-", "_"): _number(key, values[key], kind) for key, kind in _NUMBERS.items() if key in values
     }
     lists = {key: tuple(part.strip() for part in values[key].split(",")) for key in (*_LISTS, *_WORDS) if key in values}
-    fields |= {name: tuple(_whole(key, part) for part in lists[key]) for key, name in _LISTS.items() if key in lists}
+    fields |= {name: tuple(_integer(key, part) for part in lists[key]) for key, name in _LISTS.items() if key in lists}
     fields |= {name: lists[key] for key, name in _WORDS.items() if key in lists}
     return plan(graph, cluster, Job(batch, **fields))
 
@@ -131,7 +133,7 @@ def _graph(model: str, dims: tuple[tuple[str, int], ...]) -> Graph:
     return load_graph(model, dims=dict(dims))
 
 
-def _whole(name: str, text: str) -> int:
+def _integer(name: str, text: str) -> int:
     return int(_number(name, text, int))
 
 
@@ -143,10 +145,13 @@ def _number(name: str, text: str, kind: Callable[[str], float]) -> float:
 
 
 class Store:
-    """Rows in an SQLite file by point, so that a sweep goes on where it was.
+    """An SQLite file of rows by point, so that a sweep can continue.
 
     Args:
-        path: the file; made where it is not there.
+        path: the file; created if it is missing.
+
+    Raises:
+        UsageError: the file is not an SQLite database or cannot be opened.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -157,13 +162,13 @@ class Store:
         except sqlite3.Error as error:
             raise UsageError(f"no file of a sweep: {error}", where=str(path), hint="name another file") from error
 
-    def get(self, point: Point) -> Row | None:
-        """The row of a point that this version of the program has planned; None where there is none."""
-        found = self._file.execute("SELECT row FROM rows WHERE key = ?", (_key(point),)).fetchone()
-        return None if found is None else _row(json.loads(found[0]))
+    def get(self, point: Point) -> SweepRow | None:
+        """The row of a point, if this version of the program has planned it; else None."""
+        record = self._file.execute("SELECT row FROM rows WHERE key = ?", (_key(point),)).fetchone()
+        return None if record is None else _row(json.loads(record[0]))
 
-    def put(self, row: Row) -> None:
-        """Keep a row."""
+    def put(self, row: SweepRow) -> None:
+        """Store a row."""
         text = json.dumps(asdict(row), allow_nan=False)
         self._file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (_key(row.point), text))
         self._file.commit()
@@ -174,16 +179,16 @@ class Store:
 
 
 def _key(point: Point) -> str:
-    """Point, program and content of the files that a point names."""
+    """Database key: the program's version, the point, and the hashes of files that it names."""
     files = [Path(value) for _, value in point if value.endswith((".onnx", ".yaml", ".json")) and Path(value).is_file()]
     content = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return json.dumps([version("shardplan"), sorted(point), content])
 
 
-def _row(data: dict[str, Any]) -> Row:
+def _row(data: dict[str, Any]) -> SweepRow:
     line = data["headline"]
     point = tuple((name, value) for name, value in data["point"])
-    return Row(**{**data, "point": point, "headline": None if line is None else Headline(**line)})
+    return SweepRow(**{**data, "point": point, "headline": None if line is None else Headline(**line)})
 
 
 def sweep(
@@ -194,38 +199,38 @@ def sweep(
     workers: int = 0,
     on: str = "",
     progress: Callable[[int, int, float], None] | None = None,
-) -> tuple[Row, ...]:
+) -> tuple[SweepRow, ...]:
     """Plan all points.
 
     Args:
         points: names and values.
-        price: of a device and hour in US dollars, in place of the profile's.
-        store: where rows are kept, and looked for first.
+        price: US dollars per device-hour, in place of the profile's price.
+        store: file from which known rows are taken and in which new ones are kept.
         workers: processes; 0 for as many as the machine has cores, 1 for this process alone.
         on: address of a dask scheduler, `tcp://host:8786`, in place of processes here.
-        progress: called with (points done, all points, seconds that the rest may take; 0 while that is not known).
+        progress: called with (points done, all points, estimated seconds left; 0 while unknown).
 
     Raises:
         UsageError: dask is asked for and not installed, or nobody answers there.
     """
     done = {point: row for point in points if store is not None and (row := store.get(point)) is not None}
-    known, begin = len(done), time.monotonic()
+    stored, begin = len(done), time.monotonic()
     todo = [point for point in dict.fromkeys(points) if point not in done]
     for row in _rows(todo, workers or os.cpu_count() or 1, on):
         done[row.point] = row
         if store is not None:
             store.put(row)
         if progress is not None:
-            rate = (time.monotonic() - begin) / (len(done) - known)
-            progress(len(done), len(set(points)), rate * (known + len(todo) - len(done)))
+            rate = (time.monotonic() - begin) / (len(done) - stored)
+            progress(len(done), len(set(points)), rate * (stored + len(todo) - len(done)))
     rows = [done[point] for point in points]
     if price is not None:
         rows = [replace(row, headline=row.headline and row.headline.priced(price)) for row in rows]
     return with_pareto(rows)
 
 
-def _rows(points: Sequence[Point], workers: int, on: str) -> Iterator[Row]:
-    """Rows as they are done."""
+def _rows(points: Sequence[Point], workers: int, on: str) -> Iterator[SweepRow]:
+    """Rows in the order in which they are finished."""
     if not on and (workers == 1 or len(points) < 2):
         yield from map(run_point, points)
         return
@@ -259,22 +264,23 @@ def _executor(workers: int, on: str) -> Iterator[concurrent.futures.Executor]:
         yield executor
 
 
-def with_pareto(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows, with those marked that no other beats in throughput, price and memory at once."""
+def with_pareto(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
+    """The rows, with `pareto` set on those that no other row dominates in throughput, price and memory."""
     figures = {i: _figures(row.headline) for i, row in enumerate(rows) if row.headline is not None}
-    best = {i for i, own in figures.items() if not any(_beats(other, own) for other in figures.values())}
+    best = {i for i, line in figures.items() if not any(_beats(other, line) for other in figures.values())}
     return tuple(replace(row, pareto=i in best) for i, row in enumerate(rows))
 
 
 def _figures(line: Headline) -> tuple[float, float, float]:
-    """Seconds of a token or sample, its price, and memory: less is better."""
-    each = line.sequence or 1
+    """(seconds per token or sample, price, memory): less is better in each."""
+    unit_count = line.sequence or 1
     return (
-        1 / (line.samples_per_s * each),
+        1 / (line.samples_per_s * unit_count),
         line.dollars_per_tera_tokens + line.dollars_per_mega_samples,
         line.memory_bytes,
     )
 
 
-def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
+def _beats(first: tuple[float, ...], second: tuple[float, ...]) -> bool:
+    """True if the first is at least as good in all figures and better in one."""
+    return all(a <= b for a, b in zip(first, second, strict=True)) and first != second

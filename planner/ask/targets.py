@@ -1,4 +1,4 @@
-"""How many devices reach a target: a time of a step, or so many tokens in so many days."""
+"""Find the fewest devices, or dollars, that reach a target: a step time, or an amount of tokens in some days."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from planner.units import Dimension, format_seconds, parse, plural
 DAY_S = 86400.0
 _SPANS = {"d": DAY_S, "h": 3600.0, "min": 60.0, "s": 1.0, "w": 7 * DAY_S}
 MOST_DEVICES = 16384
-"""Devices that are tried at the most, where the profile names no smaller number."""
+"""Limit on the number of devices that is tried, where the profile names no smaller one."""
 GAIN = 0.02
-"""A doubling of the devices that saves less than this part of a step saves nothing."""
+"""Fraction of the step time below which the saving of a doubling counts as none."""
 MASKED = 2
-"""Times its peak that a device may seem to do, since attention leaves out the half of its work that a mask hides."""
+"""Factor by which a device may seem to exceed its peak: attention skips the half of its work that a mask hides."""
 VAIN = 2
-"""Doublings in a row that save nothing, after which no more devices are tried."""
+"""Number of consecutive doublings without a saving after which no more devices are tried."""
 
 PlanOn = Callable[[int], Plan]
-"""The best plan on so many devices.
+"""Gives the best plan on a number of devices.
 
 Raises:
-    InfeasibleError, JobError, HardwareError: there is none, or there are not so many.
+    InfeasibleError, JobError, HardwareError: there is no plan, or the cluster has fewer devices.
 """
 
 
 class Least(StrEnum):
-    """What there should be little of."""
+    """What `least_devices` minimizes."""
 
     DEVICES = "devices"
     DOLLARS = "dollars"
@@ -45,14 +45,14 @@ class Least(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be reached.
+    """A target for the speed of training.
 
     Attributes:
-        words: as it was written.
-        step_s: most seconds of a step; 0 where samples or tokens are asked for.
-        amount: tokens or samples to be trained.
-        unit: "tokens" or "samples"; "" for a time of a step.
-        within_s: seconds in which to train them.
+        words: the target as it was written.
+        step_s: longest step time in seconds; 0 for a target in samples or tokens.
+        amount: tokens or samples to train.
+        unit: "tokens" or "samples"; "" for a step time.
+        within_s: seconds in which to train the amount.
     """
 
     words: str
@@ -62,28 +62,28 @@ class Target:
     within_s: float = 0.0
 
     def most_s(self, global_batch: int, sequence: int) -> float:
-        """Most seconds of a step of so many samples of so many tokens that reaches the target.
+        """Longest step time in seconds that reaches the target, for steps of some samples of some tokens.
 
         Raises:
-            UsageError: tokens are asked for of a model that has none.
+            UsageError: the target is in tokens and the model has none.
         """
         if not self.unit:
             return self.step_s
-        each = sequence if self.unit == "tokens" else 1
-        if not each:
+        unit_count = sequence if self.unit == "tokens" else 1
+        if not unit_count:
             raise UsageError("the model has no tokens", where=self.words, hint="ask for samples=1e9/7d")
-        return self.within_s * global_batch * each / self.amount
+        return self.within_s * global_batch * unit_count / self.amount
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One number of devices.
+class TriedSize:
+    """The result for one number of devices.
 
     Attributes:
-        devices: how many.
-        step_s: of the best plan; None where nothing fits.
-        reaches: whether that is short enough.
-        dollars_per_hour: of the devices at work; 0 where no price is known.
+        devices: number of devices.
+        step_s: step time of the best plan; None if nothing fits.
+        reaches: true if the step time reaches the target.
+        dollars_per_hour: price of the devices at work; 0 if unknown.
         reason: why there is no plan.
     """
 
@@ -95,46 +95,46 @@ class Tried:
 
     @property
     def dollars_per_step(self) -> float:
-        """Price of a step; 0 where no price is known."""
+        """US dollars per step; 0 if no price is known."""
         return self.dollars_per_hour * (self.step_s or 0.0) / 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class TargetAnswer:
-    """The plan that reaches a target with the least.
+    """The cheapest plan that reaches a target.
 
     Attributes:
-        target: what was asked for.
-        most_s: the longest step that reaches it.
-        plan: on as few devices, or for as few dollars, as of those tried.
-        tried: numbers of devices, ascending.
+        target: the target.
+        most_s: longest step time that reaches it.
+        plan: the plan with the fewest devices, or dollars, of those tried.
+        tried: results by number of devices, ascending.
     """
 
     target: Target
     most_s: float
     plan: Plan
-    tried: tuple[Tried, ...]
+    tried: tuple[TriedSize, ...]
 
 
 def read_target(text: str) -> Target:
-    """`step=2s`, `tokens=1e12/7d` or `samples=1e9/12h`.
+    """Read `step=2s`, `tokens=1e12/7d` or `samples=1e9/12h`.
 
     Raises:
-        UsageError: something else.
+        UsageError: the text is none of these.
     """
     kind, _, value = (part.strip() for part in text.partition("="))
     if kind == "step" and value:
         seconds = parse(value, Dimension.SECONDS)
         if seconds > 0:
             return Target(text, step_s=seconds)
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*/\s*([0-9.]+)\s*(d|h|min|s|w)", value)
-    if kind not in ("tokens", "samples") or not found or float(found[1]) <= 0 or float(found[2]) <= 0:
+    rate = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*/\s*([0-9.]+)\s*(d|h|min|s|w)", value)
+    if kind not in ("tokens", "samples") or not rate or float(rate[1]) <= 0 or float(rate[2]) <= 0:
         raise UsageError(f"{text!r} is no target", hint="write step=2s, tokens=1e12/7d or samples=1e9/12h")
-    return Target(text, amount=float(found[1]), unit=kind, within_s=float(found[2]) * _SPANS[found[3]])
+    return Target(text, amount=float(rate[1]), unit=kind, within_s=float(rate[2]) * _SPANS[rate[3]])
 
 
 def sizes_of(cluster: Cluster, most: int = MOST_DEVICES) -> tuple[int, ...]:
-    """Numbers of devices that are worth a try: powers of two within a node, then whole nodes."""
+    """Numbers of devices to try: powers of two within a node, then whole nodes."""
     node = max(1, cluster.node_size)
     within = [2**k for k in range(node.bit_length()) if 2**k < node]
     return (*within, *range(node, max(node, most) + 1, node))
@@ -150,23 +150,23 @@ def least_devices(
     sizes: Sequence[int] = (),
     least: Least = Least.DEVICES,
 ) -> TargetAnswer:
-    """The least devices whose best plan reaches a target.
+    """Find the fewest devices, or dollars, with a plan that reaches a target.
 
-    The number is doubled until the target is reached, and the last gap is halved until the least is found, as if more
-    devices were never slower. For the least dollars, twice the devices are tried, too.
+    The number of devices is doubled until the target is reached; bisection of the last interval then finds the fewest,
+    assuming that more devices are never slower. For the least dollars, twice that number is tried, too.
 
     Args:
-        target: what to reach.
+        target: the target.
         graph: the model.
-        cluster: the machine at any size.
-        global_batch: samples of a step, the same for all.
+        cluster: the cluster, at any size.
+        global_batch: samples of a step, the same for all sizes.
         plan_on: plans on a number of devices.
-        sizes: numbers of devices to choose from, ascending; else those of `sizes_of`.
-        least: what there should be little of.
+        sizes: numbers of devices to choose from, ascending; those of `sizes_of` by default.
+        least: what to minimize.
 
     Raises:
-        InfeasibleError: no number does; says what the fastest takes.
-        UsageError: tokens are asked for of a model without, or dollars where no price is known.
+        InfeasibleError: no number of devices reaches the target; the message has the fastest step time.
+        UsageError: the target is in tokens and the model has none, or no price is known for a target in dollars.
     """
     prices = profile(graph, cluster.devices[0])
     most_s = target.most_s(global_batch, tokens_per_sample(graph, prices))
@@ -177,7 +177,7 @@ def least_devices(
     if not sizes:
         raise InfeasibleError(f"no number of devices does: at their peak it takes {fewest}", where=target.words)
     plans: dict[int, Plan] = {}
-    tried: dict[int, Tried] = {}
+    tried: dict[int, TriedSize] = {}
 
     def reaches(devices: int) -> bool:
         if devices not in tried:
@@ -196,26 +196,28 @@ def least_devices(
             below = middle
         between = [size for size in between if below < size < reached]
     if least is Least.DOLLARS:
-        for more in [size for size in sizes if size == 2 * reached]:
-            reaches(more)
-        enough = [each for each in tried.values() if each.reaches]
-        if not all(each.dollars_per_hour for each in enough):
+        for double in [size for size in sizes if size == 2 * reached]:
+            reaches(double)
+        reaching = [result for result in tried.values() if result.reaches]
+        if not all(result.dollars_per_hour for result in reaching):
             raise UsageError("no price is known", where=cluster.name, hint="give one, with --price 2.5")
-        reached = min(enough, key=lambda each: (each.dollars_per_step, each.devices)).devices
+        reached = min(reaching, key=lambda result: (result.dollars_per_step, result.devices)).devices
     return TargetAnswer(target, most_s, plans[reached], tuple(tried[size] for size in sorted(tried)))
 
 
 def _doubled(sizes: Sequence[int]) -> Iterator[int]:
-    """The first of some ascending sizes, then always the largest that is at most twice the one before."""
-    left = list(sizes)
-    while left:
-        yield left[0]
-        double = 2 * left[0]
-        left = left[max(1, bisect.bisect_right(left, double) - 1) :]
+    """The first of some ascending sizes, then repeatedly the largest one that is at most twice the last."""
+    remaining = list(sizes)
+    while remaining:
+        yield remaining[0]
+        double = 2 * remaining[0]
+        remaining = remaining[max(1, bisect.bisect_right(remaining, double) - 1) :]
 
 
-def _gallop(sizes: Sequence[int], reaches: Callable[[int], bool], tried: dict[int, Tried]) -> tuple[int, int | None]:
-    """The last size that does not reach the target (0 for none), and the first that does; None where none does."""
+def _gallop(
+    sizes: Sequence[int], reaches: Callable[[int], bool], tried: dict[int, TriedSize]
+) -> tuple[int, int | None]:
+    """The largest tried size that misses the target (0 for none), and the first that reaches it (None for none)."""
     below, vain, fastest = 0, 0, float("inf")
     for size in _doubled(sizes):
         if reaches(size):
@@ -231,28 +233,28 @@ def _gallop(sizes: Sequence[int], reaches: Callable[[int], bool], tried: dict[in
     return below, None
 
 
-def _try(devices: int, plan_on: PlanOn, most_s: float, plans: dict[int, Plan]) -> Tried:
-    """The best plan on so many devices, which goes to `plans`."""
+def _try(devices: int, plan_on: PlanOn, most_s: float, plans: dict[int, Plan]) -> TriedSize:
+    """The result for a number of devices; its plan is added to `plans`."""
     try:
         plan = plan_on(devices)
     except (InfeasibleError, JobError, HardwareError) as error:
-        return Tried(devices, None, reaches=False, reason=error.problem.message)
+        return TriedSize(devices, None, reaches=False, reason=error.problem.message)
     plans[devices] = plan
     step_s = plan.predictions.reached_s
     price = plan.headline.dollars_per_hour if plan.headline else 0.0
-    return Tried(devices, step_s, step_s <= most_s, price)
+    return TriedSize(devices, step_s, step_s <= most_s, price)
 
 
-def _unreachable(target: Target, most_s: float, tried: Sequence[Tried]) -> InfeasibleError:
-    """Why no number of devices reaches a target."""
-    possible = [each for each in tried if each.step_s is not None]
+def _unreachable(target: Target, most_s: float, tried: Sequence[TriedSize]) -> InfeasibleError:
+    """The error that no number of devices reaches a target."""
+    possible = [result for result in tried if result.step_s is not None]
     if not possible:
         return InfeasibleError(f"no number of devices does: {tried[-1].reason}", where=target.words)
-    best = min(possible, key=lambda each: each.step_s or 0.0)
-    last = max(each.devices for each in tried)
+    fastest = min(possible, key=lambda result: result.step_s or 0.0)
+    last = max(result.devices for result in tried)
     message = (
         f"no number of devices does: {target.words} needs steps of {format_seconds(most_s)}, and the fastest of those "
-        f"tried takes {format_seconds(best.step_s or 0.0)} on {plural(best.devices, 'device')}"
+        f"tried takes {format_seconds(fastest.step_s or 0.0)} on {plural(fastest.devices, 'device')}"
     )
-    rest = "more devices were no faster" if best.devices < last else f"{last} devices are the most that were tried"
-    return InfeasibleError(message, hint=f"{rest}; a larger global batch uses more of them")
+    advice = "more devices were no faster" if fastest.devices < last else f"{last} devices are the most that were tried"
+    return InfeasibleError(message, hint=f"{advice}; a larger global batch uses more of them")

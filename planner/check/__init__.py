@@ -1,4 +1,4 @@
-"""Is a plan right? Its own decision is evaluated anew, as planning does it, and compared with what the file says."""
+"""Check a plan: evaluate its configuration anew, as planning does, and compare every value with the file."""
 
 from planner.check.attribution import Attribution, Cause, Part, attribute
 from planner.check.reevaluate import replan

@@ -1,7 +1,7 @@
-"""Which part of a difference comes from which cause: the old decisions priced as the inputs change one by one.
+"""Attribute the difference between two plans to causes: price the old decisions as inputs change one by one.
 
-Inputs are set to the new ones in a fixed order (tool, hardware, options, model); what is left is what the planner
-decides otherwise. The parts add up to the whole difference, whatever the order; another order may deal them otherwise.
+Inputs change in a fixed order (tool, hardware, options, model); the remainder is due to other decisions of the planner.
+The parts always add up to the whole difference, but another order of changes may split it differently.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.space import Configuration
 
 
 class Cause(StrEnum):
-    """Where a difference between two plans may come from, in the order in which inputs are set anew."""
+    """Possible causes of a difference between two plans, in the order in which they are applied."""
 
     TOOL = "tool"
     HARDWARE = "hardware"
@@ -33,12 +33,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a difference that some causes make.
+    """A part of the difference, with its causes.
 
     Attributes:
-        causes: one, or several where what lies between them could not be priced.
-        seconds: that a step takes longer for it; negative where it takes less.
-        memory_bytes: that the fullest device holds more for it.
+        causes: the cause, or several if the steps between them could not be priced.
+        seconds: change of the step time, negative if it is shorter.
+        memory_bytes: change of the fullest device's memory.
     """
 
     causes: tuple[Cause, ...]
@@ -48,11 +48,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """A difference in parts.
+    """A difference between two plans, split by cause.
 
     Attributes:
-        parts: in the order of `Cause`; they add up to the whole.
-        unpriced: why causes stand together, a line each.
+        parts: the parts in the order of `Cause`; they add up to the whole difference.
+        unpriced: why some causes share a part, a line each.
     """
 
     parts: tuple[Part, ...]
@@ -60,18 +60,18 @@ class Attribution:
 
 
 def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequence[Cluster] = ()) -> Attribution:
-    """Deal the difference in time and memory between two plans to its causes.
+    """Split the difference in step time and memory between two plans by cause.
 
     Args:
         old: the plan before.
         new: the plan after.
-        graphs: models at hand; each plan's is the one with its fingerprint.
-        clusters: hardware at hand, likewise.
+        graphs: available models; a plan uses the one with its fingerprint.
+        clusters: available clusters, likewise.
 
     Raises:
-        UsageError: a model or cluster is that of neither plan.
+        UsageError: a model or cluster belongs to neither plan.
 
-    Takes the pricing of one configuration for each cause but the last; none where there is one cause.
+    Prices one configuration for each cause but the last.
     """
     _require_known("model", {old.model.fingerprint, new.model.fingerprint}, graphs)
     _require_known("hardware", {old.hardware.fingerprint, new.hardware.fingerprint}, clusters)
@@ -80,24 +80,24 @@ def attribute(old: Plan, new: Plan, graphs: Sequence[Graph] = (), clusters: Sequ
     causes = list(_causes(old, new))
     parts: list[Part] = []
     unpriced: list[str] = []
-    last, waiting = _figures(old), list[Cause]()
+    last_figures, pending = _figures(old), list[Cause]()
     for cause in causes:
-        waiting.append(cause)
+        pending.append(cause)
         try:
             figures = _figures(new) if cause is causes[-1] else _priced(old, new, cause, models, machines)
         except ShardplanError as error:
             unpriced.append(f"the old decisions after the change of {cause} cannot be priced: {error.problem.message}")
             continue
-        parts.append(Part(tuple(waiting), figures[0] - last[0], figures[1] - last[1]))
-        last, waiting = figures, []
+        parts.append(Part(tuple(pending), figures[0] - last_figures[0], figures[1] - last_figures[1]))
+        last_figures, pending = figures, []
     return Attribution(tuple(parts), tuple(unpriced))
 
 
 def _require_known(what: str, fingerprints: set[str], given: Sequence[Graph] | Sequence[Cluster]) -> None:
-    for each in given:
-        if each.fingerprint not in fingerprints:
+    for item in given:
+        if item.fingerprint not in fingerprints:
             raise UsageError(
-                f"{each.name} is the {what} of neither plan", hint="give the sizes, nodes and stack of the plans"
+                f"{item.name} is the {what} of neither plan", hint="give the sizes, nodes and stack of the plans"
             )
 
 
@@ -115,28 +115,28 @@ def _causes(old: Plan, new: Plan) -> Iterator[Cause]:
 
 
 def _decided_alike(old: Plan, new: Plan) -> bool:
-    """Whether the new plan is what becomes of the old one's decisions in the new model."""
+    """True if the new plan makes the old plan's decisions, carried over to the new model."""
     carried = carry_over(old, new)
     words = [[stage_decision(plan, stage.index).words() for stage in plan.stages] for plan in (old, new)]
     return carried == _unnumbered(new.configuration) and words[0] == words[1]
 
 
 def _unnumbered(configuration: Configuration) -> Configuration:
-    """The configuration without the numbers of its shardings, which each plan counts by itself."""
+    """The configuration without sharding numbers, which differ from plan to plan."""
     stages = tuple(dataclasses.replace(stage, sharding=0) for stage in configuration.stages)
     return dataclasses.replace(configuration, stages=stages)
 
 
 def carry_over(old: Plan, new: Plan) -> Configuration | None:
-    """The old plan's configuration on the new plan's blocks: a stage begins at the block that it began at.
+    """The old plan's configuration on the new plan's blocks: each stage begins at the same block as before.
 
-    None where a stage would be left without blocks. Blocks that only the new model has join the stage before them.
+    None if a stage would have no blocks. Blocks that only the new model has join the stage before them.
     """
     numbers = match_blocks(old.block_table, new.block_table).new_of()
     starts, end = [0], len(new.block_table)
     for stage in old.configuration.stages[1:]:
-        here = (numbers[block] for block in range(stage.start, len(old.block_table)) if block in numbers)
-        starts.append(next(here, end))
+        candidates = (numbers[block] for block in range(stage.start, len(old.block_table)) if block in numbers)
+        starts.append(next(candidates, end))
     if any(a >= b for a, b in zip(starts, (*starts[1:], end), strict=True)):
         return None
     stages = tuple(
@@ -147,16 +147,17 @@ def carry_over(old: Plan, new: Plan) -> Configuration | None:
 
 
 def _figures(plan: Plan) -> tuple[float, float]:
+    """Step time in seconds and bytes of the fullest device."""
     return plan.predictions.reached_s, fullest(plan)[0]
 
 
 def _priced(
     old: Plan, new: Plan, cause: Cause, models: dict[str, Graph], machines: dict[str, Cluster]
 ) -> tuple[float, float]:
-    """Seconds and bytes of the old decisions where the inputs up to a cause are the new ones.
+    """Step time and peak memory of the old decisions with the new inputs up to a cause.
 
     Raises:
-        ShardplanError: they are not at hand, or make no sense together.
+        ShardplanError: an input is not given, or the decisions are not possible with the inputs.
     """
     done = list(Cause)[: list(Cause).index(cause) + 1]
     model = (new if Cause.MODEL in done else old).model

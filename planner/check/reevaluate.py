@@ -1,6 +1,6 @@
-"""A plan's own configuration evaluated anew, by all that plans: pricer, judge, assembly, simulation, and search.
+"""Evaluate a plan's configuration anew with the same pricing, evaluation, simulation and assembly as planning.
 
-What a plan claims about all others (the bound, the proof, the alternatives) is held against a search of its own.
+The bound, the proof and the alternatives are compared with those of a new search.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from planner.units import format_seconds
 
 
 def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Violation, ...]]:
-    """Work a plan out again from what it decides: the model, the cluster and the options must be those of the plan.
+    """Compute a plan anew from its configuration, for the plan's model, cluster and options.
 
-    What only a search knows (the bound, the space that it holds for, the alternatives) is taken over. A plan by the
-    rules of a published system is decided again by these rules.
+    Bound, search space and alternatives are copied from the plan. The plan of a published system is decided anew by the
+    system's rules.
 
     Args:
         plan: a plan whose structure is sound.
@@ -45,67 +45,71 @@ def reevaluate(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[
         cluster: its hardware.
 
     Returns:
-        The same configuration with everything else worked out again, and the limits of the job and of memory that the
-        configuration breaks.
+        The plan with the same configuration and all else computed anew, and the violated limits of the job and of
+        memory.
 
     Raises:
-        ShardplanError: it cannot be priced; the message says why.
+        ShardplanError: the configuration cannot be priced; the message says why.
     """
     if plan.system is not None:
         return decide_again(plan, graph, cluster), ()
     return _judged(plan, graph, cluster)
 
 
-def _said(plan: Plan, played_s: float) -> Certificate:
-    """What a plan of the own search says about all others, its gap measured at the time worked out anew."""
-    said = plan.predictions
-    gap = gap_to(said.bound_s, significant(played_s))
-    proven = said.proven_optimal and gap <= ROUNDED
-    return Certificate(said.bound_s, gap, said.space, proven, said.tried_bound_s, said.line_bound_s)
+def _certificate_of(plan: Plan, played_s: float) -> Certificate:
+    """The plan's certificate, with the gap to the iteration time computed anew."""
+    predictions = plan.predictions
+    gap = gap_to(predictions.bound_s, significant(played_s))
+    proven = predictions.proven_optimal and gap <= ROUNDED
+    return Certificate(
+        predictions.bound_s, gap, predictions.space, proven, predictions.tried_bound_s, predictions.line_bound_s
+    )
 
 
 def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Violation, ...]]:
-    """A plan's configuration priced, judged, played and written out, with the alternatives that the plan says."""
+    """The plan's configuration priced, evaluated, simulated and assembled, with the plan's alternatives."""
     job, size = plan.options, plan.micro_batches.size
     cluster = with_headroom(cluster, plan.hardware.headroom)
     noted, _ = allowed_sizes(graph, job)
     pricer = Pricer(noted, cluster, job)
-    decision, shelf = priced_configuration(plan, pricer)
+    decision, costs_by_sharding = priced_configuration(plan, pricer)
     schedule = schedule_of(plan)
-    evaluation = evaluate(shelf, cluster, job, decision, schedule=schedule)
+    evaluation = evaluate(costs_by_sharding, cluster, job, decision, schedule=schedule)
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
     played_s = play_terms(decision, schedule, evaluation.stages).iteration_s
-    again = assemble(
+    anew = assemble(
         pricer.graph_at(size),
         pricer.chain,
         cluster,
         job,
         decision,
         evaluation,
-        _said(plan, played_s) if is_searched(plan) else certificate_alone(decision, evaluation.stages, played_s),
+        _certificate_of(plan, played_s)
+        if is_searched(plan)
+        else certificate_alone(decision, evaluation.stages, played_s),
         prices=pricer.profiles(size)[0],
         provenance=plan.provenance,
         shardings=pricer.stage_shardings(decision),
         scheduled=lay_out(decision, schedule=schedule),
     )
-    again = dataclasses.replace(again, schedule=dataclasses.replace(again.schedule, given=plan.schedule.given))
-    again = with_simulation(again, played_s)
+    anew = dataclasses.replace(anew, schedule=dataclasses.replace(anew.schedule, given=plan.schedule.given))
+    anew = with_simulation(anew, played_s)
     if plan.headline is None:  # of before
-        again = dataclasses.replace(again, headline=None)
-    again = _priced_as(plan, again)
+        anew = dataclasses.replace(anew, headline=None)
+    anew = _priced_as(plan, anew)
     takers = tuple(BACKENDS.get(name) for name in plan.options.backends)
-    again = dataclasses.replace(
-        again,
+    anew = dataclasses.replace(
+        anew,
         alternatives=plan.alternatives,
-        runs_on=running(again, takers, graph) if plan.runs_on else (),
+        runs_on=running(anew, takers, graph) if plan.runs_on else (),
         free_choice=plan.free_choice,
     )
-    return seal(again), evaluation.violations
+    return seal(anew), evaluation.violations
 
 
 def _priced_as(plan: Plan, anew: Plan) -> Plan:
-    """The new plan at the old one's price of a device, which may be the user's own."""
+    """The new plan at the old plan's price per device-hour, which may be the user's own."""
     old, new = plan.headline, anew.headline
     if old is None or new is None or old.dollars_per_hour == new.dollars_per_hour:
         return anew
@@ -113,17 +117,17 @@ def _priced_as(plan: Plan, anew: Plan) -> Plan:
 
 
 class _TooLongError(Exception):
-    """The search has had its time."""
+    """The search exceeded its time limit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Claims:
-    """What came of searching again.
+class ClaimCheck:
+    """The comparison of a plan with a new search.
 
     Attributes:
-        wrong: claims that the search makes otherwise.
-        unchecked: what could not be held against it, in words.
-        otherwise: how the search decides otherwise; empty where it does not.
+        wrong: claims of the plan that differ from those of the search.
+        unchecked: what could not be compared, in words.
+        otherwise: how the search decides differently; empty if it does not.
     """
 
     wrong: tuple[Difference, ...] = ()
@@ -132,19 +136,19 @@ class Claims:
 
 
 def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
-    """Plan anew what a plan is for, by what chose it: the own search, a system's rules, or the user's configuration.
+    """Plan anew in the way in which the plan was made: by search, a system's rules, or the user's configuration.
 
-    The same version of this program on the same inputs gives the same plan, so that a plan file can be held fixed as a
-    lock file is.
+    The same version of this program gives the same plan for the same inputs, so that a plan file can serve as a lock
+    file.
 
     Args:
-        plan: the plan; its options, and its orders or configuration where the user gave them, are taken.
+        plan: the plan; its options are used, and its orders or configuration if the user gave them.
         graph: the model as it is now.
         cluster: the hardware as it is now.
 
     Raises:
         InfeasibleError: nothing fits any more.
-        ShardplanError: the options make no sense for the model and the hardware.
+        ShardplanError: the options are not possible for the model and the hardware.
     """
     now = dataclasses.replace(plan.provenance, version=version("shardplan"))
     if plan.system is not None:
@@ -159,29 +163,29 @@ def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
 
 
 def _searched_again(plan: Plan, graph: Graph, cluster: Cluster, progress: api.Progress | None = None) -> Plan:
-    """The answer of a search for what a plan was asked for."""
-    own = schedule_of(plan) if plan.schedule.given == "orders" else None
+    """The result of a search with the plan's options."""
+    user_schedule = schedule_of(plan) if plan.schedule.given == "orders" else None
     options = dataclasses.replace(plan.options, backends=plan.options.backends or (ANY,))
-    return api.plan(graph, cluster, options, orders=own, progress=progress, provenance=plan.provenance)
+    return api.plan(graph, cluster, options, orders=user_schedule, progress=progress, provenance=plan.provenance)
 
 
 _BOUND = ("bound_s", "gap", "proven_optimal", "space", "tried_bound_s", "line_bound_s")
 
 
-def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> Claims:
-    """Search again for what a plan of the own search claims.
+def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> ClaimCheck:
+    """Search again, and compare bound, proof and alternatives with those of the plan.
 
     Args:
         plan: the plan.
         graph: its model.
         cluster: its hardware.
-        limit_s: seconds after which the search is given up; the claims are then not checked.
+        limit_s: time limit of the search in seconds; the claims stay unchecked if it is exceeded.
 
     Raises:
         ShardplanError: the search fails.
     """
     if limit_s <= 0:
-        return Claims(unchecked=("bound, proof and alternatives: no search was made",))
+        return ClaimCheck(unchecked=("bound, proof and alternatives: no search was made",))
     end = time.monotonic() + limit_s
 
     def stop(done: int, total: int, best_s: float, bound_s: float) -> None:
@@ -191,15 +195,15 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
     try:
         again = _searched_again(plan, graph, cluster, stop)
     except _TooLongError:
-        return Claims(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
+        return ClaimCheck(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
     found = differences(plan, again)
     decided = [each for each in found if each.path[0] not in ("predictions", "alternatives", "free_choice")]
     wrong = [each for each in found if each.path[0] == "predictions" and each.path[1] in _BOUND]
     if not decided:
         wrong += [each for each in found if each.path[0] == "alternatives"]
-        return Claims(tuple(wrong))
+        return ClaimCheck(tuple(wrong))
     wrong = [each for each in wrong if each.path[1] in ("bound_s", "space")]
     more = f", and {len(decided) - 1} more" if len(decided) > 1 else ""
     seconds = format_seconds(again.predictions.reached_s)
     otherwise = f"the search decides otherwise, for {seconds} an iteration: {decided[0]}{more}"
-    return Claims(tuple(wrong), ("alternatives: the search decides otherwise",), otherwise)
+    return ClaimCheck(tuple(wrong), ("alternatives: the search decides otherwise",), otherwise)

@@ -1,4 +1,4 @@
-"""All findings about a plan, and what could not be looked at."""
+"""Check a plan completely: all findings, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
 from planner.plans.check_figures import check_figures, check_options
 from planner.plans.documents import KeyPath
-from planner.plans.findings import AGAIN, Difference, Expected, differences, limited, mismatches, stage_in
+from planner.plans.findings import PLAN_AGAIN, Difference, Expected, differences, limited, mismatches, stage_in
 from planner.plans.readings import has_closed_form, is_searched
 from planner.play.memory import peak_in_flight
 from planner.simulate import closed_form_s, simulate
@@ -28,7 +28,7 @@ BREAKING = frozenset((
     Fault.CONFIGURATION, Fault.ACTIONS_UNREADABLE, Fault.ACTION_MISSING, Fault.ACTION_TWICE, Fault.ACTION_ROUTE,
     Fault.ACTION_UNKNOWN, Fault.ACTION_ORDER, Fault.WEIGHT_VERSION, Fault.DEADLOCK,
 ))  # fmt: skip
-"""Faults that leave no orders to play."""
+"""Faults after which the orders cannot be simulated."""
 
 UNREADABLE = frozenset((
     Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES, Fault.MODEL_FINGERPRINT,
@@ -36,16 +36,16 @@ UNREADABLE = frozenset((
     Fault.SHARDING_NAMES, Fault.LAYOUT, Fault.LAYOUT_MISSING, Fault.SPLIT, Fault.SPLIT_MISSING,
     Fault.HARDWARE_FINGERPRINT,
 ))  # fmt: skip
-"""Faults that leave no decision to evaluate anew."""
+"""Faults after which the configuration cannot be evaluated anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What checking a plan came to.
+    """The result of checking a plan.
 
     Attributes:
-        findings: everything that is wrong, at most a score of each kind; empty for a good plan.
-        unchecked: what could not be looked at and why, a line each.
+        findings: everything that is wrong, at most 20 of each kind; empty for a good plan.
+        unchecked: what could not be checked and why, a line each.
     """
 
     findings: tuple[Finding, ...]
@@ -60,54 +60,55 @@ def check_plan(
     search_s: float = 0.0,
     backends: Sequence[str] = (),
 ) -> CheckReport:
-    """Everything that is wrong with a plan.
+    """Find everything that is wrong with a plan.
 
-    By itself its parts must agree: structure, orders, sums, times played anew. With model and hardware its own decision
-    is evaluated anew, by the same code that plans, and every value of the file is compared with what comes out.
+    The plan's parts must agree with each other: structure, orders, sums, simulated times. With model and hardware, its
+    configuration is evaluated anew by the code that plans, and every value of the file is compared with the result.
 
     Args:
         plan: the plan.
         graph: the model, at any batch.
         cluster: the hardware.
-        search_s: seconds that a search may take for what the plan claims about all others; none by default.
-        backends: training frameworks, by name, that are to take the plan as it is.
+        search_s: time limit in seconds of a search that checks bound, proof and alternatives; no search by default.
+        backends: names of training frameworks that must be able to run the plan as it is.
 
     Raises:
         UsageError: no framework has one of the names.
         ShardplanError: the model cannot be set to the plan's micro-batch size.
 
-    O(operators + actions), and what planning takes without its search.
+    O(operators + actions), and the time of planning without its search.
     """
     if graph is not None and graph.fingerprint == plan.model.fingerprint:
         graph = rebatch(graph, plan.micro_batches.size)
     renewed = cluster is not None and is_renewed(plan, cluster)
-    found = validate(plan, graph, None if renewed else cluster)
-    faults = {finding.fault for finding in found}
-    own: list[Finding] = []
+    validation = validate(plan, graph, None if renewed else cluster)
+    faults = {finding.fault for finding in validation}
+    further: list[Finding] = []
     if not faults & BREAKING:
-        own = [*check_figures(plan), *check_options(plan)]
+        further = [*check_figures(plan), *check_options(plan)]
         try:
-            own += mismatches(plan, _played(plan))
+            further += mismatches(plan, _played(plan))
         except PlanError as error:
-            own.append(Finding(Fault.PREDICTIONS, f"cannot be simulated: {error.problem.message}", error.problem.hint))
+            message = f"cannot be simulated: {error.problem.message}"
+            further.append(Finding(Fault.PREDICTIONS, message, error.problem.hint))
     unchecked: tuple[str, ...] = ()
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
     elif faults & UNREADABLE:
         unchecked = ("prices: what is wrong leaves no decision to evaluate anew",)
     else:
-        sound = not own and faults <= {Fault.DIGEST}
+        sound = not further and faults <= {Fault.DIGEST}
         priced, unchecked = _anew(plan, graph, cluster, search_s, sound=sound)
-        own += priced
-    own += lacking(plan, backends, graph)
-    return CheckReport(tuple(limited([*found, *own])), unchecked)
+        further += priced
+    further += lacking(plan, backends, graph)
+    return CheckReport(tuple(limited([*validation, *further])), unchecked)
 
 
 def _played(plan: Plan) -> Iterator[Expected]:
-    """Times, and micro-batches that stages keep, of a plan whose orders run, as they come out when it is played.
+    """Iteration time and micro-batches in flight of a plan whose orders run, as simulated.
 
     Raises:
-        PlanError: it cannot be played.
+        PlanError: the plan cannot be simulated.
     """
     timeline, said = simulate(plan), plan.predictions
     if said.simulated_iteration_s is not None:
@@ -124,7 +125,7 @@ def _played(plan: Plan) -> Iterator[Expected]:
 
 
 def lacking(plan: Plan, backends: Sequence[str], graph: Graph | None = None) -> list[Finding]:
-    """What a plan needs that some frameworks lack, a finding each.
+    """Findings about what a plan needs and some frameworks lack.
 
     Raises:
         UsageError: no framework has one of the names.
@@ -138,73 +139,76 @@ def lacking(plan: Plan, backends: Sequence[str], graph: Graph | None = None) -> 
 
 
 def is_renewed(plan: Plan, cluster: Cluster) -> bool:
-    """Whether a cluster is the plan's with another profile: same name and size, other figures."""
+    """True if the cluster has the name and size of the plan's cluster but other figures."""
     hardware = plan.hardware
     same = (hardware.name, hardware.device_count) == (cluster.name, cluster.device_count)
     return same and hardware.fingerprint != cluster.fingerprint
 
 
 def _without(plan: Plan, graph: Graph | None, cluster: Cluster | None) -> list[str]:
-    """What needs the model and the hardware, as far as they are not given."""
+    """What cannot be checked without the model or the hardware, a line each."""
     both = "with model and hardware"
-    found = [
+    lines = [
         f"{both}: whether times, bytes and collectives of the stages are what their operators cost",
         f"{both}: whether memory is as the options (precision, optimizer, ZeRO, recomputation) make it",
         f"{both}: bound, proof and alternatives; coverage, notes and what is not modelled",
     ]
     if graph is None:
-        found.append("with the model: operators, edges, parameters, boundary tensors, names of blocks and modules")
+        lines.append("with the model: operators, edges, parameters, boundary tensors, names of blocks and modules")
     if cluster is None:
-        found.append("with the hardware: whether devices and links are the cluster's")
+        lines.append("with the hardware: whether devices and links are the cluster's")
     if plan.system is not None:
-        found.append(f"{both}: whether {plan.system.name} decides like this, and its iteration time")
-    return found
+        lines.append(f"{both}: whether {plan.system.name} decides like this, and its iteration time")
+    return lines
 
 
 def _anew(
     plan: Plan, graph: Graph, cluster: Cluster, search_s: float, *, sound: bool
 ) -> tuple[list[Finding], tuple[str, ...]]:
-    """Findings about a plan evaluated anew, and what was not checked."""
-    found: list[Finding] = []
+    """Findings of evaluating the plan anew, and what was not checked."""
+    findings: list[Finding] = []
     claims: tuple[str, ...] = ()
     renewed = is_renewed(plan, cluster)
     try:
         anew, violations = reevaluate(plan, graph, cluster)
-        wrong = [each for each in differences(plan, anew) if renewed or each.path[0] != "hardware"]
+        wrong = [difference for difference in differences(plan, anew) if renewed or difference.path[0] != "hardware"]
         for violation in violations:
             fault = Fault.MEMORY if violation.kind == "memory" else Fault.OPTIONS
-            found.append(Finding(fault, violation.message, AGAIN, violation.stage))
-        others = sound and (other_version(plan) or renewed)
+            findings.append(Finding(fault, violation.message, PLAN_AGAIN, violation.stage))
+        prices_may_differ = sound and (other_version(plan) or renewed)
         if is_searched(plan) and not wrong:
             searched = check_claims(plan, graph, cluster, search_s)
             wrong, claims = [*searched.wrong], searched.unchecked
-            if searched.otherwise and not others:
-                found.append(Finding(Fault.DIFFERS, searched.otherwise, AGAIN))
+            if searched.otherwise and not prices_may_differ:
+                findings.append(Finding(Fault.DIFFERS, searched.otherwise, PLAN_AGAIN))
         elif is_searched(plan):
             claims = ("bound, proof and alternatives: the figures that they are about differ",)
     except ShardplanError as error:
         return [Finding(Fault.UNPRICED, error.problem.message, error.problem.hint)], ()
-    prices = [each for each in wrong if is_price(each.path)] if others else []
+    prices = [difference for difference in wrong if is_price(difference.path)] if prices_may_differ else []
     if prices:
-        found.append(Finding(Fault.REPRICED, _repriced(plan, anew, cluster, prices), "plan again for current figures"))
-    rest = [each for each in wrong if each not in prices]
-    found += [Finding(Fault.DIFFERS, str(each), AGAIN, stage_in(each.path)) for each in rest]
-    return found, claims
+        message = _repriced(plan, anew, cluster, prices)
+        findings.append(Finding(Fault.REPRICED, message, "plan again for current figures"))
+    unexplained = [difference for difference in wrong if difference not in prices]
+    findings += [
+        Finding(Fault.DIFFERS, str(difference), PLAN_AGAIN, stage_in(difference.path)) for difference in unexplained
+    ]
+    return findings, claims
 
 
 def other_version(plan: Plan) -> bool:
-    """Whether another version of this program made the plan."""
+    """True if another version of this program made the plan."""
     return plan.provenance.version != version("shardplan")
 
 
 def is_price(path: KeyPath) -> bool:
-    """Whether a value of the file is a price, or follows from prices and the profile alone."""
+    """True if a value of the file is a price, or follows from prices and the hardware profile alone."""
     inside = path[0] == "shardings" and any(part in ("figures", "collectives") for part in path)
     return inside or path[0] in ("predictions", "alternatives", "exchange", "hardware")
 
 
 def _repriced(plan: Plan, anew: Plan, cluster: Cluster, wrong: Sequence[Difference]) -> str:
-    """Both figures, why they differ, and how many more do."""
+    """The message that the plan was priced with other figures: old and new ones, and why."""
     now, own = version("shardplan"), plan.provenance.version
     causes = [f"by version {own}, this is {now}"] if other_version(plan) else []
     if is_renewed(plan, cluster):

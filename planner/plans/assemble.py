@@ -1,4 +1,4 @@
-"""A decision's indices get their names back: graph, cluster and judged decision to a plan."""
+"""Write a judged decision out as a plan: indices of blocks, operators and ranks become their names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NOT_MODELLED = (
 
 _NO_OVERLAP = "communication inside a group behind work: it is priced as if nothing overlapped"
 _UNEQUAL = "tensor, sequence and expert parallelism over devices of several types (not searched)"
-_AGAIN = "time of the duplicated operators in stages after the first that has them"
+_REPEATED_WORK = "time of the duplicated operators in stages after the first that has them"
 
 _NONE: Mapping[int, StageSharding] = MappingProxyType({})
 
@@ -90,7 +90,7 @@ def assemble(
     shardings: Mapping[int, StageSharding] = _NONE,
     scheduled: RankSchedule | None = None,
 ) -> Plan:
-    """Write a judged decision out as a plan, which is to be sealed when it is whole (`with_simulation`).
+    """Write a judged decision out as a plan without a digest; `with_simulation` completes and seals it.
 
     Args:
         graph: the model at the decision's micro-batch size.
@@ -98,13 +98,13 @@ def assemble(
         cluster: the hardware.
         job: what was asked for.
         decision: the answer.
-        evaluation: the judge's verdict on it.
-        certificate: what is proven about it.
-        prices: what the nodes of the graph cost.
+        evaluation: times and memory of the decision by stage.
+        certificate: the bound and what it holds for.
+        prices: costs of the graph's operators.
         provenance: how the plan came to be.
-        alternatives: other decisions worth showing, the answer left out.
+        alternatives: other priced decisions to list in the plan, without the answer itself.
         shardings: how groups of several ranks share the work, by `StageChoice.sharding`.
-        scheduled: the schedule laid on ranks, where it is not the decision's own by name in the usual order of ranks.
+        scheduled: the schedule laid out on ranks; by default the decision's schedule by name (`lay_out`).
 
     Raises:
         PlanError: the decision does not fit the chain, the cluster or the shardings.
@@ -114,19 +114,19 @@ def assemble(
     """
     _check_stages(chain, decision)
     job = settled(job, cluster)
-    chosen = precision_of(job, cluster)
-    laid = scheduled or lay_out(decision)
-    _check_devices(cluster, laid.world_size)
+    formats = precision_of(job, cluster)
+    rank_schedule = scheduled or lay_out(decision)
+    _check_devices(cluster, rank_schedule.world_size)
     duplicated = _duplicated(chain, decision)
-    staging = _staging(graph, chain, decision, duplicated, chosen)
+    staging = _staging(graph, chain, decision, duplicated, formats)
     blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
     used = used_shardings(decision, shardings)
-    stages = _named_stages(staging, chain, blocks, decision, laid, used)
-    shared = staging.shared_parameters(summed=laid.section.weight_policy == WeightPolicy.SYNC)
+    stages = _named_stages(staging, chain, blocks, decision, rank_schedule, used)
+    shared = staging.shared_parameters(summed=rank_schedule.section.weight_policy == WeightPolicy.SYNC)
     groups = tied_groups(range(len(decision.stages)), shared)
-    rank_shared = [rank_share(entry, used, chosen) for entry in shared]
-    judged = stages, decision, evaluation, certificate, chosen
-    predictions = predictions_section(*judged, cluster.node_size or 1, rank_shared)
+    rank_shared = [rank_share(entry, used, formats) for entry in shared]
+    judged_decision = stages, decision, evaluation, certificate, formats
+    predictions = predictions_section(*judged_decision, cluster.node_size or 1, rank_shared)
     predictions = dataclasses.replace(predictions, measured_error=compared_error(cluster, decision))
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     plan = Plan(
@@ -134,30 +134,30 @@ def assemble(
         version=SCHEMA_VERSION,
         digest="",
         provenance=provenance,
-        model=model_section(graph, chosen),
+        model=model_section(graph, formats),
         hardware=hardware_section(cluster),
         options=job,
-        configuration=_said(decision, laid, used),
-        world_size=laid.world_size,
+        configuration=_configuration_section(decision, rank_schedule, used),
+        world_size=rank_schedule.world_size,
         copies=decision.copies,
         micro_batches=micro_batches_section(decision),
         requires=(),
         stages=stages,
-        routing=laid.routing,
-        boundaries=sharded_boundaries(graph, staging.boundaries(), decision, used),
+        routing=rank_schedule.routing,
+        boundaries=sharded_boundaries(staging.boundaries(), decision, used),
         shared_parameters=shared,
         duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
-        schedule=dataclasses.replace(laid.section, orders=met_in_order(laid.section.orders, groups)),
+        schedule=dataclasses.replace(rank_schedule.section, orders=met_in_order(rank_schedule.section.orders, groups)),
         predictions=with_inside(predictions, decision, used),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, prices.origin),
         notes=(
             *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
-            *(_apart(entry) for entry in shared if entry.reduction == "none"),
+            *(_separate_copies_note(entry) for entry in shared if entry.reduction == "none"),
         ),
         not_modelled=(
             *NOT_MODELLED,
-            *_left_out(cluster, sharded=bool(used), again=any(len(s) > 1 for _, s in duplicated)),
+            *_left_out(cluster, sharded=bool(used), repeated=any(len(s) > 1 for _, s in duplicated)),
         ),
         blocks=compress(blocks),
         shardings=sharding_sections(graph, decision, used, blocks),
@@ -165,7 +165,7 @@ def assemble(
             graph,
             cluster,
             prices,
-            chosen=chosen,
+            chosen=formats,
             global_batch=decision.micro_batch * decision.micro_batches * decision.copies,
             ranks={rank for stage in stages for rank in stage.ranks},
             iteration_s=evaluation.iteration_s,
@@ -181,15 +181,17 @@ def assemble(
     return dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed)))
 
 
-def _said(decision: Configuration, laid: RankSchedule, used: Mapping[int, tuple[StageSharding, str]]) -> Configuration:
-    """The configuration as the file says it: its shardings numbered in the order of the file, the schedule in full."""
+def _configuration_section(
+    decision: Configuration, rank_schedule: RankSchedule, used: Mapping[int, tuple[StageSharding, str]]
+) -> Configuration:
+    """The configuration for the file: shardings numbered from 1 in file order, the schedule by its full name."""
     numbers = {number: place for place, number in enumerate(used, 1)}
     stages = tuple(dataclasses.replace(stage, sharding=numbers.get(stage.sharding, 0)) for stage in decision.stages)
-    return dataclasses.replace(decision, stages=stages, schedule=laid.section.name)
+    return dataclasses.replace(decision, stages=stages, schedule=rank_schedule.section.name)
 
 
-def _apart(shared: SharedParameter) -> PlanNote:
-    """A tie that the order of work gives up."""
+def _separate_copies_note(shared: SharedParameter) -> PlanNote:
+    """The note that tied weights are trained as separate copies."""
     message = (
         f"stages {list(shared.stages)} each train a copy of these tied weights of their own: as the pipeline never "
         "drains, at no update do all of them have the gradient of the same micro-batches, and none is exchanged"
@@ -197,14 +199,14 @@ def _apart(shared: SharedParameter) -> PlanNote:
     return PlanNote(str(NoteLevel.WARNING), "tie-given-up", message, shared.parameter)
 
 
-def _left_out(cluster: Cluster, *, sharded: bool, again: bool) -> tuple[str, ...]:
-    """What the predictions of this answer leave out of sharing operators and of operators that several stages have."""
-    said = ((_NO_OVERLAP, sharded), (_UNEQUAL, len(cluster.devices) > 1), (_AGAIN, again))
-    return tuple(words for words, holds in said if holds)
+def _left_out(cluster: Cluster, *, sharded: bool, repeated: bool) -> tuple[str, ...]:
+    """Effects that the predictions of this plan leave out, beside those of `NOT_MODELLED`."""
+    effects = ((_NO_OVERLAP, sharded), (_UNEQUAL, len(cluster.devices) > 1), (_REPEATED_WORK, repeated))
+    return tuple(effect for effect, holds in effects if holds)
 
 
 def with_simulation(plan: Plan, iteration_s: float) -> Plan:
-    """The plan with the iteration time that a simulation found, which its gap is measured at, sealed anew."""
+    """The plan with its simulated iteration time in seconds, bound and gap adjusted to it; sealed anew."""
     simulated_s = significant(iteration_s)
     bound_s = min(plan.predictions.bound_s, simulated_s)
     gap = significant(gap_to(bound_s, simulated_s))
@@ -223,24 +225,24 @@ def _named_stages(
     chain: Chain,
     blocks: Sequence[Block],
     decision: Configuration,
-    laid: RankSchedule,
+    rank_schedule: RankSchedule,
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Stage, ...]:
-    """All stages with their names."""
+    """The plan's stages, with names of modules, inputs and outputs."""
     head = -1 if decision.whole_stages else head_block(chain)
-    found = []
+    stages = []
     for index, choice in enumerate(decision.stages):
-        own = blocks[choice.start : choice.stop]
-        owners = {p.owner: p.elements for block in own for p in block.parameters if p.trainable}
+        stage_blocks = blocks[choice.start : choice.stop]
+        owners = {p.owner: p.elements for block in stage_blocks for p in block.parameters if p.trainable}
         entry, name = used[choice.sharding] if choice.ranks > 1 else (None, "")
-        found.append(
+        stages.append(
             Stage(
                 index=index,
                 blocks=(choice.start, choice.stop),
-                modules=module_ranges([block.name for block in own]),
+                modules=module_ranges([block.name for block in stage_blocks]),
                 inputs=staging.inputs(index),
                 outputs=staging.outputs(index),
-                replicas=laid.groups[index],
+                replicas=rank_schedule.groups[index],
                 recompute=choice.recompute,
                 kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
                 zero=decision.zero,
@@ -251,11 +253,11 @@ def _named_stages(
                 repeats=choice.repeats,
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def _check_stages(chain: Chain, decision: Configuration) -> None:
-    """Stages must follow each other and cover the chain."""
+    """Refuse stages that leave out, repeat or reorder blocks of the chain."""
     edges = [0, *(stage.stop for stage in decision.stages)]
     starts = [stage.start for stage in decision.stages]
     empty = any(stage.stop <= stage.start for stage in decision.stages)
@@ -291,11 +293,11 @@ def _duplicated(chain: Chain, decision: Configuration) -> list[tuple[tuple[int, 
     for node in sorted(stages):
         groups.setdefault(tuple(sorted(stages[node])) or (len(decision.stages) - 1,), []).append(node)
     ordered = sorted(groups.items(), key=lambda entry: (-len(entry[0]), entry[1][0]))
-    return [(tuple(nodes), found) for found, nodes in ordered]
+    return [(tuple(nodes), stage_set) for stage_set, nodes in ordered]
 
 
 def _side_nodes(chain: Chain) -> list[int]:
-    """Operators that belong to no single block."""
+    """Operators that belong to no block: several stages may compute them."""
     owned = {node for at in range(len(chain.blocks)) for node in _block_nodes(chain, at)}
     return [node for node in range(len(chain.graph.nodes)) if node not in owned]
 
@@ -311,7 +313,7 @@ def _staging(
     chain: Chain,
     decision: Configuration,
     duplicated: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-    chosen: Precision,
+    formats: Precision,
 ) -> Staging:
     stage_of = {
         node: index
@@ -320,7 +322,7 @@ def _staging(
         for node in _block_nodes(chain, at)
     }
     copies = {node: frozenset(stages) for nodes, stages in duplicated for node in nodes}
-    return Staging(graph, stage_of, copies, chosen)
+    return Staging(graph, stage_of, copies, formats)
 
 
 def _block(graph: Graph, chain: Chain, at: int) -> Block:
@@ -329,13 +331,19 @@ def _block(graph: Graph, chain: Chain, at: int) -> Block:
     return Block(chain.blocks[at].name, keys, block_parameters(graph, nodes))
 
 
-MOST_SHARES = 8
-"""Shares of servers that are shown."""
+MAX_SHOWN_SHARES = 8
+"""Shares of servers that a line lists at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeWords:
-    """An exchange in words: its methods, behind those of a plan; what a training backend must know; notes."""
+    """A gradient exchange in words.
+
+    Attributes:
+        methods: what is appended to the plan's summary, ", all-reduce and ps"; "" on one rank.
+        tells: what a training backend must know, by topic.
+        notes: times and what the price leaves out.
+    """
 
     methods: str = ""
     tells: Mapping[str, str] = field(default_factory=dict)
@@ -343,38 +351,40 @@ class ExchangeWords:
 
 
 def exchange_words(exchange: Exchange, ranks: int, state_bytes: float, host_s: float) -> ExchangeWords:
-    """How an exchange is told of.
+    """Describe a gradient exchange.
 
     Args:
         exchange: the exchange.
-        ranks: that take part.
+        ranks: number of ranks that take part.
         state_bytes: weights and optimizer state of the whole model.
-        host_s: seconds that rows on servers need beside the network.
+        host_s: seconds for rows in host memory, network time not included.
     """
     kinds = sorted(set(exchange.methods.values()))
-    ways = (", ".join(kinds[:-1]) + " and " if len(kinds) > 1 else "") + (kinds[-1] if kinds else "no exchange")
+    methods = (", ".join(kinds[:-1]) + " and " if len(kinds) > 1 else "") + (kinds[-1] if kinds else "no exchange")
     notes = [f"exchange {format_seconds(exchange.seconds)}, {format_seconds(exchange.exposed_s)} not hidden"]
     notes += exchange.notes
-    if held := exchange.memory.server_optimizer:
+    if server_share := exchange.memory.server_optimizer:
         notes.append(
-            f"the fullest server holds {format_bytes(state_bytes * held)} in host memory, whose size profiles do not"
-            f" say; rows in host memory and on the way to the devices take {format_seconds(host_s)}"
+            f"the fullest server holds {format_bytes(state_bytes * server_share)} in host memory, whose size profiles"
+            f" do not say; rows in host memory and on the way to the devices take {format_seconds(host_s)}"
         )
-    return ExchangeWords(f", {ways}" if ranks > 1 else "", _servers(exchange), tuple(notes))
+    return ExchangeWords(f", {methods}" if ranks > 1 else "", _servers(exchange), tuple(notes))
 
 
 def _servers(exchange: Exchange) -> dict[str, str]:
-    """Which machines serve what, in a line: as many variables as they are alike."""
+    """One line on how variables are placed on servers; empty without servers."""
     if not exchange.placements:
         return {}
     shares = {tuple(round(s, 4) for s in p.shares) for p in exchange.placements}
     if len(shares) == 1:
-        return {"servers": "every variable in shares " + ", ".join(f"{s:g}" for s in next(iter(shares))[:MOST_SHARES])}
+        return {
+            "servers": "every variable in shares " + ", ".join(f"{s:g}" for s in next(iter(shares))[:MAX_SHOWN_SHARES])
+        }
     return {"servers": f"{len(exchange.placements)} variables in pieces, each piece on one machine"}
 
 
 def _with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
-    """A plan of data parallelism whose gradients travel by a scheme, tensor by tensor, not by a plan's collectives."""
+    """The data-parallel plan with gradients exchanged tensor by tensor instead of by its stages' collectives."""
     stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
     section = exchange_section(exchange, {v.name: v.gradient_bytes for v in step.variables})
     predictions = dataclasses.replace(plan.predictions, stages=stages)
@@ -382,11 +392,11 @@ def _with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
 
 
 def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:
-    """An exchange by tensor, tensors that travel alike together.
+    """The plan section of an exchange; tensors with the same method and shares share an entry.
 
     Args:
         exchange: the exchange.
-        gradient_bytes: of each tensor.
+        gradient_bytes: bytes of each tensor's gradient.
     """
     shares = {p.variable: tuple(significant(share) for share in p.shares) for p in exchange.placements}
     groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
@@ -399,8 +409,8 @@ def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> Ex
         seconds=significant(exchange.seconds),
         exposed_s=significant(exchange.exposed_s),
         tensors=tuple(
-            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), held)
-            for (method, held), names in groups.items()
+            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), server_shares)
+            for (method, server_shares), names in groups.items()
         ),
         links=tuple(
             LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))

@@ -1,4 +1,4 @@
-"""Do a plan's figures agree with each other, without the model and the hardware: sums, parts, limits of the job?"""
+"""Check that a plan's figures agree with each other: sums, parts and limits of the job. Needs no model or hardware."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.hardware.types import neighbours
 from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
-from planner.plans.findings import AGAIN, RELATIVE, ROUNDED, Expected, Fault, Finding, mismatches, stage_in
+from planner.plans.findings import PLAN_AGAIN, RELATIVE, ROUNDED, Expected, Fault, Finding, mismatches, stage_in
 from planner.plans.readings import is_searched, schedule_of
 from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import Stage
@@ -30,18 +30,20 @@ _MAY_BE_NEGATIVE = (("options", "keep"), ("predictions", "bubble_fraction"), ("m
 
 def check_figures(plan: Plan) -> list[Finding]:
     """Findings about figures that contradict each other; O(size of the file)."""
-    found = [*_negative((), to_document(plan)), *_hardware(plan)]
+    findings = [*_negative((), to_document(plan)), *_hardware(plan)]
     for stage, terms in zip(plan.stages, plan.predictions.stages, strict=True):
-        found += [*_device(plan, stage, terms), *_terms(stage, terms)]
-    return [*found, *_whole(plan), *_alternatives(plan), *mismatches(plan, _figures(plan))]
+        findings += [*_device(plan, stage, terms), *_terms(stage, terms)]
+    return [*findings, *_predictions(plan), *_alternatives(plan), *mismatches(plan, _figures(plan))]
 
 
 def _figures(plan: Plan) -> Iterator[Expected]:
-    """Figures of the whole plan that follow from others."""
-    said = plan.predictions
-    bubble = bubble_fraction(zip(plan.stages, said.stages, strict=True), plan.micro_batches.count, said.iteration_s)
+    """Figures of the whole plan, worked out from other figures of the file."""
+    predictions = plan.predictions
+    bubble = bubble_fraction(
+        zip(plan.stages, predictions.stages, strict=True), plan.micro_batches.count, predictions.iteration_s
+    )
     yield Fault.PREDICTIONS, ("predictions", "bubble_fraction"), bubble
-    yield Fault.BOUND, ("predictions", "gap"), gap_to(said.bound_s, said.reached_s)
+    yield Fault.BOUND, ("predictions", "gap"), gap_to(predictions.bound_s, predictions.reached_s)
     owners = {p.owner: p.elements for block in plan.block_table for p in block.parameters if p.trainable}
     yield Fault.MODEL, ("model", "parameters"), sum(owners.values())
     for stage in plan.stages:
@@ -50,7 +52,7 @@ def _figures(plan: Plan) -> Iterator[Expected]:
 
 
 def _negative(path: KeyPath, value: object) -> Iterator[Finding]:
-    """Numbers below zero that count, measure or number something."""
+    """Findings about negative numbers, where the schema allows none."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _negative((*path, key), item)
@@ -58,28 +60,28 @@ def _negative(path: KeyPath, value: object) -> Iterator[Finding]:
         for index, item in enumerate(value):
             yield from _negative((*path, index), item)
     elif isinstance(value, (int, float)) and value < 0 and path[:2] not in _MAY_BE_NEGATIVE:
-        yield Finding(Fault.NEGATIVE, f"{readable(path)} is {value}", AGAIN, stage_in(path))
+        yield Finding(Fault.NEGATIVE, f"{readable(path)} is {value}", PLAN_AGAIN, stage_in(path))
 
 
 def _hardware(plan: Plan) -> Iterator[Finding]:
-    """Devices stand in line, and as many as the levels of links join."""
+    """Device types cover ranks without gaps, and their number is what the levels of links connect."""
     hardware = plan.hardware
     starts = [run.first_rank for run in hardware.devices]
     ends = list(itertools.accumulate((run.count for run in hardware.devices), initial=0))
     if starts != ends[:-1]:
-        yield Finding(Fault.HARDWARE, f"device types begin at ranks {starts}, expected {ends[:-1]}", AGAIN)
+        yield Finding(Fault.HARDWARE, f"device types begin at ranks {starts}, expected {ends[:-1]}", PLAN_AGAIN)
     joined = math.prod(level.size for level in hardware.levels)
     for count, what in ((ends[-1], "listed"), (joined, "joined by the levels of links")):
         if count != hardware.device_count:
             message = f"{plural(count, 'device')} are {what}, the cluster has {hardware.device_count}"
-            yield Finding(Fault.HARDWARE, message, AGAIN)
+            yield Finding(Fault.HARDWARE, message, PLAN_AGAIN)
     if plan.world_size > hardware.device_count:
         message = f"the world has {plan.world_size} ranks, the cluster {plural(hardware.device_count, 'device')}"
-        yield Finding(Fault.RANK_RANGE, message, AGAIN)
+        yield Finding(Fault.RANK_RANGE, message, PLAN_AGAIN)
 
 
 def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
-    """What a stage says of its devices is what the hardware section says of them."""
+    """Capacity and reserve of a stage are those of its devices in the hardware section."""
     runs = [
         run
         for run in plan.hardware.devices
@@ -95,68 +97,72 @@ def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[Findin
         if known and said not in known:
             devices = ", ".join(format_bytes(size) for size in sorted(known))
             message = f"{what} of stage {stage.index} is {format_bytes(said)}, its devices have {devices}"
-            yield Finding(Fault.HARDWARE, message, AGAIN, stage.index)
+            yield Finding(Fault.HARDWARE, message, PLAN_AGAIN, stage.index)
 
 
 def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
-    """Parts of a stage's times and memory do not exceed the whole."""
+    """Parts of a stage's times do not exceed the total that they are part of."""
     parts = [
         ("recompute_s", terms.recompute_s, "backward_s", terms.backward_s),
         ("tied_sync_s", terms.tied_sync_s, "exposed_sync_s", terms.exposed_sync_s),
         ("exposed_sync_s", terms.exposed_sync_s, "sync_s + tied_sync_s", terms.sync_s + terms.tied_sync_s),
     ]
-    for part, own, whole, total in parts:
-        if own > total * (1 + RELATIVE):
-            message = f"stage {stage.index}: {part} is {format_seconds(own)}, {whole} {format_seconds(total)}"
-            yield Finding(Fault.PREDICTIONS, message, AGAIN, stage.index)
-    again = stage.recompute or (bool(stage.repeats) and terms.recompute_s > 0)
-    if again != (terms.recompute_s > 0) and stage.kept_blocks != tuple(range(*stage.blocks)):
-        said = "recomputes" if stage.recompute else "does not recompute"
-        message = f"stage {stage.index} {said}, but its backward repeats {format_seconds(terms.recompute_s)} of forward"
-        yield Finding(Fault.PREDICTIONS, message, AGAIN, stage.index)
+    for part, part_s, total_name, total_s in parts:
+        if part_s > total_s * (1 + RELATIVE):
+            message = f"stage {stage.index}: {part} is {format_seconds(part_s)}, {total_name} {format_seconds(total_s)}"
+            yield Finding(Fault.PREDICTIONS, message, PLAN_AGAIN, stage.index)
+    recomputes = stage.recompute or (bool(stage.repeats) and terms.recompute_s > 0)
+    if recomputes != (terms.recompute_s > 0) and stage.kept_blocks != tuple(range(*stage.blocks)):
+        claim = "recomputes" if stage.recompute else "does not recompute"
+        repeated = format_seconds(terms.recompute_s)
+        message = f"stage {stage.index} {claim}, but its backward repeats {repeated} of forward"
+        yield Finding(Fault.PREDICTIONS, message, PLAN_AGAIN, stage.index)
 
 
 def _slowest(plan: Plan, pace: Sequence[float]) -> int:
-    """The slowest stage of the rank whose stages take most time together."""
+    """The slowest stage on the busiest rank: that whose stages take most seconds together."""
     hosted: dict[int, list[int]] = {}
     for stage in plan.stages:
         for replica in stage.replicas:
             hosted.setdefault(replica[0], []).append(stage.index)
-    busiest = max(hosted.values(), key=lambda own: sum(pace[index] for index in own))
+    busiest = max(hosted.values(), key=lambda stages: sum(pace[index] for index in stages))
     return max(busiest, key=lambda index: (pace[index], -index))
 
 
-def _whole(plan: Plan) -> Iterator[Finding]:
+def _predictions(plan: Plan) -> Iterator[Finding]:
     """The bottleneck is the slowest stage, bounds are in order, and a proof has no gap."""
-    said = plan.predictions
+    predictions = plan.predictions
     pace = [
         (t.forward_s + t.backward_s + t.receive_s + t.return_s) / max(1, len(stage.replicas))
-        for t, stage in zip(said.stages, plan.stages, strict=True)
+        for t, stage in zip(predictions.stages, plan.stages, strict=True)
     ]
     slowest = _slowest(plan, pace)
-    if pace[said.bottleneck] < pace[slowest] * (1 - RELATIVE):
-        message = f"stage {said.bottleneck} is called the bottleneck, stage {slowest} is slower"
-        yield Finding(Fault.PREDICTIONS, message, AGAIN, said.bottleneck)
-    gap = gap_to(said.bound_s, said.reached_s)
-    if said.tried_bound_s is not None and not said.bound_s <= said.tried_bound_s <= said.reached_s * (1 + RELATIVE):
-        message = f"the bound of what was tried, {said.tried_bound_s} s, does not lie between bound and iteration time"
-        yield Finding(Fault.BOUND, message, AGAIN)
-    if said.line_bound_s is not None and said.line_bound_s < said.bound_s:
-        message = f"the bound of one stage a worker, {said.line_bound_s} s, is below that of all, {said.bound_s} s"
-        yield Finding(Fault.BOUND, message, AGAIN)
-    if said.proven_optimal and gap > ROUNDED:
-        message = f"the plan is called proven optimal at {format_seconds(gap * said.reached_s)} above its bound"
-        yield Finding(Fault.BOUND, message, AGAIN)
+    if pace[predictions.bottleneck] < pace[slowest] * (1 - RELATIVE):
+        message = f"stage {predictions.bottleneck} is called the bottleneck, stage {slowest} is slower"
+        yield Finding(Fault.PREDICTIONS, message, PLAN_AGAIN, predictions.bottleneck)
+    gap = gap_to(predictions.bound_s, predictions.reached_s)
+    tried_s, longest_s = predictions.tried_bound_s, predictions.reached_s * (1 + RELATIVE)
+    if tried_s is not None and not predictions.bound_s <= tried_s <= longest_s:
+        message = f"the bound of what was tried, {tried_s} s, does not lie between bound and iteration time"
+        yield Finding(Fault.BOUND, message, PLAN_AGAIN)
+    line_s = predictions.line_bound_s
+    if line_s is not None and line_s < predictions.bound_s:
+        message = f"the bound of one stage a worker, {line_s} s, is below that of all, {predictions.bound_s} s"
+        yield Finding(Fault.BOUND, message, PLAN_AGAIN)
+    if predictions.proven_optimal and gap > ROUNDED:
+        message = f"the plan is called proven optimal at {format_seconds(gap * predictions.reached_s)} above its bound"
+        yield Finding(Fault.BOUND, message, PLAN_AGAIN)
 
 
 def _alternatives(plan: Plan) -> Iterator[Finding]:
-    """Other plans do the same job in the way that their line says, and none is faster than the bound."""
+    """Alternatives have the plan's global batch and match their summary, and none is faster than the bound."""
     for number, other in enumerate(plan.alternatives):
         for problem in _problems(plan, other):
-            yield Finding(Fault.ALTERNATIVES, f"alternatives[{number}] ({other.label}): {problem}", AGAIN)
+            yield Finding(Fault.ALTERNATIVES, f"alternatives[{number}] ({other.label}): {problem}", PLAN_AGAIN)
 
 
 def _problems(plan: Plan, other: Alternative) -> Iterator[str]:
+    """What is wrong with one alternative, a sentence each."""
     stages = len(other.starts)
     lengths = (len(other.replicas), len(other.ranks) or stages)
     if not stages or any(length != stages for length in lengths) or other.starts[0] != 0:
@@ -175,43 +181,43 @@ def _problems(plan: Plan, other: Alternative) -> Iterator[str]:
 def check_options(plan: Plan) -> list[Finding]:
     """Findings about what stages hold and exchange, and about the limits of the job; O(parameters)."""
     names = tuple(block.name for block in plan.block_table)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         schedule = schedule_of(plan)
         for name in plan.options.schedules if plan.schedule.given != "orders" else ():
             schedules.get(name)
         workers = lay_workers(plan.configuration, schedule)
         for stage in plan.stages:
-            found += mismatches(plan, _held(plan, stage, schedule.weight_buffers))
-        broken = forbidden_choices(plan.options, plan.configuration, names, workers) if is_searched(plan) else []
+            findings += mismatches(plan, _expected_holdings(plan, stage, schedule.weight_buffers))
+        broken_limits = forbidden_choices(plan.options, plan.configuration, names, workers) if is_searched(plan) else []
     except UsageError as error:
-        return [*found, Finding(Fault.OPTIONS, error.problem.message, error.problem.hint)]
-    return [*found, *(Finding(Fault.OPTIONS, each.message, AGAIN, each.stage) for each in broken)]
+        return [*findings, Finding(Fault.OPTIONS, error.problem.message, error.problem.hint)]
+    return [*findings, *(Finding(Fault.OPTIONS, limit.message, PLAN_AGAIN, limit.stage) for limit in broken_limits)]
 
 
-def _held(plan: Plan, stage: Stage, buffers: int) -> Iterator[Expected]:
-    """Bytes of weights, gradients and optimizer state are those of the stage's parameters; systems may hold otherwise.
+def _expected_holdings(plan: Plan, stage: Stage, buffers: int) -> Iterator[Expected]:
+    """Memory and collectives of a stage as they follow from its parameters.
 
-    With the optimizer's state stand the buffers, as large as the weights, that the schedule keeps. Unless a scheme does
-    so, the stage's replicas sum the gradients of its parameters.
+    Bytes of weights, gradients and optimizer state (with the `buffers` copies of the weights that the schedule keeps)
+    are left unchecked in plans of published systems, collectives in plans with an exchange section.
     """
-    chosen, node_size = precision(plan.options.precision), plan.hardware.machine_devices
+    formats, node_size = precision(plan.options.precision), plan.hardware.machine_devices
     path = "predictions", "stages", stage.index
     if plan.exchange is None:
         tied = (c for c in plan.predictions.stages[stage.index].collectives if c.of == "tied gradients")
-        yield Fault.COLLECTIVE, (*path, "collectives"), (*stage_collectives(stage, chosen, node_size), *tied)
+        yield Fault.COLLECTIVE, (*path, "collectives"), (*stage_collectives(stage, formats, node_size), *tied)
     if plan.system is not None:
         return
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
     elements, recipe = stage.held_parameters, recipe_of(stage.zero)
     parts = {group: replica_groups(stage, group, node_size).shape[1] for group in recipe.held if group is not None}
-    state = optimizer_state_bytes(plan.options.optimizer, chosen)
-    copies = chosen.copy_bytes * elements * (not recipe.weights or parts[recipe.weights] == 1)
-    more = buffers * elements * chosen.weight_bytes
-    for what, each, group, beside in (
-        ("weights_bytes", chosen.weight_bytes * versions, recipe.weights, copies * versions),
-        ("gradients_bytes", chosen.gradient_bytes, recipe.gradients, chosen.spare_bytes * elements),
-        ("optimizer_bytes", state, recipe.optimizer, more),
+    state = optimizer_state_bytes(plan.options.optimizer, formats)
+    copies = formats.copy_bytes * elements * (not recipe.weights or parts[recipe.weights] == 1)
+    buffer_bytes = buffers * elements * formats.weight_bytes
+    for what, element_bytes, group, extra_bytes in (
+        ("weights_bytes", formats.weight_bytes * versions, recipe.weights, copies * versions),
+        ("gradients_bytes", formats.gradient_bytes, recipe.gradients, formats.spare_bytes * elements),
+        ("optimizer_bytes", state, recipe.optimizer, buffer_bytes),
     ):
-        held = stage.shard_parameters / parts[group] if group else elements
-        yield Fault.MEMORY, (*path, "memory", what), math.ceil(held * each + beside)
+        held_elements = stage.shard_parameters / parts[group] if group else elements
+        yield Fault.MEMORY, (*path, "memory", what), math.ceil(held_elements * element_bytes + extra_bytes)

@@ -1,6 +1,7 @@
-"""A plan against the model: every operator once, no backward edge, boundaries equal to the cut, ties, gradients.
+"""Check a plan against its model: operators, edges between stages, boundary tensors, tied weights, parameters.
 
-Of shardings: splits and layouts legal, nothing left out, blocks alike, communication judged anew.
+Of shardings it checks that splits and layouts are legal and complete, that blocks of one entry are copies of each
+other, and that the listed communication is what splits and layouts need.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from planner.errors import UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
 from planner.plans.check_shardings import FREE
-from planner.plans.findings import AGAIN, RELATIVE, Expected, Fault, Finding, mismatches
-from planner.plans.rebuild import Rebuilt, rebuild
+from planner.plans.findings import PLAN_AGAIN, RELATIVE, Expected, Fault, Finding, mismatches
+from planner.plans.rebuild import RebuiltSharding, rebuild
 from planner.plans.requirement import Requirement
 from planner.plans.sections import Staging, block_parameters, model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
@@ -24,17 +25,19 @@ from planner.plans.types import Plan
 from planner.schedules import WeightPolicy
 from planner.sharding import Boundary as Treatment
 from planner.sharding import canonical_layout, collective_uses, evaluate, layout_text, refusal, shard_elements
+from planner.sharding.inner import trained_parameters
+from planner.sharding.sharded import held_parameters
 
 _FOR_THIS_MODEL = "plan again for this model"
 
 
 def check_graph(plan: Plan, graph: Graph) -> list[Finding]:
-    """Findings about a plan and the model it is said to be for, at the plan's micro-batch size; O(nodes)."""
+    """Findings about a plan and the model that it claims to be for, at the plan's micro-batch size; O(nodes)."""
     if plan.model.fingerprint != graph.fingerprint:
         message = f"the plan is for {plan.model.name} ({_short(plan.model.fingerprint)}), not {graph.name} "
         return [Finding(Fault.MODEL_FINGERPRINT, f"{message}({_short(graph.fingerprint)})", _FOR_THIS_MODEL)]
     try:
-        chosen = precision(plan.options.precision)
+        formats = precision(plan.options.precision)
     except UsageError as error:
         return [Finding(Fault.OPTIONS, error.problem.message, error.problem.hint)]
     if graph.batch and graph.batch != plan.micro_batches.size:
@@ -49,7 +52,7 @@ def check_graph(plan: Plan, graph: Graph) -> list[Finding]:
         if key in index
     }
     copies = {index[key]: frozenset(d.stages) for d in plan.duplicated for key in d.nodes if key in index}
-    staging = Staging(graph, {i: s for i, s in stage_of.items() if i not in copies}, copies, chosen)
+    staging = Staging(graph, {i: s for i, s in stage_of.items() if i not in copies}, copies, formats)
     return [
         *_coverage(plan, graph, index, staging),
         *_edges(staging),
@@ -67,6 +70,7 @@ def _short(fingerprint: str) -> str:
 
 
 def _coverage(plan: Plan, graph: Graph, index: dict[str, int], staging: Staging) -> Iterator[Finding]:
+    """Every operator of the model is in one stage or duplicated, and the stages have no others."""
     for stage in plan.stages:
         for key in plan.stage_nodes(stage.index):
             if key not in index:
@@ -83,7 +87,7 @@ def _coverage(plan: Plan, graph: Graph, index: dict[str, int], staging: Staging)
 
 
 def _edges(staging: Staging) -> Iterator[Finding]:
-    """No operator reads a result of a later stage; duplicated ones have their inputs in every stage they are in."""
+    """No operator reads a result of a later stage; a duplicated operator has its inputs in each of its stages."""
     graph = staging.graph
     for i, node in enumerate(graph.nodes):
         stages = staging.copies.get(i) or ({staging.stage_of[i]} if i in staging.stage_of else set())
@@ -96,8 +100,8 @@ def _edges(staging: Staging) -> Iterator[Finding]:
                     hint = "duplicate its operator in that stage, too"
                     yield Finding(Fault.DUPLICATED_INCOMPLETE, message, hint, stage, tensor=name)
                 if makers is None and staging.stage_of.get(source, stage) > stage:
-                    made = staging.stage_of[source]
-                    message = f"operator {node.key!r} of stage {stage} reads {name!r}, made in stage {made}"
+                    maker = staging.stage_of[source]
+                    message = f"operator {node.key!r} of stage {stage} reads {name!r}, made in stage {maker}"
                     hint = "stages are in order of the data's flow"
                     yield Finding(Fault.BACKWARD_EDGE, message, hint, stage, tensor=name)
 
@@ -105,13 +109,13 @@ def _edges(staging: Staging) -> Iterator[Finding]:
 def _order(plan: Plan, graph: Graph) -> Iterator[Finding]:
     """Inside a stage the operators are listed in an order that can be executed."""
     for stage in plan.stages:
-        place = {key: i for i, key in enumerate(plan.stage_nodes(stage.index))}
-        for key, at in place.items():
+        position = {key: i for i, key in enumerate(plan.stage_nodes(stage.index))}
+        for key, at in position.items():
             for name in graph.nodes[graph.producer[key]].inputs if key in graph.producer else ():
                 source = graph.producer.get(name, -1)
-                before = graph.nodes[source].key if source >= 0 else ""
-                if place.get(before, -1) > at:
-                    message = f"operator {key!r} stands before {before!r}, which it reads"
+                source_key = graph.nodes[source].key if source >= 0 else ""
+                if position.get(source_key, -1) > at:
+                    message = f"operator {key!r} stands before {source_key!r}, which it reads"
                     yield Finding(Fault.OPERATOR_ORDER, message, _FOR_THIS_MODEL, stage.index, tensor=key)
 
 
@@ -122,37 +126,37 @@ _OF_BOUNDARIES = {
     "dtype": Fault.BOUNDARY_SHAPE,
     "gradient": Fault.BOUNDARY_GRADIENT,
 }
-"""What the model says of a tensor between stages, and the fault where the plan says otherwise."""
+"""Fields of a boundary that follow from the model, and the fault of a wrong one."""
 
 
 def _boundaries(plan: Plan, staging: Staging) -> Iterator[Finding]:
-    places = {b.tensor: at for at, b in enumerate(plan.boundaries)}
-    true = {b.tensor: b for b in staging.boundaries()}
-    for name, right in true.items():
-        if name not in places:
+    positions = {b.tensor: at for at, b in enumerate(plan.boundaries)}
+    needed = {b.tensor: b for b in staging.boundaries()}
+    for name, right in needed.items():
+        if name not in positions:
             message = f"{name!r} goes from stage {right.from_stage} to {list(right.to_stages)} but is no boundary"
             yield Finding(Fault.BOUNDARY_MISSING, message, _FOR_THIS_MODEL, right.from_stage, tensor=name)
             continue
-        path = "boundaries", places[name]
+        path = "boundaries", positions[name]
         expected = ((fault, (*path, key), getattr(right, key)) for key, fault in _OF_BOUNDARIES.items())
         yield from mismatches(plan, expected, _FOR_THIS_MODEL)
-    for name in places.keys() - true.keys():
+    for name in positions.keys() - needed.keys():
         message = f"{name!r} is listed as a boundary but does not go between stages"
         yield Finding(
-            Fault.BOUNDARY_UNKNOWN, message, _FOR_THIS_MODEL, plan.boundaries[places[name]].from_stage, tensor=name
+            Fault.BOUNDARY_UNKNOWN, message, _FOR_THIS_MODEL, plan.boundaries[positions[name]].from_stage, tensor=name
         )
 
 
 def _ties(plan: Plan, staging: Staging) -> Iterator[Finding]:
     listed = {s.parameter: s for s in plan.shared_parameters}
     drains = plan.schedule.weight_policy == WeightPolicy.SYNC
-    true = {s.parameter: s for s in staging.shared_parameters(summed=drains)}
-    for owner, right in true.items():
-        if listed.get(owner) != right:
-            message = f"parameter {owner!r} ({', '.join(right.names)}) is shared by stages {list(right.stages)}"
-            hint = f"declare it with reduction {right.reduction!r}"
-            yield Finding(Fault.UNDECLARED_TIE, message, hint, right.stages[0], tensor=owner)
-    for owner in listed.keys() - true.keys():
+    needed = {s.parameter: s for s in staging.shared_parameters(summed=drains)}
+    for owner, tie in needed.items():
+        if listed.get(owner) != tie:
+            message = f"parameter {owner!r} ({', '.join(tie.names)}) is shared by stages {list(tie.stages)}"
+            hint = f"declare it with reduction {tie.reduction!r}"
+            yield Finding(Fault.UNDECLARED_TIE, message, hint, tie.stages[0], tensor=owner)
+    for owner in listed.keys() - needed.keys():
         message = f"parameter {owner!r} is declared as shared but is not"
         yield Finding(Fault.WRONG_TIE, message, _FOR_THIS_MODEL, tensor=owner)
 
@@ -161,29 +165,30 @@ def _block_parameters(plan: Plan, graph: Graph, index: dict[str, int]) -> Iterat
     """Each block lists the weights that its operators read, as the file has them."""
     for stage in plan.stages:
         for block in plan.stage_blocks(stage.index):
-            given = {p.name: p for p in block.parameters}
+            listed = {p.name: p for p in block.parameters}
             nodes = (index[key] for key in block.nodes if key in index)
-            right = {p.name: p for p in block_parameters(graph, nodes)}
-            for name in sorted(given.keys() | right.keys()):
-                if given.get(name) != right.get(name):
-                    what = "is not listed" if name not in given else "is not read" if name not in right else "differs"
-                    message = f"parameter {name!r} {what} in block {block.name!r}"
+            expected = {p.name: p for p in block_parameters(graph, nodes)}
+            for name in sorted(listed.keys() | expected.keys()):
+                if listed.get(name) != expected.get(name):
+                    fault = "differs" if name in expected else "is not read"
+                    fault = fault if name in listed else "is not listed"
+                    message = f"parameter {name!r} {fault} in block {block.name!r}"
                     yield Finding(Fault.PARAMETERS, message, _FOR_THIS_MODEL, stage.index, tensor=name)
 
 
 def _sections(plan: Plan, staging: Staging) -> Iterator[Expected]:
-    """The model's section, and which of its inputs and outputs each stage has."""
-    right = model_section(staging.graph, staging.chosen).comparable(plan.model)
-    yield Fault.MODEL, ("model",), replace(right, name=plan.model.name)
+    """The model section, and the model's inputs and outputs of each stage."""
+    section = model_section(staging.graph, staging.chosen).comparable(plan.model)
+    yield Fault.MODEL, ("model",), replace(section, name=plan.model.name)
     for stage in plan.stages:
         yield Fault.STAGE_TENSORS, ("stages", stage.index, "inputs"), staging.inputs(stage.index)
         yield Fault.STAGE_TENSORS, ("stages", stage.index, "outputs"), staging.outputs(stage.index)
 
 
 def _divided(plan: Plan, staging: Staging) -> Iterator[Finding]:
-    divided = staging.divided_modules()
-    if bool(divided) != (Requirement.MID_MODULE_CUT in plan.requires):
-        message = f"divided between stages: {', '.join(divided) or 'no module'}; the plan's requirements say otherwise"
+    modules = staging.divided_modules()
+    if bool(modules) != (Requirement.MID_MODULE_CUT in plan.requires):
+        message = f"divided between stages: {', '.join(modules) or 'no module'}; the plan's requirements say otherwise"
         yield Finding(Fault.REQUIRES, message, _FOR_THIS_MODEL)
 
 
@@ -192,25 +197,29 @@ def check_sharded_model(plan: Plan, graph: Graph) -> list[Finding]:
 
     O(operators of distinct blocks x their legal splits + names of all blocks).
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         for rebuilt in rebuild(plan, graph):
             for entry in rebuilt.sharding.blocks:
-                own = [
+                entry_findings = [
                     *_missing(plan, rebuilt, entry),
                     *_splits(rebuilt, entry),
                     *_places(rebuilt, entry),
-                    *_alike(plan, rebuilt, entry),
+                    *_copies(plan, rebuilt, entry),
                 ]
-                found += own or [*_ends(rebuilt, entry), *_held(rebuilt, entry), *check_communication(rebuilt, entry)]
-            found += _agreed(plan, rebuilt) if FREE in rebuilt.sharding.boundaries else ()
-            found += [] if found else _stages(plan, rebuilt)
+                findings += entry_findings or [
+                    *_block_borders(rebuilt, entry),
+                    *_held(rebuilt, entry),
+                    *check_communication(rebuilt, entry),
+                ]
+            findings += _free_borders(plan, rebuilt) if FREE in rebuilt.sharding.boundaries else ()
+            findings += [] if findings else _stages(plan, rebuilt)
     except UsageError as error:
-        found.append(Finding(Fault.MESH, error.problem.message, error.problem.hint))
-    return found
+        findings.append(Finding(Fault.MESH, error.problem.message, error.problem.hint))
+    return findings
 
 
-def _missing(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+def _missing(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[Finding]:
     """Every operator of the block, and every duplicated one that it reads, has a split; every tensor has a layout."""
     graph = rebuilt.graph
     split = {o.operator for o in entry.operators}
@@ -224,22 +233,22 @@ def _missing(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Find
     for key in wanted:
         if key not in split:
             message = f"{rebuilt.sharding.name!r} does not say how operator {key!r} is split"
-            yield Finding(Fault.SPLIT_MISSING, message, AGAIN, tensor=key)
+            yield Finding(Fault.SPLIT_MISSING, message, PLAN_AGAIN, tensor=key)
     for key in split:
         if key not in wanted:
             message = f"operator {key!r} is in an entry of {rebuilt.sharding.name!r} but not in its block"
-            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=key)
+            yield Finding(Fault.SHARDING_NAMES, message, PLAN_AGAIN, tensor=key)
     placed, used = {p.tensor for p in entry.tensors}, set(rebuilt.tensors(entry))
     for name in sorted(used - placed):
         message = f"{rebuilt.sharding.name!r} does not say how tensor {name!r} lies"
-        yield Finding(Fault.LAYOUT_MISSING, message, AGAIN, tensor=name)
+        yield Finding(Fault.LAYOUT_MISSING, message, PLAN_AGAIN, tensor=name)
     for name in sorted(placed - used):
         message = f"tensor {name!r} is in an entry of {rebuilt.sharding.name!r} but none of its operators has it"
-        yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=name)
+        yield Finding(Fault.SHARDING_NAMES, message, PLAN_AGAIN, tensor=name)
 
 
-def _splits(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
-    """Every split is one that the operator's loop nests allow."""
+def _splits(rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[Finding]:
+    """Every split is legal for the operator's loop nests."""
     for split in entry.operators:
         if split.operator in rebuilt.graph.producer and rebuilt.strategy(split) is None:
             cut = " ".join(each or "-" for each in split.splits)
@@ -250,59 +259,57 @@ def _splits(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
             yield Finding(Fault.SPLIT, message, hint, tensor=split.operator)
 
 
-def _places(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
-    """Every tensor can lie as it is said to: dimensions exist and divide, weights say all three layouts."""
+def _places(rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[Finding]:
+    """Every layout fits its tensor: dimensions exist and divide; weights have all three layouts."""
     graph, sizes, padded = rebuilt.graph, rebuilt.mesh.sizes, rebuilt.sharding.padded
     for place in entry.tensors:
         if place.tensor not in graph.tensors:
             continue
         tensor = graph.tensors[place.tensor]
         weight = tensor.kind is TensorKind.PARAMETER
-        carries = place.tensor in rebuilt.facts.carrying
-        if ((weight or carries) and not place.gradient) or bool(place.optimizer) is not weight:
+        has_gradient = place.tensor in rebuilt.facts.carrying
+        if ((weight or has_gradient) and not place.gradient) or bool(place.optimizer) is not weight:
             message = f"{place.tensor!r} lacks the layout of its gradient or optimizer state, or has one too many"
-            yield Finding(Fault.LAYOUT, message, AGAIN, tensor=place.tensor)
+            yield Finding(Fault.LAYOUT, message, PLAN_AGAIN, tensor=place.tensor)
             continue
         if (place.parameters, place.dims) != weight_origin(graph, place.tensor):
             message = f"{place.tensor!r} does not come from parameters {list(place.parameters)} in this way"
-            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=place.tensor)
+            yield Finding(Fault.SHARDING_NAMES, message, PLAN_AGAIN, tensor=place.tensor)
         for text in filter(None, (place.value, place.gradient, place.optimizer)):
-            why = refusal(tensor.shape, rebuilt.layout(text), sizes, padded=padded)
-            if why:
-                message = f"{place.tensor!r} of shape {list(tensor.shape)} cannot lie as {text}: {why}"
+            reason = refusal(tensor.shape, rebuilt.layout(text), sizes, padded=padded)
+            if reason:
+                message = f"{place.tensor!r} of shape {list(tensor.shape)} cannot lie as {text}: {reason}"
                 yield Finding(Fault.LAYOUT, message, "cut dimensions that the axis divides", tensor=place.tensor)
                 break
 
 
-def _alike(plan: Plan, rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
+def _copies(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[Finding]:
     """The other blocks of an entry are copies of its first one under their own names."""
     graph = rebuilt.graph
     for block, names in entry.members()[1:]:
         known = correspondence(entry, plan.block_table, block, names)
-        wrong = next((o.operator for o in entry.operators if not _copied(graph, o.operator, known)), None)
+        mismatch = next((o.operator for o in entry.operators if not _has_copy(graph, o.operator, known)), None)
         for place in entry.tensors:
             origin = tuple(known[p] for p in place.parameters), place.dims
-            if wrong is None and origin != weight_origin(graph, known[place.tensor]):
+            if mismatch is None and origin != weight_origin(graph, known[place.tensor]):
                 message = f"{known[place.tensor]!r} does not come from its parameters as {place.tensor!r} does"
-                yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=known[place.tensor])
-        if wrong is not None:
-            message = (
-                f"operator {known[wrong]!r} of block {block} is not like {wrong!r}, as which it is said to be split"
-            )
-            yield Finding(Fault.SHARDING_NAMES, message, AGAIN, tensor=known[wrong])
+                yield Finding(Fault.SHARDING_NAMES, message, PLAN_AGAIN, tensor=known[place.tensor])
+        if mismatch is not None:
+            message = f"operator {known[mismatch]!r} of block {block} is no copy of {mismatch!r}, whose split it shares"
+            yield Finding(Fault.SHARDING_NAMES, message, PLAN_AGAIN, tensor=known[mismatch])
 
 
-def _copied(graph: Graph, key: str, known: Mapping[str, str]) -> bool:
-    """Whether the model has an operator of the same kind under the names of another block."""
+def _has_copy(graph: Graph, key: str, known: Mapping[str, str]) -> bool:
+    """True if the operator has an equal counterpart in another block, by the names in `known`."""
     if key not in graph.producer or known[key] not in graph.producer:
         return False
-    one, other = graph.nodes[graph.producer[key]], graph.nodes[graph.producer[known[key]]]
-    same = (one.op, len(one.inputs), len(one.outputs), one.repeat) == (
-        other.op, len(other.inputs), len(other.outputs), other.repeat,
+    node, counterpart = graph.nodes[graph.producer[key]], graph.nodes[graph.producer[known[key]]]
+    same = (node.op, len(node.inputs), len(node.outputs), node.repeat) == (
+        counterpart.op, len(counterpart.inputs), len(counterpart.outputs), counterpart.repeat,
     )  # fmt: skip
-    if not same or one.attributes != other.attributes:
+    if not same or node.attributes != counterpart.attributes:
         return False
-    for a, b in zip((*one.inputs, *one.outputs), (*other.inputs, *other.outputs), strict=True):
+    for a, b in zip((*node.inputs, *node.outputs), (*counterpart.inputs, *counterpart.outputs), strict=True):
         if a in known and known[a] != b:
             return False
         if a in graph.tensors and (b not in graph.tensors or graph.tensors[a].shape != graph.tensors[b].shape):
@@ -310,8 +317,8 @@ def _copied(graph: Graph, key: str, known: Mapping[str, str]) -> bool:
     return True
 
 
-def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
-    """Tensors between blocks lie as the sharding treats boundaries, so that neighbours fit together."""
+def _block_borders(rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[Finding]:
+    """Tensors between blocks have the layouts that the sharding's `boundaries` prescribe."""
     graph, sharding = rebuilt.graph, rebuilt.sharding
     if FREE in sharding.boundaries:
         return
@@ -329,87 +336,85 @@ def _ends(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
                 f"{place.tensor!r} goes from block to block as {place.value}, its gradient as {place.gradient or '-'}; "
                 f"boundaries of {sharding.name!r} lie as {right}"
             )
-            yield Finding(Fault.BOUNDARY_LAYOUT, message, AGAIN, tensor=place.tensor)
+            yield Finding(Fault.BOUNDARY_LAYOUT, message, PLAN_AGAIN, tensor=place.tensor)
 
 
-def _agreed(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
-    """Where boundaries are free, blocks that make and read a tensor say alike where it and its gradient lie."""
-    lies: dict[str, tuple[int, str, str]] = {}
+def _free_borders(plan: Plan, rebuilt: RebuiltSharding) -> Iterator[Finding]:
+    """With free boundaries, the blocks that make and read a tensor give it and its gradient the same layout."""
+    layouts_by_tensor: dict[str, tuple[int, str, str]] = {}
     for stage in plan.stages:
         for block in range(*stage.blocks) if stage.sharding == rebuilt.sharding.name else ():
             entry, names = plan.sharded_block(stage.index, block) or (None, {})
             for place in entry.tensors if entry else ():
                 name = names[place.tensor]
-                own = block, place.value, place.gradient
-                other = lies.setdefault(name, own)
-                if not place.optimizer and other[1:] != own[1:]:
+                layouts = block, place.value, place.gradient
+                other = layouts_by_tensor.setdefault(name, layouts)
+                if not place.optimizer and other[1:] != layouts[1:]:
                     message = (
-                        f"{name!r} lies as {own[1]}, its gradient as {own[2] or '-'}, for block {block}; "
+                        f"{name!r} lies as {layouts[1]}, its gradient as {layouts[2] or '-'}, for block {block}; "
                         f"for block {other[0]} as {other[1]} and {other[2] or '-'}"
                     )
                     hint = "a tensor lies in one place for all blocks"
                     yield Finding(Fault.BOUNDARY_LAYOUT, message, hint, stage.index, tensor=name)
 
 
-def _held(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
-    """Experts and table rows are dealt as the layouts of their weights say; parameters add up."""
+def _held(rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[Finding]:
+    """Experts and table rows are dealt as the layouts of their weights imply; a rank's trained elements add up."""
     graph, sizes = rebuilt.graph, rebuilt.mesh.sizes
-    right = holdings(graph, rebuilt.mesh, [o.operator for o in entry.operators], entry.tensors)
-    for holding in set(right) ^ set(entry.holdings):
-        said = "does not say" if holding in right else "is wrong about"
+    expected = holdings(graph, rebuilt.mesh, [o.operator for o in entry.operators], entry.tensors)
+    for holding in set(expected) ^ set(entry.holdings):
+        said = "does not say" if holding in expected else "is wrong about"
         message = f"the plan {said} how {holding.what} of {holding.weight!r} are dealt to the ranks"
-        yield Finding(Fault.HOLDING, message, AGAIN, tensor=holding.weight)
-    held = sum(
+        yield Finding(Fault.HOLDING, message, PLAN_AGAIN, tensor=holding.weight)
+    held_elements = sum(
         shard_elements(graph.tensors[p.tensor].shape, rebuilt.layout(p.value), sizes)
         for p in entry.tensors
         if p.optimizer and p.tensor in rebuilt.facts.carrying
     )
-    if not math.isclose(held, entry.figures.parameters, rel_tol=RELATIVE):
+    if not math.isclose(held_elements, entry.figures.parameters, rel_tol=RELATIVE):
         first = entry.first[0]
-        message = f"a rank holds {held} trained elements of block {first}, the plan says {entry.figures.parameters:.0f}"
-        yield Finding(Fault.SHARDING_MEMORY, message, AGAIN)
+        said = f"{entry.figures.parameters:.0f}"
+        message = f"a rank holds {held_elements} trained elements of block {first}, the plan says {said}"
+        yield Finding(Fault.SHARDING_MEMORY, message, PLAN_AGAIN)
 
 
-def _stages(plan: Plan, rebuilt: Rebuilt) -> Iterator[Finding]:
-    """Each stage's ranks hold what its layouts say: a parameter once, and as in the block where they hold most of it.
+def _stages(plan: Plan, rebuilt: RebuiltSharding) -> Iterator[Finding]:
+    """Parameters of a stage's rank follow from its layouts: each once, as in the block where a rank holds most of it.
 
-    Where other stages are sharded otherwise, they may hold less of a parameter that they share.
+    Stages with different shardings may hold less of a parameter that they share: then only too few are refused.
     """
-    own = [stage for stage in plan.stages if stage.sharding == rebuilt.sharding.name]
-    most: dict[str, int] = {}
-    held: dict[int, set[str]] = {}
-    for stage in own:
+    stages = [stage for stage in plan.stages if stage.sharding == rebuilt.sharding.name]
+    most_held: dict[str, float] = {}
+    parameters_of: dict[int, set[str]] = {}
+    for stage in stages:
         for block in range(*stage.blocks):
-            found = _parameters(plan, rebuilt, stage.index, block)
-            held.setdefault(stage.index, set()).update(found)
-            most.update({name: max(most.get(name, 0), elements) for name, elements in found.items()})
-    for stage in own:
-        total = sum(most[name] for name in held[stage.index])
-        if total > stage.rank_parameters or (len(own) == len(plan.stages) and total != stage.rank_parameters):
+            elements_by_name = _parameters(plan, rebuilt, stage.index, block)
+            parameters_of.setdefault(stage.index, set()).update(elements_by_name)
+            most_held.update(
+                {name: max(most_held.get(name, 0.0), elements) for name, elements in elements_by_name.items()}
+            )
+    for stage in stages:
+        total = round(sum(most_held[name] for name in parameters_of[stage.index]))
+        if total > stage.rank_parameters or (len(stages) == len(plan.stages) and total != stage.rank_parameters):
             message = f"a rank of stage {stage.index} holds {total} parameters, the plan says {stage.rank_parameters}"
-            yield Finding(Fault.SHARDING_MEMORY, message, AGAIN, stage.index)
+            yield Finding(Fault.SHARDING_MEMORY, message, PLAN_AGAIN, stage.index)
 
 
-def _parameters(plan: Plan, rebuilt: Rebuilt, stage: int, block: int) -> dict[str, int]:
+def _parameters(plan: Plan, rebuilt: RebuiltSharding, stage: int, block: int) -> dict[str, float]:
     """Elements that a rank holds of each trainable parameter of a block, ties resolved."""
-    graph, found = rebuilt.graph, dict[str, int]()
-    known = plan.sharded_block(stage, block)
-    for place in known[0].tensors if known else ():
-        name = known[1][place.tensor] if known else place.tensor
-        if not place.optimizer or name not in rebuilt.facts.carrying:
-            continue
-        tensor = graph.tensors[name]
-        part = shard_elements(tensor.shape, rebuilt.layout(place.value), rebuilt.mesh.sizes) / max(1, tensor.elements)
-        for source in graph.sources.get(name, ()):
-            parameter = graph.parameters[graph.parameter_index[source]]
-            owner = graph.parameters[graph.parameter_index[parameter.tied_to]] if parameter.tied_to else parameter
-            if owner.trainable:
-                found[owner.name] = max(found.get(owner.name, 0), round(part * owner.elements))
-    return found
+    graph, parts = rebuilt.graph, list[tuple[str, float]]()
+    entry, names = plan.sharded_block(stage, block) or (None, {})
+    for place in entry.tensors if entry else ():
+        name = names[place.tensor]
+        if place.optimizer and name in rebuilt.facts.carrying:
+            tensor = graph.tensors[name]
+            held = shard_elements(tensor.shape, rebuilt.layout(place.value), rebuilt.mesh.sizes)
+            parts.append((name, held / max(1, tensor.elements)))
+    return held_parameters(trained_parameters(graph), parts)
 
 
 def check_sharded_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
-    """All groups of a sharded stage lie on the links as the first ranks of the cluster do, for which it is priced."""
+    """Groups of a sharded stage are neighbouring ranks on as few link levels as possible, as they were priced."""
     sizes = cluster.group_sizes()
     for stage in plan.stages:
         if not stage.sharding:
@@ -427,29 +432,29 @@ def check_sharded_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 break
 
 
-def check_communication(rebuilt: Rebuilt, entry: ShardedBlock) -> Iterator[Finding]:
-    """Findings about one entry whose splits and layouts are legal one by one.
+def check_communication(rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[Finding]:
+    """Findings about the collectives of one entry, whose splits and layouts are each legal.
 
-    Which collectives they take, how large and how fast, only the cluster says: that is compared when the plan is
+    Only their presence is checked: kind, size and time depend on the cluster and are compared when the plan is
     evaluated anew.
     """
     setting, decision = rebuilt.part(entry), rebuilt.decision(entry)
     verdict = evaluate(setting, decision, facts=rebuilt.facts)
     for violation in verdict.violations:
-        yield Finding(Fault.LAYOUT, violation, AGAIN)
+        yield Finding(Fault.LAYOUT, violation, PLAN_AGAIN)
     if verdict.violations:
         return
     uses = collective_uses(setting, decision, verdict.communication, rebuilt.facts.carrying)
-    said = set(map(_key, entry.collectives))
+    listed = set(map(_key, entry.collectives))
     needed = {_key(group_collective(use, rebuilt.mesh, setting.micro_batches)) for use in uses}
-    for of, reason, phase in sorted(needed - said):
-        if phase == "backward" and (of, reason, "forward") in said:
+    for of, reason, phase in sorted(needed - listed):
+        if phase == "backward" and (of, reason, "forward") in listed:
             continue  # what backward keeps of a gathered tensor is said by prices
         message = f"communication {phase} of {of!r} is needed but not listed"
-        yield Finding(Fault.COLLECTIVE_MISSING, message, AGAIN, tensor=of)
-    for of, _, phase in sorted(said - needed):
+        yield Finding(Fault.COLLECTIVE_MISSING, message, PLAN_AGAIN, tensor=of)
+    for of, _, phase in sorted(listed - needed):
         message = f"communication {phase} of {of!r} is listed but not needed"
-        yield Finding(Fault.COLLECTIVE_UNKNOWN, message, AGAIN, tensor=of)
+        yield Finding(Fault.COLLECTIVE_UNKNOWN, message, PLAN_AGAIN, tensor=of)
 
 
 def _key(use: GroupCollective) -> tuple[str, str, str]:

@@ -1,6 +1,6 @@
-"""Every action once on its routed rank, reading weights that are there, in an order that runs to the end and fits.
+"""Check a plan's orders: every action once, on its routed rank, without deadlock, within memory.
 
-What a plan says about its orders is what they do: versions of the weights, staleness, averages, weight policy.
+What the schedule section claims of the orders (weight versions, staleness, averages, weight policy) must hold.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from planner.errors import PlanError, UsageError
 from planner.memory import room_bytes
-from planner.plans.findings import AGAIN, Fault, Finding, mismatches
+from planner.plans.findings import PLAN_AGAIN, Fault, Finding, mismatches
 from planner.plans.rank_schedule import lay_out, met_in_order, tied_groups
 from planner.plans.readings import leaders, malformed, one_copy, schedule_of, work_of
 from planner.plans.types import Plan
@@ -31,67 +31,67 @@ _BACKWARD = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 _ENDS = (*_BACKWARD, ActionKind.WEIGHT_GRAD)
 _WORKER = re.compile(r"worker ([0-9]+)")
 _REPETITIONS = 2
-"""How often what goes on for ever is played to see what it does."""
+"""How often the repeating part of a schedule that never drains is played."""
 _REPEATED = (ActionKind.EVICT, ActionKind.LOAD)
 
 
 def check_schedule(plan: Plan) -> list[Finding]:
     """Findings about the explicit actions; O(actions)."""
-    found = [Finding(Fault.ACTIONS_UNREADABLE, message, "plan again") for message in malformed(plan)]
-    if found:
-        return found
-    orders, found = _read_orders(plan, one_copy(plan))
-    if found:
-        return found
+    findings = [Finding(Fault.ACTIONS_UNREADABLE, message, "plan again") for message in malformed(plan)]
+    if findings:
+        return findings
+    orders, findings = _read_orders(plan, one_copy(plan))
+    if findings:
+        return findings
     everyone, orders = orders, _distinct(plan, orders)
     for rank, lanes in orders.items():
-        found += _unknown(plan, rank, lanes)
-    if found:
-        return found
-    found += _replicas(plan, orders)
+        findings += _unknown(plan, rank, lanes)
+    if findings:
+        return findings
+    findings += _replicas(plan, orders)
     for rank, lanes in orders.items():
-        found += _counts(plan, rank, lanes)
+        findings += _counts(plan, rank, lanes)
         for actions in lanes:
-            found += _order(plan, rank, actions)
-    found = found or list(_compiled(plan, orders))
-    if not found and plan.schedule.continuous:
-        found += _run_twice(plan)
-    return found or check_held(plan, orders, everyone)
+            findings += _order(plan, rank, actions)
+    findings = findings or list(_compiled(plan, orders))
+    if not findings and plan.schedule.continuous:
+        findings += _run_twice(plan)
+    return findings or check_held(plan, orders, everyone)
 
 
-def _read_orders(plan: Plan, looked_at: range) -> tuple[Lanes, list[Finding]]:
-    """The orders of the ranks that are looked at."""
-    found: list[Finding] = []
+def _read_orders(plan: Plan, checked: range) -> tuple[Lanes, list[Finding]]:
+    """The orders of the checked ranks, by rank and lane, and findings about lines that cannot be read."""
+    findings: list[Finding] = []
     orders: dict[int, dict[int, Sequence[Action]]] = {}
     for line in plan.schedule.orders:
-        known: dict[tuple[int, int, int], Sequence[Action]] = {}
+        actions_by_line: dict[tuple[int, int, int], Sequence[Action]] = {}
         if len(line.first) != len(line.ranks) or line.step < 1 or min(line.first, default=0) < 0:
             message = f"the actions of ranks {list(line.ranks)} do not say each rank's first micro-batch and step"
-            found.append(Finding(Fault.ACTIONS_UNREADABLE, message, rank=line.ranks[0] if line.ranks else -1))
+            findings.append(Finding(Fault.ACTIONS_UNREADABLE, message, rank=line.ranks[0] if line.ranks else -1))
             continue
         for rank, first in zip(line.ranks, line.first, strict=True):
-            if rank not in looked_at and len(looked_at) < plan.world_size:
+            if rank not in checked and len(checked) < plan.world_size:
                 continue
             if line.lane in orders.get(rank, {}):
-                found.append(Finding(Fault.RANK_TWICE, f"rank {rank} has two lists of actions", rank=rank))
+                findings.append(Finding(Fault.RANK_TWICE, f"rank {rank} has two lists of actions", rank=rank))
             try:
                 key = (line.lane, first, rank if ">" in line.actions else -1)
-                known[key] = known.get(key) or line.expand(rank)
-                orders.setdefault(rank, {})[line.lane] = known[key]
+                actions_by_line[key] = actions_by_line.get(key) or line.expand(rank)
+                orders.setdefault(rank, {})[line.lane] = actions_by_line[key]
             except PlanError as error:
                 message = f"rank {rank}: {error.problem.message}"
-                found.append(Finding(Fault.ACTIONS_UNREADABLE, message, error.problem.hint, rank=rank))
+                findings.append(Finding(Fault.ACTIONS_UNREADABLE, message, error.problem.hint, rank=rank))
                 break
-    whole = len(looked_at) == plan.world_size
-    needed = {rank for stage in plan.stages for rank in stage.ranks if whole or rank in looked_at}
-    for rank in sorted(needed - orders.keys()) if not found else ():
+    all_ranks = len(checked) == plan.world_size
+    needed = {rank for stage in plan.stages for rank in stage.ranks if all_ranks or rank in checked}
+    for rank in sorted(needed - orders.keys()) if not findings else ():
         stage = plan.stage_of(rank)
-        found.append(Finding(Fault.ACTION_MISSING, f"rank {rank} of stage {stage} has no actions", "", stage, rank))
-    return {rank: [lanes[at] for at in sorted(lanes)] for rank, lanes in orders.items()}, found
+        findings.append(Finding(Fault.ACTION_MISSING, f"rank {rank} of stage {stage} has no actions", "", stage, rank))
+    return {rank: [lanes[at] for at in sorted(lanes)] for rank, lanes in orders.items()}, findings
 
 
 def _distinct(plan: Plan, orders: Lanes) -> Lanes:
-    """Without the ranks that do just what the first rank of their group does."""
+    """The orders without ranks that do the same as the first rank of their group."""
     groups = [group for s in plan.stages for group in s.replicas if len(group) > 1 and group[0] in orders]
     same = {rank for group in groups for rank in group[1:] if orders[rank] == orders[group[0]]}
     return {rank: lanes for rank, lanes in orders.items() if rank not in same}
@@ -112,15 +112,15 @@ def _unknown(plan: Plan, rank: int, lanes: Sequence[Sequence[Action]]) -> Iterat
             hint = "name another rank, or none for the host"
             yield Finding(Fault.ACTION_UNKNOWN, f"rank {rank} runs {action}, which evicts to itself", hint, at, rank)
         elif at not in plan.stages_of(rank):
-            right = f"routed to rank {_names(plan, action)}" if not counted else "not its own"
-            message = f"rank {rank} runs {action}, which is {right}: it is no replica of stage {at}"
+            place = f"routed to rank {_routed_ranks(plan, action)}" if not counted else "not its own"
+            message = f"rank {rank} runs {action}, which is {place}: it is no replica of stage {at}"
             yield Finding(Fault.ACTION_ROUTE, message, "micro-batch m runs on replica m % replicas", at, rank)
         elif not counted and plan.routing == "round_robin" and rank not in plan.ranks_for(at, action.micro_batch):
-            message = f"rank {rank} runs {action}, which is routed to rank {_names(plan, action)}"
+            message = f"rank {rank} runs {action}, which is routed to rank {_routed_ranks(plan, action)}"
             yield Finding(Fault.ACTION_ROUTE, message, "micro-batch m runs on replica m % replicas", at, rank)
 
 
-def _names(plan: Plan, action: Action) -> str:
+def _routed_ranks(plan: Plan, action: Action) -> str:
     try:
         return ", ".join(map(str, plan.ranks_for(action.stage, action.micro_batch)))
     except PlanError:
@@ -128,7 +128,7 @@ def _names(plan: Plan, action: Action) -> str:
 
 
 def _replicas(plan: Plan, orders: Lanes) -> Iterator[Finding]:
-    """Of a plan that is routed by its orders: each micro-batch on one replica of each stage."""
+    """In a plan routed by its orders, each micro-batch runs on one replica of each stage."""
     if plan.routing == "round_robin":
         return
     for stage in plan.stages:
@@ -155,7 +155,7 @@ def _text(key: Key) -> str:
 
 
 def _counts(plan: Plan, rank: int, lanes: Sequence[Sequence[Action]]) -> Iterator[Finding]:
-    """Each of the rank's actions exactly once."""
+    """The rank runs each of its actions exactly once."""
     counts = Counter(_key(action) for actions in lanes for action in actions)
     for key, count in counts.items():
         if count > 1 and key[0] not in _REPEATED:
@@ -167,15 +167,17 @@ def _counts(plan: Plan, rank: int, lanes: Sequence[Sequence[Action]]) -> Iterato
 
 
 def _wanted(plan: Plan, rank: int, stage: int, counts: Mapping[Key, int]) -> Iterator[Key]:
-    """What a rank must run of a stage: forward and backward, whole or in halves, exchange and update."""
+    """Actions that a rank must run of a stage: forward, backward (whole or in halves), exchange and update."""
     replicas = plan.stages[stage].replicas
-    own = next(index for index, group in enumerate(replicas) if rank in group)
+    replica = next(index for index, group in enumerate(replicas) if rank in group)
     parts = range(plan.schedule.parts) if plan.schedule.parts > 1 else (-1,)
     if plan.routing == "round_robin":
-        mine: Sequence[int] = range(own, plan.micro_batches.count * plan.schedule.iterations, len(replicas))
+        micro_batches: Sequence[int] = range(
+            replica, plan.micro_batches.count * plan.schedule.iterations, len(replicas)
+        )
     else:
-        mine = sorted({m for kind, at, m, _ in counts if kind is ActionKind.FORWARD and at == stage})
-    for m in mine:
+        micro_batches = sorted({m for kind, at, m, _ in counts if kind is ActionKind.FORWARD and at == stage})
+    for m in micro_batches:
         for part in parts:
             yield ActionKind.FORWARD, stage, m, part
             if (ActionKind.INPUT_GRAD, stage, m, part) in counts:
@@ -195,10 +197,10 @@ def _wanted(plan: Plan, rank: int, stage: int, counts: Mapping[Key, int]) -> Ite
 
 def _order(plan: Plan, rank: int, actions: Sequence[Action]) -> Iterator[Finding]:
     """Backward after forward, weight gradients after input gradients, synchronisation after both, update last."""
-    place = {_key(action): index for index, action in enumerate(actions)}
+    position = {_key(action): index for index, action in enumerate(actions)}
     ends = {a.stage: _key(a) for a in actions if a.kind in _ENDS}
     drains = plan.schedule.weight_policy == WeightPolicy.SYNC
-    for key, index in place.items():
+    for key, index in position.items():
         kind, stage, number, part = key
         before: Key | None = None
         if kind in _BACKWARD:
@@ -209,15 +211,15 @@ def _order(plan: Plan, rank: int, actions: Sequence[Action]) -> Iterator[Finding
             before = ends.get(stage)
         elif kind is ActionKind.UPDATE and drains:
             before = ActionKind.SYNC, stage, number, part
-        if before is not None and place.get(before, -1) > index:
+        if before is not None and position.get(before, -1) > index:
             message = f"rank {rank} runs {_text(key)} before {_text(before)}"
             yield Finding(Fault.ACTION_ORDER, message, "put it after", stage, rank)
 
 
 def _compiled(plan: Plan, orders: Lanes) -> Iterator[Finding]:
-    """What only compiled orders show: ranks that wait for each other, weight versions, parts, sends, evictions, room.
+    """Findings of compiling the orders: deadlocks, weight versions, parts, sends, evictions, limits in flight.
 
-    Ranks that do otherwise than the first one of their group are looked at in its place.
+    The orders of the first rank of each group are compiled, then those of ranks with orders of their own.
     """
     leading, _ = leaders(plan)
     groups = {group[0]: group for stage in plan.stages for group in stage.replicas}
@@ -233,16 +235,16 @@ def _at_place(group: Sequence[int], place: int, orders: Lanes) -> int:
 
 
 def _blocked(plan: Plan, ranks: Sequence[int]) -> Iterator[Finding]:
-    """Why the orders of one rank of each replica cannot run."""
-    work = _met(work_of(plan, ranks), tied_groups(range(len(plan.stages)), plan.shared_parameters))
+    """Findings about why the orders of the given ranks, one of each replica, cannot run."""
+    work = _with_shared_exchanges(work_of(plan, ranks), tied_groups(range(len(plan.stages)), plan.shared_parameters))
     try:
         compile_orders(work)
     except OrderError as error:
         rank, message = ranks[work.lane_workers[error.lane]], error.problem.message
         stage = work.lanes[error.lane][error.index].stage
         if "deadlock" in message:
-            told = _WORKER.sub(lambda found: f"rank {ranks[int(found[1])]}", message)
-            yield Finding(Fault.DEADLOCK, told, "reorder their actions", stage, rank)
+            readable = _WORKER.sub(lambda found: f"rank {ranks[int(found[1])]}", message)
+            yield Finding(Fault.DEADLOCK, readable, "reorder their actions", stage, rank)
         else:
             fault = Fault.WEIGHT_VERSION if "version" in message else Fault.ACTION_ORDER
             yield Finding(fault, f"rank {rank}: {message}", error.problem.hint, stage, rank)
@@ -250,26 +252,26 @@ def _blocked(plan: Plan, ranks: Sequence[int]) -> Iterator[Finding]:
         yield Finding(Fault.ACTION_ORDER, error.problem.message, error.problem.hint)
 
 
-def _met(work: Work, group: Mapping[int, int]) -> Work:
-    """Orders in which stages that sum gradients of the same parameters have one exchange, by the lowest stage."""
+def _with_shared_exchanges(work: Work, group: Mapping[int, int]) -> Work:
+    """The orders with one exchange for stages that sum gradients of the same parameters, under the lowest stage."""
     if all(stage == lowest for stage, lowest in group.items()):
         return work
-    met: set[tuple[int, Action]] = set()
+    exchanged: set[tuple[int, Action]] = set()
     lanes: list[list[Action]] = []
     for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
         lanes.append([])
         for action in lane:
             if action.kind in _EXCHANGES:
                 action = action._replace(stage=group[action.stage])
-                if (worker, action) in met:
+                if (worker, action) in exchanged:
                     continue
-                met.add((worker, action))
+                exchanged.add((worker, action))
             lanes[-1].append(action)
     return replace(work, lanes=tuple(map(tuple, lanes)))
 
 
 def _run_twice(plan: Plan) -> Iterator[Finding]:
-    """What goes on for ever goes on when it is repeated."""
+    """The repeating part of a schedule that never drains runs when it is repeated."""
     ranks, copies = leaders(plan)
     try:
         compile_orders(work_of(plan, ranks, _REPETITIONS, copies))
@@ -279,29 +281,31 @@ def _run_twice(plan: Plan) -> Iterator[Finding]:
 
 
 def check_claims(plan: Plan) -> Iterator[Finding]:
-    """The plan says of its schedule what the schedule makes of the configuration: places, orders, versions, delays.
+    """World size, routing and schedule section are those that the schedule gives for the plan's configuration.
 
-    A schedule of the user's own is read off the orders, and then laid on ranks as any other. O(actions).
+    A schedule of the user's own is taken from the orders and laid out on ranks like any other. O(actions).
 
     Args:
         plan: a plan whose configuration agrees with the rest of it, and whose orders run.
     """
-    own = plan.schedule.given == "orders"
+    user_orders = plan.schedule.given == "orders"
     try:
-        laid = lay_out(plan.configuration, schedule=schedule_of(plan))
+        rank_schedule = lay_out(plan.configuration, schedule=schedule_of(plan))
     except (PlanError, UsageError) as error:
-        fault, message = Fault.SCHEDULE_CLAIM if own else Fault.CONFIGURATION, error.problem.message
-        yield Finding(fault, message if own else f"configuration: {message}", error.problem.hint)
+        fault, message = Fault.SCHEDULE_CLAIM if user_orders else Fault.CONFIGURATION, error.problem.message
+        yield Finding(fault, message if user_orders else f"configuration: {message}", error.problem.hint)
         return
-    for at, groups in enumerate(laid.groups if not own else ()):  # orders of one's own may put a stage elsewhere
-        strange = sorted(set(groups).symmetric_difference(plan.stages[at].replicas))
-        if strange:
-            listed = ", ".join(f"{group[0]}-{group[-1]}" for group in strange[:4])
+    for at, groups in enumerate(
+        rank_schedule.groups if not user_orders else ()
+    ):  # orders of one's own may put a stage elsewhere
+        misplaced = sorted(set(groups).symmetric_difference(plan.stages[at].replicas))
+        if misplaced:
+            listed = ", ".join(f"{group[0]}-{group[-1]}" for group in misplaced[:4])
             message = f"stages[{at}].replicas is not where configuration puts the stage: ranks {listed} are in one only"
-            yield Finding(Fault.CONFIGURATION, message, AGAIN, at)
-    met = met_in_order(laid.section.orders, tied_groups(range(len(plan.stages)), plan.shared_parameters))
-    right = replace(laid.section, orders=met, given=plan.schedule.given)
-    claims = {"world_size": laid.world_size, "routing": laid.routing, "schedule": right}
+            yield Finding(Fault.CONFIGURATION, message, PLAN_AGAIN, at)
+    merged = met_in_order(rank_schedule.section.orders, tied_groups(range(len(plan.stages)), plan.shared_parameters))
+    section = replace(rank_schedule.section, orders=merged, given=plan.schedule.given)
+    claims = {"world_size": rank_schedule.world_size, "routing": rank_schedule.routing, "schedule": section}
     yield from mismatches(plan, ((Fault.SCHEDULE_CLAIM, (what,), value) for what, value in claims.items()))
 
 
@@ -310,19 +314,19 @@ Orders = Mapping[int, Sequence[Sequence[Action]]]
 
 
 def check_held(plan: Plan, orders: Orders, lenders: Orders) -> list[Finding]:
-    """The first action of each rank at which it holds more than its device has; O(actions).
+    """A finding for each rank that exceeds its device's memory, at the first action where it does; O(actions).
 
-    Counted in the order of one lane, without a clock: what other ranks evict to this one is counted as if it were there
-    all the time, as nothing in the orders says when it is not. Of a rank with several lanes only what rests is counted.
+    Memory is counted in the order of one lane, without a clock. What other ranks evict to a rank counts all the time,
+    since the orders do not say when it leaves. Of a rank with several lanes only resident state is counted.
 
     Args:
         plan: the plan.
-        orders: of the ranks that are looked at.
-        lenders: of all ranks that may evict to one of these.
+        orders: orders of the checked ranks.
+        lenders: orders of all ranks that may evict to one of these.
     """
     units = {stage.index: plan.predictions.stages[stage.index].unit_bytes for stage in plan.stages}
     lent = lent_bytes((lane for lanes in lenders.values() for lane in lanes), units)
-    found = []
+    findings = []
     for rank, lanes in orders.items():
         stages = plan.stages_of(rank)
         if not stages:
@@ -332,10 +336,10 @@ def check_held(plan: Plan, orders: Orders, lenders: Orders) -> list[Finding]:
         resting += max(t.memory.reserve_bytes for t in terms)
         resting += max(t.memory.workspace_bytes for t in terms)
         capacity = min(t.capacity_bytes for t in terms)
-        room = room_bytes(capacity) - resting
-        at, held = -1 if room >= 0 else 0, 0.0
-        if len(lanes) == 1 and room >= 0:
-            held, at = own_bytes(lanes[0], units, room)
+        free_bytes = room_bytes(capacity) - resting
+        at, held = -1 if free_bytes >= 0 else 0, 0.0
+        if len(lanes) == 1 and free_bytes >= 0:
+            held, at = own_bytes(lanes[0], units, free_bytes)
         if at >= 0:
             message = (
                 f"rank {rank} holds {format_bytes(resting + held)} of {format_bytes(capacity)} when {lanes[0][at]} runs"
@@ -343,10 +347,11 @@ def check_held(plan: Plan, orders: Orders, lenders: Orders) -> list[Finding]:
             if rank in lent:
                 message += f", {format_bytes(lent[rank])} of it evicted from other ranks"
             hint = "keep fewer micro-batches, recompute, or cut the model into more stages"
-            found.append(Finding(Fault.MEMORY, message, hint, lanes[0][at].stage, rank))
-    return found
+            findings.append(Finding(Fault.MEMORY, message, hint, lanes[0][at].stage, rank))
+    return findings
 
 
 def _resting(plan: Plan, stage: int) -> int:
+    """Bytes of weights, gradients and optimizer state of a stage's device."""
     memory = plan.predictions.stages[stage].memory
     return memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes

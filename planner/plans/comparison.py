@@ -1,8 +1,8 @@
 """Two plans compared as a person reads them: what changed, what the planner did about it, and what it costs.
 
-Every value that differs is told by `planner.plans.diff`; here those many are folded under the few that caused them. In
-the place of a plan may stand the answer that nothing fits, a document of its own: `shardplan plan --format json` prints
-it, and nothing but `diff` reads it.
+`planner.plans.diff` lists every value that differs; this module sums them up by cause: inputs, decisions, costs. Either
+side may also be the answer that no plan fits, a document that `shardplan plan --format json` prints and only `diff`
+reads.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NEARLY_FULL = 0.95
 """Share of a device's memory above which a plan counts as nearly full."""
 
 _TOLD = 3
-"""Changes of one kind that a sentence lists."""
+"""Changes of one kind that a sentence lists at most."""
 
 _HEADLESS = ("name", "fingerprint", "operators", "parameters", "opset")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanComparison:
-    """What two plans have to do with each other.
+    """The differences between two plans.
 
     Attributes:
         stages: stages of the new plan.
@@ -45,7 +45,7 @@ class PlanComparison:
         causes: inputs that differ, a sentence each; empty where all are the same.
         decisions: what the planner decides otherwise, a sentence each; empty where nothing.
         costs: figures of both plans.
-        remarks: what the rules have to say, the gravest first.
+        remarks: findings of the rules, the gravest first.
         changes: every value that differs.
     """
 
@@ -85,14 +85,14 @@ def compare_plans(
     inputs = dict(_inputs(old, new, match))
     decisions = tuple(_decisions(old, new, match))
     costs = costs_of(old, new)
-    said = [
+    messages = [
         *((rule, message, -1) for rule, message in inputs.items()),
         *_on_decisions(old, new, decisions, inputs, changes),
         *_on_costs(costs, tolerance),
         *_on_plans(old, new),
     ]
     order = list(Severity)
-    remarks = [Remark(r, Severity(levels[r]), message, stage) for r, message, stage in said if levels[r] != OFF]
+    remarks = [Remark(r, Severity(levels[r]), message, stage) for r, message, stage in messages if levels[r] != OFF]
     remarks.sort(key=lambda remark: (order.index(remark.severity), list(RULES).index(remark.rule)))
     return PlanComparison(
         len(new.stages), new.model.operators, tuple(inputs.values()), decisions, costs, tuple(remarks), changes
@@ -100,7 +100,7 @@ def compare_plans(
 
 
 def _inputs(old: Plan, new: Plan, match: BlockMatch) -> Iterator[tuple[str, str]]:
-    """Rules about inputs that differ, and in what."""
+    """(rule, message) for each input that differs: model, hardware, options, tool."""
     if old.model.fingerprint != new.model.fingerprint:
         yield "model-changed", f"the model changed: {'; '.join(_model_words(old, new, match))}"
     if old.hardware.fingerprint != new.hardware.fingerprint or old.hardware.headroom != new.hardware.headroom:
@@ -117,12 +117,14 @@ def _unseen(new: Plan) -> str:
 
 
 def _values(old: Plan, new: Plan, area: Area) -> str:
-    """The first values of a part that differ, in words."""
+    """The first values of an area that differ, in words."""
     others = set(Area) - {area}
-    found = [c for c in diff(old, new, ignore=others) if c.path not in (("name",), ("fingerprint",))]
-    said = [f"{' '.join(c.path)} {value_words(c.path[-1], c.old)} -> {value_words(c.path[-1], c.new)}" for c in found]
-    more = [f"and {plural(len(said) - _TOLD, 'value')} more"] if len(said) > _TOLD else []
-    return ", ".join([*said[:_TOLD], *more])
+    changes = [c for c in diff(old, new, ignore=others) if c.path not in (("name",), ("fingerprint",))]
+    changed_values = [
+        f"{' '.join(c.path)} {value_words(c.path[-1], c.old)} -> {value_words(c.path[-1], c.new)}" for c in changes
+    ]
+    more = [f"and {plural(len(changed_values) - _TOLD, 'value')} more"] if len(changed_values) > _TOLD else []
+    return ", ".join([*changed_values[:_TOLD], *more])
 
 
 def _model_words(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:
@@ -147,7 +149,7 @@ def _model_words(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:
 
 
 def _per_sample(plan: Plan) -> dict[str, tuple[object, ...]]:
-    """Inputs and outputs by name, without the samples of a micro-batch."""
+    """Shape and type of inputs and outputs by name, without the dimension of samples."""
 
     def said(tensor: TensorSpec) -> tuple[object, ...]:
         shape = tensor.shape
@@ -182,32 +184,32 @@ def value_words(name: str, value: object) -> str:
 
 
 def _decisions(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:
-    """What is decided otherwise: degrees and micro-batches in one sentence, stages in the others."""
+    """Decisions that differ: degrees and micro-batches in one sentence, stages in another."""
     unchanged, gaps = match_stages(old, new, match)
     before, after = (summary(plan.configuration) for plan in (old, new))
     if before != after:
         yield f"from {before} to {after}"
-    told_above = before != after and not unchanged and len(old.stages) != len(new.stages)
-    said = [] if told_above else list(_stages_words(old, new, gaps))
-    rest = f"{plural(unchanged, 'stage')} unchanged" if unchanged else ""
-    if said:
-        yield "; ".join([*said, rest] if rest else said)
+    summary_tells_all = before != after and not unchanged and len(old.stages) != len(new.stages)
+    stage_changes = [] if summary_tells_all else list(_stages_words(old, new, gaps))
+    unchanged_words = f"{plural(unchanged, 'stage')} unchanged" if unchanged else ""
+    if stage_changes:
+        yield "; ".join([*stage_changes, unchanged_words] if unchanged_words else stage_changes)
     elif before == after and new.configuration != old.configuration and old.model.fingerprint == new.model.fingerprint:
         yield "stages are the same, and ranks, layouts or orders differ"
 
 
 def _stages_words(old: Plan, new: Plan, gaps: Sequence[Ranges]) -> Iterator[str]:
-    """What became of the stages that are not as they were, those told alike together."""
-    told: dict[str, list[int]] = {}
+    """How the stages that differ changed; stages with the same change share a sentence."""
+    stages_by_change: dict[str, list[int]] = {}
     for before, after in gaps:
         if len(before) == len(after):
             for i, j in zip(before, after, strict=True):
-                told.setdefault(_stage_words(old, new, i, j), []).append(j)
+                stages_by_change.setdefault(_stage_words(old, new, i, j), []).append(j)
         elif before and after:
             yield f"{_span(before)} of the old plan became {_span(after)}"
         else:
             yield f"{plural(len(before or after), 'stage')} {'fewer' if before else 'more'}"
-    for words, stages in told.items():
+    for words, stages in stages_by_change.items():
         numbers = ", ".join(module_ranges([str(stage) for stage in stages]))
         yield f"{'stages' if len(stages) > 1 else 'stage'} {numbers}: {words}"
 
@@ -217,36 +219,36 @@ def _span(numbers: range) -> str:
 
 
 def _stage_words(old: Plan, new: Plan, i: int, j: int) -> str:
-    """What one stage decides otherwise."""
+    """How stage `i` of the old plan differs from stage `j` of the new one."""
     before, after = stage_decision(old, i), stage_decision(new, j)
     blocks = old.stage_blocks(i), new.stage_blocks(j)
     counts = [layers_of(own) for own in blocks]
-    said = []
+    changes = []
     if counts[0] != counts[1]:
-        said.append(f"{counts[0]:g} -> {counts[1]:g} layer{'' if counts[1] == 1 else 's'}")
+        changes.append(f"{counts[0]:g} -> {counts[1]:g} layer{'' if counts[1] == 1 else 's'}")
     elif len(blocks[0]) != len(blocks[1]):
-        said.append(f"{len(blocks[0])} -> {plural(len(blocks[1]), 'block')}")
+        changes.append(f"{len(blocks[0])} -> {plural(len(blocks[1]), 'block')}")
     elif before.blocks != after.blocks:
-        said.append("other blocks")
+        changes.append("other blocks")
     pairs = zip(before.words().items(), after.words().values(), strict=True)
-    said += [f"{name} {a} -> {b}" for (name, a), b in pairs if a != b]
-    return ", ".join(said) or "other blocks kept while recomputing"
+    changes += [f"{name} {a} -> {b}" for (name, a), b in pairs if a != b]
+    return ", ".join(changes) or "other blocks kept while recomputing"
 
 
 def fullest(plan: Plan) -> tuple[float, float]:
     """Bytes that the fullest device holds, and its capacity.
 
-    As the plan's headline says; in files without one, stages that share a device count each with its own most.
+    Taken from the plan's headline; in files without one, the peaks of stages that share a device are added up.
     """
     hosted = {plan.stages_of(rank) for rank in range(plan.world_size)} - {()}
     needs = []
     for stages in hosted:
         terms = [plan.predictions.stages[stage] for stage in stages]
         shared = sum(max(getattr(t.memory, what) for t in terms) for what in ("workspace_bytes", "reserve_bytes"))
-        own = sum(t.memory.total_bytes - t.memory.workspace_bytes - t.memory.reserve_bytes for t in terms)
-        needs.append((float(own + shared), float(min(t.capacity_bytes for t in terms))))
-    held, room = max(needs, key=lambda need: need[0] / need[1] if need[1] else 0.0, default=(0.0, 0.0))
-    return float(plan.headline.memory_bytes) if plan.headline else held, room
+        resident = sum(t.memory.total_bytes - t.memory.workspace_bytes - t.memory.reserve_bytes for t in terms)
+        needs.append((float(resident + shared), float(min(t.capacity_bytes for t in terms))))
+    held_bytes, capacity_bytes = max(needs, key=lambda need: need[0] / need[1] if need[1] else 0.0, default=(0.0, 0.0))
+    return float(plan.headline.memory_bytes) if plan.headline else held_bytes, capacity_bytes
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -257,12 +259,18 @@ def costs_of(old: Plan, new: Plan) -> tuple[Cost, ...]:
     """The figures of both plans."""
     a, b = old.predictions, new.predictions
     batches = old.micro_batches.global_batch, new.micro_batches.global_batch
-    (held, room), (holds, has) = fullest(old), fullest(new)
+    (old_held, old_capacity), (new_held, new_capacity) = fullest(old), fullest(new)
     prices = [_price(plan) for plan in (old, new)]
     return (
         Cost(Metric.STEP_TIME, a.reached_s, b.reached_s),
         Cost(Metric.THROUGHPUT, _ratio(batches[0], a.reached_s), _ratio(batches[1], b.reached_s)),
-        Cost(Metric.PEAK_MEMORY, held, holds, held / room if room else None, holds / has if has else None),
+        Cost(
+            Metric.PEAK_MEMORY,
+            old_held,
+            new_held,
+            old_held / old_capacity if old_capacity else None,
+            new_held / new_capacity if new_capacity else None,
+        ),
         Cost(Metric.BUBBLE, a.bubble_fraction, b.bubble_fraction),
         Cost(Metric.GAP, a.gap, b.gap),
         *([Cost(Metric.PRICE, prices[0], prices[1])] if all(prices) else []),
@@ -274,13 +282,13 @@ def _price(plan: Plan) -> float:
     return (plan.headline.dollars_per_tera_tokens or plan.headline.dollars_per_mega_samples) if plan.headline else 0.0
 
 
-Said = tuple[str, str, int]
-"""A rule, what it says, and the stage it is about."""
+RuleMessage = tuple[str, str, int]
+"""A rule's name, its message, and the stage that it is about (-1 for none)."""
 
 
 def _on_decisions(
     old: Plan, new: Plan, decisions: Sequence[str], inputs: Mapping[str, str], changes: Sequence[Change]
-) -> Iterator[Said]:
+) -> Iterator[RuleMessage]:
     if decisions:
         rule = "decision-changed" if inputs else "unexplained-choice"
         yield rule, "; ".join(decisions), -1
@@ -292,7 +300,7 @@ def _on_decisions(
         yield "framework-lost", f"{name} took the old plan as it is and does not take the new one", -1
 
 
-def _on_costs(costs: Sequence[Cost], tolerance: float) -> Iterator[Said]:
+def _on_costs(costs: Sequence[Cost], tolerance: float) -> Iterator[RuleMessage]:
     by_metric = {cost.metric: cost for cost in costs}
     step, memory = by_metric[Metric.STEP_TIME], by_metric[Metric.PEAK_MEMORY]
     for cost, more, less in ((step, "slower", "faster"), (memory, "memory-grew", "")):
@@ -305,7 +313,7 @@ def _on_costs(costs: Sequence[Cost], tolerance: float) -> Iterator[Said]:
         yield "memory-nearly-full", f"the fullest device is {memory.new_share:.1%} full", -1
 
 
-def _on_plans(old: Plan, new: Plan) -> Iterator[Said]:
+def _on_plans(old: Plan, new: Plan) -> Iterator[RuleMessage]:
     for name, plan in (("old", old), ("new", new)):
         if digest_of(plan) != plan.digest:
             yield "digest", f"the {name} plan was edited by hand: its digest is not that of its content", -1
@@ -324,7 +332,7 @@ INFEASIBLE_VERSION: Literal[1] = 1
 
 @dataclass(frozen=True, slots=True)
 class InfeasibleAnswer:
-    """That no plan fits, and why.
+    """The answer that no plan fits, and why.
 
     Attributes:
         format: always "shardplan-infeasible".
@@ -348,9 +356,11 @@ class InfeasibleAnswer:
 
 
 def infeasible_answer(error: InfeasibleError, model: str, hardware: str, provenance: Provenance) -> InfeasibleAnswer:
-    """The answer that an error is; `model` and `hardware` are fingerprints."""
-    said = error.problem
-    return InfeasibleAnswer(INFEASIBLE_FORMAT, INFEASIBLE_VERSION, provenance, model, hardware, said.message, said.hint)
+    """The document for an error; `model` and `hardware` are fingerprints."""
+    problem = error.problem
+    return InfeasibleAnswer(
+        INFEASIBLE_FORMAT, INFEASIBLE_VERSION, provenance, model, hardware, problem.message, problem.hint
+    )
 
 
 def dump_answer(answer: InfeasibleAnswer) -> str:
@@ -388,9 +398,9 @@ def compare_answers(
         return compare_plans(old, new, tolerance=tolerance, ignore=ignore, rules=rules)
     causes = tuple(_changed_inputs(old, new))
     if isinstance(new, InfeasibleAnswer):
-        said = new.reason + (f" ({new.hint})" if new.hint else "")
+        message = new.reason + (f" ({new.hint})" if new.hint else "")
         level = severities(rules)["infeasible"]
-        remarks = () if level == OFF else (Remark("infeasible", Severity(level), said),)
+        remarks = () if level == OFF else (Remark("infeasible", Severity(level), message),)
         decision = "finds no plan that fits" + (", as before" if isinstance(old, InfeasibleAnswer) else "")
         return PlanComparison(0, 0, causes, (decision,), (), remarks, ())
     return PlanComparison(
@@ -407,10 +417,12 @@ def _changed_inputs(old: Plan | InfeasibleAnswer, new: Plan | InfeasibleAnswer) 
         for a in (old, new)
     )
     names = (old.provenance.model, new.provenance.model), (old.provenance.hardware, new.provenance.hardware)
-    said = [
+    changes = [
         f"the {what} changed ({' -> '.join(dict.fromkeys(filter(None, pair))) or 'without a name'})"
         for what, pair, a, b in zip(("model", "hardware"), names, before, after, strict=True)
         if a != b
     ]
     versions = old.provenance.version, new.provenance.version
-    return said + ([f"the tool changed: version {versions[0]} -> {versions[1]}"] if versions[0] != versions[1] else [])
+    return changes + (
+        [f"the tool changed: version {versions[0]} -> {versions[1]}"] if versions[0] != versions[1] else []
+    )

@@ -1,7 +1,7 @@
-"""Every value that differs between two plans, told by stage, block, tensor or option, never by position in a list.
+"""List every value that differs between two plans by stage, block, tensor or option, never by position in a list.
 
-Names whose numbers shifted, because a layer was inserted before them, are told by their new number. Blocks whose
-shardings changed alike are told once. What matters about the differences says `planner.plans.comparison`.
+Names whose numbers shifted, because a layer was inserted before them, appear with their new number. Blocks whose
+shardings changed alike appear once. `planner.plans.comparison` sums the differences up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = str | int | float | bool | None | tuple[str | int, ...]
 Key = tuple[str, ...]
 
 _NUMBERS_OF_STAGES = ("stage", "from_stage", "bottleneck")
-"""Values that are names, though they are numbers."""
+"""Fields whose numbers are stage numbers: they have no relative difference."""
 
 
 class Area(StrEnum):
@@ -69,7 +69,7 @@ class Change:
 def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area] = ()) -> list[Change]:
     """Changes from one plan to another, in the order of `Area`.
 
-    Digest, provenance and the way in which the file writes blocks and actions down do not count.
+    Digest, provenance and the notation of blocks and actions in the file do not count.
 
     Args:
         old: the plan before.
@@ -101,20 +101,22 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
 
 
 def _with_names(facts: Mapping[Key, Value], names: Mapping[str, str]) -> Iterator[tuple[Key, Value]]:
-    """Facts of the old plan by the names that blocks, operators and weights have in the new one."""
+    """The old plan's facts under the names that blocks, operators and weights have in the new one."""
 
-    def new_name(said: str | int) -> str | int:
-        return names.get(said, said) if isinstance(said, str) else said
+    def new_name(name: str | int) -> str | int:
+        return names.get(name, name) if isinstance(name, str) else name
 
     for key, value in facts.items():
-        told = tuple(map(new_name, value)) if isinstance(value, tuple) else value
-        yield tuple(names.get(part, part) for part in key), names.get(told, told) if isinstance(told, str) else told
+        new_value = tuple(map(new_name, value)) if isinstance(value, tuple) else value
+        if isinstance(new_value, str):
+            new_value = names.get(new_value, new_value)
+        yield tuple(names.get(part, part) for part in key), new_value
 
 
 def changed_values(
     area: str, old: Mapping[Key, Value], new: Mapping[Key, Value], tolerance: float = 0.0
 ) -> Iterator[Change]:
-    """The values by key that differ; a thing that only one side has is one change.
+    """The values that differ, by key; an object (first part of the key) that only one side has is one change.
 
     Args:
         area: the part of the plan that they are of.
@@ -123,13 +125,13 @@ def changed_values(
         tolerance: relative difference of two numbers that counts as none.
     """
     heads_old, heads_new = {key[0] for key in old}, {key[0] for key in new}
-    told: set[str] = set()
+    reported: set[str] = set()
     for key in dict.fromkeys((*old, *new)):
         head = key[0]
         if len(key) > 1 and (head not in heads_old or head not in heads_new):
-            if head not in told:
-                told.add(head)
-                yield Change(area, (head,), _whole(old, head), _whole(new, head))
+            if head not in reported:
+                reported.add(head)
+                yield Change(area, (head,), _facts_of(old, head), _facts_of(new, head))
             continue
         a, b = old.get(key), new.get(key)
         if a == b and type(a) is type(b):
@@ -139,10 +141,10 @@ def changed_values(
             yield Change(area, key, a, b, relative)
 
 
-def _whole(facts: Mapping[Key, Value], head: str) -> Value:
-    """All that is said of a thing that only one plan has; None in the other one."""
-    said = [(" ".join(key[1:]), value) for key, value in facts.items() if key[0] == head]
-    return tuple(f"{name}: {_text(value)}" for name, value in said) or None
+def _facts_of(facts: Mapping[Key, Value], head: str) -> Value:
+    """All facts about an object that one plan has, in a tuple of texts; None where it has none."""
+    facts_of_head = [(" ".join(key[1:]), value) for key, value in facts.items() if key[0] == head]
+    return tuple(f"{name}: {_text(value)}" for name, value in facts_of_head) or None
 
 
 def _text(value: Value) -> str:
@@ -161,7 +163,7 @@ def _relative(old: Value, new: Value) -> float | None:
 
 
 def _fields(value: object, *head: str, leave: tuple[str, ...] = ()) -> Iterator[tuple[Key, Value]]:
-    """The plain fields of a dataclass, as far as its file has them."""
+    """The fields of a dataclass that are written to the file, without those of `leave`."""
     for field in fields(value):  # type: ignore[arg-type]
         if field.name not in leave and not left_out(value, field):
             yield (*head, field.name), getattr(value, field.name)
@@ -285,12 +287,12 @@ def _alternatives(plan: Plan) -> Iterator[tuple[Key, Value]]:
         yield (head, "infeasible"), other.infeasible
 
 
-Known = Mapping[str, tuple[int, ShardedBlock, Mapping[str, str]]]
-"""By name of a block, number of its entry, the entry, and from the names in there to the block's own."""
+EntriesByBlock = Mapping[str, tuple[int, ShardedBlock, Mapping[str, str]]]
+"""By block name: number of the sharding entry, the entry, and the block's own names by the entry's names."""
 
 
 def sharding_facts(old: Plan, new: Plan) -> tuple[dict[Key, Value], dict[Key, Value]]:
-    """How both plans split operators and lay tensors, of one block for all that are alike in each of the plans.
+    """Splits and layouts of both plans, given once for blocks that share an entry in each of the plans.
 
     Raises:
         PlanError: an entry's names do not fit the plan's blocks.
@@ -299,7 +301,7 @@ def sharding_facts(old: Plan, new: Plan) -> tuple[dict[Key, Value], dict[Key, Va
     """
     if not (old.shardings or new.shardings):
         return {}, {}
-    before, after = _known(old), _known(new)
+    before, after = _entries(old), _entries(new)
     groups: dict[tuple[int, int], list[str]] = {}
     for name in sorted(before.keys() | after.keys(), key=_natural):
         pair = tuple(known[name][0] if name in known else -1 for known in (before, after))
@@ -323,16 +325,16 @@ def mesh_facts(plan: Plan, stage: int) -> Iterator[tuple[str, Value]]:
     yield "uneven cuts", sharding.padded if sharding else False
 
 
-def _known(plan: Plan) -> Known:
-    found: dict[str, tuple[int, ShardedBlock, Mapping[str, str]]] = {}
+def _entries(plan: Plan) -> EntriesByBlock:
+    entries: dict[str, tuple[int, ShardedBlock, Mapping[str, str]]] = {}
     numbers: dict[int, int] = {}
     for stage in plan.stages:
         for block in range(*stage.blocks) if stage.sharding else ():
             entry = plan.sharded_block(stage.index, block)
             if entry is not None:
                 number = numbers.setdefault(id(entry[0]), len(numbers))
-                found[plan.block_table[block].name] = number, *entry
-    return found
+                entries[plan.block_table[block].name] = number, *entry
+    return entries
 
 
 def _entry_facts(head: str, entry: ShardedBlock, names: Mapping[str, str]) -> Iterator[tuple[Key, Value]]:
@@ -353,7 +355,7 @@ def _entry_facts(head: str, entry: ShardedBlock, names: Mapping[str, str]) -> It
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """Order of names in which `layers.2` stands before `layers.10`: pieces of text, and numbers by their value."""
+    """Sort key that puts `layers.2` before `layers.10`."""
     return [("", int(p)) if p.isdigit() else (p, -1) for p in re.split(r"([0-9]+)", name)]
 
 
@@ -378,4 +380,4 @@ _FACTS: Mapping[Area, Callable[[Plan], Iterator[tuple[Key, Value]]]] = {
     Area.COVERAGE: _coverage,
     Area.NOTES: _notes,
 }
-"""What each part of a plan says, as values by key; shardings are compared kind by kind."""
+"""By area, the function that lists a plan's values by key; shardings are compared by `sharding_facts`."""

@@ -1,7 +1,7 @@
-"""JSON documents: read strictly, errors with line and column, written for people, described by a JSON Schema.
+"""JSON documents: strict reading with line and column of errors, readable writing, JSON Schema.
 
-To read: one format and version, no key twice or unknown. To write: short things on one line, long lists filled to the
-line width, floats in shortest form.
+Reading refuses other formats and versions, and keys that are repeated or unknown. Writing puts short values on one
+line, fills long lists to the line width, and gives floats in their shortest form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAKE_AGAIN = "plan again with this version"
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """What a file holds; `-` is standard input.
+    """The bytes of a file; `-` is standard input.
 
     Raises:
         PlanError: it is missing or cannot be read.
@@ -60,23 +60,23 @@ def parse(text: str | bytes, kind: type[T], form: str, version: int, *, name: st
         PlanError: not JSON, of another format or version, or not as the type says; `problems` holds every finding with
             line, column and path.
     """
-    content, found = document(text, name)
-    require_form(found, form, (version,), name)
+    content, fields = document(text, name)
+    require_form(fields, form, (version,), name)
     return validated(content, kind, name=name)
 
 
-def require_form(found: dict[str, Any], form: str, versions: Sequence[int], name: str) -> None:
+def require_form(fields: dict[str, Any], form: str, versions: Sequence[int], name: str) -> None:
     """Refuse a document of another format or version.
 
     Raises:
-        PlanError: says what the file says and what can be read.
+        PlanError: it names the format or version of the file and those that can be read.
     """
-    if found.get("format") != form:
+    if fields.get("format") != form:
         kind = form.removeprefix("shardplan-")
         raise PlanError(f"not a {kind} file", where=name, hint=f'a {kind} says "format": "{form}"')
-    if found.get("version") not in versions:
+    if fields.get("version") not in versions:
         raise PlanError(
-            f"{form.removeprefix('shardplan-')} schema version {found.get('version')!r} cannot be read, only "
+            f"{form.removeprefix('shardplan-')} schema version {fields.get('version')!r} cannot be read, only "
             f"{' and '.join(map(str, versions))}",
             where=name, hint=MAKE_AGAIN,
         )  # fmt: skip
@@ -89,7 +89,7 @@ def validated(content: str, kind: type[T], *, name: str, shown: str = "") -> T:
         content: the text.
         kind: the dataclass.
         name: what errors call it.
-        shown: the text that lines and columns of errors are of, where `content` is not what stands in the file.
+        shown: the text of the file, for lines and columns of errors, if `content` is not that text.
 
     Raises:
         PlanError: not as the type says; `problems` holds every finding with line, column and path.
@@ -126,18 +126,18 @@ def _decode(text: str | bytes, name: str) -> str:
 
 
 def document(text: str | bytes, name: str) -> tuple[str, dict[str, Any]]:
-    """The text and the JSON object that it is.
+    """The decoded text and the JSON object in it.
 
     Raises:
-        PlanError: no JSON object, a key twice in one, or numbers out of range.
+        PlanError: no JSON object, a repeated key, or numbers out of range.
     """
     content, repeated = _decode(text, name), list[str]()
 
     def pairs(items: Pairs) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) < len(items):
+        by_key = dict(items)
+        if len(by_key) < len(items):
             repeated.extend(key for key, count in Counter(key for key, _ in items).items() if count > 1)
-        return found
+        return by_key
 
     try:
         read = read_json(content, pairs=pairs)
@@ -166,7 +166,7 @@ def _problem(
 
 
 def _known_keys(path: KeyPath, schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys that a schema knows at a path."""
+    """Keys that a schema allows at a path."""
     node: Any = schema
     for part in path:
         node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
@@ -184,17 +184,17 @@ def positions(text: str) -> dict[KeyPath, tuple[int, int]]:
     starts = [0]
     for content in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(content))
-    found: dict[KeyPath, tuple[int, int]] = {}
+    places: dict[KeyPath, tuple[int, int]] = {}
     line = 0
     for path, offset in _values(text):
         while line + 1 < len(starts) and starts[line + 1] <= offset:
             line += 1
-        found.setdefault(path, (line + 1, offset - starts[line] + 1))
-    return found
+        places.setdefault(path, (line + 1, offset - starts[line] + 1))
+    return places
 
 
 def nearest(path: KeyPath, places: dict[KeyPath, tuple[int, int]]) -> tuple[int, int]:
-    """Position of the deepest value on the way to a path: of the object that lacks a key, for a missing one."""
+    """Position of the value at a path, or of the deepest enclosing value where a key is missing."""
     while path and path not in places:
         path = path[:-1]
     return places.get(path, (1, 1))
@@ -209,7 +209,7 @@ def readable(path: Sequence[str | int]) -> str:
 
 
 def _values(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Every value's path and offset, in order of the text; iterative, so that depth is no limit."""
+    """Path and offset of every value, in order of the text; iterative, so that nesting depth is not limited."""
     decoder = json.JSONDecoder()
     path: list[str | int] = []
     numbers: list[int] = []
@@ -243,7 +243,7 @@ def _values(text: str) -> Iterator[tuple[KeyPath, int]]:
 
 WIDTH = 120
 _OPEN_LEVELS = 2
-"""Objects this deep have a line for each key; in deeper ones short values share lines."""
+"""Objects up to this depth have a line for each key; in deeper ones short values share lines."""
 _FEW = 32
 """Longest list that shares a line with other items."""
 
@@ -254,7 +254,7 @@ def compact(value: Any) -> str:  # noqa: ANN401
 
 
 def pretty(value: Any, indent: int = 0, used: int = 0) -> str:  # noqa: ANN401
-    """JSON text with keys in the given order; `used` characters of the first line are already taken."""
+    """JSON text with keys in the given order; `used` is the number of characters before it on its first line."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if not isinstance(value, (dict, list)) or not value or indent + used + len(line) < WIDTH:
         return line
@@ -270,7 +270,7 @@ def pretty(value: Any, indent: int = 0, used: int = 0) -> str:  # noqa: ANN401
 
 
 def _is_short(value: Any) -> bool:  # noqa: ANN401
-    """Whether an item of a list shares lines with others: a number, a word, or a list of few of them (a rank group)."""
+    """True if a list item may share a line: a number, a text, or a short list of these (a rank group)."""
     if isinstance(value, list):
         return len(value) <= _FEW and not any(isinstance(item, (dict, list)) for item in value)
     return not isinstance(value, dict)
@@ -308,7 +308,7 @@ _ATTRIBUTE = re.compile(r"^ {4}([a-z_0-9]+): (.*)$")
 
 
 def described(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with `$schema`, and every description split into what the object and what each property means."""
+    """The schema with `$schema`, and docstrings split into descriptions of objects and of properties."""
     result = {"$schema": _DIALECT, **_described(schema)}
     result["$defs"] = {name: _described(entry) for name, entry in schema.get("$defs", {}).items()}
     return result
@@ -331,15 +331,15 @@ def _described(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its `Attributes:`, on one line, and what it says of each attribute."""
+    """(head, attributes) of a docstring: the text before `Attributes:` on one line, and the text of each attribute."""
     head, _, tail = inspect.cleandoc(text).partition("Attributes:")
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     last = ""
     for line in tail.splitlines():
         match = _ATTRIBUTE.match(line)
         if match:
             last = match[1]
-            found[last] = match[2]
+            attributes[last] = match[2]
         elif last and line.strip():
-            found[last] += " " + line.strip()
-    return " ".join(head.split()), found
+            attributes[last] += " " + line.strip()
+    return " ".join(head.split()), attributes

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, as data: where the time goes, what fills memory, what else was priced and what is proven."""
+"""Explain a plan as data: where time and memory go, which plans were rejected, what is proven."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from planner.schedules import WeightPolicy
 from planner.units import format_seconds, plural
 
 ROUNDING = 1e-7
-"""Share of an iteration that the rounding of a plan's figures explains."""
+"""TimePart of an iteration that the rounding of a plan's figures explains."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A part of the iteration as a device of the bottleneck stage spends it: name, seconds, fraction of the whole."""
+class TimePart:
+    """A part of an iteration of a device of the bottleneck stage: name, seconds, fraction of the iteration."""
 
     name: str
     seconds: float
@@ -66,7 +66,7 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A plan that was not chosen.
+    """An alternative to the plan that was priced.
 
     Attributes:
         label: what it is.
@@ -136,7 +136,7 @@ class Explanation:
     bubble_fraction: float
     bubble_convention: str
     bottleneck: int
-    shares: tuple[Share, ...]
+    shares: tuple[TimePart, ...]
     stages: tuple[StageView, ...]
     rivals: tuple[Rival, ...]
     bound_s: float
@@ -161,15 +161,15 @@ _PREDICTED = (
     "iteration_s", "simulated_iteration_s", "measured_error", "samples_per_s", "bubble_fraction", "bubble_convention",
     "bottleneck", "bound_s", "gap", "proven_optimal", "line_bound_s", "space",
 )  # fmt: skip
-"""What an explanation says as the plan's predictions do."""
+"""Fields that an explanation copies from the plan's predictions."""
 
 
 def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> Explanation:
-    """Read the reasons off a plan.
+    """Explain a plan.
 
     Args:
         plan: the plan.
-        graph: the model at the plan's micro-batch size; with the cluster it says what other splits of operators cost.
+        graph: the model at the plan's micro-batch size; with model and cluster, other splits of operators are priced.
         cluster: the hardware.
 
     Raises:
@@ -205,7 +205,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
 
 
 def _advice(plan: Plan, graph: Graph, cluster: Cluster) -> str:
-    """What sizes of the model cost time by themselves."""
+    """Advice on sizes of the model that kernels handle slowly; "" for none."""
     options = plan.options
     return alignment_advice(
         graph, cluster.devices[0], precision=options.precision, fused_attention=options.fused_attention
@@ -217,25 +217,25 @@ def plan_shape(plan: Plan) -> str:
     return words_of(plan.configuration, plan.schedule.name)
 
 
-def _shares(plan: Plan) -> tuple[Share, ...]:
+def _shares(plan: Plan) -> tuple[TimePart, ...]:
     """The iteration of one device of the bottleneck stage, in parts that add up to it."""
     predictions = plan.predictions
     stage, terms = plan.stages[predictions.bottleneck], predictions.stages[predictions.bottleneck]
     count = plan.micro_batches.count // len(stage.replicas)
-    inside_s, _, again_s = plan.inside_s(stage.index)
+    inside_s, _, repeated_s = plan.inside_s(stage.index)
     parts = [
         ("forward and backward", count * (terms.forward_s + terms.backward_s - terms.recompute_s - inside_s)),
-        ("recomputation", count * (terms.recompute_s - again_s)),
-        ("communication inside a group", count * (inside_s + again_s)),
+        ("recomputation", count * (terms.recompute_s - repeated_s)),
+        ("communication inside a group", count * (inside_s + repeated_s)),
         ("activations and gradients in transfer", count * (terms.receive_s + terms.return_s)),
         ("gradient synchronisation not hidden", terms.exposed_sync_s - terms.tied_sync_s),
         ("summing gradients of tied weights", terms.tied_sync_s),
         ("optimizer step", terms.update_s),
     ]
-    rest = predictions.iteration_s - sum(seconds for _, seconds in parts)
-    rest = rest if rest > ROUNDING * predictions.iteration_s else 0.0
-    parts.append(("waiting for other stages (fill, drain, their tails)", rest))
-    return tuple(Share(name, seconds, seconds / predictions.iteration_s) for name, seconds in parts if seconds > 0)
+    waiting_s = predictions.iteration_s - sum(seconds for _, seconds in parts)
+    waiting_s = waiting_s if waiting_s > ROUNDING * predictions.iteration_s else 0.0
+    parts.append(("waiting for other stages (fill, drain, their tails)", waiting_s))
+    return tuple(TimePart(name, seconds, seconds / predictions.iteration_s) for name, seconds in parts if seconds > 0)
 
 
 def _stage_view(plan: Plan, stage: Stage) -> StageView:
@@ -257,63 +257,64 @@ def _stage_view(plan: Plan, stage: Stage) -> StageView:
 
 
 def _rival(plan: Plan, other: Alternative) -> Rival:
-    own_s, other_s = plan.compared_s(other)
-    ratio = None if other_s is None else other_s / own_s
+    plan_s, other_s = plan.compared_s(other)
+    ratio = None if other_s is None else other_s / plan_s
     shape = words_of(alternative_configuration(other, len(plan.block_table)), other.schedule)
     return Rival(other.label, shape, other_s, ratio, _differences(plan, other), other.infeasible)
 
 
 def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
-    """What an alternative does otherwise, each in a few words."""
+    """How an alternative differs from the plan, each difference in a few words."""
     replicas = tuple(len(stage.replicas) // plan.copies for stage in plan.stages)
     starts = tuple(stage.blocks[0] for stage in plan.stages)
     recomputed = tuple(stage.index for stage in plan.stages if stage.recompute)
     zero = max((stage.zero for stage in plan.stages), default=0)
-    found = []
+    differences = []
     if len(other.starts) != len(starts):
-        found.append(f"{plural(len(other.starts), 'stage')} instead of {len(starts)}")
+        differences.append(f"{plural(len(other.starts), 'stage')} instead of {len(starts)}")
     elif other.starts != starts:
         moved = sum(a != b for a, b in zip(starts, other.starts, strict=True))
-        found.append(f"{plural(moved, 'cut')} elsewhere")
+        differences.append(f"{plural(moved, 'cut')} elsewhere")
     own_data = [plan.copies * count for count in replicas]
     other_data = [other.copies * count for count in other.replicas]
     if set(own_data) != set(other_data) or (len(own_data) == len(other_data) and own_data != other_data):
-        found.append(f"DP {_said(other_data)} instead of {_said(own_data)}")
+        differences.append(f"DP {_one_or_all(other_data)} instead of {_one_or_all(own_data)}")
     if other.micro_batch != plan.micro_batches.size:
-        found.append(f"micro-batch {other.micro_batch} instead of {plan.micro_batches.size}")
+        differences.append(f"micro-batch {other.micro_batch} instead of {plan.micro_batches.size}")
     if other.schedule != plan.schedule.name:
-        found.append(f"{other.schedule} instead of {plan.schedule.name}")
+        differences.append(f"{other.schedule} instead of {plan.schedule.name}")
     if len(other.recompute) != len(recomputed):
-        found.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
+        differences.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
     elif other.recompute != recomputed and len(other.starts) == len(starts):
-        found.append("recompute in other stages")
-    ours_again, theirs_again = (
-        " and ".join(sorted(filter(None, set(each)))) or "no module alone"
-        for each in ([",".join(stage.repeats) for stage in plan.stages], other.repeats)
+        differences.append("recompute in other stages")
+    plan_repeats, other_repeats = (
+        " and ".join(sorted(filter(None, set(names)))) or "no module alone"
+        for names in ([",".join(stage.repeats) for stage in plan.stages], other.repeats)
     )
-    if ours_again != theirs_again:
-        found.append(f"recompute {theirs_again} instead of {ours_again}")
-    widths = {stage.group_ranks for stage in plan.stages}
-    others = set(other.ranks) or {1}
-    if widths != others:
+    if plan_repeats != other_repeats:
+        differences.append(f"recompute {other_repeats} instead of {plan_repeats}")
+    plan_ranks = {stage.group_ranks for stage in plan.stages}
+    other_ranks = set(other.ranks) or {1}
+    if plan_ranks != other_ranks:
         word = "TP" if other.context * other.expert == 1 and not _dealt(plan) else "ranks a replica"
-        found.append(f"{word} {short_list(sorted(others))} instead of {short_list(sorted(widths))}")
+        differences.append(f"{word} {short_list(sorted(other_ranks))} instead of {short_list(sorted(plan_ranks))}")
     if other.zero != zero:
-        found.append(f"ZeRO-{other.zero} instead of ZeRO-{zero}")
-    return tuple(found)
+        differences.append(f"ZeRO-{other.zero} instead of ZeRO-{zero}")
+    return tuple(differences)
 
 
-def _said(values: Sequence[int]) -> str:
-    """One number where all are equal, else all."""
+def _one_or_all(values: Sequence[int]) -> str:
+    """One number where all values are equal, else a list of them."""
     return str(values[0]) if len(set(values)) == 1 else short_list(values)
 
 
 def _dealt(plan: Plan) -> bool:
-    """Whether steps or experts are dealt to the ranks of a replica."""
+    """True if a stage has context or expert parallelism."""
     return any(stage.context * stage.expert > 1 for stage in plan.configuration.stages)
 
 
 def _assumptions(plan: Plan) -> tuple[str, ...]:
+    """What the plan's figures assume, a sentence each."""
     options = plan.options
     loss = "the graph computes the loss" if plan.model.loss is Loss.IN_GRAPH else "a loss is put on the model's outputs"
     return (
@@ -330,7 +331,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
 
 
 def _formats(name: str) -> tuple[str, ...]:
-    """In which products a narrow format is assumed."""
+    """Which products use a format below bf16; empty where none does."""
     try:
         narrow = precision(name).narrow
     except UsageError as error:
@@ -341,13 +342,13 @@ def _formats(name: str) -> tuple[str, ...]:
 
 
 def _software(plan: Plan) -> tuple[str, ...]:
-    """Whose host times, kernels and overlap are assumed."""
+    """The software stack that the figures assume; empty where none is named."""
     stack = plan.hardware.stack
     return (f"host times, kernels and overlap are those of the stack {stack}",) if stack else ()
 
 
 def _exchange(plan: Plan) -> str:
-    """How far gradients travel beside work."""
+    """How gradient exchange overlaps with work."""
     if plan.exchange is not None:
         seconds, exposed = (format_seconds(s) for s in (plan.exchange.seconds, plan.exchange.exposed_s))
         return f"gradients travel by {plan.exchange.scheme} for {seconds}, of which {exposed} are not hidden"
@@ -359,31 +360,32 @@ def _exchange(plan: Plan) -> str:
 
 
 def _semantics(plan: Plan) -> Iterator[str]:
-    """Whose rules the plan follows, and in what training differs from that on one device."""
+    """Rules of a published system, and where training differs from training on one device."""
     if plan.schedule.transfers == "overlapped":
         yield "transfers between stages occupy their link alone, not the ranks at its ends"
     if plan.schedule.weight_policy != WeightPolicy.SYNC:
-        old, kept = max(plan.schedule.staleness, default=0), max(plan.schedule.versions, default=1)
+        updates_old, versions_kept = max(plan.schedule.staleness, default=0), max(plan.schedule.versions, default=1)
         yield (
-            f"asynchronous: gradients are up to {plural(old, 'update')} old, up to {plural(kept, 'version')} of the "
-            "weights are kept; how many more samples that takes is not known"
+            f"asynchronous: gradients are up to {plural(updates_old, 'update')} old, up to "
+            f"{plural(versions_kept, 'version')} of the weights are kept; how many more samples that takes is not known"
         )
     if plan.system is not None:
         yield f"chosen by the rules of {plan.system.title} ({plan.system.source})"
-        yield from (f"{topic.replace('_', ' ')}: {told}" for topic, told in sorted(plan.system.tells.items()))
+        yield from (f"{topic.replace('_', ' ')}: {fact}" for topic, fact in sorted(plan.system.tells.items()))
         yield from plan.system.notes
 
 
 def _recomputation(plan: Plan) -> tuple[str, ...]:
-    """What a recomputed stage does not compute again."""
+    """What is recomputed, and what is kept instead."""
     kept = [plan.block_table[block].name for stage in plan.stages for block in stage.kept_blocks]
     modules = tuple(dict.fromkeys(name for stage in plan.stages for name in stage.repeats))
-    said = (f"{', '.join(modules)} run forward again before their backward; what they read is kept",) if modules else ()
+    repeats = f"{', '.join(modules)} run forward again before their backward; what they read is kept"
+    module_words = (repeats,) if modules else ()
     if not any(stage.recompute for stage in plan.stages):
-        return said
-    less = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
-    layers = f"a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward{less}"
-    return (layers, *said)
+        return module_words
+    exception = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
+    words = "a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward"
+    return (words + exception, *module_words)
 
 
 def _dropout(plan: Plan) -> str:

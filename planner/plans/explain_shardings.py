@@ -1,8 +1,8 @@
-"""How groups of ranks share the work, in figures, and why operators are split as they are.
+"""How groups of ranks share the work, in figures, and what other splits of their operators would cost.
 
-An operator's reason is what its block would cost at best if it were split otherwise. The block's other operators, its
-tensors and weights choose freely; its boundaries stay as they are. Of the answers that hold no more weights and no more
-kept activations than the plan the fastest counts, or where there is none the fastest of all.
+The cost of another split of an operator is that of the fastest block with this split. The block's other operators,
+tensors and weights choose freely; its boundaries stay as they are. Answers that hold more weights or kept activations
+than the plan count only where there is no other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from planner.errors import PlanError, UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
-from planner.plans.rebuild import Rebuilt, rebuild
+from planner.plans.rebuild import RebuiltSharding, rebuild
 from planner.plans.shardings import ShardedBlock, Sharding
 from planner.plans.types import Plan
 from planner.plans.words import module_ranges, significant
@@ -24,7 +24,7 @@ from planner.sharding import ShardingProblem, Strategy, Verdict, WeightChoice, e
 from planner.sharding.elimination import Factor, minima
 
 MOST_EXCHANGES = 8
-"""Costliest collectives that are shown of a sharding."""
+"""Collectives that are shown of a sharding, the costliest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +150,21 @@ def _group(plan: Plan, sharding: Sharding) -> GroupView:
 
 
 def _dealt(sharding: Sharding) -> tuple[DealtView, ...]:
-    found: dict[tuple[str, int, int, tuple[str, ...]], list[str]] = {}
+    weights_by_kind: dict[tuple[str, int, int, tuple[str, ...]], list[str]] = {}
     for entry in sharding.blocks:
         for h in entry.holdings:
-            found.setdefault((h.what, h.count, h.each, h.axes), []).extend([h.weight] * len(entry.members()))
+            weights_by_kind.setdefault((h.what, h.count, h.each, h.axes), []).extend([h.weight] * len(entry.members()))
     return tuple(
         DealtView(what, weights[0], len(weights), count, each, axes)
-        for (what, count, each, axes), weights in found.items()
+        for (what, count, each, axes), weights in weights_by_kind.items()
     )
 
 
 def _blocks(plan: Plan, sharding: Sharding) -> Sequence[SharedBlockView]:
-    found = []
+    views = []
     for entry in sharding.blocks:
         figures, names = entry.figures, [plan.block_table[block].name for block, _ in entry.members()]
-        found.append(
+        views.append(
             SharedBlockView(
                 modules=module_ranges(names),
                 blocks=len(names),
@@ -176,27 +176,27 @@ def _blocks(plan: Plan, sharding: Sharding) -> Sequence[SharedBlockView]:
                 kept_bytes=figures.saved_bytes,
             )
         )
-    return found
+    return views
 
 
 def _exchanges(sharding: Sharding) -> list[ExchangeView]:
-    """Collectives of all entries, those that take most over all blocks first."""
-    found = [
+    """Collectives of all entries, sorted by their seconds over all blocks, longest first."""
+    views = [
         ExchangeView(
             c.of, len(entry.members()), c.reason, c.phase, c.kind, c.axes, c.level, c.payload_bytes, c.times, c.seconds
         )
         for entry in sharding.blocks
         for c in entry.collectives
     ]
-    return sorted(found, key=lambda e: (-e.seconds * e.blocks, e.of, e.phase))
+    return sorted(views, key=lambda e: (-e.seconds * e.blocks, e.of, e.phase))
 
 
 MOST_OPERATORS = 3
-"""Costliest operators of a block that are looked at."""
+"""Operators of a block that are explained, the costliest ones."""
 MOST_RIVALS = 5
-"""Other splits of an operator that are told."""
+"""Other splits of an operator that are listed at most."""
 _WORTH = tuple(itertools.product((0.0, 0.03, 0.3, 1000.0), repeat=2))
-"""Prices of kept activations and of weights: what the plan holds costs that many times its seconds."""
+"""Pairs of prices for kept activations and weights: what the plan holds costs so many times its seconds."""
 _SLACK = 1e-6
 
 
@@ -286,16 +286,16 @@ def split_reasons(plan: Plan, graph: Graph, cluster: Cluster, *, most: int = MOS
 
 
 class _SplitBlock:
-    """One kind of block: its problem with the boundaries as they are, and the plan's own answer."""
+    """One sharding entry: its problem with fixed boundaries, and the plan's answer to it."""
 
-    def __init__(self, rebuilt: Rebuilt, entry: ShardedBlock) -> None:
+    def __init__(self, rebuilt: RebuiltSharding, entry: ShardedBlock) -> None:
         self.rebuilt, self.entry = rebuilt, entry
         self.setting, decision = rebuilt.part(entry), rebuilt.decision(entry)
         free = formulate(self.setting, rebuilt.facts)
         wrong = [n for n, c in zip(free.names, free.choices, strict=True) if decision.get(n) not in c]
         if wrong:
             raise PlanError(
-                f"{wrong[0].removeprefix('op:')!r} is not sharded in a way that it can be",
+                f"{wrong[0].removeprefix('op:')!r} is sharded in a way that is not legal",
                 where="shardings",
                 hint="`shardplan check` with model and hardware tells all",
             )
@@ -333,27 +333,27 @@ class _SplitBlock:
                 )
 
     def _costliest(self, most: int) -> list[tuple[float, int]]:
-        """(seconds of a rank, operator) of those with most work to share."""
-        found = []
+        """(seconds of a rank, operator) of the operators with the most unsplit work."""
+        ranked = []
         for i in self.setting.members:
             choice = self.problem.choices[v := self.at[f"op:{self.rebuilt.graph.nodes[i].key}"]][self.chosen[v]]
-            whole = self.setting.nodes_s(1.0)
+            unsplit = self.setting.nodes_s(1.0)
             if isinstance(choice, Strategy):
-                own = self.setting.nodes_s(choice.share)
-                found.append((float(whole[0][i] + whole[1][i]), float(own[0][i] + own[1][i]), i))
-        found.sort(key=lambda each: (-each[0], each[2]))
-        return [(own_s, i) for _, own_s, i in found[:most]]
+                split = self.setting.nodes_s(choice.share)
+                ranked.append((float(unsplit[0][i] + unsplit[1][i]), float(split[0][i] + split[1][i]), i))
+        ranked.sort(key=lambda item: (-item[0], item[2]))
+        return [(rank_s, i) for _, rank_s, i in ranked[:most]]
 
     def _rivals(self, v: int, split: Strategy) -> list[SplitRival]:
-        """The best answers of the block for other ways to split an operator."""
+        """The fastest answers of the block for each other split of an operator."""
         problem, last = self.problem, len(self.problem.names)
         prices = self._prices()
-        owns = [
+        variable_costs = [
             Factor((u, last), time[:, None] + kept[:, None] * prices[:, int(self._is_weight(u))])
             for u, (time, kept) in enumerate(zip(problem.seconds, problem.bytes, strict=True))
         ]
-        found = minima((*problem.sizes, len(prices)), [*owns, *problem.links], (v, last))
-        if found is None:
+        cheapest = minima((*problem.sizes, len(prices)), [*variable_costs, *problem.links], (v, last))
+        if cheapest is None:
             return []
         groups: dict[tuple[str, ...], list[int]] = {}
         for c, choice in enumerate(problem.choices[v]):
@@ -362,9 +362,9 @@ class _SplitBlock:
         best: list[tuple[tuple[bool, float], tuple[str, ...], tuple[int, ...]]] = []
         for splits, choices in groups.items():
             answers = {
-                found.choices((choices[int(found.totals[choices, p].argmin())], p))[:last]
+                cheapest.choices((choices[int(cheapest.totals[choices, p].argmin())], p))[:last]
                 for p in range(len(prices))
-                if np.isfinite(found.totals[choices, p]).any()
+                if np.isfinite(cheapest.totals[choices, p]).any()
             }
             if answers:
                 rank, answer = min((self._rank(answer), answer) for answer in answers)
@@ -373,7 +373,7 @@ class _SplitBlock:
         return [self._rival(splits, self._judged(answer)) for _, splits, answer in best[:MOST_RIVALS]]
 
     def _prices(self) -> np.ndarray:
-        """[prices, 2] seconds a byte of kept activations and of weights."""
+        """Array [price, 2]: seconds per byte of kept activations and of weights."""
         units = [self.verdict.seconds / max(1.0, size) for size in self._held(self.verdict)]
         return np.asarray([[a * units[1], w * units[0]] for a, w in _WORTH])
 
@@ -388,7 +388,7 @@ class _SplitBlock:
         return verdict.weight_bytes, verdict.activation_bytes
 
     def _rank(self, answer: Sequence[int]) -> tuple[bool, float]:
-        """What answers are chosen by: those that hold more than the plan last, then by time."""
+        """Sort key of answers: those that hold more than the plan last, then by seconds."""
         problem, held = self.problem, [0.0, 0.0]
         seconds = sum(float(f.table[tuple(answer[u] for u in f.variables)]) for f in problem.links)
         for v, c in enumerate(answer):
@@ -398,20 +398,20 @@ class _SplitBlock:
         return any(new > old * (1 + _SLACK) for new, old in zip(held, limits, strict=True)), seconds
 
     def _rival(self, splits: tuple[str, ...], verdict: Verdict) -> SplitRival:
-        own = self.verdict
-        more_s, more_work_s = verdict.seconds - own.seconds, verdict.compute_s - own.compute_s
+        planned = self.verdict
+        more_s, more_work_s = verdict.seconds - planned.seconds, verdict.compute_s - planned.compute_s
         return SplitRival(
             splits=splits,
             more_s=significant(more_s, 6),
             more_work_s=significant(more_work_s, 6),
             more_communication_s=significant(more_s - more_work_s, 6),
-            more_weight_bytes=significant(verdict.weight_bytes - own.weight_bytes),
-            more_kept_bytes=significant(verdict.activation_bytes - own.activation_bytes),
+            more_weight_bytes=significant(verdict.weight_bytes - planned.weight_bytes),
+            more_kept_bytes=significant(verdict.activation_bytes - planned.activation_bytes),
         )
 
 
-def split_words(rebuilt: Rebuilt, i: int, split: Strategy) -> str:
-    """A split in words: which operands are cut along which dimension, and what becomes of the result."""
+def split_words(rebuilt: RebuiltSharding, i: int, split: Strategy) -> str:
+    """A split in words: the cut operands and dimensions by mesh axis, and the layout of the result."""
     node, graph, names = rebuilt.graph.nodes[i], rebuilt.graph, rebuilt.mesh.names
     words = []
     for axis, name in enumerate(names):

@@ -1,6 +1,6 @@
-"""The numbers of a plan: what it is expected to do, what else was priced, how the operators were treated, its headline.
+"""The figures of a plan: predictions, alternatives, coverage of operators, headline.
 
-The headline has the figures that people compare training runs by, the same wherever an answer is shown. MFU is model
+The headline has the figures by which people compare training runs, the same wherever a plan is shown. MFU is model
 FLOPs utilisation as PaLM defines it (Chowdhery et al. 2022, appendix B): the matrix work of forward and backward of the
 model, without what is recomputed, over the time of a step and the dense peak of the devices at work in the format that
 products with weights multiply in. Attention counts in full, also under a causal mask.
@@ -152,7 +152,7 @@ class Predictions:
 
     @property
     def reached_s(self) -> float:
-        """The time that bound and gap are about: the simulated one, where it is known."""
+        """Seconds that bound and gap refer to: the simulated iteration time, if it is known."""
         return self.iteration_s if self.simulated_iteration_s is None else self.simulated_iteration_s
 
 
@@ -244,14 +244,14 @@ class Coverage:
 
 
 def gap_to(bound_s: float, reached_s: float) -> float:
-    """How far a bound lies below a time, as a part of that; 0 where it does not."""
+    """(reached - bound) / reached, at least 0: how far the bound lies below the time."""
     return max(0.0, 1 - bound_s / reached_s) if reached_s > 0 else 0.0
 
 
 GIB = 1 << 30
 HOUR_S = 3600.0
 TOKENS_PRICED, SAMPLES_PRICED = 1e12, 1e6
-"""Tokens, and samples of a model without tokens, that a price is said for."""
+"""Number of tokens, or of samples for a model without tokens, that a price is given for."""
 _INTEGERS = (DType.INT64, DType.INT32)
 
 
@@ -308,7 +308,7 @@ class Headline:
         return sum(self.devices.values())
 
     def at(self, iteration_s: float, error: MeasuredError | None = None) -> Headline:
-        """The same where a step takes so long, with the interval of an error."""
+        """The headline at another iteration time, with the interval that a measured error gives."""
         low, high = (error.low, error.high) if error else (None, None)
         return _figured(
             dataclasses.replace(
@@ -320,7 +320,7 @@ class Headline:
         )
 
     def priced(self, dollars_per_device_hour: float) -> Headline:
-        """The same at another price of a device and hour, in US dollars."""
+        """The headline at another price of a device-hour, in US dollars."""
         return _figured(dataclasses.replace(self, dollars_per_hour=dollars_per_device_hour * self.device_count))
 
     def __str__(self) -> str:
@@ -329,14 +329,14 @@ class Headline:
 
     @property
     def subject(self) -> str:
-        """What the figures are of: model, devices, sequence, work of a step."""
+        """The job: model, devices, sequence length, samples or tokens of a step."""
         devices = " + ".join(f"{count} x {name}" for name, count in self.devices.items())
         work = f"seq {self.sequence}, {short_count(self.tokens_per_step)} tokens a step"
         return f"{self.model}, {devices}, {work if self.sequence else f'{self.global_batch} samples a step'}"
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Time, rate, MFU, memory and price, each with its unit; what is not known is left out."""
+        """Time, rate, MFU, memory and price, each with its unit; unknown ones are left out."""
         rate = f"{_thousands(self.tokens_per_s_per_device)} tokens/s/device"
         if not self.sequence:
             rate = f"{_thousands(self.samples_per_s / self.device_count)} samples/s/device"
@@ -370,7 +370,7 @@ def headline_of(
     capacity_bytes: float,
     error: MeasuredError | None = None,
 ) -> Headline:
-    """The headline of a job that runs on some devices.
+    """The headline of a job on some of the cluster's devices.
 
     Args:
         graph: the model, at the batch of `prices`.
@@ -387,8 +387,8 @@ def headline_of(
     types = Counter(int(cluster.device_types[rank]) for rank in ranks)
     used = [(cluster.devices[kind], count) for kind, count in sorted(types.items())]
     rate_format = chosen.formats[-1]
-    known = all(device.price_per_hour for device, _ in used)
-    fits = [device.memory_bytes for device, _ in used if device.capacity_bytes >= capacity_bytes]
+    has_prices = all(device.price_per_hour for device, _ in used)
+    device_sizes = [device.memory_bytes for device, _ in used if device.capacity_bytes >= capacity_bytes]
     sequence = tokens_per_sample(graph, prices)
     flops = float(prices.forward_flops.sum() + prices.backward_flops.sum()) / prices.micro_batch
     bare = Headline(
@@ -398,18 +398,20 @@ def headline_of(
         iteration_s=0.0,
         samples_per_s=0.0,
         memory_bytes=round(memory_bytes),
-        device_bytes=min(fits, default=round(capacity_bytes)),
+        device_bytes=min(device_sizes, default=round(capacity_bytes)),
         sequence=sequence,
         tokens_per_step=sequence * global_batch,
         flops_per_sample=significant(flops),
         peak_flop_per_s=sum(count * device.matrix_flop_per_s.get(rate_format, 0.0) for device, count in used),
-        dollars_per_hour=significant(sum(count * device.price_per_hour for device, count in used)) if known else 0.0,
+        dollars_per_hour=significant(sum(count * device.price_per_hour for device, count in used))
+        if has_prices
+        else 0.0,
     )
     return bare.at(iteration_s, error)
 
 
 def _figured(bare: Headline) -> Headline:
-    """The figures that follow from work, time, devices and price."""
+    """The headline with the figures that follow from work, time, devices and price."""
     per_s = bare.global_batch / bare.iteration_s
     flop_per_s, tokens_per_s, hourly = bare.flops_per_sample * per_s, bare.sequence * per_s, bare.dollars_per_hour
     return dataclasses.replace(
@@ -426,8 +428,8 @@ def _figured(bare: Headline) -> Headline:
 def tokens_per_sample(graph: Graph, prices: Profile) -> int:
     """Tokens of a sample; 0 for a model without tokens.
 
-    They are the steps of the longest input of whole numbers `[batch, steps]` for each of which some weights are
-    multiplied: rows of images and of categories that tables are looked up for are no tokens.
+    Tokens are the steps of the longest integer input `[batch, steps]`, if some weights are multiplied with each step:
+    rows of images and indices of embedding tables alone are no tokens.
     """
     inputs = (t for t in graph.tensors.values() if t.kind is TensorKind.INPUT and t.dtype in _INTEGERS)
     steps = max((t.shape[1] for t in inputs if len(t.shape) == 2), default=0)

@@ -1,7 +1,7 @@
 """Plans and configurations as JSON files: strict to read, canonical to write.
 
-Plan files of version 1 say their configuration in many places, from which it is put together; nothing else differs. A
-configuration file has it in full, as a plan file does, or by its degrees of parallelism, as people write it:
+A plan file of version 1 has no configuration section: the configuration is derived from its other parts; nothing else
+differs. A configuration file has it in full, as a plan file does, or by its degrees of parallelism:
 
 {"format": "shardplan-configuration", "version": 1, "degrees": {"tensor": 8, "pipeline": 4, "zero": 1}}
 """
@@ -37,7 +37,7 @@ _WRITTEN_AT_DEFAULT: Mapping[type, frozenset[str]] = {
     )),
     Predictions: frozenset(("tried_bound_s",)),
 }  # fmt: skip
-"""Fields that are written at their default, too; all others are left out of the file then."""
+"""Fields that are written even at their default value; all others are then left out of the file."""
 
 _UNHASHED = ("digest", "provenance")
 
@@ -80,7 +80,7 @@ def _digest(document: dict[str, Any], unhashed: tuple[str, ...] = ()) -> str:
 
 
 def seal(plan: Plan) -> Plan:
-    """The same plan with the digest that belongs to it."""
+    """The plan with the digest of its content."""
     return dataclasses.replace(plan, digest=digest_of(plan))
 
 
@@ -90,7 +90,7 @@ def dumps(plan: Plan) -> str:
 
 
 def loads(text: str | bytes, *, name: str = "plan") -> Plan:
-    """Read a plan from JSON text, also of version 1, which is given as version 2.
+    """Read a plan from JSON text; a plan of version 1 is converted to version 2.
 
     The digest is not compared: `validate` does that.
 
@@ -105,7 +105,7 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
     content, document = documents.document(text, name)
     documents.require_form(document, FORMAT, (VERSION1, SCHEMA_VERSION), name)
     old = document["version"] == VERSION1
-    body = json.dumps(_raised(document, name)) if old else content
+    body = json.dumps(_as_version2(document, name)) if old else content
     plan = documents.validated(body, Plan, name=name, shown=content)
     require_sizes(plan, name)
     try:
@@ -115,11 +115,11 @@ def loads(text: str | bytes, *, name: str = "plan") -> Plan:
                 entry.members()
     except PlanError as error:
         raise PlanError(error.problem.message, where=name, hint=error.problem.hint) from error
-    return _lifted(plan) if old else plan
+    return _with_configuration(plan) if old else plan
 
 
-def _lifted(plan: Plan) -> Plan:
-    """A plan of version 1 with its configuration; sealed anew where its digest was right."""
+def _with_configuration(plan: Plan) -> Plan:
+    """A plan read from version 1, with its configuration; sealed anew if its digest was right."""
     sealed = plan.digest == _digest({**to_document(plan), "version": VERSION1}, ("configuration",))
     plan = dataclasses.replace(plan, configuration=configuration_of(plan))
     return seal(plan) if sealed else plan
@@ -149,15 +149,15 @@ def json_schema() -> dict[str, Any]:
 
 
 MOST_MICRO_BATCHES = 1 << 24
-"""Micro-batches of an iteration at the most."""
+"""Limit on the micro-batches of an iteration."""
 MOST_ITERATIONS = 1 << 16
-"""Iterations that orders span at the most."""
+"""Limit on the iterations that orders span."""
 MOST_PARTS = 1 << 12
-"""Parts of a micro-batch at the most."""
+"""Limit on the parts of a micro-batch."""
 
 
 def require_sizes(plan: Plan, name: str) -> None:
-    """Refuse a plan that claims more ranks, micro-batches or iterations than can be, or lists that do not match.
+    """Refuse a plan with more ranks, micro-batches or iterations than the limits, or with lists of unequal length.
 
     O(stages + orders + alternatives).
 
@@ -171,7 +171,7 @@ def require_sizes(plan: Plan, name: str) -> None:
 
 
 def _findings(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Places, messages and hints."""
+    """(path, message, hint) for each such finding."""
     limits = (
         ("world_size", plan.world_size, 1, MOST_DEVICES),
         ("hardware.device_count", plan.hardware.device_count, 1, MOST_DEVICES),
@@ -181,9 +181,9 @@ def _findings(plan: Plan) -> Iterator[tuple[str, str, str]]:
         ("schedule.parts", plan.schedule.parts, 1, MOST_PARTS),
         *([("headline.devices", plan.headline.device_count, 1, MOST_DEVICES)] if plan.headline else []),
     )
-    for path, value, least, most in limits:
-        if not least <= value <= most:
-            yield path, f"is {value}", f"from {least} to {most:,} can be read"
+    for path, value, low, high in limits:
+        if not low <= value <= high:
+            yield path, f"is {value}", f"from {low} to {high:,} can be read"
     for i, order in enumerate(plan.schedule.orders):
         yield from _same_length(f"schedule.orders[{i}]", "first", order.first, "ranks", order.ranks)
     for i, other in enumerate(plan.alternatives):
@@ -201,12 +201,18 @@ def _same_length(
 
 VERSION1 = 1
 
-_NOTHING: dict[str, object] = {"stages": [], "copies": 1, "micro_batch": 1, "micro_batches": 1, "schedule": ""}
-"""Stands for the configuration until the rest of the file is read."""
+_EMPTY_CONFIGURATION: dict[str, object] = {
+    "stages": [],
+    "copies": 1,
+    "micro_batch": 1,
+    "micro_batches": 1,
+    "schedule": "",
+}
+"""Placeholder configuration until the other parts of the file are read."""
 
 
-def _raised(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """The document of a file of version 1 as one of version 2 whose configuration says nothing yet.
+def _as_version2(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """The document of a version 1 file as version 2, with an empty configuration.
 
     Raises:
         PlanError: it has a configuration already.
@@ -215,21 +221,21 @@ def _raised(document: dict[str, Any], name: str) -> dict[str, Any]:
         raise PlanError(
             "unknown key 'configuration'", where=name, hint=f"a file that has it is not of version {VERSION1}"
         )
-    return {**document, "version": SCHEMA_VERSION, "configuration": _NOTHING}
+    return {**document, "version": SCHEMA_VERSION, "configuration": _EMPTY_CONFIGURATION}
 
 
-def _dealt(plan: Plan, stage: int) -> tuple[int, int]:
-    """Ranks of a stage's groups that share the sequence, and to which samples and experts are dealt."""
+def _dealing_sizes(plan: Plan, stage: int) -> tuple[int, int]:
+    """Context-parallel and expert-parallel size of a stage's groups."""
     sharding = plan.sharding_of(stage)
     axes = {axis.name: axis.size for axis in sharding.axes} if sharding else {}
     return axes.get(AxisRole.CONTEXT, 1), axes.get(AxisRole.EXPERT, 1)
 
 
 def configuration_of(plan: Plan) -> Configuration:
-    """The configuration that the parts of a plan say: its stages, groups of ranks, micro-batches and orders.
+    """Derive the configuration from a plan's stages, groups of ranks, micro-batches and orders.
 
-    Workers whose ranks follow no rule get them one by one; where a rank has several stages, or the orders are the
-    user's own, copies are taken to stand in line.
+    Ranks that follow none of the placement rules are listed one by one. Where a rank has several stages, or the orders
+    are the user's own, copies are assumed to follow each other.
     """
     copies, width = max(1, plan.copies), plan.world_size // max(1, plan.copies)
     numbers = {sharding.name: number for number, sharding in enumerate(plan.shardings, 1)}
@@ -241,12 +247,12 @@ def configuration_of(plan: Plan) -> Configuration:
             stage.recompute,
             stage.group_ranks,
             numbers.get(stage.sharding, 0),
-            *_dealt(plan, stage.index),
+            *_dealing_sizes(plan, stage.index),
             repeats=stage.repeats,
         )
         for stage in plan.stages
     )
-    found = Configuration(
+    standard = Configuration(
         stages,
         copies,
         plan.micro_batches.size,
@@ -258,7 +264,7 @@ def configuration_of(plan: Plan) -> Configuration:
         transfers=Transfers(plan.schedule.transfers),
         exchange=plan.exchange.scheme if plan.exchange else "",
     )
-    said = [frozenset(stage.replicas) for stage in plan.stages]
+    groups_in_file = [frozenset(stage.replicas) for stage in plan.stages]
     one_by_one = tuple(
         rank
         for copy in range(copies)
@@ -266,13 +272,13 @@ def configuration_of(plan: Plan) -> Configuration:
         for group in stage.replicas[copy::copies]
         for rank in group
     )
-    others = [dataclasses.replace(found, adjacent=True)]
-    others += [dataclasses.replace(found, slice_devices=0, devices=one_by_one)] if alone else []
-    return next((each for each in (found, *others) if _places(each) == said), found)
+    candidates = [dataclasses.replace(standard, adjacent=True)]
+    candidates += [dataclasses.replace(standard, slice_devices=0, devices=one_by_one)] if alone else []
+    return next((candidate for candidate in (standard, *candidates) if _places(candidate) == groups_in_file), standard)
 
 
 def _places(configuration: Configuration) -> list[frozenset[tuple[int, ...]]]:
-    """Where stages stand, as far as a registered schedule says."""
+    """The groups of ranks of each stage that the schedule gives; empty where it is not registered."""
     try:
         return [frozenset(groups) for groups in lay_out(configuration).groups]
     except (UsageError, PlanError):
@@ -310,7 +316,7 @@ def configuration_document(configuration: Configuration | Degrees) -> dict[str, 
 
 
 def dump_configuration(configuration: Configuration | Degrees) -> str:
-    """A configuration as JSON text; the same one gives the same bytes."""
+    """The configuration as JSON text; equal configurations give equal bytes."""
     return documents.pretty(configuration_document(configuration)) + "\n"
 
 
@@ -345,7 +351,7 @@ def load_configuration(path: str | Path, graph: Graph | None = None) -> Configur
 def parse_configuration(
     text: str | bytes, graph: Graph | None = None, *, name: str = "configuration"
 ) -> Configuration | Degrees | Plan:
-    """The same from JSON text; `name` is what errors call it.
+    """Read a configuration from JSON text, as `load_configuration`; `name` is what errors call it.
 
     Raises:
         PlanError, JobError: as `load_configuration`.
@@ -356,17 +362,17 @@ def parse_configuration(
     documents.require_form(document, CONFIGURATION_FORMAT, (CONFIGURATION_VERSION,), name)
     edited = json.dumps(_numbered(document, graph)) if graph is not None else content
     read = documents.validated(edited, ConfigurationFile, name=name, shown=content)
-    found = read.configuration or read.degrees
-    if found is None or (read.configuration and read.degrees):
+    configuration = read.configuration or read.degrees
+    if configuration is None or (read.configuration and read.degrees):
         raise PlanError(
             "a configuration is given in full or by its degrees", where=name,
             hint='give one of the keys "configuration" and "degrees"',
         )  # fmt: skip
-    return found
+    return configuration
 
 
 def _numbered(document: dict[str, Any], graph: Graph) -> dict[str, Any]:
-    """The document with the numbers of the blocks that its stages name.
+    """The document with block names in its stages replaced by block numbers.
 
     Raises:
         JobError: the model has no block of a name, or several.
@@ -376,10 +382,10 @@ def _numbered(document: dict[str, Any], graph: Graph) -> dict[str, Any]:
     if not isinstance(configuration, dict) or not isinstance(stages, list):
         return document
     names = [block.name for block in build_chain(graph).blocks]
-    known = [
+    numbered_stages = [
         {**stage, **{key: block_number(stage[key], names) for key in _EDGES if isinstance(stage.get(key), str)}}
         if isinstance(stage, dict)
         else stage
         for stage in stages
     ]
-    return {**document, "configuration": {**configuration, "stages": known}}
+    return {**document, "configuration": {**configuration, "stages": numbered_stages}}

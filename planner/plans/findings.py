@@ -1,4 +1,4 @@
-"""What a check of a plan found, and values of its file held against what they should be."""
+"""Findings of plan checks, and the comparison of a plan file's values with expected ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from planner.plans.files import plain, to_document
 from planner.plans.types import Plan
 from planner.units import format_bytes, format_seconds
 
-AGAIN = "plan again instead of editing the file"
-"""The hint of a finding about a value that was changed."""
+PLAN_AGAIN = "plan again instead of editing the file"
+"""Hint of findings about values that were edited."""
 
 
 class Fault(StrEnum):
@@ -139,7 +139,7 @@ RELATIVE = 1e-6
 """Figures have nine digits; sums may differ in the last ones between machines."""
 
 ROUNDED = 1e-8
-"""Shares of a whole that follow from rounded figures."""
+"""Tolerance of fractions that are computed from rounded figures."""
 
 _LEFT_OUT = ("digest", "provenance")
 _SHOWN = 60
@@ -147,12 +147,12 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value that is not what it should be; `...` stands for a key that one side lacks.
+    """A value of the file that is not as expected; `...` stands for a key that one side lacks.
 
     Attributes:
-        path: where in the file.
-        said: in the file.
-        right: worked out anew.
+        path: place in the file.
+        said: the value in the file.
+        right: the expected value, worked out anew.
     """
 
     path: KeyPath
@@ -166,10 +166,10 @@ class Difference:
 
 
 Expected = tuple[Fault, KeyPath, object]
-"""The fault that it is where the value at a path of the file is not this one."""
+"""A fault, a path of the file, and the value expected there."""
 
 
-def mismatches(plan: Plan, expected: Iterable[Expected], hint: str = AGAIN) -> Iterator[Finding]:
+def mismatches(plan: Plan, expected: Iterable[Expected], hint: str = PLAN_AGAIN) -> Iterator[Finding]:
     """Findings about values of a plan's file that are not as expected."""
     for fault, path, right in expected:
         said = functools.reduce(_item, path, plan)
@@ -185,13 +185,13 @@ def _item(value: Any, key: str | int) -> Any:  # noqa: ANN401
 
 
 def stage_in(path: KeyPath) -> int:
-    """The stage that a path of the file is about, -1 for none."""
+    """The number of the stage that a path points into, -1 for none."""
     places = (b for a, b in itertools.pairwise(path) if a == "stages" and isinstance(b, int))
     return next(places, -1)
 
 
 def differences(plan: Plan, right: Plan) -> list[Difference]:
-    """All values in which a plan's file differs from another's, digest and provenance left out; O(size of the file)."""
+    """Values in which two plan files differ, apart from digest and provenance; O(size of the file)."""
     right = dataclasses.replace(right, model=right.model.comparable(plan.model))
     said, document = to_document(plan), to_document(right)
     keys = [key for key in dict.fromkeys((*said, *document)) if key not in _LEFT_OUT]
@@ -199,7 +199,7 @@ def differences(plan: Plan, right: Plan) -> list[Difference]:
 
 
 def compared(path: KeyPath, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
-    """The values at and below a path in which a document differs from another."""
+    """The differences between two documents at and below a path."""
     if isinstance(said, dict) and isinstance(right, dict):
         for key in dict.fromkeys((*said, *right)):
             yield from compared((*path, key), said.get(key, ...), right.get(key, ...))
@@ -211,8 +211,10 @@ def compared(path: KeyPath, said: Any, right: Any) -> Iterator[Difference]:  # n
 
 
 def _same(key: str, said: Any, right: Any) -> bool:  # noqa: ANN401
-    """Whether two values are the same but for rounding: of whole bytes one, though no bytes are not some; of other
-    figures the last digits."""
+    """True if two values differ by rounding at most.
+
+    Whole bytes may differ by one byte unless one of them is 0, floats in their last digits; all else must be equal.
+    """
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (said, right))
     if not numbers or said == right:
         return bool(said == right) and type(said) is type(right)
@@ -230,7 +232,7 @@ def _texts(said: Any, right: Any) -> bool:  # noqa: ANN401
 
 
 def _excerpts(said: str, right: str) -> tuple[str, str]:
-    """Both texts from shortly before the first character that differs."""
+    """Excerpts of both texts around the first character that differs."""
     if max(len(said), len(right)) <= _SHOWN:
         return said, right
     same = next((i for i, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), min(len(said), len(right)))
@@ -239,7 +241,7 @@ def _excerpts(said: str, right: str) -> tuple[str, str]:
 
 
 def _words(key: str, value: Any) -> str:  # noqa: ANN401
-    """A value for people."""
+    """A value as messages show it."""
     if value is ...:
         return "nothing"
     if isinstance(value, list):

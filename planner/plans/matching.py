@@ -1,7 +1,7 @@
-"""Which blocks and stages of one plan are those of another, by structure: one layer more moves no other layer.
+"""Match blocks and stages of two plans by structure, so that an inserted layer shows as one insertion.
 
-Blocks are matched in order by what they are (names without numbers, shapes of their weights), so that a layer that is
-inserted among equal ones is one insertion, though all numbers behind it shift.
+Blocks are aligned in order by names without numbers and by the shapes of their weights: the numbers of all blocks
+behind an insertion shift, but these blocks still match.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ranges = tuple[range, range]
 
 @dataclass(frozen=True, slots=True)
 class BlockMatch:
-    """The blocks of two plans held against each other.
+    """The matched blocks of two plans.
 
     Attributes:
         pairs: blocks of the same structure, by number in the old and in the new plan, ascending.
@@ -44,13 +44,13 @@ class BlockMatch:
 
 
 def structure(block: Block) -> Hashable:
-    """What makes two blocks alike: their operators' names without numbers, their weights' names, shapes and types."""
+    """Key that is equal for blocks alike: names of operators without numbers; names, shapes and types of weights."""
     weights = tuple((outline(p.name), p.shape, p.dtype, p.trainable, bool(p.tied_to)) for p in block.parameters)
     return outline(block.name), tuple(map(outline, block.nodes)), weights
 
 
 def shape(block: Block) -> Hashable:
-    """The same without any names, for models whose names all changed."""
+    """Like `structure` without names, for models whose names all changed."""
     return len(block.nodes), tuple((p.shape, p.dtype, p.trainable) for p in block.parameters)
 
 
@@ -62,27 +62,27 @@ def match_blocks(old: Sequence[Block], new: Sequence[Block]) -> BlockMatch:
     for gap in _aligned([structure(b) for b in old], [structure(b) for b in new], pairs):
         inner: list[tuple[int, int]] = []
         before, after = ([shape(blocks[i]) for i in at] for blocks, at in zip((old, new), gap, strict=True))
-        for left, right in _aligned(before, after, inner) if _renamed(old, new, gap) else [_whole(before, after)]:
+        for left, right in _aligned(before, after, inner) if _renamed(old, new, gap) else [_full_ranges(before, after)]:
             removed += [gap[0][i] for i in left]
             added += [gap[1][i] for i in right]
         pairs += [(gap[0][i], gap[1][j]) for i, j in inner]
     names = {new[j].name: j for j in added}
     changed = tuple((i, names[old[i].name]) for i in removed if old[i].name in names)
-    gone, come = {i for i, _ in changed}, {j for _, j in changed}
+    changed_old, changed_new = {i for i, _ in changed}, {j for _, j in changed}
     return BlockMatch(
         tuple(sorted(pairs)),
         changed,
-        tuple(i for i in removed if i not in gone),
-        tuple(j for j in added if j not in come),
+        tuple(i for i in removed if i not in changed_old),
+        tuple(j for j in added if j not in changed_new),
     )
 
 
 def _renamed(old: Sequence[Block], new: Sequence[Block], gap: Ranges) -> bool:
-    """Whether no name of a gap is found on both sides, so that blocks of equal shape may be the same renamed."""
+    """True if the two sides of a gap share no block name: then blocks of equal shape may have been renamed."""
     return not {old[i].name for i in gap[0]} & {new[j].name for j in gap[1]}
 
 
-def _whole(before: Sequence[Hashable], after: Sequence[Hashable]) -> Ranges:
+def _full_ranges(before: Sequence[Hashable], after: Sequence[Hashable]) -> Ranges:
     return range(len(before)), range(len(after))
 
 
@@ -97,27 +97,27 @@ def _aligned(old: Sequence[Hashable], new: Sequence[Hashable], pairs: list[tuple
 
 def renamed(old: Plan, new: Plan, match: BlockMatch) -> Mapping[str, str]:
     """New name by old name of all blocks, operators and weights whose numbers shifted."""
-    found: dict[str, str] = {}
+    new_names: dict[str, str] = {}
     for i, j in match.pairs:
         before, after = old.block_table[i], new.block_table[j]
-        found[before.name] = after.name
-        found |= zip(before.nodes, after.nodes, strict=False)
+        new_names[before.name] = after.name
+        new_names |= zip(before.nodes, after.nodes, strict=False)
         for a, b in zip(before.parameters, after.parameters, strict=False):
-            found |= {a.name: b.name, a.label: b.label}
-    return {a: b for a, b in found.items() if a != b and a}
+            new_names |= {a.name: b.name, a.label: b.label}
+    return {a: b for a, b in new_names.items() if a != b and a}
 
 
 @dataclass(frozen=True, slots=True)
 class StageDecision:
-    """What a stage decides, free of numbers that shift: two stages that are equal here do the same work alike.
+    """A stage's decisions without numbers that shift: stages with equal decisions run the same blocks in the same way.
 
     Attributes:
         blocks: structures of its blocks.
-        replicas: how often it is there, over all copies.
+        replicas: number of replicas, over all copies.
         ranks: ranks of a replica.
-        mesh: the axes along which these share operators, `tensor 8`.
-        layouts: how tensors between blocks lie on them.
-        recompute: what is run again in the backward pass.
+        mesh: axes and sizes of their mesh, `tensor 8`.
+        layouts: layout of tensors between blocks, by axis.
+        recompute: what is recomputed in the backward pass.
         kept: blocks of a recomputed stage that are kept, counted from its first.
         zero: ZeRO stage.
     """
@@ -132,7 +132,7 @@ class StageDecision:
     zero: int
 
     def words(self) -> Mapping[str, str]:
-        """Everything but the blocks, by what people call it."""
+        """Everything but the blocks, by display name."""
         return {
             "DP": str(self.replicas),
             "ranks": str(self.ranks),
@@ -144,33 +144,33 @@ class StageDecision:
 
 
 def stage_decision(plan: Plan, index: int) -> StageDecision:
-    """What a stage of a plan decides."""
+    """The decisions of a stage."""
     stage, sharding = plan.stages[index], plan.sharding_of(index)
-    again = "all layers" if stage.recompute else "+".join(stage.repeats) or "nothing"
+    recomputed = "all layers" if stage.recompute else "+".join(stage.repeats) or "nothing"
     return StageDecision(
         tuple(structure(block) for block in plan.stage_blocks(index)),
         len(stage.replicas),
         stage.group_ranks,
         " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) if sharding else "",
         "/".join(sharding.boundaries) if sharding else "",
-        again,
+        recomputed,
         tuple(block - stage.blocks[0] for block in stage.kept_blocks) if stage.recompute else (),
         stage.zero,
     )
 
 
 def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ranges]]:
-    """How many stages are as they were, and the gaps of stages between these.
+    """Number of unchanged stages, and the ranges of stages between them that changed.
 
-    Blocks that changed, but are in the same place of their stage, do not make another stage of it.
+    A block that changed but kept its place does not make its stage a changed one.
     """
-    known = {structure(old.block_table[i]): structure(new.block_table[j]) for i, j in match.new_of().items()}
+    new_structure = {structure(old.block_table[i]): structure(new.block_table[j]) for i, j in match.new_of().items()}
     before = [
-        dataclasses.replace(view, blocks=tuple(known.get(block, block) for block in view.blocks))
+        dataclasses.replace(view, blocks=tuple(new_structure.get(block, block) for block in view.blocks))
         for view in (stage_decision(old, stage.index) for stage in old.stages)
     ]
     after = [stage_decision(new, stage.index) for stage in new.stages]
-    if len(before) == len(after):  # the numbers of stages are as good as names
+    if len(before) == len(after):  # stages keep their numbers
         differ = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
         return len(before) - len(differ), [(range(i, i + 1), range(i, i + 1)) for i in differ]
     pairs: list[tuple[int, int]] = []
@@ -179,7 +179,7 @@ def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ran
 
 
 def layers_of(blocks: Sequence[Block]) -> float:
-    """How many numbered modules (layers) some blocks are; half a layer counts as that."""
+    """Number of numbered modules (layers) in some blocks; part 1 of 2 of a layer counts 0.5."""
     return sum(1 / int(part[3]) if part else 1.0 for part, base in map(_parted, blocks) if _NUMBERED.match(base))
 
 

@@ -141,17 +141,17 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def outline(text: str) -> str:
-    """The text with its numbers taken out."""
+    """The text with each number replaced by `#`."""
     return _NUMBER.sub("#", text)
 
 
 def fits_template(text: str) -> bool:
-    """Whether a text may stand in a template: a brace would be read as a slot."""
+    """True if a text can be part of a template: it has no brace, which would be read as a slot."""
     return "{" not in text
 
 
 def template(first: str, second: str) -> str:
-    """The template of which two texts of equal outline are copies 0 and 1."""
+    """The template whose copies 0 and 1 are the two texts, which have equal outlines."""
     steps = iter([b - a for a, b in zip(numbers(first), numbers(second), strict=True)])
 
     def slot(match: re.Match[str]) -> str:
@@ -162,7 +162,7 @@ def template(first: str, second: str) -> str:
 
 
 def longest_run(rows: Sequence[Names]) -> int:
-    """How many of the rows, from the first on, are copies of one template: numbers grow by constant steps."""
+    """Number of leading rows that are copies of one template: their numbers grow by constant steps."""
     if len(rows) < 2 or not all(map(fits_template, rows[0])):
         return min(len(rows), 1)
     shape = tuple(map(outline, rows[0]))
@@ -171,22 +171,21 @@ def longest_run(rows: Sequence[Names]) -> int:
     for count, row in enumerate(rows[1:], 1):
         if tuple(map(outline, row)) != shape or not all(map(fits_template, row)):
             return count
-        here = [n for text in row for n in numbers(text)]
-        steps = steps or [b - a for a, b in zip(start, here, strict=True)]
-        if any(step < 0 for step in steps) or here != [a + s * count for a, s in zip(start, steps, strict=True)]:
+        row_numbers = [n for text in row for n in numbers(text)]
+        steps = steps or [b - a for a, b in zip(start, row_numbers, strict=True)]
+        if any(step < 0 for step in steps) or row_numbers != [a + s * count for a, s in zip(start, steps, strict=True)]:
             return count
     return len(rows)
 
 
 MAX_PERIOD = 16
-"""Longest sequence of blocks that is looked for as one repeated unit (a transformer layer contracts to 2 to 10
-blocks)."""
+"""Longest sequence of blocks that can be one repeated unit (a transformer layer contracts to 2 to 10 blocks)."""
 
 MAX_BLOCKS = 1_000_000
-"""A file that lists more is taken for damaged."""
+"""Limit on the blocks of a plan; a file with more is refused."""
 
 MIN_REPEAT = 3
-"""Fewer copies are written out: any two alike blocks differ by constant steps."""
+"""Fewest copies that are written as a template: any two alike blocks differ by constant steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +299,12 @@ def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Skeleton:
-    """A block with the numbers taken out of its strings, by the number of what is left, and the numbers; -1 where a
-    brace forbids a template."""
+    """A block without the numbers in its strings.
+
+    Attributes:
+        shape: equal for blocks that differ in numbers only; -1 where a brace forbids a template.
+        numbers: the numbers in the block's strings, in order.
+    """
 
     shape: int
     numbers: tuple[int, ...]
@@ -311,17 +314,17 @@ def _skeleton(block: Block, known: dict[object, int]) -> _Skeleton:
     texts = _strings(block)
     if not all(map(fits_template, texts)):
         return _Skeleton(-1, ())
-    rest = tuple([(p.shape, p.dtype, p.trainable, p.transposed) for p in block.parameters])
-    shape = known.setdefault((len(block.nodes), *map(outline, texts), rest), len(known))
+    weights = tuple([(p.shape, p.dtype, p.trainable, p.transposed) for p in block.parameters])
+    shape = known.setdefault((len(block.nodes), *map(outline, texts), weights), len(known))
     return _Skeleton(shape, tuple([n for text in texts for n in numbers(text)]))
 
 
 def _best_run(skeletons: Sequence[_Skeleton], start: int) -> tuple[int, int]:
-    """(period, repeat) of the run from `start` that saves most blocks; (1, 1) when nothing repeats often enough."""
+    """(period, repeat) of the run from `start` that saves the most blocks; (1, 1) without a run of `MIN_REPEAT`."""
     best = (1, 1)
-    left = len(skeletons) - start
-    for period in range(1, min(MAX_PERIOD, left // MIN_REPEAT) + 1):
-        if left - left % period - period <= (best[1] - 1) * best[0]:
+    remaining = len(skeletons) - start
+    for period in range(1, min(MAX_PERIOD, remaining // MIN_REPEAT) + 1):
+        if remaining - remaining % period - period <= (best[1] - 1) * best[0]:
             continue
         repeat = _repeats(skeletons, start, period)
         if repeat >= MIN_REPEAT and (repeat - 1) * period > (best[1] - 1) * best[0]:
@@ -334,10 +337,10 @@ def _repeats(skeletons: Sequence[_Skeleton], start: int, period: int) -> int:
     count = 1
     while start + (count + 1) * period <= len(skeletons):
         for k in range(start, start + period):
-            first, second, this = skeletons[k], skeletons[k + period], skeletons[k + count * period]
-            if first.shape < 0 or first.shape != this.shape:
+            first, second, current = skeletons[k], skeletons[k + period], skeletons[k + count * period]
+            if first.shape < 0 or first.shape != current.shape:
                 return count
-            pairs = zip(first.numbers, second.numbers, this.numbers, strict=True)
+            pairs = zip(first.numbers, second.numbers, current.numbers, strict=True)
             if any(b < a or c != a + (b - a) * count for a, b, c in pairs):
                 return count
         count += 1
@@ -345,7 +348,7 @@ def _repeats(skeletons: Sequence[_Skeleton], start: int, period: int) -> int:
 
 
 def _template(first: Block, second: Block) -> Block:
-    """The template of which the two blocks are copies 0 and 1."""
+    """The template whose copies 0 and 1 are the two blocks."""
     others = iter(_strings(second))
     return _map_strings(first, lambda text: template(text, next(others)))
 

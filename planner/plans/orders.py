@@ -28,10 +28,10 @@ from planner.errors import PlanError
 from planner.schedules import Action, ActionKind
 
 MAX_PERIOD = 512
-"""Longest loop body that is looked for."""
+"""Longest loop body that `encode` tries."""
 
 MAX_ACTIONS = 2_000_000
-"""A line that stands for more is taken for damaged."""
+"""Limit on the actions of a line; longer ones are refused."""
 
 _GRAMMAR = "words look like F0.3, F0.0-7, S0 or (F0.4 B0.0)*12"
 _STEPS = r"(?:([+-][0-9]+))?(?:s(-?[0-9]+))?(?:u(-?[0-9]+))?(?:v(-?[0-9]+))?"
@@ -71,8 +71,8 @@ class Steady(NamedTuple):
     steps: Steps
 
 
-class Row(NamedTuple):
-    """An action with the place of an evicted tensor counted from its own rank; None for the host or no eviction."""
+class ActionRow(NamedTuple):
+    """An action whose peer is an offset from the rank that runs it; None for the host and without an eviction."""
 
     kind: ActionKind
     stage: int
@@ -82,8 +82,12 @@ class Row(NamedTuple):
     offset: int | None
     paired: bool
 
-    def raised(self, steps: Steps, times: int) -> Row:
-        """The same some repetitions later."""
+    def raised(self, steps: Steps, times: int) -> ActionRow:
+        """The action some repetitions later.
+
+        Raises:
+            PlanError: a number falls below 0.
+        """
         number = self.number + times * steps[_CHANNEL[self.kind]] if self.number >= 0 else -1
         version = self.version + times * steps.version if self.version >= 0 else -1
         if (number < 0) != (self.number < 0) or (version < 0) != (self.version < 0):
@@ -91,7 +95,11 @@ class Row(NamedTuple):
         return self._replace(number=number, version=version)
 
     def action(self, rank: int) -> Action:
-        """As it stands in the order of a rank."""
+        """The action as a rank runs it.
+
+        Raises:
+            PlanError: the peer would be below 0.
+        """
         peer = -1 if self.offset is None else rank + self.offset
         if self.offset is not None and peer < 0:
             raise PlanError(f"{self} evicts to rank {peer}", hint="name another rank, or none for the host")
@@ -106,21 +114,21 @@ class Row(NamedTuple):
         return f"{'+' if self.paired else ''}{self.kind.value}{self.stage}"
 
     def tail(self) -> str:
-        """What stands behind the number."""
+        """Part, version and peer, as they follow the number."""
         text = f"/{self.part}" if self.part >= 0 else ""
         text += f"@{self.version}" if self.version >= 0 else ""
         return text + (f">{self.offset:+d}" if self.offset is not None else "")
 
 
-def row_of(action: Action, rank: int) -> Row:
-    """An action of a rank's order."""
+def row_of(action: Action, rank: int) -> ActionRow:
+    """The row of an action that a rank runs."""
     offset = action.peer - rank if action.peer >= 0 else None
-    return Row(action.kind, action.stage, action.micro_batch, action.part, action.version, offset, action.paired)
+    return ActionRow(action.kind, action.stage, action.micro_batch, action.part, action.version, offset, action.paired)
 
 
 def encode(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = None) -> str:
     """One line for the actions of a rank; `decode` gives them back. About O(actions), see `MAX_PERIOD`."""
-    text = _Text([row_of(action, rank) for action in actions])
+    text = _LineWriter([row_of(action, rank) for action in actions])
     if steady is None:
         return " ".join(text.words(0, len(actions)))
     body = " ".join(text.words(steady.start, steady.stop))
@@ -128,10 +136,10 @@ def encode(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = 
     return " ".join([*before, f"[{body}]{steady.steps}", *after])
 
 
-class _Text:
-    """Rows as columns, and their text."""
+class _LineWriter:
+    """Writes rows as text, the shortest that a greedy search finds; keeps the rows as arrays."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[ActionRow]) -> None:
         self._rows = rows
         known: dict[tuple[object, ...], int] = {}
         heads = [
@@ -148,85 +156,85 @@ class _Text:
 
     @staticmethod
     def _following(chosen: Sequence[bool]) -> list[int]:
-        """For each place the first chosen one from there on, past the end when there is none."""
-        found, at = [0] * len(chosen), len(chosen)
+        """For each position the next chosen one at or after it; the length where there is none."""
+        next_chosen, at = [0] * len(chosen), len(chosen)
         for i in range(len(chosen) - 1, -1, -1):
             at = i if chosen[i] else at
-            found[i] = at
-        return found
+            next_chosen[i] = at
+        return next_chosen
 
     def words(self, start: int, stop: int) -> list[str]:
-        """Items that stand for the rows from `start` to `stop`."""
-        found = []
+        """The words for the rows from `start` to `stop`."""
+        words = []
         while start < stop:
             length, text = self._item(start, stop)
-            found.append(text)
+            words.append(text)
             start += length
-        return found
+        return words
 
     def _item(self, start: int, stop: int) -> tuple[int, str]:
-        """The item that covers most rows from `start`, of equal ones the one with the shortest body."""
-        best, period, chosen, heads = 1, 0, Steps(), self._heads
-        most = min(MAX_PERIOD, (stop - start) // 2)
-        same = np.flatnonzero(self._head[start + 1 : start + most + 1] == self._heads[start]) + 1
+        """Rows and text of the word that covers the most rows from `start`; at a tie the one with the shortest body."""
+        covered_rows, period, best_steps, heads = 1, 0, Steps(), self._heads
+        longest = min(MAX_PERIOD, (stop - start) // 2)
+        same = np.flatnonzero(self._head[start + 1 : start + longest + 1] == self._heads[start]) + 1
         for p in same.tolist():
-            last = start + max(2, best // p + 1) * p - 1  # of the fewest rows that make a better item
+            last = start + max(2, covered_rows // p + 1) * p - 1  # of the fewest rows that make a better item
             if last >= stop or heads[last] != heads[last - p]:
                 continue
             if heads[start : start + p] != heads[start + p : start + 2 * p]:
                 continue
             steps = self._steps(start, p)
-            covered = (1 + self._matching(start, stop, p, steps) // p) * p
-            if covered > max(best, p):
-                best, period, chosen = covered, p, steps
+            candidate_rows = (1 + self._matching(start, stop, p, steps) // p) * p
+            if candidate_rows > max(covered_rows, p):
+                covered_rows, period, best_steps = candidate_rows, p, steps
         if not period:
             return 1, str(self._rows[start])
-        first, count = self._rows[start], best // period
-        straight = chosen.version == 0 and abs(chosen.micro_batch) == 1
+        first, count = self._rows[start], covered_rows // period
+        straight = best_steps.version == 0 and abs(best_steps.micro_batch) == 1
         if period == 1 and straight and self._channel[start] == _COMPUTE:
-            return best, f"{first.head()}.{first.number}-{self._rows[start + count - 1].number}{first.tail()}"
-        return best, f"({' '.join(self.words(start, start + period))})*{count}{chosen}"
+            return covered_rows, f"{first.head()}.{first.number}-{self._rows[start + count - 1].number}{first.tail()}"
+        return covered_rows, f"({' '.join(self.words(start, start + period))})*{count}{best_steps}"
 
     def _steps(self, start: int, period: int) -> Steps:
-        """By how much numbers rise from the rows at `start` to those a period later."""
-        found = list(Steps())
+        """Differences of numbers between the rows at `start` and those a period later."""
+        steps = list(Steps())
         for which, following in enumerate(self._next):
             at = following[start]
             if at < start + period:
                 column = self._version if which == len(self._next) - 1 else self._number
-                found[which] = int(column[at + period] - column[at])
-        return Steps(*found)
+                steps[which] = int(column[at + period] - column[at])
+        return Steps(*steps)
 
     def _matching(self, start: int, stop: int, period: int, steps: Steps) -> int:
-        """How many rows from `start` on come again a period later, raised by the steps."""
+        """Number of rows from `start` on that recur a period later, raised by the steps."""
         matching, chunk = start, _CHECKED_FIRST
         while matching < stop - period:
             end = min(matching + chunk, stop - period)
-            found = self._matches(matching, end, period, steps)
-            matching, chunk = matching + found, chunk * _CHECKED_FIRST
+            count = self._matches(matching, end, period, steps)
+            matching, chunk = matching + count, chunk * _CHECKED_FIRST
             if matching < end:
                 break
         return matching - start
 
     def _matches(self, start: int, end: int, period: int, steps: Steps) -> int:
-        here, there = slice(start, end), slice(start + period, end + period)
-        channel = self._channel[here]
+        now, later = slice(start, end), slice(start + period, end + period)
+        channel = self._channel[now]
         rise = np.array([*steps[:3], 0])[channel]
-        same = (self._head[here] == self._head[there]) & (
-            (channel < 0) | (self._number[there] - self._number[here] == rise)
+        same = (self._head[now] == self._head[later]) & (
+            (channel < 0) | (self._number[later] - self._number[now] == rise)
         )
-        versions = self._version[here]
-        same &= (versions < 0) | (self._version[there] - versions == steps.version)
+        versions = self._version[now]
+        same &= (versions < 0) | (self._version[later] - versions == steps.version)
         return len(same) if same.all() else int(np.argmin(same))
 
 
 def decode(line: str, *, rank: int = 0, times: int = 1) -> tuple[Action, ...]:
-    """The actions that a line stands for in the order of a rank.
+    """The actions of a rank that a line stands for.
 
     Args:
         line: the text.
         rank: whose order it is.
-        times: how often what is in brackets is repeated.
+        times: repetitions of the part in brackets.
 
     Raises:
         PlanError: the line does not follow the grammar.
@@ -235,15 +243,15 @@ def decode(line: str, *, rank: int = 0, times: int = 1) -> tuple[Action, ...]:
 
 
 def steady_steps(line: str) -> Steps | None:
-    """By how much numbers rise with each repetition of what is in brackets; None without brackets."""
+    """Steps of the part in brackets from one repetition to the next; None without brackets."""
     found = re.search(rf"\]{_STEPS}(?=\s|$)", line)
     return _steps_of(found.groups()) if found else None
 
 
 @functools.lru_cache(maxsize=512)
-def rows(line: str, times: int = 1) -> tuple[Row, ...]:
+def rows(line: str, times: int = 1) -> tuple[ActionRow, ...]:
     """The rows that a line stands for, see `decode`."""
-    stack: list[list[Row]] = [[]]
+    stack: list[list[ActionRow]] = [[]]
     opened: list[str] = []
     tail: tuple[Steps, int] | None = None
     position, text = 0, line.rstrip()
@@ -268,19 +276,19 @@ def rows(line: str, times: int = 1) -> tuple[Row, ...]:
                 tail = steps, len(stack[-1])
         position = item.end()
     _refuse(bool(opened), "a parenthesis is not closed")
-    found = stack[0]
+    expanded = stack[0]
     if tail is not None and times != 1:
         steps, start = tail
-        found[start:] = [row.raised(steps, times - 1) for row in found[start:]]
-    _refuse_endless(len(found))
-    return tuple(found)
+        expanded[start:] = [row.raised(steps, times - 1) for row in expanded[start:]]
+    _refuse_endless(len(expanded))
+    return tuple(expanded)
 
 
 def _steps_of(groups: Iterable[str | None]) -> Steps:
     return Steps(*(usual if text is None else int(text) for text, usual in zip(groups, Steps(), strict=True)))
 
 
-def _read_word(word: str) -> list[Row]:
+def _read_word(word: str) -> list[ActionRow]:
     match = WORD.fullmatch(word)
     if match is None or match[2] not in set(ActionKind):
         raise PlanError(f"cannot read action {word!r}", hint=_GRAMMAR)
@@ -293,7 +301,7 @@ def _read_word(word: str) -> list[Row]:
     high = low if match[5] is None else int(match[5])
     _refuse_endless(abs(high - low))
     step = 1 if high >= low else -1
-    return [Row(kind, stage, m, part, version, offset, bool(match[1])) for m in range(low, high + step, step)]
+    return [ActionRow(kind, stage, m, part, version, offset, bool(match[1])) for m in range(low, high + step, step)]
 
 
 def _refuse(wrong: bool, message: str) -> None:
@@ -363,9 +371,9 @@ class RankOrder:
 
     @property
     def period(self) -> int:
-        """Micro-batches by which what goes on for ever is further each time; 0 when nothing does."""
-        found = steady_steps(self.actions)
-        return found.micro_batch * self.step if found else 0
+        """Micro-batches that one repetition of the steady part advances; 0 without a steady part."""
+        steps = steady_steps(self.actions)
+        return steps.micro_batch * self.step if steps else 0
 
 
 class Line(NamedTuple):
@@ -382,7 +390,7 @@ class Line(NamedTuple):
     actions: str
 
     def dealt(self, copies: int, copy: int) -> Line:
-        """The same for one of several copies that take micro-batches in turn."""
+        """The line of copy `copy`, where copies take micro-batches in turn."""
         return Line(self.first * copies + copy, self.gap * copies, self.actions)
 
 
@@ -392,10 +400,10 @@ def encode_line(actions: Sequence[Action], *, rank: int = 0, steady: Steady | No
     first = numbers[0] if numbers else 0
     gap = math.gcd(*(n - first for n in numbers), steady.steps.micro_batch if steady else 0)
     step = gap or 1
-    own = [_renumbered(a, (_number(a) - first) // step) if _number(a) >= 0 else a for a in actions]
+    renumbered = [_renumbered(a, (_number(a) - first) // step) if _number(a) >= 0 else a for a in actions]
     if steady:
         steady = steady._replace(steps=steady.steps._replace(micro_batch=steady.steps.micro_batch // step))
-    return Line(first, gap, encode(own, rank=rank, steady=steady))
+    return Line(first, gap, encode(renumbered, rank=rank, steady=steady))
 
 
 def group_lines(lines: Mapping[int, Line], lane: int = 0) -> tuple[RankOrder, ...]:

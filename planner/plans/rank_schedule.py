@@ -1,4 +1,4 @@
-"""A schedule laid on ranks: which group is which replica of a stage, and what every rank does in which order.
+"""Lay a schedule out on ranks: the groups of each stage, and the order of actions of every rank.
 
 Workers of a schedule become groups of ranks, copy after copy. The holders of a stage in a copy are numbered by the
 first micro-batch that each runs; replica j of a stage with H holders in each of D copies is holder j // D of copy
@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner import schedules
 from planner.errors import PlanError
-from planner.plans.orders import Line, RankOrder, Row, Steady, Steps, encode_line, group_lines, row_of
+from planner.plans.orders import ActionRow, Line, RankOrder, Steady, Steps, encode_line, group_lines, row_of
 from planner.plans.records import ScheduleSection, SharedParameter
 from planner.schedules import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
@@ -27,18 +27,18 @@ from planner.space.workers import lay_workers
 Routing = Literal["round_robin", "by_order"]
 _AGAIN = "plan again instead of editing the file"
 _MOST_ITERATIONS = 8
-"""Iterations beyond those that fill the pipeline until an order must repeat."""
+"""Iterations beyond those that fill the pipeline within which an order must repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSchedule:
-    """A schedule on ranks.
+    """A schedule laid out on ranks.
 
     Attributes:
         groups: for each stage its replicas, each a group of ranks.
         routing: "round_robin" where micro-batch m runs on replica `m % len(replicas)`, else "by_order".
         section: the orders.
-        world_size: ranks that are taken up, idle ones included.
+        world_size: number of ranks, idle ones included.
     """
 
     groups: tuple[tuple[tuple[int, ...], ...], ...]
@@ -48,8 +48,14 @@ class RankSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """Orders that say it all: of one iteration, or of as many as show what repeats."""
+class _WrittenOrders:
+    """Orders of workers over one iteration, or over as many as it takes until a schedule that never drains repeats.
+
+    Attributes:
+        work: the orders.
+        iterations: that they span.
+        steady: by lane the part that repeats; () where the schedule drains.
+    """
 
     work: Work
     iterations: int
@@ -57,7 +63,7 @@ class _Written:
 
 
 def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> RankSchedule:
-    """Lay a configuration's schedule on ranks.
+    """Lay a configuration's schedule out on ranks.
 
     Args:
         decision: stages, copies, micro-batches, devices and the name of the schedule.
@@ -90,25 +96,30 @@ def lay_out(decision: Configuration, *, schedule: Schedule | None = None) -> Ran
     return RankSchedule(groups, _routing(written.work, holders) if even else "by_order", section, workers.world_size)
 
 
-def _written(chosen: Schedule, pipeline: Pipeline) -> _Written:
-    if chosen.drains:
-        return _Written(chosen.work(pipeline), 1)
-    depth = max(chosen.in_flight(pipeline)) * max(pipeline.replicas)
+def _written(schedule: Schedule, pipeline: Pipeline) -> _WrittenOrders:
+    """A schedule's orders for a pipeline.
+
+    Raises:
+        PlanError: a schedule that never drains does not repeat.
+    """
+    if schedule.drains:
+        return _WrittenOrders(schedule.work(pipeline), 1)
+    depth = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
     window = max(1, -(-depth // pipeline.micro_batches))
-    runs = [chosen.work(pipeline, window + more) for more in range(2)]
+    runs = [schedule.work(pipeline, window + more) for more in range(2)]
     for iterations in range(window + 1, window + _MOST_ITERATIONS):
-        runs = [*runs[-2:], chosen.work(pipeline, iterations + 1)]
+        runs = [*runs[-2:], schedule.work(pipeline, iterations + 1)]
         lanes = zip(*(work.lanes for work in runs), strict=True)
-        found = [_repeating(once, twice, thrice, pipeline.micro_batches) for once, twice, thrice in lanes]
-        if all(part is not None for part in found):
-            return _Written(runs[1], iterations, tuple(part for part in found if part is not None))
-    raise PlanError(f"{chosen.name} does not repeat after {window + _MOST_ITERATIONS} iterations", hint="use another")
+        repeating_parts = [_repeating(once, twice, thrice, pipeline.micro_batches) for once, twice, thrice in lanes]
+        if all(part is not None for part in repeating_parts):
+            return _WrittenOrders(runs[1], iterations, tuple(part for part in repeating_parts if part is not None))
+    raise PlanError(f"{schedule.name} does not repeat after {window + _MOST_ITERATIONS} iterations", hint="use another")
 
 
 def _repeating(
     once: Sequence[Action], twice: Sequence[Action], thrice: Sequence[Action], micro_batches: int
 ) -> Steady | None:
-    """What orders of one iteration more have more, when it is the same with higher numbers; None when it is not.
+    """The part by which a lane grows with each iteration, if it repeats with raised numbers; None if it does not.
 
     Args:
         once: the order of a lane over some iterations.
@@ -116,24 +127,24 @@ def _repeating(
         micro_batches: of an iteration.
     """
     at = next((i for i, (a, b) in enumerate(zip(once, twice, strict=False)) if a != b), len(once))
-    more = len(twice) - len(once)
-    body = [row_of(a, 0) for a in twice[at : at + more]]
-    later = [row_of(a, 0) for a in thrice[at + more : at + 2 * more]]
-    steps = _steps(body, later, micro_batches)
-    ends = [[row_of(a, 0) for a in lane[at + k * more :]] for k, lane in enumerate((once, twice, thrice))]
-    if len(thrice) != len(twice) + more or thrice[: at + more] != twice[: at + more]:
+    growth = len(twice) - len(once)
+    body = [row_of(a, 0) for a in twice[at : at + growth]]
+    next_body = [row_of(a, 0) for a in thrice[at + growth : at + 2 * growth]]
+    steps = _steps(body, next_body, micro_batches)
+    ends = [[row_of(a, 0) for a in lane[at + k * growth :]] for k, lane in enumerate((once, twice, thrice))]
+    if len(thrice) != len(twice) + growth or thrice[: at + growth] != twice[: at + growth]:
         return None
-    if not _raised(body, steps, 1, later) or any(not _raised(ends[0], steps, k, ends[k]) for k in (1, 2)):
+    if not _raised(body, steps, 1, next_body) or any(not _raised(ends[0], steps, k, ends[k]) for k in (1, 2)):
         return None
-    return Steady(at, at + more, steps)
+    return Steady(at, at + growth, steps)
 
 
-def _raised(rows: Sequence[Row], steps: Steps, times: int, others: Sequence[Row]) -> bool:
+def _raised(rows: Sequence[ActionRow], steps: Steps, times: int, others: Sequence[ActionRow]) -> bool:
     return len(rows) == len(others) and all(r.raised(steps, times) == o for r, o in zip(rows, others, strict=True))
 
 
-def _steps(body: Sequence[Row], later: Sequence[Row], micro_batches: int) -> Steps:
-    """By how much numbers differ between rows an iteration apart."""
+def _steps(body: Sequence[ActionRow], later: Sequence[ActionRow], micro_batches: int) -> Steps:
+    """Differences of numbers between rows an iteration apart."""
     pairs = list(zip(body, later, strict=False))
 
     def step(*kinds: ActionKind) -> int:
@@ -144,7 +155,7 @@ def _steps(body: Sequence[Row], later: Sequence[Row], micro_batches: int) -> Ste
 
 
 def _holders(work: Work, stages: int) -> list[list[int]]:
-    """For each stage the workers that run it, by the first micro-batch that each runs."""
+    """By stage the workers that run it, sorted by the first micro-batch that each runs."""
     first: list[dict[int, int]] = [{} for _ in range(stages)]
     for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
         for action in lane:
@@ -166,8 +177,8 @@ def _routing(work: Work, holders: Sequence[Sequence[int]]) -> Routing:
     return "round_robin" if in_turn else "by_order"
 
 
-def _exchanged(written: _Written) -> _Written:
-    """With a SYNC before each UPDATE where replicas alone need none but copies do."""
+def _exchanged(written: _WrittenOrders) -> _WrittenOrders:
+    """Add a SYNC before each UPDATE of lanes that have none, since copies must exchange gradients."""
     lanes, steady = [], []
     for at, lane in enumerate(written.work.lanes):
         alone = not any(a.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC) for a in lane)
@@ -178,7 +189,7 @@ def _exchanged(written: _Written) -> _Written:
             start, stop = (sum(len(own) for own in spread[:end]) for end in part[:2])
             exchange = part.steps.update if alone else part.steps.exchange
             steady.append(Steady(start, stop, part.steps._replace(exchange=exchange)))
-    return _Written(replace(written.work, lanes=tuple(lanes)), written.iterations, tuple(steady))
+    return _WrittenOrders(replace(written.work, lanes=tuple(lanes)), written.iterations, tuple(steady))
 
 
 def _with_sync(action: Action) -> Iterator[Action]:
@@ -188,97 +199,99 @@ def _with_sync(action: Action) -> Iterator[Action]:
 
 
 def _section(
-    chosen: Schedule,
+    schedule: Schedule,
     pipeline: Pipeline,
     decision: Configuration,
-    written: _Written,
+    written: _WrittenOrders,
     members: Sequence[Sequence[tuple[int, ...]]],
 ) -> ScheduleSection:
-    work, synchronous = written.work, chosen.weight_policy.synchronous
+    work, synchronous = written.work, schedule.weight_policy.synchronous
     samples = decision.micro_batch * decision.copies
-    optimizer = chosen.optimizer_scaling(samples * decision.micro_batches, samples * pipeline.replicas[0])
-    versions = () if synchronous else chosen.weight_versions(pipeline)
-    staleness = () if synchronous else chosen.staleness(pipeline)
+    optimizer = schedule.optimizer_scaling(samples * decision.micro_batches, samples * pipeline.replicas[0])
+    versions = () if synchronous else schedule.weight_versions(pipeline)
+    staleness = () if synchronous else schedule.staleness(pipeline)
     return ScheduleSection(
-        name=chosen.name,
-        weight_policy=str(chosen.weight_policy),
+        name=schedule.name,
+        weight_policy=str(schedule.weight_policy),
         orders=_orders(written, decision.copies, members),
         iterations=written.iterations,
         parts=work.parts,
         causal=work.causal,
         side_by_side=work.shared,
         streaming=work.streaming,
-        spans=chosen.spans,
+        spans=schedule.spans,
         versions=versions if max(versions, default=1) > 1 else (),
         limits=work.limits,
         staleness=staleness if any(staleness) else (),
         averaged=() if synchronous else _averaged(written, pipeline, decision.copies),
-        clock_distance=chosen.clock_distance,
+        clock_distance=schedule.clock_distance,
         transfers=decision.transfers.value,
-        corrections=chosen.corrections(pipeline, optimizer),
+        corrections=schedule.corrections(pipeline, optimizer),
         optimizer=optimizer,
     )
 
 
-def _averaged(written: _Written, pipeline: Pipeline, copies: int) -> tuple[int, ...]:
-    """By stage, micro-batches of all that take part in an update; () where it is those of an iteration."""
-    found = [pipeline.micro_batches * copies] * pipeline.stages
+def _averaged(written: _WrittenOrders, pipeline: Pipeline, copies: int) -> tuple[int, ...]:
+    """By stage, micro-batches that make one update; () where all updates take a whole iteration's."""
+    averaged = [pipeline.micro_batches * copies] * pipeline.stages
     for at, lane in enumerate(written.work.lanes):
         body = lane[slice(*written.steady[at][:2])] if written.steady else lane
         for stage in {action.stage for action in body}:
             kinds = [action.kind for action in body if action.stage == stage]
-            together = pipeline.replicas[stage] * copies if ActionKind.LAUNCH_SYNC not in kinds else 1
+            replicas = pipeline.replicas[stage] * copies if ActionKind.LAUNCH_SYNC not in kinds else 1
             if ActionKind.UPDATE in kinds:
-                found[stage] = kinds.count(ActionKind.FORWARD) * together // kinds.count(ActionKind.UPDATE)
-    return tuple(found) if min(found) < pipeline.micro_batches * copies else ()
+                averaged[stage] = kinds.count(ActionKind.FORWARD) * replicas // kinds.count(ActionKind.UPDATE)
+    return tuple(averaged) if min(averaged) < pipeline.micro_batches * copies else ()
 
 
-def _orders(written: _Written, copies: int, members: Sequence[Sequence[tuple[int, ...]]]) -> tuple[RankOrder, ...]:
-    """The lines of all ranks, lane by lane of a worker; a worker's line is made once for all copies that are alike."""
+def _orders(
+    written: _WrittenOrders, copies: int, members: Sequence[Sequence[tuple[int, ...]]]
+) -> tuple[RankOrder, ...]:
+    """The lines of all ranks, sorted by lane; copies of a worker with equal peers share the encoding."""
     work = written.work
-    seen: dict[int, int] = {}
+    lanes_seen: dict[int, int] = {}
     by_lane: dict[int, dict[int, Line]] = {}
     for at, (worker, lane) in enumerate(zip(work.lane_workers, work.lanes, strict=True)):
-        number = seen[worker] = seen.get(worker, -1) + 1
+        number = lanes_seen[worker] = lanes_seen.get(worker, -1) + 1
         steady = written.steady[at] if written.steady else None
-        guests = sorted({action.peer for action in lane if action.peer >= 0})
-        known: dict[tuple[int, ...], Line] = {}
+        peer_workers = sorted({action.peer for action in lane if action.peer >= 0})
+        line_by_peers: dict[tuple[int, ...], Line] = {}
         for copy in range(copies):
-            for place, rank in enumerate(members[copy][worker]):
-                hosts = ((guest, members[copy][guest]) for guest in guests)
-                peers = {guest: group[min(place, len(group) - 1)] for guest, group in hosts}
+            for position, rank in enumerate(members[copy][worker]):
+                peer_groups = ((guest, members[copy][guest]) for guest in peer_workers)
+                peers = {guest: group[min(position, len(group) - 1)] for guest, group in peer_groups}
                 key = tuple(peer - rank for peer in peers.values())
-                if key not in known:
-                    placed = [a._replace(peer=peers[a.peer]) if a.peer >= 0 else a for a in lane] if guests else lane
-                    known[key] = encode_line(placed, rank=rank, steady=steady)
-                by_lane.setdefault(number, {})[rank] = known[key].dealt(copies, copy)
+                if key not in line_by_peers:
+                    placed = [a._replace(peer=peers[a.peer]) if a.peer >= 0 else a for a in lane] if peers else lane
+                    line_by_peers[key] = encode_line(placed, rank=rank, steady=steady)
+                by_lane.setdefault(number, {})[rank] = line_by_peers[key].dealt(copies, copy)
     return tuple(line for number, lines in sorted(by_lane.items()) for line in group_lines(lines, number))
 
 
 _RUN = re.compile(r"S[0-9]+(?: S[0-9]+)+(?=\s|$)")
-"""Exchanges that follow each other."""
+"""Consecutive exchanges."""
 
 
 def tied_groups(stages: Iterable[int], shared: Iterable[SharedParameter]) -> dict[int, int]:
-    """For each stage the lowest of those that synchronise with it, because they sum gradients of the same parameters.
+    """By stage the lowest stage that it synchronises with, because they sum gradients of the same parameters.
 
     Args:
         stages: numbers of all stages.
         shared: parameters that several stages hold.
     """
     group = {stage: stage for stage in stages}
-    for each in shared:
-        if each.reduction == "sum":
-            joined = {group[stage] for stage in each.stages}
-            group = {stage: min(joined) if home in joined else home for stage, home in group.items()}
+    for parameter in shared:
+        if parameter.reduction == "sum":
+            joined = {group[stage] for stage in parameter.stages}
+            group = {stage: min(joined) if lowest in joined else lowest for stage, lowest in group.items()}
     return group
 
 
 def met_in_order(orders: Iterable[RankOrder], group: Mapping[int, int]) -> tuple[RankOrder, ...]:
-    """The orders with exchanges that follow each other sorted by group: ranks of several stages meet, none is missed.
+    """The orders with consecutive exchanges sorted by group, so that ranks with several stages do not deadlock.
 
-    A rank with stages 1 and 3 and one with stages 0 and 1 would wait for each other for ever where 0 and 3 share
-    weights and each took its own stages as they are numbered.
+    If stages 0 and 3 share weights, a rank with stages 1 and 3 and a rank with stages 0 and 1 would wait for each other
+    for ever if each took its stages in the order of their numbers.
 
     Args:
         orders: of all ranks.
@@ -288,7 +301,7 @@ def met_in_order(orders: Iterable[RankOrder], group: Mapping[int, int]) -> tuple
     def place(word: str) -> tuple[int, int]:
         return group[int(word[1:])], int(word[1:])
 
-    def sorted_run(found: re.Match[str]) -> str:
-        return " ".join(sorted(found[0].split(), key=place))
+    def sorted_run(run: re.Match[str]) -> str:
+        return " ".join(sorted(run[0].split(), key=place))
 
     return tuple(dataclasses.replace(order, actions=_RUN.sub(sorted_run, order.actions)) for order in orders)

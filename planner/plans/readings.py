@@ -1,4 +1,4 @@
-"""What is read off a plan: the orders of its ranks as work to be compiled, and what a backend must be able to do."""
+"""Read a plan back: the orders of its ranks as work to compile, and the capabilities that it needs of a backend."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from planner.sharding import Axis, AxisRole
 from planner.space.evaluate import in_closed_form
 
 _SEVERAL = re.compile(r"\.[1-9]|[-*\[]")
-"""In a line that has other numbers of micro-batches than 0, so that its step matters."""
+"""Matches a line with micro-batch numbers other than 0, for which its step matters."""
 
 
 def malformed(plan: Plan) -> list[str]:
-    """What in a plan's schedule makes no sense before its actions are looked at."""
+    """Contradictions in a plan's schedule section, apart from its actions, a sentence each."""
     section, stages = plan.schedule, len(plan.stages)
-    found = []
+    problems = []
     if section.weight_policy not in set(WeightPolicy):
-        found.append(f"{section.weight_policy!r} is no weight policy; use {', '.join(WeightPolicy)}")
+        problems.append(f"{section.weight_policy!r} is no weight policy; use {', '.join(WeightPolicy)}")
     if section.iterations < 1 or section.parts < 1:
-        found.append(f"orders of {section.iterations} iterations and {section.parts} parts of a micro-batch")
+        problems.append(f"orders of {section.iterations} iterations and {section.parts} parts of a micro-batch")
     for name in ("versions", "limits", "staleness", "averaged", "corrections"):
-        given = getattr(section, name)
-        if given and len(given) != stages:
-            found.append(f"{name} are given for {len(given)} stages, the plan has {stages}")
-        if name in ("versions", "limits", "averaged") and any(value < 1 for value in given):
-            found.append(f"{name} are below 1: {list(given)}")
+        values = getattr(section, name)
+        if values and len(values) != stages:
+            problems.append(f"{name} are given for {len(values)} stages, the plan has {stages}")
+        if name in ("versions", "limits", "averaged") and any(value < 1 for value in values):
+            problems.append(f"{name} are below 1: {list(values)}")
     lanes: dict[int, set[int]] = {}
     for order in section.orders:
         for rank in order.ranks:
             lanes.setdefault(rank, set()).add(order.lane)
     if section.streaming and not section.side_by_side:
-        found.append("streaming is said of ranks that do not run their lanes side by side")
+        problems.append("streaming is said of ranks that do not run their lanes side by side")
     if section.causal and section.parts == 1:
-        found.append("parts of a micro-batch are said to be causal, but it has one")
-    if section.side_by_side and any(len(own) < 2 for own in lanes.values()):
-        found.append("lanes are said to run side by side, but some rank has one")
-    wrong = [rank for rank, own in lanes.items() if own != set(range(len(own)))]
-    if wrong:
-        found.append(f"the lanes of rank {wrong[0]} are numbered {sorted(lanes[wrong[0]])}, not from 0 on")
-    return found
+        problems.append("parts of a micro-batch are said to be causal, but it has one")
+    if section.side_by_side and any(len(lane_numbers) < 2 for lane_numbers in lanes.values()):
+        problems.append("lanes are said to run side by side, but some rank has one")
+    misnumbered = [rank for rank, lane_numbers in lanes.items() if lane_numbers != set(range(len(lane_numbers)))]
+    if misnumbered:
+        rank = misnumbered[0]
+        problems.append(f"the lanes of rank {rank} are numbered {sorted(lanes[rank])}, not from 0 on")
+    return problems
 
 
 def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -> Work:
@@ -54,9 +55,9 @@ def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -
 
     Args:
         plan: the plan.
-        ranks: one of each replica of the stages that are looked at.
-        times: how often what goes on for ever is repeated.
-        copies: the ranks are those of one of so many copies; its micro-batches are numbered from 0 without gaps.
+        ranks: one rank of each replica of the stages to include.
+        times: repetitions of the part that never drains.
+        copies: number of copies that the ranks are one of; its micro-batches are numbered from 0 without gaps.
 
     Raises:
         PlanError: a line of actions cannot be read.
@@ -87,13 +88,14 @@ def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -
 
 
 def _of_worker(action: Action, copies: int, peer: int) -> Action:
+    """The action with the micro-batch number inside its copy, and with a worker as its peer."""
     counted = action.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
     number = action.micro_batch if counted else action.micro_batch // copies
     return action._replace(micro_batch=number, peer=peer)
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """The schedule by its name, or the orders of one copy where they are the user's own.
+    """The plan's schedule: by its name, or from the orders of one copy where they are the user's own.
 
     Raises:
         UsageError: no schedule has the name.
@@ -106,13 +108,15 @@ def schedule_of(plan: Plan) -> Schedule:
 
 
 def is_searched(plan: Plan) -> bool:
-    """Whether a plan is an answer of the own search: with a closed form, and a bound for all plans of a space."""
+    """True if shardplan's own search chose the plan, so that it has a bound for all plans of a space."""
     return plan.system is None and plan.schedule.given in ("", "orders")
 
 
 def has_closed_form(plan: Plan) -> bool:
-    """Whether the iteration time of a plan is the closed form of its stages' terms, rather than what playing it takes;
-    not where no schedule has its name."""
+    """True if the plan's iteration time is the closed form of its stages' times, not the simulated time.
+
+    False for a schedule that is not registered.
+    """
     try:
         return plan.system is None and in_closed_form(plan.configuration, schedule_of(plan))
     except UsageError:
@@ -120,14 +124,14 @@ def has_closed_form(plan: Plan) -> bool:
 
 
 def leaders(plan: Plan) -> tuple[list[int], int]:
-    """One rank of each replica of one copy, and the number of copies; of all copies (1) when these are not alike."""
+    """One rank of each replica of one copy, and the number of copies; of all copies, and 1, if copies differ."""
     ranks = one_copy(plan)
     first = sorted({group[0] for stage in plan.stages for group in stage.replicas} & set(ranks))
     return first, plan.world_size // len(ranks)
 
 
 def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[range]:
-    """The ranks that do in each copy what each leader does in the first (see `leaders`).
+    """For each leader the ranks that have its part in all copies (see `leaders`).
 
     Copies lie one after the other, or the copies of each worker are neighbours; then some leader lies beyond the first
     slice.
@@ -138,25 +142,25 @@ def counterparts(plan: Plan, leading: Sequence[int], copies: int) -> list[range]
 
 
 def one_copy(plan: Plan) -> range:
-    """The ranks of the first copy where all other copies surely do the same on their own micro-batches, else all.
+    """The ranks of the first copy if all other copies do the same on their own micro-batches, else all ranks.
 
-    Copies lie one after the other, or those of each worker are neighbours. O(ranks).
+    Copies follow each other, or the copies of each worker are neighbours. O(ranks).
     """
     copies, everyone = plan.copies, range(plan.world_size)
     if copies < 2 or plan.world_size % copies:
         return everyone
     width = plan.world_size // copies
     for ranks, step in ((range(width), width), (range(0, plan.world_size, copies), 1)):
-        if _alike(plan, ranks, step):
+        if _copies_alike(plan, ranks, step):
             return ranks
     return everyone
 
 
-def _alike(plan: Plan, first_copy: range, step: int) -> bool:
-    """Whether each copy does what copy 0 does.
+def _copies_alike(plan: Plan, first_copy: range, step: int) -> bool:
+    """True if each copy does what copy 0 does.
 
-    Copy c must have the ranks of copy 0 moved on by c steps, the same lines of actions, and the micro-batches that lie
-    c further on, in steps of as many as there are copies.
+    Copy c must have the ranks of copy 0 shifted by c steps, the same lines of actions, and micro-batches c higher, in
+    steps that are a multiple of the number of copies.
     """
     copies = plan.copies
     for stage in plan.stages:
@@ -191,7 +195,7 @@ WORDS: Mapping[str, Requirement | None] = {
     "/": Requirement.SUB_SEQUENCES,
     "@": Requirement.ASYNC_WEIGHTS,
 }
-"""What a backend must be able to do for each word of an order and each mark on one; None where all backends do it."""
+"""Capability that each word of an order and each mark on a word needs; None where all backends have it."""
 
 SCHEDULE_KEYS: Mapping[str, Requirement] = {
     "parts": Requirement.SUB_SEQUENCES,
@@ -203,15 +207,15 @@ SCHEDULE_KEYS: Mapping[str, Requirement] = {
     "corrections": Requirement.CORRECTIONS,
     "optimizer": Requirement.CORRECTIONS,
 }
-"""The same for keys of the schedule section that say something beside the orders."""
+"""Capability that keys of the schedule section need, if they differ from their default."""
 
 
 def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
     """Capabilities that a plan needs, in the order of `Requirement`; O(file).
 
     Args:
-        plan: the plan; its own `requires` is not looked at.
-        divided: whether a layer is divided between stages (only the model knows).
+        plan: the plan; its `requires` is ignored.
+        divided: true if a layer is divided between stages (only the model tells).
     """
     needed = {*_of_stages(plan), *_of_orders(plan), *_inside(plan)}
     if divided:
@@ -220,12 +224,12 @@ def requirements(plan: Plan, *, divided: bool) -> tuple[Requirement, ...]:
 
 
 def _of_stages(plan: Plan) -> Iterator[Requirement]:
-    """What stages, the tensors between them and their weights need."""
+    """Requirements of stages, the tensors between them, and their weights."""
     counts = [len(stage.replicas) for stage in plan.stages]
     sharded = {stage.zero for stage in plan.stages if len(stage.replicas) > 1}
     pairs = [(b.from_stage, to) for b in plan.boundaries for to in b.to_stages]
     repeated = [(stage.recompute, stage.repeats) for stage in plan.stages]
-    holds = {
+    needs = {
         Requirement.PIPELINE: len(plan.stages) > 1,
         Requirement.REPLICATED_STAGE: max(counts, default=0) > 1,
         Requirement.UNEQUAL_REPLICATION: len(set(counts)) > 1,
@@ -245,11 +249,11 @@ def _of_stages(plan: Plan) -> Iterator[Requirement]:
         Requirement.OFFLOAD: bool(plan.configuration.offload),
         Requirement.EXCHANGE_SCHEME: plan.exchange is not None,
     }
-    yield from (requirement for requirement, needed in holds.items() if needed)
+    yield from (requirement for requirement, is_needed in needs.items() if is_needed)
 
 
 def _of_orders(plan: Plan) -> Iterator[Requirement]:
-    """What the words of the orders and the keys beside them need."""
+    """Requirements of the schedule section and its orders."""
     section = plan.schedule
     if section.weight_policy != WeightPolicy.SYNC:
         yield Requirement.ASYNC_WEIGHTS
@@ -265,13 +269,13 @@ def _of_orders(plan: Plan) -> Iterator[Requirement]:
 
 
 def _words(actions: str) -> Iterator[str]:
-    """Kinds of a line's words, and the marks on them."""
+    """Kinds and marks of all words of a line."""
     for paired, kind, *_, part, version, peer in WORD.findall(actions):
         yield from filter(None, (paired, kind, part and "/", version and "@", peer and ">"))
 
 
 def _inside(plan: Plan) -> Iterator[Requirement]:
-    """What groups of several ranks need."""
+    """Requirements of groups of several ranks."""
     used = {stage.sharding for stage in plan.stages if stage.sharding}
     shardings = [s for s in plan.shardings if s.name in used]
     entries = [entry for sharding in shardings for entry in sharding.blocks]
@@ -281,7 +285,7 @@ def _inside(plan: Plan) -> Iterator[Requirement]:
     layouts |= {text for entry in entries for p in entry.tensors for text in (p.value, p.gradient, p.optimizer)}
     boundaries = {boundary for sharding in shardings for boundary in sharding.boundaries}
     axes = {Axis(axis.name, axis.size).role for sharding in shardings for axis in sharding.axes}
-    holds = {
+    needs = {
         Requirement.TENSOR_PARALLEL: any(stage.group_ranks > 1 for stage in plan.stages),
         Requirement.SEQUENCE_PARALLEL: "sequence" in boundaries,
         Requirement.EXPERT_PARALLEL: "experts" in dealt,
@@ -297,9 +301,10 @@ def _inside(plan: Plan) -> Iterator[Requirement]:
         Requirement.FREE_LAYOUTS: "free" in boundaries,
         Requirement.GATHERED_WEIGHTS: any(map(_gathers_weights, entries)),
     }
-    yield from (requirement for requirement, needed in holds.items() if needed)
+    yield from (requirement for requirement, is_needed in needs.items() if is_needed)
 
 
 def _gathers_weights(entry: ShardedBlock) -> bool:
+    """True if a pass gathers a weight that is cut on the ranks of a group."""
     weights = {place.tensor for place in entry.tensors if place.optimizer}
     return any(c.of in weights and c.phase != "step" and c.kind == "all_gather" for c in entry.collectives)

@@ -1,9 +1,9 @@
-"""From the text of a plan's shardings back to what the judge of shardings evaluates, and to what they cost."""
+"""Turn the shardings of a plan file back into decisions that `planner.sharding` can evaluate, and price them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.costs import Profile
@@ -46,14 +46,14 @@ from planner.space.types import BlockCosts
 
 
 @dataclass(frozen=True)
-class Rebuilt:
-    """A sharding of a plan as a problem's setting.
+class RebuiltSharding:
+    """A sharding of a plan with the setting in which it is evaluated.
 
     Attributes:
-        sharding: as the plan has it.
-        setting: the whole graph on the mesh; without a cluster on an ideal mesh, and without seconds.
+        sharding: the section of the plan.
+        setting: the whole graph on the mesh; without a cluster on an ideal mesh, with no seconds.
         facts: of the graph.
-        repeats: by block, duplicated operators that an earlier block has worked out (`Chain.repeats`).
+        repeats: by block, duplicated operators that an earlier block has computed (`Chain.repeats`).
     """
 
     sharding: Sharding
@@ -72,25 +72,25 @@ class Rebuilt:
         return self.setting.mesh
 
     def nodes(self, entry: ShardedBlock) -> tuple[int, ...]:
-        """Indices of the operators in an entry that the model knows, in the order of the entry."""
+        """Indices of an entry's operators, without those that the model lacks, in the order of the entry."""
         places = (self.graph.producer.get(o.operator, -1) for o in entry.operators)
         return tuple(i for i in places if i >= 0)
 
     def part(self, entry: ShardedBlock) -> Setting:
         """The setting of one entry's operators."""
         block = entry.first[0]
-        again = self.repeats[block] if 0 <= block < len(self.repeats) else frozenset()
-        return dataclasses.replace(priced_once(self.setting, again), nodes=self.nodes(entry))
+        computed_before = self.repeats[block] if 0 <= block < len(self.repeats) else frozenset()
+        return dataclasses.replace(priced_once(self.setting, computed_before), nodes=self.nodes(entry))
 
     def tensors(self, entry: ShardedBlock) -> tuple[str, ...]:
-        """Tensors of an entry's operators that rest somewhere, in order of first use."""
+        """Tensors of an entry's operators that need a layout (no inputs, no constants), in order of first use."""
         nodes = (self.graph.nodes[i] for i in self.nodes(entry))
         used = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.outputs) if name)
         kinds = {name: self.graph.tensors[name].kind for name in used if name in self.graph.tensors}
         return tuple(name for name, kind in kinds.items() if kind not in (TensorKind.INPUT, TensorKind.CONSTANT))
 
     def crossing(self, entry: ShardedBlock) -> tuple[str, ...]:
-        """Tensors of an entry, no weights, that operators outside its block make or read."""
+        """Tensors of an entry, weights excluded, that operators outside its block make or read."""
         members, graph = set(self.nodes(entry)), self.graph
 
         def crosses(name: str) -> bool:
@@ -109,10 +109,10 @@ class Rebuilt:
         return parse_layout(text, len(self.mesh.axes))
 
     def place(self, place: TensorPlace) -> TensorChoice | WeightChoice:
-        """Where a tensor rests.
+        """The layouts of a tensor as a choice of the sharding problem.
 
         Raises:
-            UsageError: a layout cannot be read, or one that a weight needs is missing.
+            UsageError: a layout cannot be read, or a weight lacks one.
         """
         value = self.layout(place.value)
         if self.graph.tensors[place.tensor].kind is TensorKind.PARAMETER:
@@ -120,7 +120,7 @@ class Rebuilt:
         return TensorChoice(value, self.layout(place.gradient) if place.gradient else None)
 
     def strategy(self, split: OperatorSplit) -> Strategy | None:
-        """The legal way to run an operator that a split describes; None where there is none.
+        """The strategy of an operator that a split describes; None if it is not legal.
 
         Raises:
             UsageError: a layout cannot be read.
@@ -136,63 +136,59 @@ class Rebuilt:
                 s
                 for s in strategies(call, spec, self.mesh, self.setting.item_bytes, options)
                 if s.splits == split.splits
-                and _texts(s.reads) == split.reads
-                and _texts(s.writes) == split.writes
+                and by_position(s.reads) == split.reads
+                and by_position(s.writes) == split.writes
                 and significant(s.share) == split.share
             ),
             None,
         )
 
     def decision(self, entry: ShardedBlock) -> dict[str, Choice]:
-        """Every choice that an entry says, as far as it is legal and can be read."""
-        found: dict[str, Choice] = {}
+        """The choices of an entry, without those that are illegal or cannot be read."""
+        choices: dict[str, Choice] = {}
         for split in entry.operators:
             try:
-                chosen = self.strategy(split) if split.operator in self.graph.producer else None
+                strategy = self.strategy(split) if split.operator in self.graph.producer else None
             except UsageError:
-                chosen = None
-            if chosen is not None:
-                found[f"op:{split.operator}"] = chosen
+                strategy = None
+            if strategy is not None:
+                choices[f"op:{split.operator}"] = strategy
         for place in entry.tensors:
             if place.tensor in self.graph.tensors:
                 try:
-                    found[place.tensor] = self.place(place)
+                    choices[place.tensor] = self.place(place)
                 except UsageError:
                     continue
-        return found
+        return choices
 
 
-def _texts(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:
-    return by_position(layouts)
-
-
-def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterator[Rebuilt]:
-    """The plan's shardings in order, on the cluster where there is one.
+def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterator[RebuiltSharding]:
+    """The plan's shardings in order, with settings on the cluster if one is given.
 
     Raises:
         UsageError: the plan's precision or optimizer is unknown, or a mesh is larger than the cluster.
     """
-    chosen = precision(plan.options.precision)
+    formats = precision(plan.options.precision)
     state = StateBytes(
-        chosen.held_weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(plan.options.optimizer, chosen)
+        formats.held_weight_bytes, formats.held_gradient_bytes, optimizer_state_bytes(plan.options.optimizer, formats)
     )
 
     chain = build_chain(graph) if plan.shardings else None
     facts: Facts | None = None
-    found: Profile | None = None
+    profile: Profile | None = None
     for sharding in plan.shardings:
         axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
         mesh = ideal_mesh(axes) if cluster is None else mesh_on(cluster, axes, copies=experts_of_row(graph))
         options = InnerOptions(
-            item_bytes=chosen.compute.bits / 8,
+            item_bytes=formats.compute.bits / 8,
             state=state,
             micro_batches=plan.micro_batches.count,
             options=Options(padded=sharding.padded, roles=roles_of(mesh.axes)),
             forbidden=plan.options.forbid,
         )
-        if cluster is not None and found is None:
-            found = Pricer(graph, cluster, plan.options).profiles(plan.micro_batches.size)[0]
-        if found is None or chain is None:
+        if cluster is not None and profile is None:
+            profile = Pricer(graph, cluster, plan.options).profiles(plan.micro_batches.size)[0]
+        if profile is None or chain is None:
             setting = Setting(
                 graph,
                 mesh,
@@ -204,16 +200,16 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
                 forbidden=options.forbidden,
             )
         else:
-            setting = inner_setting(chain, graph, found, mesh, options)
+            setting = inner_setting(chain, graph, profile, mesh, options)
         facts = facts or Facts.of(setting)
-        yield Rebuilt(sharding, setting, facts, chain.repeats if chain else ())
+        yield RebuiltSharding(sharding, setting, facts, chain.repeats if chain else ())
 
 
 def priced_configuration(plan: Plan, pricer: Pricer) -> tuple[Configuration, dict[int, BlockCosts]]:
     """A plan's configuration, its shardings numbered as the pricer numbers them, and their costs.
 
     Raises:
-        UsageError: something about a sharding is not said, or cannot lie as it is said to.
+        UsageError: a sharding leaves a choice out, or a tensor cannot have its layout.
         InfeasibleError: a split is not legal.
         HardwareError: a mesh does not fit the cluster.
     """
@@ -221,42 +217,42 @@ def priced_configuration(plan: Plan, pricer: Pricer) -> tuple[Configuration, dic
     priced = _price_shardings(plan, pricer.graph_at(size), pricer)
     numbers = (0, *(costs.sharding for costs in priced))
     stages = tuple(dataclasses.replace(s, sharding=numbers[s.sharding]) for s in plan.configuration.stages)
-    shelf = {costs.sharding: costs for costs in priced}
+    costs_by_sharding = {costs.sharding: costs for costs in priced}
     if any(stage.sharding == 0 for stage in stages):
-        shelf[0] = pricer.costs(size)
-    return dataclasses.replace(plan.configuration, stages=stages), shelf
+        costs_by_sharding[0] = pricer.costs(size)
+    return dataclasses.replace(plan.configuration, stages=stages), costs_by_sharding
 
 
 def _price_shardings(plan: Plan, graph: Graph, pricer: Pricer) -> list[BlockCosts]:
-    """The plan's shardings in order, priced by what they say of operators and tensors."""
-    found: list[BlockCosts] = []
+    """The plan's shardings in order, priced as their entries split operators and place tensors."""
+    priced: list[BlockCosts] = []
     for rebuilt in rebuild(plan, graph):
         sharding = rebuilt.sharding
         decisions: list[dict[str, Choice] | None] = [None] * len(plan.block_table)
-        own = {id(entry): rebuilt.decision(entry) for entry in sharding.blocks}
+        decision_of = {id(entry): rebuilt.decision(entry) for entry in sharding.blocks}
         for stage in (stage for stage in plan.stages if stage.sharding == sharding.name):
             for block in range(*stage.blocks):
-                known = plan.sharded_block(stage.index, block)
-                if known is not None:
-                    entry, names = known
-                    decisions[block] = {_named(name, names): choice for name, choice in own[id(entry)].items()}
+                sharded_block = plan.sharded_block(stage.index, block)
+                if sharded_block is not None:
+                    entry, names = sharded_block
+                    decisions[block] = {_named(name, names): choice for name, choice in decision_of[id(entry)].items()}
         boundary: Boundaries = tuple(map(Boundary, sharding.boundaries))
         mesh = rebuilt.mesh.axes
-        found.append(pricer.decided(plan.micro_batches.size, mesh, boundary, decisions))
-    return found
+        priced.append(pricer.decided(plan.micro_batches.size, mesh, boundary, decisions))
+    return priced
 
 
 def _named(name: str, names: Mapping[str, str]) -> str:
-    """What a variable of an entry's first block is called in another block."""
+    """Name in another block of a variable of the entry's first block."""
     return f"op:{names[name[3:]]}" if name.startswith("op:") else names[name]
 
 
 def alternative_configuration(other: Alternative, blocks: int) -> Configuration:
-    """The configuration of an alternative of a plan of so many blocks, as far as the plan says it."""
+    """The configuration of an alternative, as far as the plan states it; `blocks` is the plan's number of blocks."""
     count = len(other.starts)
     ends = (*other.starts[1:], blocks)
     ranks = other.ranks or (1,) * count
-    repeats = [recomputed_modules(said) for said in other.repeats] or [()] * count
+    repeats = [recomputed_modules(names) for names in other.repeats] or [()] * count
     stages = tuple(
         StageChoice(
             other.starts[i], ends[i], other.replicas[i], i in other.recompute, ranks[i],

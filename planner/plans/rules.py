@@ -1,6 +1,6 @@
-"""The rules of a comparison: stable names, how grave each is, and gates that fail a comparison for CI.
+"""The rules of a comparison: their names and severities, and gates that let a comparison fail in CI.
 
-A severity can be set anew by a file of one's own, `rule: severity`, with `off` for a rule that is not to be heard of.
+A file of lines `rule: severity` overrides severities; `off` switches a rule off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 
 OFF = "off"
-"""In place of a severity: the rule is not applied."""
+"""Stands for a severity of rules that are switched off."""
 
 RULES: Mapping[str, tuple[Severity, str]] = {
     "infeasible": (Severity.ERROR, "the new inputs have no plan that fits"),
@@ -47,12 +47,12 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "faster": (Severity.INFO, "a step takes less time"),
     "figures-changed": (Severity.INFO, "figures differ though inputs and decisions are the same"),
 }  # fmt: skip
-"""Severity and meaning by name. Names stay; a rule that goes keeps its name free."""
+"""Severity and meaning by name. Names are stable: the name of a removed rule is not used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What a rule has to say about two plans.
+    """A finding of a rule about two plans.
 
     Attributes:
         rule: its name in `RULES`.
@@ -71,21 +71,21 @@ def severities(document: Mapping[str, str] | None = None, *, name: str = "rules"
     """The severity of every rule, or `off`.
 
     Args:
-        document: severities that are set anew, by rule.
-        name: what errors call where they stand.
+        document: severities in place of the default ones, by rule.
+        name: what errors call their source.
 
     Raises:
         UsageError: there is no such rule or severity.
     """
-    found: dict[str, str] = {rule: severity for rule, (severity, _) in RULES.items()}
+    levels: dict[str, str] = {rule: severity for rule, (severity, _) in RULES.items()}
     for rule, severity in (document or {}).items():
         if rule not in RULES:
             raise UsageError(f"there is no rule {rule!r}", where=name, hint=did_you_mean(str(rule), RULES))
         if severity not in (*Severity, OFF):
             allowed = (*map(str, Severity), OFF)
             raise UsageError(f"{rule}: {severity!r} is no severity", where=name, hint=f"one of {', '.join(allowed)}")
-        found[rule] = severity
-    return found
+        levels[rule] = severity
+    return levels
 
 
 def read_rules(text: str, *, name: str = "rules") -> dict[str, str]:
@@ -94,22 +94,22 @@ def read_rules(text: str, *, name: str = "rules") -> dict[str, str]:
     Raises:
         UsageError: a line reads otherwise, or a rule stands there twice; or as `severities`.
     """
-    found: dict[str, str] = {}
+    levels: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        said = line.partition("#")[0].strip()
-        if not said:
+        entry = line.partition("#")[0].strip()
+        if not entry:
             continue
-        rule, colon, severity = (part.strip() for part in said.partition(":"))
-        if not (rule and colon and severity) or rule in found:
+        rule, colon, severity = (part.strip() for part in entry.partition(":"))
+        if not (rule and colon and severity) or rule in levels:
             hint = "write each rule once, such as slower: error"
-            raise UsageError(f"{said!r} cannot be read", where=f"{name}:{number}", hint=hint)
-        found[rule] = severity
-    severities(found, name=name)
-    return found
+            raise UsageError(f"{entry!r} cannot be read", where=f"{name}:{number}", hint=hint)
+        levels[rule] = severity
+    severities(levels, name=name)
+    return levels
 
 
 class Metric(StrEnum):
-    """Figures of a plan that a comparison tells and a gate can watch."""
+    """Figures of a plan that a comparison shows and a gate can limit."""
 
     STEP_TIME = "step_time"
     THROUGHPUT = "throughput"
@@ -167,13 +167,13 @@ class Gate:
 
     Attributes:
         text: as it was given.
-        rule: a finding of this rule fails it; "" for none.
-        severity: a finding at least that grave fails it; None for none.
-        metric: the figure that fails it; None for none.
-        limit: the most (the least, where `below`) that the figure may be: a change relative to the old one, a share,
-            or a value in SI units.
-        kind: what the limit is: "change", "share" or "value".
-        below: the figure fails where it is smaller.
+        rule: fails on a finding of this rule; "" for none.
+        severity: fails on a finding at least that grave; None for none.
+        metric: fails on this figure; None for none.
+        limit: largest allowed figure (smallest, with `below`): a change relative to the old one, a share, or a value in
+            SI units.
+        kind: unit of the limit: "change", "share" or "value".
+        below: true if the gate fails on figures below the limit.
     """
 
     text: str
@@ -185,30 +185,30 @@ class Gate:
     below: bool = False
 
     def struck(self, costs: Sequence[Cost], remarks: Sequence[Remark]) -> str:
-        """Why the gate fails, in a line; "" where it does not. A figure that is not there or no number fails it."""
+        """Why the gate fails, in a line; "" if it passes. A figure that is missing or no number fails it."""
         if self.metric is None:
-            grave = list(Severity)
-            hit = next(
+            order = list(Severity)
+            finding = next(
                 (
                     r
                     for r in remarks
                     if r.rule == self.rule
-                    or (self.severity is not None and grave.index(r.severity) <= grave.index(self.severity))
+                    or (self.severity is not None and order.index(r.severity) <= order.index(self.severity))
                 ),
                 None,
             )
-            return f"{hit.rule} ({hit.severity}): {hit.message}" if hit else ""
+            return f"{finding.rule} ({finding.severity}): {finding.message}" if finding else ""
         cost = next((cost for cost in costs if cost.metric is self.metric), None)
         if cost is None:
             return f"{self.metric} is not known"
         share = cost.new_share if self.metric is Metric.PEAK_MEMORY else cost.new
         value = {"change": cost.relative, "share": share, "value": cost.new}[self.kind]
-        said = cost.words(cost.new, cost.new_share)
+        shown = cost.words(cost.new, cost.new_share)
         if value is None or not math.isfinite(value):
-            return f"{self.metric} is {said}, and was {cost.words(cost.old, cost.old_share)}"
+            return f"{self.metric} is {shown}, and was {cost.words(cost.old, cost.old_share)}"
         if value < self.limit if self.below else value > self.limit:
             change = "" if cost.relative is None else f", {cost.relative:+.2%}"
-            return f"{self.metric} is {said}{change}"
+            return f"{self.metric} is {shown}{change}"
         return ""
 
 
@@ -223,12 +223,13 @@ def gate(text: str) -> Gate:
         return Gate(text, severity=Severity(lowered))
     if lowered in RULES:
         return Gate(text, rule=lowered)
-    found = _GATE.fullmatch(lowered)
-    if found is None or found[1] not in (*Metric,):
+    limit_match = _GATE.fullmatch(lowered)
+    if limit_match is None or limit_match[1] not in (*Metric,):
         known = (*map(str, Severity), *RULES, *(f"{metric}:+3%" for metric in Metric))
-        near = did_you_mean(found[1], [str(metric) for metric in Metric]) if found else did_you_mean(lowered, known)
-        raise UsageError(f"{text!r} is no gate", where="--fail-on", hint=near)
-    metric, sign, limit = Metric(found[1]), found[2], text.strip()[found.start(3) :]
+        metrics = [str(metric) for metric in Metric]
+        suggestion = did_you_mean(limit_match[1], metrics) if limit_match else did_you_mean(lowered, known)
+        raise UsageError(f"{text!r} is no gate", where="--fail-on", hint=suggestion)
+    metric, sign, limit = Metric(limit_match[1]), limit_match[2], text.strip()[limit_match.start(3) :]
     below = metric is Metric.THROUGHPUT
     if sign:
         if below == (sign == "+"):

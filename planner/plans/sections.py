@@ -1,7 +1,7 @@
-"""Parts of a plan that follow from one thing each: the model, the cluster, the verdict, and operators in stages.
+"""Sections of a plan, each computed from one source: the model, the cluster, the evaluation, operators in stages.
 
-From putting operators into stages follow the tensors between stages, inputs, shared weights and duplicated operators
-(`Staging`); the assembly of a plan and its check both start there, one from the decision, the other from the file.
+`Staging` computes what follows from the assignment of operators to stages: tensors between stages, inputs, outputs,
+shared weights. The assembly of a plan uses it on the decision, the check of a plan on the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, StageTerms
 
-_EACH: dict[Phase, Literal["", "forward", "backward"]] = {
+_PASS_OF: dict[Phase, Literal["", "forward", "backward"]] = {
     Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward",
     Phase.END: "",
@@ -48,7 +48,7 @@ _EACH: dict[Phase, Literal["", "forward", "backward"]] = {
 
 
 def model_section(graph: Graph, chosen: Precision) -> ModelSection:
-    """The model."""
+    """The section of the model, at the graph's batch, in the number formats `chosen`."""
     losses = loss_outputs(graph)
     section = ModelSection(
         name=graph.name,
@@ -65,7 +65,7 @@ def model_section(graph: Graph, chosen: Precision) -> ModelSection:
 
 
 def _of_file(section: ModelSection, graph: Graph, source: SourceFile) -> ModelSection:
-    """The section with what must change in the model's file for the graph's batch."""
+    """The section with the model file's hash and the constants to change in it for the graph's batch."""
     section = dataclasses.replace(section, file_sha256=source.sha256, identities=graph.identities)
     written = source.written
     if written.batch in (0, *_open_sizes(source)):
@@ -93,7 +93,7 @@ def _open_sizes(source: SourceFile) -> set[int]:
 
 
 def hardware_section(cluster: Cluster) -> HardwareSection:
-    """The cluster."""
+    """The section of the cluster."""
     runs: list[DeviceRun] = []
     types = [int(t) for t in cluster.device_types]
     for kind, group in itertools.groupby(range(len(types)), key=types.__getitem__):
@@ -139,13 +139,12 @@ def job_class(cluster: Cluster, decision: Configuration) -> JobClass:
 
 
 def compared_error(cluster: Cluster, decision: Configuration) -> MeasuredError | None:
-    """How predictions of jobs like a configuration compared with measured runs, to three digits; None where no stack is
-    named."""
+    """Measured error of predictions for jobs of the configuration's class, to three digits; None without a stack."""
     if not cluster.stack.name:
         return None
-    found = measured_error(job_class(cluster, decision), cluster.stack.compared)
-    low, high = (None if part is None else float(f"{part:.3g}") for part in (found.low, found.high))
-    return dataclasses.replace(found, low=low, high=high)
+    error = measured_error(job_class(cluster, decision), cluster.stack.compared)
+    low, high = (None if bound is None else float(f"{bound:.3g}") for bound in (error.low, error.high))
+    return dataclasses.replace(error, low=low, high=high)
 
 
 def predictions_section(
@@ -157,9 +156,19 @@ def predictions_section(
     node_size: int,
     shared: Sequence[SharedParameter] = (),
 ) -> Predictions:
-    """What the judge and the solver say of the answer.
+    """The section of predictions: times and memory by stage, bound and gap.
 
-    `node_size` is the number of devices of a machine, `shared` are the parameters that several stages hold.
+    Args:
+        stages: stages of the plan.
+        decision: the configuration.
+        evaluation: its times and memory.
+        certificate: bound and gap.
+        chosen: number formats.
+        node_size: devices of a machine.
+        shared: parameters that several stages hold.
+
+    Raises:
+        ModelError: an iteration takes no time.
     """
     iteration_s = significant(evaluation.iteration_s)
     if iteration_s <= 0:
@@ -191,7 +200,7 @@ def predictions_section(
 def bubble_fraction(
     timed: Iterable[tuple[Stage, StageTerms | StagePrediction]], micro_batches: int, iteration_s: float
 ) -> float:
-    """Idle share of the working ranks' time; below 0 where stages take longer than the iteration.
+    """Idle fraction of the working ranks' time; below 0 where stages take longer than the iteration.
 
     Args:
         timed: every stage and its times.
@@ -211,7 +220,7 @@ _SECONDS = (
     "forward_s", "backward_s", "recompute_s", "receive_s", "return_s", "sync_s", "exposed_sync_s", "tied_sync_s",
     "update_s",
 )  # fmt: skip
-"""Times of a stage that the judge and the plan call the same."""
+"""Fields with the same name in `StageTerms` and `StagePrediction`."""
 
 
 def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...]) -> StagePrediction:
@@ -228,36 +237,35 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...
 
 
 def stage_collectives(stage: Stage, chosen: Precision, node_size: int) -> tuple[StageCollective, ...]:
-    """What a stage's replicas exchange, by the recipe of its ZeRO stage; groups of one rank exchange nothing.
+    """The collectives among a stage's replicas, by the recipe of its ZeRO stage; none for a single rank.
 
-    Ranks of one replica that hold the same go first. `node_size` is the number of devices of a machine, for recipes
-    with steps inside machines and across them.
+    Collectives among ranks of one replica that hold the same weights come first. `node_size` is the number of devices
+    of a machine, for recipes with steps inside machines and across them.
     """
     recipe = recipe_of(stage.zero)
-    found = [
+    collectives = [
         StageCollective(
             step.collective.value,
             step.content.value,
-            math.ceil(own.parameters * step.payload(chosen)),
-            own.ranks,
-            len(stage.ranks) // own.ranks,
-            _EACH[step.phase],
+            math.ceil(replicas.parameters * step.payload(chosen)),
+            replicas.ranks,
+            len(stage.ranks) // replicas.ranks,
+            _PASS_OF[step.phase],
         )
-        for own in stage.rank_replicas
+        for replicas in stage.rank_replicas
         for step in recipe.among_inner
     ]
     if len(stage.replicas) < 2 or not stage.parameters:
-        return tuple(found)
+        return tuple(collectives)
     for step in recipe.steps:
         groups = replica_groups(stage, step.group, node_size)
         count, ranks = groups.shape
         payload = stage.shard_parameters * step.payload(chosen) / step.shares(groups)
         if ranks > 1:
-            beside, each = count * stage.group_ranks, _EACH[step.phase]
-            found.append(
-                StageCollective(step.collective.value, step.content.value, math.ceil(payload), ranks, beside, each)
-            )
-    return tuple(found)
+            parallel_groups, phase = count * stage.group_ranks, _PASS_OF[step.phase]
+            kind, size = step.collective.value, math.ceil(payload)
+            collectives.append(StageCollective(kind, step.content.value, size, ranks, parallel_groups, phase))
+    return tuple(collectives)
 
 
 def replica_groups(stage: Stage, group: Group, node_size: int) -> np.ndarray:
@@ -269,7 +277,7 @@ def replica_groups(stage: Stage, group: Group, node_size: int) -> np.ndarray:
 def tied_collectives(
     stage: Stage, decision: Configuration, shared: Sequence[SharedParameter]
 ) -> tuple[StageCollective, ...]:
-    """What a stage exchanges with the other holders of its parameters, once for each set of holders.
+    """The collectives of a stage with the other holders of its parameters, one for each set of holders.
 
     A group has the replicas of all holders whose numbers are equal modulo the greatest common divisor of their counts;
     where replicas have several ranks, equal ranks of them. `shared` says the bytes of one rank. Copies that are trained
@@ -279,17 +287,17 @@ def tied_collectives(
     for entry in shared:
         if stage.index in entry.stages and entry.reduction == "sum":
             payload[entry.stages] = payload.get(entry.stages, 0) + entry.bytes
-    found = []
+    collectives = []
     for holders, size in payload.items():
         counts = [decision.stages[k].replicas for k in holders]
         groups = math.gcd(*counts)
         ranks, groups = sum(counts) // groups, groups * decision.copies * stage.group_ranks
-        found.append(StageCollective(Collective.ALL_REDUCE.value, "tied gradients", size, ranks, groups))
-    return tuple(found)
+        collectives.append(StageCollective(Collective.ALL_REDUCE.value, "tied gradients", size, ranks, groups))
+    return tuple(collectives)
 
 
 def alternative_section(candidate: Candidate) -> Alternative:
-    """A decision that was priced and not chosen."""
+    """The section of a decision that was priced and not chosen."""
     decision, evaluation = candidate.decision, candidate.evaluation
     priced = math.isfinite(evaluation.iteration_s) and evaluation.iteration_s > 0
     return Alternative(
@@ -315,7 +323,7 @@ def alternative_section(candidate: Candidate) -> Alternative:
 
 
 def coverage_section(graph: Graph, origins: Sequence[Origin]) -> Coverage:
-    """How the operators of the model file were treated; `origins` is aligned with the graph's nodes."""
+    """Counts of the model file's operators by treatment; `origins` is aligned with the graph's nodes."""
     counts = Counter(origins)
     fallbacks = Counter(n.op for n, origin in zip(graph.nodes, origins, strict=True) if origin is Origin.FALLBACK)
     report = graph.report
@@ -336,7 +344,7 @@ class Staging:
 
     Attributes:
         graph: the graph at the plan's micro-batch size.
-        stage_of: stage of each operator by index; duplicated and unknown ones are not in it.
+        stage_of: stage by operator index, without duplicated and unknown operators.
         copies: stages of each duplicated operator by index.
         chosen: number formats.
     """
@@ -353,20 +361,20 @@ class Staging:
 
     def readers(self, tensor: str) -> tuple[int, ...]:
         """Stages that read a tensor, ascending."""
-        found: set[int] = set()
+        stages: set[int] = set()
         for node in self.graph.consumers.get(tensor, ()):
-            found |= {self.stage_of[node]} if node in self.stage_of else self.copies.get(node, frozenset())
-        return tuple(sorted(found))
+            stages |= {self.stage_of[node]} if node in self.stage_of else self.copies.get(node, frozenset())
+        return tuple(sorted(stages))
 
     def boundaries(self) -> tuple[Boundary, ...]:
         """Tensors that go to another stage than the one that makes them, by stage and in order of production."""
-        found = []
+        boundaries = []
         for index, stage in sorted(self.stage_of.items(), key=lambda entry: (entry[1], entry[0])):
             for name in self.graph.nodes[index].outputs:
                 targets = tuple(s for s in self.readers(name) if s != stage) if name else ()
                 if targets:
-                    found.append(self._boundary(name, stage, targets))
-        return tuple(found)
+                    boundaries.append(self._boundary(name, stage, targets))
+        return tuple(boundaries)
 
     def _boundary(self, name: str, stage: int, targets: tuple[int, ...]) -> Boundary:
         tensor = self.graph.tensors[name]

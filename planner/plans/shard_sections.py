@@ -1,9 +1,10 @@
-"""Shardings that a decision's stages have, written out with their names for the plan file."""
+"""Write the shardings of a decision's stages for the plan file, with names of operators and tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,12 +49,12 @@ from planner.space.types import Configuration
 def used_shardings(
     decision: Configuration, catalogue: Mapping[int, StageSharding]
 ) -> dict[int, tuple[StageSharding, str]]:
-    """The entries that a decision's stages use and their names, by index.
+    """The catalogue entries that a decision's stages use, with unique names, by index.
 
     Raises:
         PlanError: a stage's entry is missing, or its mesh has not as many ranks as the stage's groups.
     """
-    found: dict[int, tuple[StageSharding, str]] = {}
+    used: dict[int, tuple[StageSharding, str]] = {}
     for number, stage in enumerate(decision.stages):
         if stage.ranks == 1:
             continue
@@ -64,41 +65,41 @@ def used_shardings(
                 f"stage {number} has groups of {stage.ranks} ranks; sharding {stage.sharding} is for {ranks or 'none'}",
                 hint="hand over the shardings of the decision's micro-batch size",
             )
-        if stage.sharding not in found:
-            alike = sum(other.label == entry.label for other, _ in found.values())
-            found[stage.sharding] = entry, f"{entry.label} ({alike + 1})" if alike else entry.label
-    return found
+        if stage.sharding not in used:
+            same_label = sum(other.label == entry.label for other, _ in used.values())
+            used[stage.sharding] = entry, f"{entry.label} ({same_label + 1})" if same_label else entry.label
+    return used
 
 
 def sharding_sections(
     graph: Graph, decision: Configuration, used: Mapping[int, tuple[StageSharding, str]], table: Sequence[Block]
 ) -> tuple[Sharding, ...]:
-    """Every sharding that stages use, for the blocks of those stages; O(operators of distinct blocks + all names).
+    """The sections of all used shardings, for the blocks of their stages; O(operators of distinct blocks + all names).
 
     Args:
         graph: the model at the decision's micro-batch size.
         decision: the answer.
-        used: as `used_shardings` gives them.
-        table: all blocks as the plan names them.
+        used: the result of `used_shardings`.
+        table: all blocks of the plan.
     """
     writers: dict[int, _Writer] = {}
-    found = []
+    sections = []
     for index, (entry, name) in used.items():
-        own = [b for s in decision.stages if s.sharding == index and s.ranks > 1 for b in range(s.start, s.stop)]
+        stages = [stage for stage in decision.stages if stage.sharding == index and stage.ranks > 1]
         writer = writers.setdefault(id(entry.inner), _Writer(graph, entry))
         costs, inner = entry.costs, entry.inner
-        alike: dict[int, list[int]] = {}
-        for b in own:
-            alike.setdefault(id(costs.points[b]), []).append(b)
+        blocks_by_point: dict[int, list[int]] = {}
+        for b in (block for stage in stages for block in range(stage.start, stage.stop)):
+            blocks_by_point.setdefault(id(costs.points[b]), []).append(b)
         axes = tuple(MeshAxis(axis.name, axis.size) for axis in inner.mesh.axes)
-        blocks = tuple(writer.block(entry, members, table) for members in alike.values())
+        blocks = tuple(writer.block(entry, members, table) for members in blocks_by_point.values())
         boundaries: Any = tuple(each.value for each in costs.boundaries)
-        found.append(Sharding(name, axes, boundaries, blocks, inner.options.options.padded))
-    return tuple(found)
+        sections.append(Sharding(name, axes, boundaries, blocks, inner.options.options.padded))
+    return tuple(sections)
 
 
 class _Writer:
-    """Describes blocks of one set of inner costs."""
+    """Writes the sharding entries of blocks that were solved together (one `InnerCosts`)."""
 
     def __init__(self, graph: Graph, entry: StageSharding) -> None:
         inner, options = entry.inner, entry.inner.options
@@ -113,7 +114,7 @@ class _Writer:
         self._facts = Facts.of(self._setting)
 
     def block(self, entry: StageSharding, members: Sequence[int], table: Sequence[Block]) -> ShardedBlock:
-        """What is said of blocks that are sharded alike, in the names of the first."""
+        """The entry of blocks that are sharded alike, in the names of the first."""
         first, mesh = members[0], self._setting.mesh
         point = entry.inner.blocks[first].named(entry.costs.points[first])
         uses = collective_uses(self._setting, point.decision, point.communication, self._facts.carrying)
@@ -149,35 +150,35 @@ def _figures(point: InnerPoint) -> BlockFigures:
 def _series(
     entry: StageSharding, members: Sequence[int], table: Sequence[Block], names: Sequence[str]
 ) -> tuple[BlockSeries, ...]:
-    """The members with the names that do not follow from places in the plan's blocks."""
+    """The member blocks, with the names that do not follow from positions in the plan's blocks."""
     first = members[0]
-    home = {entry.inner.blocks[first].names.get(s, s): s for s in _solved_names(entry, first, names)}
+    solved_name = {entry.inner.blocks[first].names.get(s, s): s for s in _solved_names(entry, first, names)}
     rows: list[dict[str, str]] = []
     for b in members:
         own = entry.inner.blocks[b].names
-        rows.append({name: own.get(home[name], home[name]) for name in names})
+        rows.append({name: own.get(solved_name[name], solved_name[name]) for name in names})
     placed = [_placed(table[first], table[b]) for b in members]
-    further = [n for n in names if any(at.get(n) != row[n] for at, row in zip(placed, rows, strict=True))]
-    return _runs(members, [tuple(row[n] for n in further) for row in rows])
+    other_names = [n for n in names if any(at.get(n) != row[n] for at, row in zip(placed, rows, strict=True))]
+    return _runs(members, [tuple(row[n] for n in other_names) for row in rows])
 
 
 def _solved_names(entry: StageSharding, block: int, names: Sequence[str]) -> Sequence[str]:
-    """Names of the block that was solved, of which the given ones are the block's own."""
-    own = entry.inner.blocks[block].names
-    back = {new: old for old, new in own.items()}
-    return [back.get(name, name) for name in names]
+    """Names of a block translated to those of the equal block that was solved."""
+    block_names = entry.inner.blocks[block].names
+    solved_of = {new: old for old, new in block_names.items()}
+    return [solved_of.get(name, name) for name in names]
 
 
 def _placed(before: Block, after: Block) -> dict[str, str]:
-    """Names that correspond by their place in two blocks."""
-    found = dict(zip(before.nodes, after.nodes, strict=False))
-    found.update(zip((p.name for p in before.parameters), (p.name for p in after.parameters), strict=False))
-    return found
+    """Names of the second block by names of the first, matched by position."""
+    matches = dict(zip(before.nodes, after.nodes, strict=False))
+    matches.update(zip((p.name for p in before.parameters), (p.name for p in after.parameters), strict=False))
+    return matches
 
 
 def _runs(members: Sequence[int], rows: Sequence[tuple[str, ...]]) -> tuple[BlockSeries, ...]:
-    """Members at equal distances whose names follow one template, together."""
-    found, at = [], 0
+    """Members as series: those at equal distances whose names follow one template share a series."""
+    series, at = [], 0
     while at < len(members):
         count = 1
         if at + 1 < len(members):
@@ -187,55 +188,53 @@ def _runs(members: Sequence[int], rows: Sequence[tuple[str, ...]]) -> tuple[Bloc
             count = longest_run(rows[at : at + count])
         if count > 1:
             names = tuple(template(a, b) for a, b in zip(rows[at], rows[at + 1], strict=True))
-            found.append(BlockSeries(members[at], step, count, names))
+            series.append(BlockSeries(members[at], step, count, names))
         else:
-            found.append(BlockSeries(members[at], 1, 1, rows[at]))
+            series.append(BlockSeries(members[at], 1, 1, rows[at]))
         at += count
-    return tuple(found)
+    return tuple(series)
+
+
+PlaceOf = Callable[[int, str], tuple[TensorLayout, Sequence[int]] | None]
+"""By stage and tensor: its layout on the ranks of a group and the sizes of their mesh; None in groups of one rank."""
+
+
+def placed_boundary(boundary: Boundary, place_of: PlaceOf) -> Boundary:
+    """A boundary with its layout and bytes on the groups that make and read it."""
+    made = place_of(boundary.from_stage, boundary.tensor)
+    readers = (place_of(stage, boundary.tensor) for stage in boundary.to_stages)
+    received = tuple("" if place is None else layout_text(place[0]) for place in readers)
+    shape = boundary.shape
+    return dataclasses.replace(
+        boundary,
+        layout="" if made is None else layout_text(made[0]),
+        rank_bytes=0 if made is None else boundary.bytes * shard_elements(shape, *made) // max(1, math.prod(shape)),
+        received=received if any(received) else (),
+    )
 
 
 def sharded_boundaries(
-    graph: Graph,
-    boundaries: Sequence[Boundary],
-    decision: Configuration,
-    used: Mapping[int, tuple[StageSharding, str]],
+    boundaries: Sequence[Boundary], decision: Configuration, used: Mapping[int, tuple[StageSharding, str]]
 ) -> tuple[Boundary, ...]:
-    """Boundaries with how they lie on the groups that make and read them."""
+    """Boundaries placed as a decision's stages are sharded."""
 
-    def lies(stage: int, tensor: str) -> TensorLayout | None:
+    def place_of(stage: int, tensor: str) -> tuple[TensorLayout, Sequence[int]] | None:
         choice = decision.stages[stage]
-        if choice.ranks == 1:
-            return None
-        return used[choice.sharding][0].costs.layouts[tensor]
+        entry = used[choice.sharding][0] if choice.ranks > 1 else None
+        return None if entry is None else (entry.costs.layouts[tensor], entry.inner.mesh.sizes)
 
-    found = []
-    for b in boundaries:
-        made = lies(b.from_stage, b.tensor)
-        received = tuple(layout_text(lies(to, b.tensor) or ()) for to in b.to_stages)
-        rank_bytes = 0
-        if made is not None:
-            sizes = used[decision.stages[b.from_stage].sharding][0].inner.mesh.sizes
-            rank_bytes = b.bytes * shard_elements(b.shape, made, sizes) // max(1, graph.tensors[b.tensor].elements)
-        found.append(
-            dataclasses.replace(
-                b,
-                layout=layout_text(made or ()),
-                rank_bytes=rank_bytes,
-                received=received if any(received) else (),
-            )
-        )
-    return tuple(found)
+    return tuple(placed_boundary(boundary, place_of) for boundary in boundaries)
 
 
 def with_inside(
     predictions: Predictions, decision: Configuration, used: Mapping[int, tuple[StageSharding, str]]
 ) -> Predictions:
-    """The predictions with what each stage's groups exchange inside, a micro-batch."""
+    """The predictions with seconds and bytes of communication inside each stage's groups, per micro-batch."""
     stages = []
     for terms, choice in zip(predictions.stages, decision.stages, strict=True):
         if choice.ranks > 1:
-            costs, own = used[choice.sharding][0].costs, slice(choice.start, choice.stop)
-            seconds, sent = float(costs.communication_s[own].sum()), float(costs.sent_bytes[own].sum())
+            costs, blocks = used[choice.sharding][0].costs, slice(choice.start, choice.stop)
+            seconds, sent = float(costs.communication_s[blocks].sum()), float(costs.sent_bytes[blocks].sum())
             terms = dataclasses.replace(terms, inside_s=significant(seconds), inside_bytes=round(sent))
         stages.append(terms)
     return dataclasses.replace(predictions, stages=tuple(stages))
@@ -244,49 +243,52 @@ def with_inside(
 def rank_share(
     shared: SharedParameter, used: Mapping[int, tuple[StageSharding, str]], chosen: Precision
 ) -> SharedParameter:
-    """A shared parameter with the bytes of what one rank holds of its gradient, as where ranks hold most of it."""
-    held = [
+    """A shared parameter with the gradient bytes of one rank, in the sharding where a rank holds most of it."""
+    held_elements = [
         elements
         for entry, _ in used.values()
-        for each in entry.parameters
-        for name, elements in each.items()
+        for parameters in entry.parameters
+        for name, elements in parameters.items()
         if name == shared.parameter
     ]
-    return dataclasses.replace(shared, bytes=round(max(held) * chosen.gradient_bytes)) if held else shared
+    held_bytes = round(max(held_elements, default=0.0) * chosen.gradient_bytes)
+    return dataclasses.replace(shared, bytes=held_bytes) if held_elements else shared
 
 
 def rank_parameters(entry: StageSharding, start: int, stop: int) -> int:
-    """Trained weight elements that a rank holds of some blocks, a shared parameter once.
+    """Trained weight elements of blocks `start` to `stop` that a rank holds, a shared parameter counted once.
 
-    A parameter that several blocks of the chain read counts as where a rank holds most of it.
+    A parameter of several blocks counts as in the block where a rank holds most of it.
     """
     return round(sum(_held(entry, start, stop).values()))
 
 
 def rank_replicas(entry: StageSharding, start: int, stop: int) -> tuple[RankReplicas, ...]:
-    """The same of those that ranks of a group hold alike, by how many do so."""
-    found: dict[tuple[int, ...], float] = {}
+    """Trained weight elements that several ranks of a group hold alike, by the number of these ranks."""
+    elements_by_axes: dict[tuple[int, ...], float] = {}
     for name, elements in _held(entry, start, stop).items():
         axes = entry.costs.whole_on.get(name, ())
-        found[axes] = found.get(axes, 0.0) + elements
+        elements_by_axes[axes] = elements_by_axes.get(axes, 0.0) + elements
     mesh = entry.inner.mesh
-    return tuple(RankReplicas(mesh.ranks_along(axes), round(n)) for axes, n in sorted(found.items()) if axes and n)
+    return tuple(
+        RankReplicas(mesh.ranks_along(axes), round(n)) for axes, n in sorted(elements_by_axes.items()) if axes and n
+    )
 
 
 def _held(entry: StageSharding, start: int, stop: int) -> dict[str, float]:
-    """By parameter of some blocks, the elements that a rank holds where it holds most."""
+    """By parameter of blocks `start` to `stop`, the elements that a rank holds, in the block where it holds most."""
     return {name: entry.most_held[name] for each in entry.parameters[start:stop] for name in each}
 
 
 def by_position(layouts: Sequence[tuple[int, TensorLayout]]) -> tuple[str, ...]:
-    """Layouts as texts by position, "" where there is none."""
-    found = {p: layout_text(layout) for p, layout in layouts}
-    return tuple(found.get(p, "") for p in range(max(found, default=-1) + 1))
+    """Layout texts by position; "" at positions without a layout."""
+    texts = {p: layout_text(layout) for p, layout in layouts}
+    return tuple(texts.get(p, "") for p in range(max(texts, default=-1) + 1))
 
 
 def group_collective(use: CollectiveUse, mesh: Mesh, micro_batches: int) -> GroupCollective:
-    """A collective as the plan has it: what an update runs is told whole, not by a micro-batch's share of it."""
-    whole = micro_batches if use.phase == "step" else 1
+    """A collective for the plan file: one of an update counts in full, not by a micro-batch's share."""
+    per_step = micro_batches if use.phase == "step" else 1
     return GroupCollective(
         of=use.subject,
         reason=use.reason,  # type: ignore[arg-type]
@@ -295,23 +297,23 @@ def group_collective(use: CollectiveUse, mesh: Mesh, micro_batches: int) -> Grou
         axes=use.axes,
         level=level_crossed(mesh, use.axes),
         payload_bytes=significant(use.payload_bytes),
-        sent_bytes=significant(use.sent_bytes * whole),
-        times=significant(use.times * whole),
-        seconds=significant(use.seconds * whole),
+        sent_bytes=significant(use.sent_bytes * per_step),
+        times=significant(use.times * per_step),
+        seconds=significant(use.seconds * per_step),
     )
 
 
 def weight_origin(graph: Graph, tensor: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Parameters that a weight is computed from, and the parameter's dimension for each of a transposed one's.
+    """(parameters, dims): what a weight is computed from; for a transposed one, the parameter's dimension by its own.
 
-    Both empty for a parameter itself and for what is no weight.
+    Both are empty for a parameter itself and for a tensor that is no weight.
     """
     sources = graph.sources.get(tensor, ())
     return ((), ()) if tensor in sources else (sources, graph.permuted.get(tensor, ()) if sources else ())
 
 
 def level_crossed(mesh: Mesh, axes: Sequence[str]) -> str:
-    """Name of the outermost level of links between ranks along the axes; "" where there is none."""
+    """Name of the outermost level of links between ranks along the axes; "" without a cluster."""
     if mesh.cluster is None:
         return ""
     groups = mesh.groups([mesh.names.index(name) for name in axes])
@@ -327,26 +329,26 @@ EXPERTS, ROWS, COLUMNS = "experts", "rows", "columns"
 
 
 def holdings(graph: Graph, mesh: Mesh, operators: Sequence[str], places: Sequence[TensorPlace]) -> tuple[Holding, ...]:
-    """Experts and rows that the given operators read and that are dealt to ranks; each weight's dimension once.
+    """Experts, rows and columns of weights that the operators read and that are dealt to ranks.
 
     Args:
         graph: the model.
         mesh: the mesh of a group.
         operators: their first outputs.
-        places: where the weights lie.
+        places: layouts of the weights.
     """
     specs = graph_specs(graph)
-    lies = {place.tensor: parse_layout(place.value, len(mesh.axes)) for place in places if place.optimizer}
-    found: dict[tuple[str, int], Holding] = {}
+    layouts = {place.tensor: parse_layout(place.value, len(mesh.axes)) for place in places if place.optimizer}
+    holdings_by_dim: dict[tuple[str, int], Holding] = {}
     for key in operators:
         i = graph.producer[key]
         for what, weight, dim in counted_dims(graph, graph.nodes[i], specs[i].nests):
-            layout, shape = lies.get(weight), graph.tensors[weight].shape
+            layout, shape = layouts.get(weight), graph.tensors[weight].shape
             axes = tuple(a.name for a, part in zip(mesh.axes, layout or (), strict=False) if part.dim == dim)
-            if layout and axes and (weight, dim) not in found:
-                each = shard_shape(shape, layout, mesh.sizes)[dim]
-                found[weight, dim] = Holding(what, weight, dim, axes, shape[dim], each)  # type: ignore[arg-type]
-    return tuple(found.values())
+            if layout and axes and (weight, dim) not in holdings_by_dim:
+                rank_count = shard_shape(shape, layout, mesh.sizes)[dim]
+                holdings_by_dim[weight, dim] = Holding(what, weight, dim, axes, shape[dim], rank_count)  # type: ignore[arg-type]
+    return tuple(holdings_by_dim.values())
 
 
 def counted_dims(graph: Graph, node: Node, nests: Sequence[LoopNest]) -> Iterator[tuple[str, str, int]]:
@@ -367,7 +369,7 @@ def counted_dims(graph: Graph, node: Node, nests: Sequence[LoopNest]) -> Iterato
 
 
 def _counts(nest: LoopNest, access: Access, name: str) -> str:
-    """What the iteration dimension counts, "" for neither."""
+    """What an iteration dimension counts: experts, rows, or "" for neither."""
     others = [a for a in (*nest.reads, *nest.writes) if a is not access]
     indexed = [any(name in names for names in a.dims) for a in others]
     if nest.matrix_flops:

@@ -2,8 +2,8 @@
 
 A layout is one part for each mesh axis, outermost first: `R` whole on every rank, `S1` cut along dimension 1, `P` a
 partial sum, `S2~3` each third of dimension 2 cut by itself. Ranks of a group are a row-major array of the axes' sizes,
-the last axis innermost. Equal blocks share one entry, in the names of the first of them; `Places` looks up what holds
-for a name of the model.
+the last axis innermost. Equal blocks share one entry, in the names of the first of them; `ShardingLookup` finds the
+entry of a name of the model.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class Sharding:
 
 
 def correspondence(entry: ShardedBlock, table: Sequence[Block], block: int, names: Sequence[str]) -> Mapping[str, str]:
-    """From the names in an entry to those of one of its blocks.
+    """Names of a block by the names that its entry uses.
 
     Args:
         entry: the entry.
@@ -273,11 +273,11 @@ def correspondence(entry: ShardedBlock, table: Sequence[Block], block: int, name
     Raises:
         PlanError: the two blocks do not have the same form, or nothing says what a name in the entry is in the block.
     """
-    first, own = entry.first
+    first, entry_names = entry.first
     pairs = [
         (table[first].nodes, table[block].nodes),
         (_parameters(table[first]), _parameters(table[block])),
-        (own, names),
+        (entry_names, names),
     ]
     if any(len(a) != len(b) for a, b in pairs):
         raise PlanError(
@@ -285,15 +285,15 @@ def correspondence(entry: ShardedBlock, table: Sequence[Block], block: int, name
             where="shardings",
             hint="plan again instead of editing the file",
         )
-    known = {a: b for before, after in pairs for a, b in zip(before, after, strict=True)}
-    unknown = next((name for name in entry.said if name not in known), None)
-    if unknown is not None:
+    name_of = {a: b for before, after in pairs for a, b in zip(before, after, strict=True)}
+    missing = next((name for name in entry.said if name not in name_of), None)
+    if missing is not None:
         raise PlanError(
-            f"nothing says what {unknown!r} is called in block {block}",
+            f"nothing says what {missing!r} is called in block {block}",
             where="shardings",
             hint="list it among the names of the entry",
         )
-    return known
+    return name_of
 
 
 def _parameters(block: Block) -> tuple[str, ...]:
@@ -301,29 +301,29 @@ def _parameters(block: Block) -> tuple[str, ...]:
 
 
 def dealt(holding: Holding, axes: Sequence[MeshAxis], position: int) -> range:
-    """The experts or rows that a rank holds.
+    """Indices of the experts or rows that a rank holds.
 
     Args:
         holding: what is dealt.
         axes: the mesh.
         position: the rank's place in its group.
     """
-    place, left = 0, position
+    part, remaining = 0, position
     coordinates: dict[str, int] = {}
     for axis in reversed(axes):
-        left, coordinates[axis.name] = divmod(left, axis.size)
+        remaining, coordinates[axis.name] = divmod(remaining, axis.size)
     sizes = {axis.name: axis.size for axis in axes}
     for name in holding.axes:
-        place = place * sizes[name] + coordinates[name]
-    return range(min(place * holding.each, holding.count), min((place + 1) * holding.each, holding.count))
+        part = part * sizes[name] + coordinates[name]
+    return range(min(part * holding.each, holding.count), min((part + 1) * holding.each, holding.count))
 
 
 T = TypeVar("T")
 _CUT = re.compile(r"S([0-9]+)")
 
 
-class Places:
-    """Looks names up in the shardings of a plan.
+class ShardingLookup:
+    """Finds entries, splits and layouts by names of the model.
 
     Args:
         stages: for each stage the name of its sharding ("" for none) and its blocks.
@@ -344,26 +344,26 @@ class Places:
         }
 
     def entry(self, stage: int, block: int) -> tuple[ShardedBlock, Mapping[str, str]] | None:
-        """What holds for a block of a stage, and from the names in there to the block's own.
+        """A block's entry, and the block's names by the entry's names; None for groups of one rank.
 
         Raises:
             PlanError: the block has not the form of the entry's first one.
         """
-        found = self._entries.get((self._stages[stage][0], block))
-        return None if found is None else (found[0], correspondence(found[0], self._table, block, found[1]))
+        entry = self._entries.get((self._stages[stage][0], block))
+        return None if entry is None else (entry[0], correspondence(entry[0], self._table, block, entry[1]))
 
     def tensor(self, name: str, stage: int | None) -> TensorPlace | None:
-        """Where a tensor rests; None where nothing is said."""
+        """Layouts of a tensor; None where no entry has it."""
         return _first(self._tensors, name, stage)
 
     def operator(self, name: str, stage: int | None) -> OperatorSplit | None:
-        """How an operator is split; None where nothing is said."""
+        """Split of an operator; None where no entry has it."""
         return _first(self._operators, name, stage)
 
     def holding(self, weight: str, stage: int) -> tuple[Holding, Sharding] | None:
-        """Which experts or rows of a weight are dealt to the ranks of a stage's groups."""
-        found = self._holdings[stage].get(weight)
-        return None if found is None else (found, self._shardings[self._stages[stage][0]])
+        """How experts or rows of a weight are dealt to the ranks of a stage, and its sharding; None if they are not."""
+        holding = self._holdings[stage].get(weight)
+        return None if holding is None else (holding, self._shardings[self._stages[stage][0]])
 
     @functools.cached_property
     def _tensors(self) -> tuple[Mapping[str, TensorPlace], ...]:
@@ -388,22 +388,22 @@ class Places:
     def _resolved(
         self, items: Callable[[ShardedBlock, Mapping[str, str]], Iterable[tuple[str, T]]]
     ) -> tuple[Mapping[str, T], ...]:
-        """By stage, what the entries of its blocks say, by the model's names; where a tensor is made comes first."""
-        found: list[Mapping[str, T]] = []
+        """By stage, items of its blocks' entries by the model's names; the first block with a name counts."""
+        by_stage: list[Mapping[str, T]] = []
         for stage, (_, blocks) in enumerate(self._stages):
-            own: dict[str, T] = {}
+            by_name: dict[str, T] = {}
             for block in blocks:
-                known = self.entry(stage, block)
-                if known is not None:
-                    for name, item in items(*known):
-                        own.setdefault(name, item)
-            found.append(own)
-        return tuple(found)
+                sharded_block = self.entry(stage, block)
+                if sharded_block is not None:
+                    for name, item in items(*sharded_block):
+                        by_name.setdefault(name, item)
+            by_stage.append(by_name)
+        return tuple(by_stage)
 
 
-def _first(found: Sequence[Mapping[str, T]], name: str, stage: int | None) -> T | None:
-    searched = found if stage is None else found[stage : stage + 1]
-    return next((own[name] for own in searched if name in own), None)
+def _first(by_stage: Sequence[Mapping[str, T]], name: str, stage: int | None) -> T | None:
+    searched = by_stage if stage is None else by_stage[stage : stage + 1]
+    return next((by_name[name] for by_name in searched if name in by_name), None)
 
 
 def _place(place: TensorPlace, names: Mapping[str, str]) -> TensorPlace:
@@ -413,17 +413,17 @@ def _place(place: TensorPlace, names: Mapping[str, str]) -> TensorPlace:
 
 
 def _with_parameters(place: TensorPlace) -> list[tuple[str, TensorPlace]]:
-    """A weight's place by its own name and by those of its parameters, transposed as far as the plan says how."""
-    found = [(place.tensor, place)]
+    """A weight's layouts by its own name and by those of its parameters, transposed if the plan gives `dims`."""
+    places = [(place.tensor, place)]
     for parameter in place.parameters:
         if place.dims:
             value, gradient, optimizer = (
                 transposed(text, place.dims) for text in (place.value, place.gradient, place.optimizer)
             )
-            found.append((parameter, TensorPlace(parameter, value, gradient, optimizer)))
+            places.append((parameter, TensorPlace(parameter, value, gradient, optimizer)))
         else:
-            found.append((parameter, place))
-    return found
+            places.append((parameter, place))
+    return places
 
 
 def transposed(text: str, dims: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""The answer with its names: everything that a backend, a person or a later comparison needs to know about a plan.
+"""The plan type: everything that a backend, a person or a later comparison needs to know.
 
 `Plan` and the records that it is made of are the file's schema: field names are the keys of the JSON. Optional fields
 of parameters, notes and provenance are left out of the file when empty. Indices count from 0; a range `[a, b]` stands
@@ -30,7 +30,7 @@ from planner.plans.records import (
     SystemSection,
 )
 from planner.plans.requirement import Requirement
-from planner.plans.shardings import OperatorSplit, Places, ShardedBlock, Sharding, TensorPlace, dealt
+from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, ShardingLookup, TensorPlace, dealt
 from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration
 from planner.space.types import Job
@@ -119,10 +119,10 @@ class Plan:
 
     def compared_s(self, other: Alternative) -> tuple[float, float | None]:
         """Iteration times of this plan and of an alternative: simulated where both were, else by closed form."""
-        own_s = self.predictions.simulated_iteration_s
-        if own_s is None or other.simulated_iteration_s is None:
+        plan_s = self.predictions.simulated_iteration_s
+        if plan_s is None or other.simulated_iteration_s is None:
             return self.predictions.iteration_s, other.iteration_s
-        return own_s, other.simulated_iteration_s
+        return plan_s, other.simulated_iteration_s
 
     @functools.cached_property
     def block_table(self) -> tuple[Block, ...]:
@@ -131,11 +131,11 @@ class Plan:
 
     @functools.cached_property
     def _orders_of(self) -> Mapping[int, tuple[RankOrder, ...]]:
-        found: dict[int, list[RankOrder]] = {}
+        by_rank: dict[int, list[RankOrder]] = {}
         for order in sorted(self.schedule.orders, key=lambda order: order.lane):
             for rank in order.ranks:
-                found.setdefault(rank, []).append(order)
-        return {rank: tuple(orders) for rank, orders in found.items()}
+                by_rank.setdefault(rank, []).append(order)
+        return {rank: tuple(orders) for rank, orders in by_rank.items()}
 
     @functools.cached_property
     def _routes(self) -> Mapping[tuple[int, int], int]:
@@ -150,17 +150,17 @@ class Plan:
 
     @functools.cached_property
     def _stages_of(self) -> Mapping[int, tuple[int, ...]]:
-        found: dict[int, list[int]] = {}
+        by_rank: dict[int, list[int]] = {}
         for stage in self.stages:
             for rank in stage.ranks:
-                found.setdefault(rank, []).append(stage.index)
-        return {rank: tuple(stages) for rank, stages in found.items()}
+                by_rank.setdefault(rank, []).append(stage.index)
+        return {rank: tuple(stages) for rank, stages in by_rank.items()}
 
     def actions(self, rank: int) -> tuple[Action, ...]:
         """What a rank does in one iteration, in order; () for a rank without an order.
 
-        Of a schedule that never drains, as many iterations as `schedule.iterations` says; of a rank that does two
-        things side by side, one lane after the other.
+        Of a schedule that never drains these are the actions of `schedule.iterations` iterations; lanes that run side
+        by side follow each other.
 
         Raises:
             PlanError: the line of actions cannot be read.
@@ -172,7 +172,7 @@ class Plan:
 
         Args:
             rank: the rank.
-            times: how often what goes on for ever is repeated.
+            times: repetitions of the part that never drains.
 
         Raises:
             PlanError: a line of actions cannot be read.
@@ -224,8 +224,8 @@ class Plan:
 
     def stage_parameters(self, stage: int) -> tuple[BlockParameter, ...]:
         """Weights that a stage reads, each once, in order of first use."""
-        found = {p.name: p for block in self.stage_blocks(stage) for p in block.parameters}
-        return tuple(found.values())
+        by_name = {p.name: p for block in self.stage_blocks(stage) for p in block.parameters}
+        return tuple(by_name.values())
 
     def sharding_of(self, stage: int) -> Sharding | None:
         """How the ranks of a stage's groups share its work; None for groups of one rank."""
@@ -233,12 +233,12 @@ class Plan:
         return next((s for s in self.shardings if s.name == name), None) if name else None
 
     @functools.cached_property
-    def _places(self) -> Places:
+    def _places(self) -> ShardingLookup:
         stages = tuple((stage.sharding, range(*stage.blocks)) for stage in self.stages)
-        return Places(stages, self.shardings, self.block_table)
+        return ShardingLookup(stages, self.shardings, self.block_table)
 
     def sharded_block(self, stage: int, block: int) -> tuple[ShardedBlock, Mapping[str, str]] | None:
-        """What holds for a block of a stage: its entry, and from the names in there to its own; None without groups.
+        """A block's sharding entry, and the block's names by the entry's names; None for groups of one rank.
 
         Raises:
             PlanError: the block has not the form of the entry's first one.
@@ -246,22 +246,22 @@ class Plan:
         return self._places.entry(stage, block)
 
     def layout_of(self, tensor: str, stage: int | None = None) -> TensorPlace | None:
-        """Where a tensor, weight or parameter of the model lies on the ranks of a group.
+        """Layouts of a tensor, weight or parameter of the model on the ranks of a group.
 
-        Layouts of a parameter that the model reads transposed are those of the parameter as it is stored. One that the
-        model reads in another form (joined with others, reshaped) is answered by the place of that weight.
+        For a parameter that the model reads transposed these are layouts of the parameter as stored. For one that it
+        reads in another form (joined with others, reshaped) they are those of the resulting weight.
 
         Args:
             tensor: its name in the model.
             stage: the stage that makes or reads it; the first that does where absent.
 
         Returns:
-            None where it is whole on every rank that has it: in groups of one rank, and a model input or constant.
+            None where every rank holds the full tensor: groups of one rank, model inputs and constants.
         """
         return self._places.tensor(tensor, stage)
 
     def operator_split(self, operator: str, stage: int | None = None) -> OperatorSplit | None:
-        """How an operator is split, its names those of the model; None where one rank runs all of it.
+        """Split of an operator, in the model's names; None where one rank runs all of it.
 
         Args:
             operator: name of its first output.
@@ -270,24 +270,23 @@ class Plan:
         return self._places.operator(operator, stage)
 
     def inside_s(self, stage: int) -> tuple[float, float, float]:
-        """Seconds that the ranks of a stage's group exchange data for a micro-batch.
+        """Seconds of communication inside a stage's group for a micro-batch.
 
-        Returns: in forward and backward; the forward's part of that; and in the forward that a recomputed stage
-            repeats.
+        Returns: (forward and backward, forward alone, the recomputed forward).
         """
-        own, forward_s, again_s = self.stages[stage], 0.0, 0.0
-        for block in range(*own.blocks) if own.sharding else ():
+        stage_section, forward_s, repeated_s = self.stages[stage], 0.0, 0.0
+        for block in range(*stage_section.blocks) if stage_section.sharding else ():
             found = self.sharded_block(stage, block)
             seconds = sum(c.seconds for c in found[0].collectives if c.phase == "forward") if found else 0.0
             forward_s += seconds
-            again_s += seconds if own.recompute and block not in own.kept_blocks else 0.0
-        return self.predictions.stages[stage].inside_s, forward_s, again_s
+            repeated_s += seconds if stage_section.recompute and block not in stage_section.kept_blocks else 0.0
+        return self.predictions.stages[stage].inside_s, forward_s, repeated_s
 
     def held(self, weight: str, rank: int) -> range | None:
-        """The experts, or rows of a table, that a rank holds of a weight; None where it has neither or holds all."""
+        """Indices of the experts or table rows of a weight that a rank holds; None where it holds all or has none."""
         for stage in self.stages_of(rank):
-            found = self._places.holding(weight, stage)
-            if found is not None:
+            holding = self._places.holding(weight, stage)
+            if holding is not None:
                 group = next(group for group in self.stages[stage].replicas if rank in group)
-                return dealt(found[0], found[1].axes, group.index(rank))
+                return dealt(holding[0], holding[1].axes, group.index(rank))
         return None

@@ -1,4 +1,4 @@
-"""Short readable forms: ranges of modules, shapes of decisions, numbers."""
+"""Short texts for people: ranges of modules, configurations in a line, rounded numbers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NUMBERED = re.compile(r"^(.*?)([0-9]+)$")
 
 
 def module_ranges(names: Sequence[str]) -> tuple[str, ...]:
-    """Block names with neighbours merged: `layers.0[1/2]`, `layers.0[2/2]`, `layers.1` become `layers.0-1`."""
-    whole: list[str] = []
+    """Block names as ranges: `layers.0[1/2]`, `layers.0[2/2]`, `layers.1` become `layers.0-1`."""
+    bases: list[str] = []
     for base, group in itertools.groupby(names, key=_base):
-        whole.append(_merged_parts(base, list(group)))
+        bases.append(_merged_parts(base, list(group)))
     merged: list[tuple[str, int, int]] = []
-    for name in whole:
+    for name in bases:
         match = _NUMBERED.match(name)
         prefix, number = (match[1], int(match[2])) if match and str(int(match[2])) == match[2] else (name, -1)
         if merged and number >= 0 and merged[-1][0] == prefix and merged[-1][2] + 1 == number:
@@ -40,7 +40,7 @@ def _base(name: str) -> str:
 
 
 def _merged_parts(base: str, group: list[str]) -> str:
-    """`base` when the group holds all parts of it, else `base[first-last/all]`."""
+    """`base` if the group has all of its parts, else `base[first-last/count]`."""
     parts = [match for match in map(_PART.match, group) if match]
     if not parts or len(parts) == int(parts[0][3]):
         return base
@@ -49,12 +49,12 @@ def _merged_parts(base: str, group: list[str]) -> str:
 
 
 def module_list(names: Sequence[str]) -> str:
-    """`embed, layers.0, ..., head`: the middle left out of a long list of modules."""
+    """A list of modules, `embed, layers.0, ..., head`: long lists without their middle."""
     return ", ".join(names if len(names) <= 4 else (names[0], names[1], "...", names[-1]))
 
 
 def why_not(infeasible: Sequence[str]) -> str:
-    """Why a plan was not taken, in a cell of a table: the user's options where nothing else is in the way."""
+    """Why a plan was rejected, for a table cell: the options that exclude it, or "does not fit"."""
     if all(reason.startswith(EXCLUDED) for reason in infeasible):
         return ", ".join((infeasible[0], *(reason.removeprefix(EXCLUDED) for reason in infeasible[1:])))
     return "does not fit"
@@ -87,10 +87,11 @@ def summary(decision: Configuration) -> str:
 
 def recompute_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
     """What stages recompute: `recompute in 2 stages`, `recompute layernorm+act`; nothing where none does."""
-    said = Counter(filter(None, map(recompute_word, stages)))
-    everywhere = len(stages)
+    counts = Counter(filter(None, map(recompute_word, stages)))
+    stage_count = len(stages)
     return [
-        word if count == everywhere else f"{word} in {plural(count, 'stage')}" for word, count in sorted(said.items())
+        word if count == stage_count else f"{word} in {plural(count, 'stage')}"
+        for word, count in sorted(counts.items())
     ]
 
 
@@ -100,13 +101,13 @@ def recompute_word(stage: Stage | StageChoice) -> str:
 
 
 def short_list(values: Sequence[int]) -> str:
-    """`2-1-1`, the middle left out of a long list."""
+    """Numbers as `2-1-1`; long lists without their middle."""
     texts = [str(v) for v in values]
     return "-".join(texts if len(texts) <= 8 else [*texts[:4], "...", *texts[-3:]])
 
 
 def significant(value: float, digits: int = 9) -> float:
-    """A float rounded to significant digits, so that noise of summation does not reach the file."""
+    """A float rounded to significant digits, so that plan files do not differ by summation noise."""
     return float(f"{value:.{digits}g}")
 
 
@@ -124,17 +125,17 @@ def degree_words(configuration: Configuration) -> str:
         "CP": [s.context for s in stages],
     }
     parts = [
-        f"{name} {values[0] if len(set(values)) == 1 else _each(values)}"
+        f"{name} {values[0] if len(set(values)) == 1 else _runs(values)}"
         for name, values in by_stage.items()
         if name != "CP" or max(values) > 1
     ]
     experts = max(s.expert for s in stages)
-    more = f", EP {experts}" if experts > 1 else ""
-    return " x ".join(parts) + more + (f", {chunks} chunks a worker" if chunks > 1 else "")
+    expert_words = f", EP {experts}" if experts > 1 else ""
+    return " x ".join(parts) + expert_words + (f", {chunks} chunks a worker" if chunks > 1 else "")
 
 
 def _chunks(schedule: str) -> int:
-    """Stages that each worker holds in a schedule; 1 for orders of one's own, which no name stands for."""
+    """Stages per worker in a schedule; 1 for a schedule that is not registered."""
     try:
         return get(schedule).chunks_per_worker
     except UsageError:
@@ -145,14 +146,14 @@ def words_of(configuration: Configuration, schedule: str = "") -> str:
     """A configuration as people say it: `DP 8 x TP 1 x PP 2, micro-batch 64 x 16, ZeRO-1`.
 
     Args:
-        configuration: what is said; behind its micro-batch stands how many of them a replica runs in a step, or a
+        configuration: the configuration. The number behind its micro-batch counts those of a replica in a step, or of a
             pipeline where stages have different numbers of replicas.
-        schedule: its order of work, where that is to be said, too.
+        schedule: name of the schedule to add; "" for none.
     """
     stages = configuration.stages
     text = degree_words(configuration) + (", placed stage by stage" if configuration.adjacent else "")
-    own = configuration.micro_batches // (stages[0].replicas if len({s.replicas for s in stages}) == 1 else 1)
-    text += f", micro-batch {configuration.micro_batch} x {own}" + (f", {schedule}" if schedule else "")
+    micro_batches = configuration.micro_batches // (stages[0].replicas if len({s.replicas for s in stages}) == 1 else 1)
+    text += f", micro-batch {configuration.micro_batch} x {micro_batches}" + (f", {schedule}" if schedule else "")
     if configuration.whole_stages and all(s.recompute for s in stages):
         text += ", recompute whole stages"
     else:
@@ -160,8 +161,8 @@ def words_of(configuration: Configuration, schedule: str = "") -> str:
     return text + (f", ZeRO-{configuration.zero}" if configuration.zero else "")
 
 
-def _each(values: Sequence[int]) -> str:
-    """`2-1-1`; of many stages equal neighbours together, `14-12x1`."""
+def _runs(values: Sequence[int]) -> str:
+    """Numbers as `2-1-1`; with many stages, runs of equal numbers as `14-12x1`."""
     if len(values) <= 8:
         return "-".join(map(str, values))
     groups = [(value, len(list(same))) for value, same in itertools.groupby(values)]

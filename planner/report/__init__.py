@@ -1,7 +1,7 @@
-"""What people are shown: every answer as a report, and reports as text, Markdown, CSV and rows; pictures as SVG.
+"""Reports for people: every answer as a `Report`, reports as text, Markdown, CSV and rows, pictures as SVG.
 
-A module for each kind of answer makes a `Report` of it (title, sections, typed tables); the renderers know no answer.
-What stands here is imported when it is first used; `planner` exports the functions that most people need.
+One module per kind of answer makes a `Report` (title, sections, typed tables); the renderers do not depend on the kind.
+Names are imported on first use; `planner` exports the functions that most people need.
 """
 
 from __future__ import annotations

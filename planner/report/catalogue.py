@@ -1,6 +1,6 @@
-"""What comes with the program: lists of clusters, devices and models, and a hardware profile with all its sources.
+"""Reports of what is bundled: clusters, devices, stacks and models; a hardware profile with all its sources.
 
-Rows for tools say more than the tables.
+The rows for tools have more columns than the tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from planner.units import (
 )
 
 TREE_WIDTH = 80
-"""Most characters of a line of a cluster's tree."""
+"""Line width of a cluster's tree, in characters."""
 
 
 def clusters_report() -> Report:
@@ -103,7 +103,7 @@ def stacks_report() -> Report:
 
 
 def models_report(models: Sequence[Any]) -> Report:
-    """Bundled models (`planner.bundled_info` of each): family, parameters, layers, usual sequence length, source."""
+    """The bundled models, given as `planner.bundled_info`: family, parameters, layers, sequence length, source."""
     columns = {
         "name": Form.NAME, "family": Form.NAME, "parameters": Form.COUNT, "layers": Form.NUMBER, "seq": Form.FIGURE,
         "source": Form.TEXT,
@@ -117,7 +117,7 @@ Figures = list[tuple[str, str]]
 
 
 def cluster_report(cluster: Cluster) -> Report:
-    """A cluster with its levels, outermost first, its devices, and the source of every figure."""
+    """A cluster: its levels from the outermost on, its devices, and the source of every figure."""
     numbers: dict[str, int] = {}
     sections = [
         Section(lines=(f"{plural(cluster.device_count, 'device')}, fingerprint {cluster.fingerprint[:16]}",)),
@@ -127,8 +127,8 @@ def cluster_report(cluster: Cluster) -> Report:
         for level in levels:
             title = f"{level.name} of {device.name}" if cluster.unlike else level.name
             figures = _level_figures(level)
-            own = {key: cluster.sources.get(f"{level.name}.{key}", "") for key, _ in figures}
-            sources = {key: cluster.sources.get(f"{title}.{key}", text) for key, text in own.items()}
+            level_sources = {key: cluster.sources.get(f"{level.name}.{key}", "") for key, _ in figures}
+            sources = {key: cluster.sources.get(f"{title}.{key}", text) for key, text in level_sources.items()}
             sections.append(_figures(title, figures, sources, numbers))
     sections += [_figures(d.name, _device_figures(d), d.sources, numbers) for d in cluster.devices]
     sections.append(Section(lines=tuple(f"[{number}] {text}" for text, number in numbers.items())))
@@ -136,7 +136,7 @@ def cluster_report(cluster: Cluster) -> Report:
 
 
 def _tree(cluster: Cluster) -> tuple[Line, ...]:
-    """Levels from the outermost to the innermost, and the devices that it joins."""
+    """The tree of levels, outermost first, with the devices at its end."""
     sizes, types = (1, *cluster.group_sizes()), cluster.device_types.tolist()
     names = [_level_line(level, sizes[i], cluster.node_size) for i, level in enumerate(cluster.levels)][::-1]
     inside = len(names) - 1
@@ -147,7 +147,7 @@ def _tree(cluster: Cluster) -> tuple[Line, ...]:
 
 
 def _branch(depth: int, text: str) -> list[str]:
-    """A line of a tree, broken where it is wider than `TREE_WIDTH`; nothing leads to the root, of depth -1."""
+    """A node of the tree, wrapped at `TREE_WIDTH`; the root has depth -1 and no branch mark."""
     mark = "    " * depth + "└── " if depth >= 0 else ""
     return [f"{' ' * len(mark) if i else mark}{line}" for i, line in enumerate(wrap(text, TREE_WIDTH - len(mark)))]
 
@@ -164,7 +164,7 @@ def _figures(title: str, figures: Figures, sources: Mapping[str, str], numbers: 
 
 
 def half_peak(device: Device) -> tuple[str, float]:
-    """The number format of 16 bits that a device has, else its first, and its peak in FLOP/s."""
+    """A 16-bit format of a device and its peak in FLOP/s; the device's first format if it has none of 16 bits."""
     kinds = device.matrix_flop_per_s
     kind = next((k for k in ("bf16", "fp16") if k in kinds), next(iter(kinds)))
     return kind, kinds[kind]

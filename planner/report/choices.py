@@ -1,12 +1,11 @@
-"""Choices of one's own: what a configuration takes and what would make it fit, why a plan makes another one, and which
-number of devices reaches a target."""
+"""Reports about configurations of the user's own: predictions and fixes, why-not answers, gains of changes, targets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from planner.ask import Fix, TargetAnswer, WhyNot, Worth
-from planner.ask.choices import Part
+from planner.ask.choices import ComparedPart
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
 from planner.prediction import Prediction
@@ -18,52 +17,53 @@ from planner.units import format_bytes, format_seconds, plural
 KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
 MOST_STAGES = 6
 MOST_PARTS = 3
-"""Parts that a verdict names."""
+"""Parts that a verdict names at most."""
 SMALL = 0.005
-"""Share of a step below which a part is not worth a word."""
+"""Fraction of a step below which a difference is not mentioned."""
 
 
-def prediction_report(found: Prediction, fixes: Sequence[Fix] = ()) -> Report:
-    """What one configuration takes; of one that does not fit its memory by kind and stage, and what would make it fit.
+def prediction_report(prediction: Prediction, fixes: Sequence[Fix] = ()) -> Report:
+    """Time and memory of one configuration; if it does not fit, memory by kind and stage, and fixes.
 
     Args:
-        found: the prediction.
-        fixes: changes that save memory.
+        prediction: the prediction.
+        fixes: changes that reduce memory.
     """
-    plan = plan_report(found.plan)
-    sections = [*plan.sections, Section(lines=tuple(_memory(found)))]
-    if not found.fits:
-        sections.append(memory_section(explain(found.plan)))
+    plan = plan_report(prediction.plan)
+    sections = [*plan.sections, Section(lines=tuple(_memory(prediction)))]
+    if not prediction.fits:
+        sections.append(memory_section(explain(prediction.plan)))
     if fixes:
         sections.append(Section("What would make it fit, and its price", table=_fixes(fixes)))
-    elif not found.fits and found.fullest.memory.total > found.fullest.capacity_bytes:
+    elif not prediction.fits and prediction.fullest.memory.total > prediction.fullest.capacity_bytes:
         sections.append(Section(lines=("no single change or pair of changes that was tried saves memory",)))
     return Report(plan.title, tuple(sections))
 
 
-def _memory(found: Prediction) -> Iterator[str]:
-    """The fullest worker's memory by kind, and what it lacks."""
-    worker = found.fullest
+def _memory(prediction: Prediction) -> Iterator[str]:
+    """The fullest worker's memory by kind, and how much it exceeds its capacity."""
+    worker = prediction.fullest
     stages = ", ".join(map(str, worker.stages[:MOST_STAGES])) + (", ..." if len(worker.stages) > MOST_STAGES else "")
     kinds = ", ".join(f"{kind} {format_bytes(getattr(worker.memory, kind))}" for kind in KINDS)
     yield f"fullest worker (stage{'s' if len(worker.stages) > 1 else ''} {stages}): {kinds}"
-    yield f"the driver would show about {format_bytes(found.driver_bytes)}, caches of the allocator included"
+    yield f"the driver would show about {format_bytes(prediction.driver_bytes)}, caches of the allocator included"
     total, capacity = worker.memory.total, worker.capacity_bytes
-    if found.fits:
-        yield f"fits: {format_bytes(total)} of {format_bytes(capacity)}; {_headroom(found)}"
-    for problem in found.problems:
+    if prediction.fits:
+        yield f"fits: {format_bytes(total)} of {format_bytes(capacity)}; {_headroom(prediction)}"
+    for problem in prediction.problems:
         yield f"does not fit: {problem}"
     if total > capacity:
         yield f"missing: {format_bytes(total - capacity)} a device"
 
 
-def _headroom(found: Prediction) -> str:
-    """Whether a prediction that fits leaves the headroom free."""
-    left = (1 - found.headroom) * found.fullest.capacity_bytes
-    if found.fits_with_headroom:
-        return f"leaves the headroom of {found.headroom:.1%} free"
-    over = format_bytes(found.fullest.memory.total - left)
-    return f"{over} more than the {format_bytes(left)} below a headroom of {found.headroom:.1%}, so it may run out"
+def _headroom(prediction: Prediction) -> str:
+    """Whether a prediction that fits also leaves the headroom free, in words."""
+    limit_bytes = (1 - prediction.headroom) * prediction.fullest.capacity_bytes
+    if prediction.fits_with_headroom:
+        return f"leaves the headroom of {prediction.headroom:.1%} free"
+    over = format_bytes(prediction.fullest.memory.total - limit_bytes)
+    limit = f"the {format_bytes(limit_bytes)} below a headroom of {prediction.headroom:.1%}"
+    return f"{over} more than {limit}, so it may run out"
 
 
 def _fixes(fixes: Sequence[Fix]) -> Table:
@@ -80,7 +80,7 @@ def _then(fix: Fix) -> str:
 
 
 def why_not_report(answer: WhyNot) -> Report:
-    """The verdict first, then where the choice loses time and memory."""
+    """The verdict, then the parts in which the choice loses time and memory."""
     verdict = [_verdict(answer), *_reasons(answer)]
     shapes = (
         f"the plan: {answer.plan_shape}",
@@ -96,19 +96,19 @@ def why_not_report(answer: WhyNot) -> Report:
 
 
 def _verdict(answer: WhyNot) -> str:
-    apart = answer.iteration_s / answer.plan_s - 1
+    change = answer.iteration_s / answer.plan_s - 1
     times = f"{format_seconds(answer.iteration_s)} against {format_seconds(answer.plan_s)}"
     if answer.problems:
         missing = sum(part.other for part in answer.memory) - answer.capacity_bytes
         lacks = f"a device lacks {format_bytes(missing)}" if missing > 0 else answer.problems[0]
-        return f"{answer.asked} does not fit: {lacks}; it would take {times} ({apart:+.1%})"
-    if abs(apart) < SMALL:
-        return f"{answer.asked} takes about as long: {times} ({apart:+.1%})"
-    return f"{answer.asked} is {'slower' if apart > 0 else 'faster'}: {times} ({apart:+.1%})"
+        return f"{answer.asked} does not fit: {lacks}; it would take {times} ({change:+.1%})"
+    if abs(change) < SMALL:
+        return f"{answer.asked} takes about as long: {times} ({change:+.1%})"
+    return f"{answer.asked} is {'slower' if change > 0 else 'faster'}: {times} ({change:+.1%})"
 
 
 def _reasons(answer: WhyNot) -> Iterator[str]:
-    """The parts of a step in which the choice loses most, and those in which it gains."""
+    """The parts of a step in which the choice loses and gains most time."""
     changes = sorted(answer.times, key=lambda part: part.own - part.other)
     for word, parts in (("loses", changes), ("gains", reversed(changes))):
         sign = 1 if word == "loses" else -1
@@ -117,42 +117,42 @@ def _reasons(answer: WhyNot) -> Iterator[str]:
             yield f"it {word} " + ", ".join(f"{format_seconds(abs(p.other - p.own))} in {p.name}" for p in large)
 
 
-def _parts(parts: Sequence[Part], form: Form) -> Table:
+def _parts(parts: Sequence[ComparedPart], form: Form) -> Table:
     columns = {"part": Form.TEXT, "plan": form, "choice": form, "change": Form.FIGURE}
-    total = Part("total", sum(p.own for p in parts), sum(p.other for p in parts))
+    total = ComparedPart("total", sum(p.own for p in parts), sum(p.other for p in parts))
     rows = ((p.name, p.own, p.other, _change(p)) for p in (*parts, total))
     return table(columns, rows)
 
 
-def _change(part: Part) -> str:
+def _change(part: ComparedPart) -> str:
     return f"{part.other / part.own - 1:+.1%}" if part.own else ("new" if part.other else "-")
 
 
-def worth_report(plan: Plan, found: Sequence[Worth]) -> Report:
-    """What changes are worth, the best first; a bound far below a step leaves it open whether more could be gained.
+def worth_report(plan: Plan, gains: Sequence[Worth]) -> Report:
+    """Gains of changes, the best first, each with a bound on the step time.
 
     Args:
-        plan: what gains are counted from.
-        found: of `planner.ask.find_worth`.
+        plan: the plan that gains are relative to.
+        gains: result of `planner.ask.find_worth`.
     """
-    own_s = plan.predictions.reached_s
+    plan_s = plan.predictions.reached_s
     columns = {
         "with": Form.TEXT, "step": Form.SECONDS, "change": Form.CHANGE, "bound": Form.SECONDS,
         "plan, or why there is none": Form.TEXT,
     }  # fmt: skip
     rows = (
-        (w.words, w.iteration_s, None if w.gain is None else 0.0 - round(w.gain, 6), w.bound_s, w.shape) for w in found
+        (w.words, w.iteration_s, None if w.gain is None else 0.0 - round(w.gain, 6), w.bound_s, w.shape) for w in gains
     )
-    line = f"each planned anew, against {format_seconds(own_s)} a step: {plan_shape(plan)}"
+    line = f"each planned anew, against {format_seconds(plan_s)} a step: {plan_shape(plan)}"
     return Report(str(plan.headline or plan.model.name), (Section(lines=(line,)), Section(table=table(columns, rows))))
 
 
 def target_report(answer: TargetAnswer, *, remark: str = "") -> Report:
-    """The plan that reaches a target, the verdict before it and the numbers of devices that were tried.
+    """The plan that reaches a target, after a verdict and the numbers of devices that were tried.
 
     Args:
-        answer: of `planner.ask.least_devices`.
-        remark: why the precision was chosen, where nobody asked for one.
+        answer: result of `planner.ask.least_devices`.
+        remark: why the precision was chosen, if the user gave none.
     """
     plan = plan_report(answer.plan, remark=remark)
     used = plural(answer.plan.hardware.device_count, "device")
@@ -162,12 +162,13 @@ def target_report(answer: TargetAnswer, *, remark: str = "") -> Report:
 
 
 def _tried(answer: TargetAnswer) -> Table:
-    priced = any(each.dollars_per_hour for each in answer.tried)
+    priced = any(size.dollars_per_hour for size in answer.tried)
     columns = {"devices": Form.NUMBER, "step": Form.SECONDS, "against target": Form.CHANGE}
     columns |= {"a step": Form.FIGURE} if priced else {}
     rows = []
-    for each in answer.tried:
-        apart = None if each.step_s is None else each.step_s / answer.most_s - 1
-        dollars = (f"${each.dollars_per_step:,.3g}" if each.dollars_per_step else None,) if priced else ()
-        rows.append((each.devices, each.step_s, apart, *dollars, each.reason or ("reaches it" if each.reaches else "")))
+    for size in answer.tried:
+        change = None if size.step_s is None else size.step_s / answer.most_s - 1
+        dollars = (f"${size.dollars_per_step:,.3g}" if size.dollars_per_step else None,) if priced else ()
+        remark = size.reason or ("reaches it" if size.reaches else "")
+        rows.append((size.devices, size.step_s, change, *dollars, remark))
     return table({**columns, "": Form.TEXT}, rows)

@@ -1,4 +1,4 @@
-"""A comparison of systems: who is fastest, what changes the training semantics, what does not fit."""
+"""Reports of comparisons of systems: ranking, systems that change the training semantics, systems that do not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.systems import Comparison, Semantics, SystemRow
 from planner.units import format_bytes
 
 MARK, OTHER_UPDATE = "*", "+"
-"""Behind the name of a system that changes the training semantics, and of one whose updates differ from the others'."""
+"""Marks of systems that change the training semantics, and of systems whose updates differ from the others'."""
 
 COLUMNS = {
     "system": Form.NAME, "semantics": Form.NAME, "iteration": Form.SECONDS, "samples/s": Form.NUMBER,
@@ -39,11 +39,11 @@ DATA = (
 
 
 def comparison_report(comparison: Comparison, remark: str = "") -> Report:
-    """All systems by group: what is ranked, what changes the semantics, what does not fit; and who sends how much.
+    """All systems by group (ranked, changed semantics, not possible), and the traffic of each.
 
     Args:
-        comparison: of systems on one model and cluster.
-        remark: why its precision was chosen, where nobody asked for one.
+        comparison: systems on one model and cluster.
+        remark: why the precision was chosen, if the user gave none.
     """
     title = f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}"
     title += f", {comparison.precision}{f' ({remark})' if remark else ''}"
@@ -63,11 +63,11 @@ def comparison_report(comparison: Comparison, remark: str = "") -> Report:
 
 
 def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
-    """The figures that people compare training runs by, of one row; None where it does not fit or nothing is known."""
+    """The headline of one row; None if it does not fit or lacks figures."""
     setting = comparison.setting
     if setting is None or row.memory is None or not row.feasible:
         return None
-    found = headline_of(
+    headline = headline_of(
         setting.prices.graph_at(row.micro_batch),
         setting.cluster,
         setting.prices.profiles(row.micro_batch)[0],
@@ -79,25 +79,25 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
         capacity_bytes=row.capacity_bytes,
         error=row.error,
     )
-    return found if comparison.price is None else found.priced(comparison.price)
+    return headline if comparison.price is None else headline.priced(comparison.price)
 
 
 def _freedoms(comparison: Comparison) -> Table:
-    """The fastest plan with each limit lifted, against the one within all of them."""
+    """The fastest plan with each limit lifted, compared with the plan within all limits."""
     columns = {"limit lifted": Form.TEXT, "iteration": Form.SECONDS, "change": Form.CHANGE}
     base_s = comparison.freedoms[0].iteration_s
     rows: list[tuple[Cell, ...]] = []
-    for each in comparison.freedoms:
-        known = each.iteration_s is not None and base_s is not None
-        rows.append((each.words, each.iteration_s, each.iteration_s / base_s - 1 if known else None))  # type: ignore[operator]
+    for freedom in comparison.freedoms:
+        known = freedom.iteration_s is not None and base_s is not None
+        rows.append((freedom.words, freedom.iteration_s, freedom.iteration_s / base_s - 1 if known else None))  # type: ignore[operator]
     return table(columns, rows)
 
 
 def _groups(comparison: Comparison) -> list[tuple[str, Table]]:
     """Rows under headings."""
     feasible = [r for r in comparison.rows if r.feasible]
-    apart = comparison.semantics == "sync"
-    ranked = [r for r in feasible if not apart or r.semantics is Semantics.SYNC]
+    asynchronous_apart = comparison.semantics == "sync"
+    ranked = [r for r in feasible if not asynchronous_apart or r.semantics is Semantics.SYNC]
     others = [r for r in feasible if r not in ranked]
     failed = ((_name(row), row.reason) for row in comparison.rows if not row.feasible)
     return [
@@ -122,17 +122,17 @@ def _cells(row: SystemRow) -> tuple[Cell, ...]:
 
 
 def _marks(comparison: Comparison) -> list[str]:
-    """What the marks behind the names mean."""
-    found = []
+    """Meaning of the marks behind names."""
+    lines = []
     if any(row.semantics is Semantics.ASYNC for row in comparison.rows):
-        found.append(
+        lines.append(
             f"{MARK} asynchronous: gradients are computed with old weights; how many more samples that takes is unknown"
         )
-    return found + [f"{OTHER_UPDATE} {row.system}: {row.alters}" for row in comparison.rows if row.alters]
+    return lines + [f"{OTHER_UPDATE} {row.system}: {row.alters}" for row in comparison.rows if row.alters]
 
 
 def _links(comparison: Comparison) -> Table:
-    """Bytes through the busiest port of each level, out and in."""
+    """Bytes out of and into the busiest port of each level."""
     rows = [row for row in comparison.rows if row.feasible and row.links]
     levels = dict.fromkeys(link.level for row in rows for link in row.links)
     shown = []
@@ -153,7 +153,7 @@ def _data(comparison: Comparison) -> Table:
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as plain JSON data; seconds, bytes, fractions."""
+    """The comparison as JSON data, in seconds, bytes and fractions."""
     return {
         "format": "shardplan-comparison",
         "version": 1,
@@ -168,19 +168,19 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _headline(comparison: Comparison, row: SystemRow) -> dict[str, Any]:
-    found = headline_of_row(comparison, row)
-    return {} if found is None else {"headline": plain(found)}
+    headline = headline_of_row(comparison, row)
+    return {} if headline is None else {"headline": plain(headline)}
 
 
 def _document(row: SystemRow) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "system": row.system,
         "title": row.title,
         "semantics": row.semantics.value,
         "feasible": row.feasible,
     }
     if row.feasible:
-        found |= {
+        document |= {
             "plan": row.plan,
             "iteration_s": row.iteration_s,
             "samples_per_s": row.throughput,
@@ -204,8 +204,8 @@ def _document(row: SystemRow) -> dict[str, Any]:
             "alters": row.alters,
         }
     else:
-        found["reason"] = row.reason
-    return found | {"backend": dict(row.tells), "notes": list(row.notes)}
+        document["reason"] = row.reason
+    return document | {"backend": dict(row.tells), "notes": list(row.notes)}
 
 
 def _memory(row: SystemRow) -> dict[str, float] | None:

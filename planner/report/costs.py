@@ -1,4 +1,4 @@
-"""What a model costs on a device, every node as rows for tools; and what measured runs say of these costs."""
+"""Reports of a model's costs on a device, and of the calibration of these costs by measured runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.report.tables import Cell, Form, Report, Section, Table, data_table
 from planner.units import format_bytes, format_flop_rate, format_flops, format_fraction, format_seconds, plural
 
 MOST_ROWS = 12
-"""Rows of a table where nothing else is asked for."""
+"""Default number of rows of a table."""
 
 DATA = (
     "key", "op", "module", "forward_s", "backward_s", "weight_grad_s", "forward_flops", "backward_flops",
@@ -21,13 +21,13 @@ DATA = (
 
 
 def profile_report(graph: Graph, profile: Profile, *, most_rows: int = MOST_ROWS, remark: str = "") -> Report:
-    """A profile summed up; its rows for tools are all nodes.
+    """Totals of a profile by layer and operator; the rows for tools list all nodes.
 
     Args:
         graph: the model.
-        profile: its prices.
+        profile: its costs.
         most_rows: rows of the tables of layers and operators.
-        remark: why the precision was chosen, where nobody asked for one.
+        remark: why the precision was chosen, if the user gave none.
     """
     costs = cost_report(graph, profile)
     precision = f"{costs.precision} ({remark})" if remark else costs.precision
@@ -42,47 +42,46 @@ def profile_report(graph: Graph, profile: Profile, *, most_rows: int = MOST_ROWS
 
 
 def _totals(costs: CostReport) -> list[str]:
-    whole = costs.whole
+    total = costs.whole
     rate = f" = {format_flop_rate(costs.flop_per_s)}" if costs.flop_per_s else ""
     doubts = [f"warning: {note.where}: {note.message}" for note in costs.notes if note.code == NO_RULE]
     return [
         *doubts,
-        f"parameters  {whole.parameters:,}",
-        f"work        {format_flops(whole.forward_flops)} forward, {format_flops(whole.backward_flops)} backward",
-        f"time        {format_seconds(whole.forward_s)} forward, {format_seconds(whole.backward_s)} backward{rate}",
-        f"kept        {format_bytes(whole.saved_bytes)} of activations for backward",
+        f"parameters  {total.parameters:,}",
+        f"work        {format_flops(total.forward_flops)} forward, {format_flops(total.backward_flops)} backward",
+        f"time        {format_seconds(total.forward_s)} forward, {format_seconds(total.backward_s)} backward{rate}",
+        f"kept        {format_bytes(total.saved_bytes)} of activations for backward",
     ]
 
 
-def _groups(what: str, groups: Sequence[Group], most_rows: int, whole_s: float) -> Table:
-    """The costliest groups, and the share of what is left out."""
+def _groups(kind: str, groups: Sequence[Group], most_rows: int, total_s: float) -> Table:
+    """The costliest groups, and the total share of the others."""
     columns = {
-        what: Form.TEXT, "": Form.FIGURE, "share": Form.SHARE, "forward": Form.SECONDS, "backward": Form.SECONDS,
+        kind: Form.TEXT, "": Form.FIGURE, "share": Form.SHARE, "forward": Form.SECONDS, "backward": Form.SECONDS,
         "work": Form.FLOPS, "kept": Form.BYTES, "parameters": Form.COUNT,
     }  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for group in groups[:most_rows]:
-        count = group.nodes if what == "operator" else group.count
+        count = group.nodes if kind == "operator" else group.count
         named = f"{group.name}{' (fallback)' if group.fallback_nodes else ''}", f"x{count}" if count > 1 else ""
-        times = (group.total_s / whole_s if whole_s else "", group.forward_s, group.backward_s)
+        times = (group.total_s / total_s if total_s else "", group.forward_s, group.backward_s)
         work = group.forward_flops + group.backward_flops
         rows.append((*named, *times, work or None, group.saved_bytes or None, group.parameters or None))
-    rest = groups[most_rows:]
-    if rest:
-        share = sum(g.total_s for g in rest) / whole_s if whole_s else 0.0
-        rows.append((f"{len(rest)} more", "", share, *[""] * 5))
+    other_groups = groups[most_rows:]
+    if other_groups:
+        share = sum(g.total_s for g in other_groups) / total_s if total_s else 0.0
+        rows.append((f"{len(other_groups)} more", "", share, *[""] * 5))
     return table(columns, rows)
 
 
 def _coverage(costs: CostReport) -> Section:
-    found = costs.coverage
-    priced = f"{found.rule} by rule"
-    if found.fallback:
-        names = ", ".join(f"{op} x{count}" for op, count in found.fallback.items())
-        priced += f", {sum(found.fallback.values())} by fallback ({names})"
-    line = (
-        f"coverage  {found.total} nodes: {priced}, {found.plumbing} plumbing, {found.folded} folded, {found.dead} dead"
-    )
+    coverage = costs.coverage
+    priced = f"{coverage.rule} by rule"
+    if coverage.fallback:
+        names = ", ".join(f"{op} x{count}" for op, count in coverage.fallback.items())
+        priced += f", {sum(coverage.fallback.values())} by fallback ({names})"
+    others = f"{coverage.plumbing} plumbing, {coverage.folded} folded, {coverage.dead} dead"
+    line = f"coverage  {coverage.total} nodes: {priced}, {others}"
     notes = (
         f"{note.level.value}: {note.message}" + (f" ({note.where})" if note.where else "")
         for note in costs.notes
@@ -92,7 +91,7 @@ def _coverage(costs: CostReport) -> Section:
 
 
 def _nodes(graph: Graph, profile: Profile) -> Iterator[Mapping[str, Cell]]:
-    """Every node with its figures, of a product its number format; saved bytes are its own, shared ones included."""
+    """All nodes with their figures; products with their number format; saved bytes include shared ones."""
     for i, node in enumerate(graph.nodes):
         figures = {name: f"{float(getattr(profile, name)[i]):.9g}" for name in DATA[3:10]}
         saved = sum(item.byte_count for item in profile.saved[i])
@@ -101,53 +100,53 @@ def _nodes(graph: Graph, profile: Profile) -> Iterator[Mapping[str, Cell]]:
         yield {**named, **figures, "saved_bytes": saved, "origin": profile.origin[i].value, "format": form}
 
 
-def calibration_report(found: Calibration) -> Report:
-    """The fitted factors, every run, and the errors before, after and of runs that were left out."""
+def calibration_report(calibration: Calibration) -> Report:
+    """The fitted factors, every run, and the mean errors before, after, and of left-out runs."""
     factors = table(
         {"figure": Form.NAME, "what it is": Form.TEXT, "factor": Form.FIGURE, "80 %": Form.FIGURE, "now": Form.FIGURE},
-        [(f.name, f.meaning, f"{f.value:.3f}", f"{f.low:.3f} to {f.high:.3f}", f.figure) for f in found.factors],
+        [(f.name, f.meaning, f"{f.value:.3f}", f"{f.low:.3f} to {f.high:.3f}", f.figure) for f in calibration.factors],
     )
     runs = table(
         {
             "run": Form.TEXT, "measured": Form.SECONDS, "before": Form.SECONDS, "off": Form.CHANGE,
             "after": Form.SECONDS, "off after": Form.CHANGE, "off left out": Form.CHANGE,
         },
-        [_row(each) for each in found.runs],
+        [_row(run) for run in calibration.runs],
     )  # fmt: skip
-    errors = [format_fraction(found.error(name)) for name in ("before_s", "after_s", "left_out_s")]
+    errors = [format_fraction(calibration.error(name)) for name in ("before_s", "after_s", "left_out_s")]
     lines = [
-        f"mean error of {plural(len(found.runs), 'run')}: {errors[0]} before, {errors[1]} after; {errors[2]} of runs "
-        "that had no part in the fit (each left out in turn)"
+        f"mean error of {plural(len(calibration.runs), 'run')}: {errors[0]} before, {errors[1]} after; {errors[2]} of "
+        "runs that had no part in the fit (each left out in turn)"
     ]
-    stuck = [factor.name for factor in found.factors if factor.bounded]
-    if stuck:
-        lines.append(f"{', '.join(stuck)}: as far from 1 as a fit may go; look for what else is wrong")
-    if found.memory:
-        value, low, high = found.memory
+    bounded = [factor.name for factor in calibration.factors if factor.bounded]
+    if bounded:
+        lines.append(f"{', '.join(bounded)}: as far from 1 as a fit may go; look for what else is wrong")
+    if calibration.memory:
+        value, low, high = calibration.memory
         lines.append(f"peak memory: measured {value:.3f} times what is predicted (80 %: {low:.3f} to {high:.3f})")
     return Report(
-        f"{found.base}, fitted to measured runs",
+        f"{calibration.base}, fitted to measured runs",
         (Section(table=factors), Section(table=runs), Section(lines=tuple(lines))),
     )
 
 
-def _row(each: FittedRun) -> tuple[str | float, ...]:
-    measured = each.run.seconds
+def _row(fitted: FittedRun) -> tuple[str | float, ...]:
+    measured = fitted.run.seconds
     return (
-        _words(each),
+        _words(fitted),
         measured,
-        each.before_s,
-        each.before_s / measured - 1,
-        each.after_s,
-        each.after_s / measured - 1,
-        each.left_out_s / measured - 1,
+        fitted.before_s,
+        fitted.before_s / measured - 1,
+        fitted.after_s,
+        fitted.after_s / measured - 1,
+        fitted.left_out_s / measured - 1,
     )
 
 
-def _words(each: FittedRun) -> str:
-    """A run's configuration, as far as it says anything."""
-    d = each.run.degrees
+def _words(fitted: FittedRun) -> str:
+    """A run's configuration without degrees of 1."""
+    d = fitted.run.degrees
     parts = [f"tp {d.tensor}" * (d.tensor > 1), f"pp {d.pipeline}" * (d.pipeline > 1), f"dp {d.data}" * (d.data > 1)]
     parts += [f"{d.chunks} chunks" * (d.chunks > 1), f"micro-batch {d.micro_batch}", d.schedule]
-    parts += [f"ZeRO-{d.zero}" * (d.zero > 0), "recompute" * d.recompute, f"batch {each.run.global_batch}"]
+    parts += [f"ZeRO-{d.zero}" * (d.zero > 0), "recompute" * d.recompute, f"batch {fitted.run.global_batch}"]
     return ", ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Two plans compared, for people and for reviews: verdict, sentences, figures, causes, and every value on demand."""
+"""Reports of the comparison of two plans: verdict, summary, figures, causes, and on request every value."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from planner.units import format_bytes, format_seconds, plural
 _LONGEST = 60
 
 MARKER = "<!-- shardplan diff -->"
-"""First line of the Markdown, by which a bot finds its own comment and writes over it."""
+"""First line of the Markdown, by which a bot finds and replaces its own comment."""
 
 MARKDOWN_BYTES = 60_000
-"""Bytes of the Markdown at the most; GitHub takes 65,536 characters."""
+"""Limit on the bytes of the Markdown; GitHub accepts 65,536 characters."""
 
 _HEADINGS = {
     Area.MODEL: "Model",
@@ -53,66 +53,69 @@ _FIGURES = {
 
 
 def diff_report(
-    found: PlanComparison,
+    comparison: PlanComparison,
     attribution: Attribution | None = None,
-    struck: Mapping[str, str] | None = None,
+    failures: Mapping[str, str] | None = None,
     *,
     every_value: bool = False,
 ) -> Report:
     """Three sentences (what changed, what the planner did, what it costs), then figures, causes, gates and findings.
 
     Args:
-        found: the comparison.
-        attribution: which cause makes which part of the difference; None where it was not asked for.
-        struck: why each gate fails by its text, "" for one that holds.
-        every_value: list all values that differ, too.
+        comparison: the comparison.
+        attribution: the difference by cause; None if it was not requested.
+        failures: by gate why it fails, "" for a gate that holds.
+        every_value: true to list all values that differ.
     """
     sections: list[Section] = []
-    if found.causes or found.decisions or found.changes:
-        sections = [Section(lines=tuple(_sentences(found)))]
-        sections += [Section("Figures", table=_figures(found.costs))] if found.costs else []
-        sections += _attributed(found, attribution)
-    told = [remark for remark in found.remarks if remark.severity is not Severity.INFO]
-    if told:
-        sections.append(Section("Findings", items=tuple(f"{r.severity} {r.rule}: {r.message}" for r in told)))
-    if struck:
-        sections.append(Section("Gates", items=tuple(f"{gate}: {why or 'holds'}" for gate, why in struck.items())))
+    if comparison.causes or comparison.decisions or comparison.changes:
+        sections = [Section(lines=tuple(_sentences(comparison)))]
+        sections += [Section("Figures", table=_figures(comparison.costs))] if comparison.costs else []
+        sections += _attributed(comparison, attribution)
+    findings = [remark for remark in comparison.remarks if remark.severity is not Severity.INFO]
+    if findings:
+        sections.append(Section("Findings", items=tuple(f"{r.severity} {r.rule}: {r.message}" for r in findings)))
+    if failures:
+        gates = tuple(f"{gate}: {reason or 'holds'}" for gate, reason in failures.items())
+        sections.append(Section("Gates", items=gates))
     if every_value:
-        sections += _values(found.changes)
-    elif found.changes:
-        sections.append(Section(lines=(f"{_counted(found.changes)} (--all lists each)",)))
-    return Report(diff_verdict(found, struck), tuple(sections))
+        sections += _values(comparison.changes)
+    elif comparison.changes:
+        sections.append(Section(lines=(f"{_counted(comparison.changes)} (--all lists each)",)))
+    return Report(diff_verdict(comparison, failures), tuple(sections))
 
 
-def diff_verdict(found: PlanComparison, struck: Mapping[str, str] | None = None) -> str:
-    """The answer in a line: which gates fail, else what differs."""
-    failed = [gate for gate, why in (struck or {}).items() if why]
+def diff_verdict(comparison: PlanComparison, failures: Mapping[str, str] | None = None) -> str:
+    """The result in a line: failed gates, else what differs."""
+    failed = [gate for gate, reason in (failures or {}).items() if reason]
     if failed:
         return f"FAILED: {', '.join(failed)}"
-    if not (found.changes or found.remarks or found.decisions):
-        compared = f"compared {plural(found.stages, 'stage')}, {plural(found.operators, 'operator')}"
+    if not (comparison.changes or comparison.remarks or comparison.decisions):
+        compared = f"compared {plural(comparison.stages, 'stage')}, {plural(comparison.operators, 'operator')}"
         return f"{compared}: no changes"
-    if not found.costs:
-        return found.decisions[0]
-    step = next((cost for cost in found.costs if cost.metric is Metric.STEP_TIME), None)
-    head = "all gates hold: " if struck else ""
+    if not comparison.costs:
+        return comparison.decisions[0]
+    step = next((cost for cost in comparison.costs if cost.metric is Metric.STEP_TIME), None)
+    head = "all gates hold: " if failures else ""
     if step is None or step.relative is None:
-        return f"{head}{plural(len(found.changes), 'value')} differ"
+        return f"{head}{plural(len(comparison.changes), 'value')} differ"
     return f"{head}a step takes {step.words(step.old, None)} -> {step.words(step.new, None)} ({step.relative:+.2%})"
 
 
-def _sentences(found: PlanComparison) -> Iterator[str]:
-    """What changed, what the planner did about it, what it costs."""
-    yield f"Changed: {'; '.join(found.causes) or 'none of model, hardware, options and tool'}."
-    yield f"Planner: {'; '.join(found.decisions) or 'decides as before'}."
-    if found.costs:
-        step, memory = (next(c for c in found.costs if c.metric is m) for m in (Metric.STEP_TIME, Metric.PEAK_MEMORY))
-        said = (
-            f"{what} {cost.words(cost.old, cost.old_share)} -> {cost.words(cost.new, cost.new_share)}"
-            + ("" if cost.relative is None else f" ({cost.relative:+.2%})")
-            for what, cost in (("a step", step), ("the fullest device", memory))
+def _sentences(comparison: PlanComparison) -> Iterator[str]:
+    """Three sentences: what changed, what the planner decides, what it costs."""
+    yield f"Changed: {'; '.join(comparison.causes) or 'none of model, hardware, options and tool'}."
+    yield f"Planner: {'; '.join(comparison.decisions) or 'decides as before'}."
+    if comparison.costs:
+        step, memory = (
+            next(c for c in comparison.costs if c.metric is m) for m in (Metric.STEP_TIME, Metric.PEAK_MEMORY)
         )
-        yield f"Cost: {', '.join(said)}."
+        costs = (
+            f"{subject} {cost.words(cost.old, cost.old_share)} -> {cost.words(cost.new, cost.new_share)}"
+            + ("" if cost.relative is None else f" ({cost.relative:+.2%})")
+            for subject, cost in (("a step", step), ("the fullest device", memory))
+        )
+        yield f"Cost: {', '.join(costs)}."
 
 
 def _figures(costs: Sequence[Cost]) -> Table:
@@ -129,8 +132,8 @@ def _figures(costs: Sequence[Cost]) -> Table:
     return table(columns, rows)
 
 
-def _attributed(found: PlanComparison, attribution: Attribution | None) -> list[Section]:
-    """Which cause makes which part of the difference."""
+def _attributed(comparison: PlanComparison, attribution: Attribution | None) -> list[Section]:
+    """The section of the difference by cause; empty without an attribution."""
     if attribution is None or not attribution.parts:
         return []
     columns = {"cause": Form.NAME, "time of a step": Form.FIGURE, "fullest device": Form.FIGURE}
@@ -147,12 +150,12 @@ def _signed(value: float, shown: Callable[[float], str]) -> str:
 
 def _counted(changes: Sequence[Change]) -> str:
     counts = Counter(change.area for change in changes)
-    said = ", ".join(f"{area} {count}" for area, count in counts.items())
-    return f"{plural(len(changes), 'value')} of the file {'differs' if len(changes) == 1 else 'differ'}: {said}"
+    by_area = ", ".join(f"{area} {count}" for area, count in counts.items())
+    return f"{plural(len(changes), 'value')} of the file {'differs' if len(changes) == 1 else 'differ'}: {by_area}"
 
 
 def _values(changes: Sequence[Change]) -> Iterator[Section]:
-    """Every value that differs, by part of the plan; moved blocks gathered."""
+    """Every value that differs, a section for each area; moved blocks are grouped."""
     for area, heading in _HEADINGS.items():
         of_area = [change for change in changes if change.area is area]
         if area is Area.BLOCKS:
@@ -165,7 +168,7 @@ def _values(changes: Sequence[Change]) -> Iterator[Section]:
 
 
 def _moves(moved: Sequence[Change]) -> tuple[str, ...]:
-    """`layers.4-5: stage 1 -> stage 0`, neighbours that moved together in one line."""
+    """Lines `layers.4-5: stage 1 -> stage 0`, neighbouring blocks with the same move together."""
     groups: dict[tuple[Value, Value], list[str]] = {}
     for change in moved:
         groups.setdefault((change.old, change.new), []).append(change.path[0])
@@ -173,7 +176,7 @@ def _moves(moved: Sequence[Change]) -> tuple[str, ...]:
 
 
 def changes_table(changes: Sequence[Change]) -> Table:
-    """Changes as rows: what, old, new, and by how much; long values are cut, since the data holds them whole."""
+    """Changes as rows (what, old, new, change); long values are cut, JSON has them in full."""
     columns = {"what": Form.TEXT, "old": Form.TEXT, "new": Form.TEXT, "change": Form.CHANGE}
     rows = (
         (
@@ -192,18 +195,19 @@ def _cut(text: str) -> str:
 
 
 def diff_markdown(
-    found: PlanComparison, attribution: Attribution | None = None, struck: Mapping[str, str] | None = None
+    comparison: PlanComparison, attribution: Attribution | None = None, failures: Mapping[str, str] | None = None
 ) -> str:
-    """The comparison as a comment of a review: verdict, one table, the rest folded; at most `MARKDOWN_BYTES`."""
-    head = [MARKER, f"**shardplan: {diff_verdict(found, struck)}**"]
-    if found.costs and (found.changes or found.remarks):
-        head.append(report_to_markdown(Report("", (Section(table=_figures(found.costs)),))).strip())
-    whole = diff_report(found, attribution, struck)
-    told = Report("", tuple(section for section in whole.sections if section.heading != "Figures"))
-    folded = [("What changed, what the planner did, what it costs", report_to_markdown(told))] if told.sections else []
+    """The comparison as a review comment: verdict, a table, the rest folded; at most `MARKDOWN_BYTES`."""
+    head = [MARKER, f"**shardplan: {diff_verdict(comparison, failures)}**"]
+    if comparison.costs and (comparison.changes or comparison.remarks):
+        head.append(report_to_markdown(Report("", (Section(table=_figures(comparison.costs)),))).strip())
+    full_report = diff_report(comparison, attribution, failures)
+    summary = Report("", tuple(section for section in full_report.sections if section.heading != "Figures"))
+    title = "What changed, what the planner did, what it costs"
+    folded = [(title, report_to_markdown(summary))] if summary.sections else []
     folded += [
         (section.heading, report_to_markdown(Report("", (dataclasses.replace(section, heading=""),))))
-        for section in _values(found.changes)
+        for section in _values(comparison.changes)
     ]
     text = "\n\n".join(head) + "\n"
     for title, body in folded:
@@ -218,13 +222,13 @@ def diff_markdown(
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
-def diff_annotations(found: PlanComparison, struck: Mapping[str, str] | None = None, *, file: str = "") -> str:
+def diff_annotations(comparison: PlanComparison, failures: Mapping[str, str] | None = None, *, file: str = "") -> str:
     """The findings and the failed gates as workflow commands of GitHub Actions, one line each."""
-    said = [("error", f"gate {gate}", why) for gate, why in (struck or {}).items() if why]
-    said += [(_LEVELS[remark.severity], remark.rule, remark.message) for remark in found.remarks]
+    messages = [("error", f"gate {gate}", reason) for gate, reason in (failures or {}).items() if reason]
+    messages += [(_LEVELS[remark.severity], remark.rule, remark.message) for remark in comparison.remarks]
     where = f"file={_escaped(file, ':,')}," if file else ""
-    lines = (f"::{level} {where}title={_escaped(title, ':,')}::{_escaped(text)}\n" for level, title, text in said)
-    return "".join(lines) or f"::notice {where}title=shardplan::{_escaped(diff_verdict(found, struck))}\n"
+    lines = (f"::{level} {where}title={_escaped(title, ':,')}::{_escaped(text)}\n" for level, title, text in messages)
+    return "".join(lines) or f"::notice {where}title=shardplan::{_escaped(diff_verdict(comparison, failures))}\n"
 
 
 def annotation(level: str, problem: Problem) -> str:
@@ -236,8 +240,8 @@ def annotation(level: str, problem: Problem) -> str:
     """
     file, line, column = (*problem.where.rsplit(":", 2), "", "")[:3] if problem.excerpt else (problem.where, "", "")
     places = {"file": file, "line": line, "col": column}
-    said = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in places.items() if value)
-    return f"::{level} {said}::{_escaped(problem.message + (f' ({problem.hint})' if problem.hint else ''))}"
+    attributes = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in places.items() if value)
+    return f"::{level} {attributes}::{_escaped(problem.message + (f' ({problem.hint})' if problem.hint else ''))}"
 
 
 def _escaped(text: str, further: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in words and tables: its time, memory and rivals, and how groups of ranks share the work."""
+"""Reports that explain a plan: time, memory, alternatives, proof, and how groups of ranks share the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT_KINDS = ("weights", "grads", "optim", "activ", "work", "reserve")
 
 
 def explanation_report(e: Explanation) -> Report:
-    """The explanation, most important things first."""
+    """The explanation as a report, the most important sections first."""
     title = f"{e.model} on {e.hardware}: {e.shape}"
     sections = [] if e.headline is None else [Section(lines=(title,))]
     sections += [
@@ -45,8 +45,8 @@ def _verdict(e: Explanation) -> Section:
     first = f"{format_seconds(e.iteration_s)} an iteration on {plural(e.devices, 'device')}"
     first += f", {e.samples_per_s:,.4g} samples/s"
     if e.simulated_iteration_s is not None:
-        apart = e.simulated_iteration_s / e.iteration_s - 1
-        first += f"; {format_seconds(e.simulated_iteration_s)} when simulated ({apart:+.1%})"
+        difference = e.simulated_iteration_s / e.iteration_s - 1
+        first += f"; {format_seconds(e.simulated_iteration_s)} when simulated ({difference:+.1%})"
     proven = (
         "no plan of the searched space is faster"
         if e.proven_optimal
@@ -95,7 +95,7 @@ def _stages(e: Explanation) -> Section:
 
 
 def memory_section(e: Explanation) -> Section:
-    """What fills a device of each stage, by kind."""
+    """Memory of a device of each stage, by kind."""
     kinds_of_memory = dict.fromkeys((*_SHORT_KINDS, "total"), Form.BYTES)
     columns = {"stage": Form.NAME, **kinds_of_memory, "used": Form.SHARE, "": Form.BAR}
     rows = []
@@ -145,11 +145,11 @@ def _proof(e: Explanation) -> Section:
     meaning = "Times are simulated ones: the bound is the shortest chain of work and waits that any plan has."
     lines = [line, meaning]
     if e.tried_gap is not None:
-        best = "none is faster" if e.tried_gap <= _SAME else f"none is more than {percent(e.tried_gap)} faster"
-        lines.insert(1, f"Of the plans that share operators in one of the ways that were tried, {best}.")
+        finding = "none is faster" if e.tried_gap <= _SAME else f"none is more than {percent(e.tried_gap)} faster"
+        lines.insert(1, f"Of the plans that share operators in one of the ways that were tried, {finding}.")
     if e.line_bound_s is not None:
-        least = format_seconds(e.line_bound_s)
-        lines.append(f"Of the pipelines with one stage on each worker (1F1B, GPipe) none takes less than {least}.")
+        bound = format_seconds(e.line_bound_s)
+        lines.append(f"Of the pipelines with one stage on each worker (1F1B, GPipe) none takes less than {bound}.")
     return Section("What is proven", (*lines, f"Searched: {e.space}."))
 
 
@@ -164,7 +164,7 @@ _MANY_TIMES_A_BLOCK = 10.0
 
 
 def group_sections(groups: Sequence[GroupView], reasons: Sequence[SplitReason]) -> Iterator[Section]:
-    """Sections of a plan's groups; none where every replica is one rank."""
+    """Sections on groups of ranks; none if every replica is one rank."""
     for group in groups:
         yield Section(f"Inside a group: {group.name}", _words(group), table=_blocks(group))
         yield _exchanges(group)
@@ -177,20 +177,20 @@ def group_sections(groups: Sequence[GroupView], reasons: Sequence[SplitReason]) 
 def _words(group: GroupView) -> tuple[str, ...]:
     mesh = " x ".join(f"{name} {size}" for name, size in group.axes)
     stages = plural(len(group.stages), "stage")
-    lies = ", ".join(
-        f"{how} along {name}" for how, (name, _) in zip(map(_boundary, group.boundaries), group.axes, strict=True)
+    layouts = ", ".join(
+        f"{layout} along {name}" for layout, (name, _) in zip(map(_boundary, group.boundaries), group.axes, strict=True)
     )
     if "free" in group.boundaries:
-        lies = "each in a layout of its own"
+        layouts = "each in a layout of its own"
     shared = f"{group.ranks} ranks share every operator of a replica ({stages}): mesh {mesh}"
-    lines = [f"{shared}; tensors between blocks are {lies}."]
+    lines = [f"{shared}; tensors between blocks are {layouts}."]
     lines += [_dealt(dealt) for dealt in group.dealt]
     lines.append("Times and bytes are of one block, one rank and micro-batch; nothing is assumed to overlap.")
     return tuple(lines)
 
 
-def _boundary(how: str) -> str:
-    return {"sequence": "cut by the sequence", "batch": "cut by the batch"}.get(how, "whole on every rank")
+def _boundary(boundary: str) -> str:
+    return {"sequence": "cut by the sequence", "batch": "cut by the batch"}.get(boundary, "whole on every rank")
 
 
 def _dealt(dealt: DealtView) -> str:
@@ -229,9 +229,9 @@ def _exchanges(group: GroupView) -> Section:
 def _exchange(e: ExchangeView) -> tuple[Cell, ...]:
     kind = e.kind.replace("_", "-")
     times = f" x {e.times:g}" if e.times != 1 else ""
-    why = "" if e.reason == "layout" else f" ({e.reason})"
+    reason = "" if e.reason == "layout" else f" ({e.reason})"
     along, payload = ", ".join(e.axes), format_bytes(e.payload_bytes)
-    return e.of, e.blocks, e.phase, f"{kind}{why}", along, e.level, payload + times, e.seconds
+    return e.of, e.blocks, e.phase, f"{kind}{reason}", along, e.level, payload + times, e.seconds
 
 
 def _reasons(reasons: Sequence[SplitReason]) -> Section:
@@ -251,28 +251,28 @@ def _reasons(reasons: Sequence[SplitReason]) -> Section:
         if not reason.rivals:
             rows.append((*first, "", "", "no other split is legal"))
         for number, rival in enumerate(reason.rivals[:_SHOWN_RIVALS]):
-            own = first if not number else ("", "", "")
-            rows.append((*own, _splits(rival.splits), *_costs(reason, rival)))
+            leading_cells = first if not number else ("", "", "")
+            rows.append((*leading_cells, _splits(rival.splits), *_costs(reason, rival)))
     words = dict.fromkeys(("operator", "split", "layouts", "instead"), Form.TEXT)
     columns = {**words, "costs": Form.FIGURE, "because": Form.TEXT}
     return Section("Why operators are split as they are", lines, table=table(columns, rows))
 
 
 def _splits(splits: Sequence[str]) -> str:
-    return " ".join(each or "-" for each in splits)
+    return " ".join(dim or "-" for dim in splits)
 
 
 def _costs(reason: SplitReason, rival: SplitRival) -> tuple[str, str]:
-    """What a rival costs more, and where that comes from."""
+    """The additional cost of another split, and its parts."""
     fraction = rival.more_s / reason.block_s if reason.block_s else 0.0
     parts = [
-        f"{_signed(format_seconds, amount)} {what}"
-        for amount, what in ((rival.more_work_s, "work"), (rival.more_communication_s, "communication"))
+        f"{_signed(format_seconds, amount)} {kind}"
+        for amount, kind in ((rival.more_work_s, "work"), (rival.more_communication_s, "communication"))
         if abs(amount) >= 1e-3 * abs(rival.more_s) and amount
     ]
     parts += [
-        f"{_signed(format_bytes, amount)} {what}"
-        for amount, what in ((rival.more_weight_bytes, "of weights"), (rival.more_kept_bytes, "kept"))
+        f"{_signed(format_bytes, amount)} {kind}"
+        for amount, kind in ((rival.more_weight_bytes, "of weights"), (rival.more_kept_bytes, "kept"))
         if abs(amount) >= 1e6
     ]
     relative = f"{fraction:+.1%}" if fraction < _MANY_TIMES_A_BLOCK else f"x {1 + fraction:,.0f}"

@@ -1,4 +1,4 @@
-"""The timeline as characters: one line for each group of alike workers, one character a cell of time."""
+"""Draw a timeline as text: a line for each group of equal workers, a character for each cell of time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SYMBOLS = {
 """The character of each activity."""
 
 GAP = " … "
-"""Stands between the windows of a clipped picture."""
+"""Text between the windows of a clipped picture."""
 
 _NARROWEST = 20
 _CLIPPED_FORWARD = 2
@@ -44,13 +44,13 @@ class GanttRow:
 
 @dataclass(frozen=True, slots=True)
 class Gantt:
-    """A picture of characters, free of colour.
+    """A timeline as text without colours.
 
     Attributes:
         rows: in order of stage and rank.
         axis: times below the cells.
         legend: activities that occur.
-        notes: what is not shown.
+        notes: what the picture leaves out.
     """
 
     rows: tuple[GanttRow, ...]
@@ -80,11 +80,11 @@ def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> 
     Args:
         timeline: what to draw.
         width: characters of a line, label included; at least 20 are used for the time.
-        most_rows: where there are more, one replica of each stage is drawn; stages beyond that are left out. A note
-            says so.
+        most_rows: limit on the rows. Beyond it one replica of each stage is drawn, and further stages are left out,
+            with a note.
 
-    A cell shows the activity that fills most of it, or waiting when that fills more than half. Iterations too long
-    for a forward to get a cell are drawn as their start, the steady state in their middle, and their end.
+    A cell shows the activity that fills most of it, or waiting if that fills more than half. If an iteration is too
+    long for a forward to fill a cell, only its start, its steady state and its end are drawn.
     O(segments + rows * width).
     """
     parts = segments(timeline)
@@ -102,7 +102,7 @@ def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> 
 def omissions(
     timeline: Timeline, spans: Sequence[tuple[float, float]], grouped: Sequence[Row], shown: Sequence[Row]
 ) -> tuple[str, ...]:
-    """What a picture of some windows of time and some rows leaves out, in sentences."""
+    """What a picture of some windows and rows leaves out, a sentence each."""
     notes = []
     if len(spans) > 1:
         hidden_s = timeline.played_s - sum(end - begin for begin, end in spans)
@@ -116,7 +116,7 @@ def omissions(
 
 
 def _share(room: int, spans: tuple[tuple[float, float], ...]) -> list[int]:
-    """Cells of each window, in proportion to its length; the first has what is left over."""
+    """Number of cells of each window, in proportion to its length; the first window has the remainder."""
     room -= len(GAP) * (len(spans) - 1)
     total = sum(end - begin for begin, end in spans)
     others = [max(1, round(room * (end - begin) / total)) for begin, end in spans[1:]]
@@ -126,7 +126,7 @@ def _share(room: int, spans: tuple[tuple[float, float], ...]) -> list[int]:
 def _cells(
     mine: Segments, spans: Sequence[tuple[float, float]], counts: Sequence[int]
 ) -> tuple[tuple[Activity, ...], ...]:
-    """By window, the activity of each of so many equal cells."""
+    """By window, the activity of each of its equal cells."""
     return tuple(
         tuple(ACTIVITIES[code] for code in busiest(mine, np.linspace(*span, count + 1)))
         for span, count in zip(spans, counts, strict=True)
@@ -134,16 +134,16 @@ def _cells(
 
 
 def busiest(mine: Segments, edges: np.ndarray) -> np.ndarray:
-    """What fills most of each cell between two edges, waiting where that fills more than half: codes of activities."""
+    """Codes of the activity that fills most of each cell between two edges; waiting if that fills more than half."""
     filled = np.zeros((len(ACTIVITIES), len(edges) - 1))
     for code in np.unique(mine.activity):
-        chosen = mine.activity == code
-        filled[code] = np.diff(_elapsed(mine.begin_s[chosen], mine.end_s[chosen], edges))
+        of_activity = mine.activity == code
+        filled[code] = np.diff(_elapsed(mine.begin_s[of_activity], mine.end_s[of_activity], edges))
     return np.where(filled.sum(axis=0) < np.diff(edges) / 2, _IDLE, filled.argmax(axis=0))
 
 
 def _elapsed(begin_s: np.ndarray, end_s: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Time spent inside ascending, disjoint stretches before each edge."""
+    """Seconds inside ascending, disjoint intervals before each edge."""
     length = end_s - begin_s
     before = np.concatenate([[0.0], np.cumsum(length)])
     at = np.searchsorted(begin_s, edges, side="right")
@@ -152,7 +152,7 @@ def _elapsed(begin_s: np.ndarray, end_s: np.ndarray, edges: np.ndarray) -> np.nd
 
 
 def _axis(spans: tuple[tuple[float, float], ...], counts: list[int]) -> str:
-    """Start and end of each window, written below it."""
+    """The line of start and end times below the windows."""
     words = []
     for (begin, end), count in zip(spans, counts, strict=True):
         left, right = format_seconds(begin), format_seconds(end)
@@ -161,7 +161,7 @@ def _axis(spans: tuple[tuple[float, float], ...], counts: list[int]) -> str:
 
 
 def _pieces(row: GanttRow) -> Iterator[tuple[str, str]]:
-    """The cells of a line, neighbours of one activity together."""
+    """The pieces of a line: runs of cells with the same activity."""
     for window, cells in enumerate(row.cells):
         if window:
             yield GAP, ""

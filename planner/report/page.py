@@ -1,4 +1,4 @@
-"""A plan as one page of HTML that stands alone: headline, charts, and the explanation's tables; nothing is fetched."""
+"""Write a plan as one self-contained HTML page: headline, charts, tables of the explanation. It loads nothing."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from planner.simulate.timeline import fullest_lanes
 from planner.space.pricer import Pricer
 
 FOCUSED_FORWARDS = 40
-"""Typical forwards that the timeline shows at first; a step of up to twice as many is shown as a whole."""
+"""Number of typical forwards in the timeline's first view; a step of up to twice as many is shown in full."""
 BUTTONS = {
     "s": "Steady state", "0": "Whole step", "Home": "Start", "End": "End", "ArrowLeft": "←", "ArrowRight": "→",
     "+": "+", "-": "−",
 }  # fmt: skip
-"""What moves the timeline: a button, and the key that does the same."""
+"""Labels of the buttons that move the timeline, by the key with the same effect."""
 HINT = "Drag to move, Ctrl or Alt with the wheel to zoom; with the chart in focus the keys ← → + − 0 s do the same."
 
 
 def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None, *, lacking: str = "") -> str:
-    """The page as text; the same plan gives the same bytes.
+    """The page as HTML text; the same plan gives the same bytes.
 
     Args:
-        plan: what is shown.
-        graph: its model; with the cluster the page has the roofline of the costliest operators.
+        plan: the plan.
+        graph: its model; with graph and cluster the page has a roofline of the costliest operators.
         cluster: its hardware.
-        lacking: why graph and cluster are not given, said in the roofline's place.
+        lacking: why graph and cluster are missing, shown in place of the roofline.
 
     Raises:
         PlanError: the plan's parts contradict each other.
@@ -82,7 +82,7 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
 
 
 def _about(explanation: Explanation) -> str:
-    """The plan's shape, and what is proven of it."""
+    """The plan's configuration, and what is proven."""
     first, verdict = explanation_report(explanation).sections[:2] if explanation.headline else (Section(), Section())
     return "".join(f'<p class="quiet">{escape(line)}</p>' for line in (*first.lines, *verdict.lines))
 
@@ -109,14 +109,14 @@ def _figure(chart: Chart) -> str:
 
 
 def _missing(reason: str) -> str:
-    """What stands in the place of the roofline where it cannot be drawn."""
+    """The figure in place of the roofline if that cannot be drawn."""
     hint = "The roofline of the operators needs the model and the hardware: add --model and --hardware."
     named = f" Those that the plan names were not taken: {reason}" if reason else ""
     return f'<figure class="half"><h2>Roofline</h2><figcaption>{escape(hint + named)}</figcaption></figure>'
 
 
 def _details(explanation: Explanation) -> Iterator[str]:
-    """All figures as tables, and what was assumed: the explanation, section by section."""
+    """The sections of the explanation, with their tables."""
     for section in explanation_report(explanation).sections[2 if explanation.headline else 1 :]:
         told = "".join(f"<p>{escape(line)}</p>" for line in section.lines)
         items = "".join(f"<li>{escape(item)}</li>" for item in section.items)
@@ -127,7 +127,7 @@ def _details(explanation: Explanation) -> Iterator[str]:
 
 
 def _table(table: Table) -> str:
-    """A table; its bars are left out, since a column beside them has the figure."""
+    """A table without its bars, since the column beside them has the figure."""
     kept = [(at, name, form) for at, (name, form) in enumerate(table.columns.items()) if form is not Form.BAR]
     classes = [' class="figure"' if form.to_the_right else "" for _, _, form in kept]
     head = "".join(f"<th{look}>{escape(name)}</th>" for look, (_, name, _) in zip(classes, kept, strict=True))
@@ -140,7 +140,7 @@ def _table(table: Table) -> str:
 
 
 def _library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as scripts of the page, under their licence."""
+    """Script elements with Vega, Vega-Lite and Vega-Embed, and their licence."""
     with zipfile.ZipFile(BytesIO(pkgutil.get_data(__name__, "vega.zip") or b"")) as bundle:
         files = {name: bundle.read(name).decode() for name in bundle.namelist()}
     scripts = (text.partition("//# sourceMappingURL")[0] for name, text in files.items() if name.endswith(".js"))

@@ -1,6 +1,6 @@
-"""Charts of a plan as Vega-Lite specifications: its blocks, what else was priced, the roofline of its operators.
+"""Charts of a plan as Vega-Lite specifications: blocks by stage, alternatives, roofline of operators.
 
-Every figure is read off the plan or the prices of its operators. A chart is as wide as the place that it stands in.
+Every figure comes from the plan or from the costs of its operators. A chart fills the width of its container.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planner.graph import Graph
 from planner.hardware.types import Device
 from planner.plans import Plan
 from planner.plans.explain import Rival
-from planner.report.plot import time_ticks
+from planner.report.scales import time_ticks
 from planner.simulate import rank_ranges
 from planner.units import format_seconds, plural
 
@@ -25,15 +25,21 @@ GIB = 1 << 30
 LIMIT, POINT = "#dd3333", "#4477aa"
 STAGE_COLOURS = {"domain": list(range(20)), "scheme": "tableau20"}
 LETTERS = 170
-"""Letters that stand beside each other over a row of blocks on a wide screen."""
+"""Letters that fit above a row of blocks on a wide screen."""
 MOST_OPERATORS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of the page: its name there, heading, what it shows in words, its specification, and how it lies.
+    """A chart of the page.
 
-    `half` lets two charts stand beside each other; `zoom` says that it shows a part of the time of a step.
+    Attributes:
+        name: identifier of its element.
+        heading: its heading.
+        caption: what it shows, in words.
+        spec: the Vega-Lite specification.
+        half: true to place two charts side by side.
+        zoom: true if the chart shows a window of the time of a step.
     """
 
     name: str
@@ -45,33 +51,33 @@ class Chart:
 
 
 def number(field: str, **more: Any) -> Spec:  # noqa: ANN401
-    """A channel for a field of numbers, without a title where none is given."""
+    """An encoding channel for numbers, by default without a title."""
     return {"field": field, "type": "quantitative", "title": None, **more}
 
 
 def word(field: str, **more: Any) -> Spec:  # noqa: ANN401
-    """A channel for a field of words, in the order of the rows."""
+    """An encoding channel for words, in the order of the rows."""
     return {"field": field, "type": "nominal", "title": None, "sort": None, **more}
 
 
 def tips(*fields: str) -> list[Spec]:
-    """What is shown when a mark is pointed at."""
+    """Tooltip channels for some fields."""
     return [{"field": field, "type": "nominal"} for field in fields]
 
 
 def layer(mark: str, encoding: Spec, /, *, rows: Iterable[Spec] | None = None, **looks: Any) -> Spec:  # noqa: ANN401
-    """One layer of a chart, over rows of its own where they are given."""
-    own = {} if rows is None else {"data": {"values": list(rows)}}
-    return {**own, "mark": {"type": mark, "tooltip": None, **looks}, "encoding": encoding}
+    """One layer of a chart, with its own data if `rows` are given."""
+    data = {} if rows is None else {"data": {"values": list(rows)}}
+    return {**data, "mark": {"type": mark, "tooltip": None, **looks}, "encoding": encoding}
 
 
 def sized(spec: Spec, height: int) -> Spec:
-    """A specification as wide as its place."""
+    """A specification that fills the width of its container."""
     return {"width": "container", "height": height, "autosize": {"type": "fit-x", "contains": "padding"}, **spec}
 
 
 def limits(capacities_bytes: Iterable[int]) -> list[Spec]:
-    """Broken lines at what devices may hold."""
+    """Dashed lines at the capacities of devices."""
     return [
         layer("rule", {"y": {"datum": size / GIB}}, rows=[{}], color=LIMIT, strokeDash=[5, 4])
         for size in sorted(set(capacities_bytes))
@@ -79,18 +85,18 @@ def limits(capacities_bytes: Iterable[int]) -> list[Spec]:
 
 
 def row_axis(names: Iterable[str], **more: Any) -> Spec:  # noqa: ANN401
-    """An axis as wide as the longest of some names of rows, so that charts below each other begin at one place."""
-    wide = 14 + 6 * max(map(len, names))
-    return {"labelPadding": 6, "ticks": False, "minExtent": wide, "maxExtent": wide, **more}
+    """An axis as wide as the longest row name, so that charts below each other are aligned."""
+    width = 14 + 6 * max(map(len, names))
+    return {"labelPadding": 6, "ticks": False, "minExtent": width, "maxExtent": width, **more}
 
 
 def row_label(stages: Sequence[int]) -> str:
-    """`stage 2`, or the first of many: `stage 0 (+15)`."""
+    """Label of a row: `stage 2`, or for several stages `stage 0 (+15)`."""
     return f"stage {stages[0]}{f' (+{len(stages) - 1})' if len(stages) > 1 else ''}"
 
 
 def model_chart(plan: Plan) -> Chart:
-    """The model's blocks in order, a row for each worker of a pipeline, coloured by stage."""
+    """The model's blocks in order, coloured by stage, with a row for each worker of a pipeline."""
     cells: list[Spec] = []
     runs: list[Spec] = []
     filled: dict[str, int] = {}
@@ -104,11 +110,11 @@ def model_chart(plan: Plan) -> Chart:
             cell = {"row": row, "at": at - 1, "to": at, "block": block.name, "stage": stage.index}
             cell |= {"parameters": f"{elements:,}", "operators": len(block.nodes), "ranks": rank_ranges(stage.ranks)}
             cells.append({**cell, "colour": stage.index % 20})
-    most = max(filled.values())
+    longest_row = max(filled.values())
     for run in runs:
-        run["name"] = _shortened(run["name"], LETTERS * run["cells"] // most)
+        run["name"] = _shortened(run["name"], LETTERS * run["cells"] // longest_row)
     y = word("row", axis=row_axis(filled), scale={"paddingInner": 0.45, "paddingOuter": 0.4})
-    x = number("at", axis=None, scale={"domain": [0, most], "nice": False})
+    x = number("at", axis=None, scale={"domain": [0, longest_row], "nice": False})
     colour = {"field": "colour", "type": "ordinal", "scale": STAGE_COLOURS, "legend": None}
     tip = tips("block", "stage", "ranks", "parameters", "operators")
     blocks = {"y": y, "x": x, "x2": {"field": "to"}, "color": colour, "tooltip": tip}
@@ -125,15 +131,15 @@ def model_chart(plan: Plan) -> Chart:
 
 
 def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
-    """Time against memory of the plan and of what else was priced."""
+    """Step time against memory of the plan and its alternatives."""
     predictions = plan.predictions
-    held = plan.headline.memory_bytes if plan.headline else max(s.memory.total_bytes for s in predictions.stages)
-    rows = [_priced("this plan", "this plan", predictions.reached_s, held)]
+    plan_bytes = plan.headline.memory_bytes if plan.headline else max(s.memory.total_bytes for s in predictions.stages)
+    rows = [_priced("this plan", "this plan", predictions.reached_s, plan_bytes)]
     for rival, other in zip(rivals, plan.alternatives, strict=True):
         if rival.iteration_s is not None:
             kind = "cannot run" if rival.infeasible else "other plans"
-            told = {"shape": rival.summary, "differs": "; ".join(rival.infeasible or rival.differs)}
-            rows.append(_priced(rival.label, kind, rival.iteration_s, other.memory_bytes) | told)
+            texts = {"shape": rival.summary, "differs": "; ".join(rival.infeasible or rival.differs)}
+            rows.append(_priced(rival.label, kind, rival.iteration_s, other.memory_bytes) | texts)
     _name_apart(rows, "seconds", "memory")
     times = [row["seconds"] for row in rows]
     span = max(max(times) / min(times), 1.2) ** 0.12
@@ -150,27 +156,28 @@ def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
         layer("point", {"x": x, "y": y, "color": word("kind", scale=colours), "tooltip": tip}, filled=True, size=110),
         layer("text", {"x": x, "y": y, "text": {"field": "label"}}, align="left", dx=9, fontSize=10),
     ]
-    left = sum(rival.iteration_s is None for rival in rivals)
-    unpriced = f" {plural(left, 'more')} cannot run, and have no time; the table below says why." if left else ""
-    caption = f"Time of a step against memory, both logarithmic; the red line is what a plan may fill.{unpriced}"
+    unpriced = sum(rival.iteration_s is None for rival in rivals)
+    caption = "Time of a step against memory, both logarithmic; the red line is what a plan may fill."
+    if unpriced:
+        caption += f" {plural(unpriced, 'more')} cannot run, and have no time; the table below says why."
     spec = {"data": {"values": rows}, "params": [{"name": "ticks", "value": ticks}], "layer": layers}
     return Chart("alternatives", "What else was priced", caption, sized(spec, 260), half=True)
 
 
 def _priced(name: str, kind: str, seconds: float, memory_bytes: int) -> Spec:
-    """A point of the chart of alternatives, whose scales have no zero."""
+    """A point of the chart of alternatives; memory is at least one byte, since the scale is logarithmic."""
     memory_bytes = max(memory_bytes, 1)
     figures = {"seconds": seconds, "memory": memory_bytes / GIB}
-    told = {"time": format_seconds(seconds), "holds": f"{memory_bytes / GIB:.3g} GiB"}
-    return {"name": name, "kind": kind, **figures, **told}
+    texts = {"time": format_seconds(seconds), "holds": f"{memory_bytes / GIB:.3g} GiB"}
+    return {"name": name, "kind": kind, **figures, **texts}
 
 
 def roofline_chart(graph: Graph, prices: Profile, device: Device, ranks: int) -> Chart:
-    """Work a second of the costliest operators' forward against their work a byte, under the device's roofs.
+    """Roofline: FLOP/s of the costliest operators' forward against their FLOP per byte, under the device's peaks.
 
     Args:
         graph: the model at the micro-batch of the prices.
-        prices: of its operators on one device.
+        prices: costs of its operators on one device.
         device: the device.
         ranks: ranks that share an operator: each does an equal part of its work and traffic.
     """
@@ -212,41 +219,45 @@ def roofline_chart(graph: Graph, prices: Profile, device: Device, ranks: int) ->
 
 
 def _operators(graph: Graph, prices: Profile, ranks: int) -> Iterator[Spec]:
-    """Operators with products of matrices on one of some ranks, those of the same figures as one."""
+    """Operators with matrix products on one of the ranks; operators with equal figures share a row."""
     forward_s, backward_s = prices.at(1 / ranks)
-    both_s = forward_s + backward_s
-    alike: dict[tuple[object, ...], list[int]] = {}
+    operator_s = forward_s + backward_s
+    groups: dict[tuple[object, ...], list[int]] = {}
     for i, node in enumerate(graph.nodes):
         if prices.forward_flops[i] > 0 and prices.moved_bytes[i] > 0 and forward_s[i] > 0:
             figures = (prices.forward_flops[i], prices.moved_bytes[i], f"{forward_s[i]:.6e}")
-            alike.setdefault((_short_name(node.module) or node.op, node.op, *figures), []).append(i)
-    for (name, operator, *_), members in alike.items():
+            groups.setdefault((_short_name(node.module) or node.op, node.op, *figures), []).append(i)
+    for (name, operator, *_), members in groups.items():
         first, module = members[0], graph.nodes[members[0]].module
         rate = float(prices.forward_flops[first] / ranks / forward_s[first])
-        share = float(both_s[members].sum() / both_s.sum())
+        share = float(operator_s[members].sum() / operator_s.sum())
         intensity = float(prices.forward_flops[first] / prices.moved_bytes[first])
-        told = {"part": f"{share:.1%}", "does": f"{rate / 1e12:.4g} Tflop/s", "lasts": format_seconds(forward_s[first])}
+        texts = {
+            "part": f"{share:.1%}",
+            "does": f"{rate / 1e12:.4g} Tflop/s",
+            "lasts": format_seconds(forward_s[first]),
+        }
         named = {"name": name, "operator": operator, "module": module}
-        yield {**named, "alike": len(members), "share": share, "intensity": intensity, "rate": rate, **told}
+        yield {**named, "alike": len(members), "share": share, "intensity": intensity, "rate": rate, **texts}
 
 
 def _name_apart(rows: Sequence[Spec], x: str, y: str) -> None:
-    """Write names beside points, but not where the name of a point before would be covered.
+    """Set the label of each row to its name, or to "" where it would cover the label of an earlier row.
 
-    Both scales are logarithmic; a name takes a fourth of the points' span to the right, and a twentieth upwards.
+    Both scales are logarithmic; a label takes a fourth of the points' span in width and a twentieth in height.
     """
     places = [(math.log(row[x]), math.log(row[y])) for row in rows]
     spans = [max(each) - min(each) for each in zip(*places, strict=True)]
-    named: list[tuple[float, float]] = []
+    labelled: list[tuple[float, float]] = []
     for row, (right, up) in zip(rows, places, strict=True):
-        wide, high = spans[0] / 4 + 0.05, spans[1] / 20 + 0.05
-        free = all(abs(right - other) > wide or abs(up - above) > high for other, above in named)
-        named += [(right, up)] if free else []
-        row["label"] = row["name"] if free else ""
+        label_width, label_height = spans[0] / 4 + 0.05, spans[1] / 20 + 0.05
+        is_free = all(abs(right - other) > label_width or abs(up - above) > label_height for other, above in labelled)
+        labelled += [(right, up)] if is_free else []
+        row["label"] = row["name"] if is_free else ""
 
 
 def _short_name(module: str) -> str:
-    """The last part of a path, with the one before where it is only a number: `q_proj`, `layers.0-17`."""
+    """Last part of a module path, with the one before it if it ends in a digit: `q_proj`, `layers.0-17`."""
     return ".".join(module.split(".")[-2 if module[-1:].isdigit() else -1 :])
 
 

@@ -1,6 +1,6 @@
-"""Charts of a plan as it is played: what workers do when, what devices hold, where time and memory go.
+"""Charts of a simulated plan: timeline of workers, memory over time, time and memory by kind.
 
-Charts over the time of a step show what lies between their parameters `begin` and `end`, in seconds.
+Charts over the time of a step show the window between their parameters `begin` and `end`, in seconds.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from planner.simulate.timeline import Lane, Timeline
 from planner.units import format_bytes, format_seconds, plural
 
 MOST_STRETCHES, MOST_STEPS = 16_000, 12_000
-"""Stretches of a timeline, and steps of memory curves, that a page holds; longer ones are drawn coarser."""
+"""Limits on the segments of a timeline and the steps of memory curves; beyond them a chart is drawn coarser."""
 CELLS = 400
-"""Cells of a row of a timeline, and of a memory curve, where they are drawn coarser."""
+"""Cells of a timeline row and of a memory curve that are drawn coarser."""
 IDLE = "#9aa3b044"
 KINDS_OF_MEMORY = {
     "weights": "#4477aa", "gradients": "#66ccee", "optimizer": "#aa3377", "reserve": "#999999",
@@ -45,31 +45,31 @@ KINDS_OF_MEMORY = {
 
 
 def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, focus: tuple[float, float]) -> Chart:
-    """What the workers of one pipeline do when: stretch by stretch, coarser outside the focus where there are many.
+    """Activities of the workers of one pipeline over time; with many segments, coarser outside the focus.
 
     Args:
-        timeline: the plan as it was played.
-        grouped: what is drawn, a row each.
-        parts: the timeline's stretches.
-        focus: seconds that are shown at first.
+        timeline: the simulated plan.
+        grouped: the rows to draw.
+        parts: the timeline's segments.
+        focus: first and last second of the initial view.
     """
-    own = [parts.of(row.lanes[0].worker) for row in grouped]
-    many = sum(len(each.worker) for each in own) > MOST_STRETCHES
+    segments_by_row = [parts.of(row.lanes[0].worker) for row in grouped]
+    many = sum(len(row_segments.worker) for row_segments in segments_by_row) > MOST_STRETCHES
     exact = focus if many else (0.0, timeline.played_s)
     lines = ["row,code,begin,end,kind,stage,number"]
-    for at, mine in enumerate(own):
+    for at, mine in enumerate(segments_by_row):
         lines += [*_stretches(timeline, at, mine, exact), *(_cells(timeline, at, mine, exact) if many else ())]
     used = [ACTIVITIES[code] for code in np.unique(parts.activity)]
     lasts = "datum.end - datum.begin"
     action = "datum.kind ? datum.kind + ' of micro-batch ' + datum.number + ' in stage ' + datum.stage : 'mostly'"
-    told = {"activity": "activities[datum.code]", "ranks": "names[datum.row]", "action": action}
-    told |= {"starts": _seconds("datum.begin"), "lasts": _seconds(lasts)}
+    computed = {"activity": "activities[datum.code]", "ranks": "names[datum.row]", "action": action}
+    computed |= {"starts": _seconds("datum.begin"), "lasts": _seconds(lasts)}
     labels = [row_label(row.lanes[0].stages) for row in grouped]
     y = word("row", axis=row_axis(labels, labelExpr="labels[datum.value]"))
-    colour = word("activity", scale={"domain": used, "range": [COLOURS[each] for each in used]})
+    colour = word("activity", scale={"domain": used, "range": [COLOURS[row_segments] for row_segments in used]})
     tip = tips("activity", "action", "starts", "lasts", "ranks")
     bars = {"y": y, "x": _time("begin"), "x2": {"field": "end"}, "color": colour, "tooltip": tip}
-    wide = f"datum.code < {len(WORK)} && ({lasts}) / (end - begin) * width > 18"
+    has_room = f"datum.code < {len(WORK)} && ({lasts}) / (end - begin) * width > 18"
     middle = {"calculate": "(datum.begin + datum.end) / 2", "as": "middle"}
     numbers = layer("text", {"y": y, "x": _time("middle"), "text": {"field": "number"}}, clip=True, fontSize=10)
     numbers["mark"]["color"] = "#fff"
@@ -79,19 +79,19 @@ def timeline_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments, 
         {"name": "names", "value": [row.label for row in grouped]},
         {"name": "labels", "value": labels},
     ]
-    spec["transform"] = [{"filter": "datum.end > begin && datum.begin < end"}, *_calculated(told)]
-    spec["layer"] = [layer("rect", bars, clip=True), {**numbers, "transform": [{"filter": wide}, middle]}]
+    spec["transform"] = [{"filter": "datum.end > begin && datum.begin < end"}, *_calculated(computed)]
+    spec["layer"] = [layer("rect", bars, clip=True), {**numbers, "transform": [{"filter": has_room}, middle]}]
     caption = _caption(timeline, grouped, many)
     return Chart("timeline", "The timeline", caption, sized(spec, _height(len(grouped))), zoom=True)
 
 
 def _caption(timeline: Timeline, grouped: Sequence[Row], many: bool) -> str:
-    """What the timeline shows, and what it leaves out."""
-    alike, count = len(grouped[0].lanes), timeline.micro_batches
+    """The caption: what the timeline shows and leaves out."""
+    replicas, count = len(grouped[0].lanes), timeline.micro_batches
     words = [f"{timeline.schedule}, {count} micro-batch{'es' if count > 1 else ''}; a step takes"]
     words.append(f"{format_seconds(timeline.step_s)}.")
     words += [f"One of {timeline.copies} copies is shown."] * (timeline.copies > 1)
-    words += [f"A row stands for {plural(alike, 'replica')} that do the same."] * (alike > 1)
+    words += [f"A row stands for {plural(replicas, 'replica')} that do the same."] * (replicas > 1)
     shown = sum(len(row.lanes) for row in grouped)
     words += ["Of replicas that take turns the first is shown."] * (len(timeline.lanes) > shown)
     inside = "Communication inside a group goes on all through an action and is drawn at its end."
@@ -101,7 +101,7 @@ def _caption(timeline: Timeline, grouped: Sequence[Row], many: bool) -> str:
 
 
 def memory_chart(timeline: Timeline, lanes: Sequence[Lane], focus: tuple[float, float]) -> Chart:
-    """What a device of each stage holds over the same time, against what it may hold."""
+    """Memory of a device of each stage over time, with its capacity."""
     many = sum(len(lane.memory.time_s) for lane in lanes) > MOST_STEPS
     lines = ["lane,time,held"]
     for at, lane in enumerate(lanes):
@@ -118,12 +118,12 @@ def memory_chart(timeline: Timeline, lanes: Sequence[Lane], focus: tuple[float, 
         "color": colour,
     }
     curve |= {"detail": {"field": "lane"}, "tooltip": tips("stage", "since", "holds")}
-    told = {"colour": "datum.lane % 20", "stage": "names[datum.lane]", "since": _seconds("datum.time")}
-    told["holds"] = "format(datum.held, '.3~f') + ' GiB'"
+    computed = {"colour": "datum.lane % 20", "stage": "names[datum.lane]", "since": _seconds("datum.time")}
+    computed["holds"] = "format(datum.held, '.3~f') + ' GiB'"
     drawn = layer("line", curve, interpolate="step-after", clip=True, strokeWidth=1.5)
     spec = _over_time(lines, "lane,time,held", focus)
     spec["params"].append({"name": "names", "value": names})
-    spec["layer"] = [{**drawn, "transform": _calculated(told)}, *limits(lane.capacity_bytes for lane in lanes)]
+    spec["layer"] = [{**drawn, "transform": _calculated(computed)}, *limits(lane.capacity_bytes for lane in lanes)]
     caption = (
         f"The fullest device of each stage over the same time. The fullest, in {row_label(fullest.stages)}, holds "
         f"{format_bytes(fullest.memory.peak_bytes)} of the {format_bytes(fullest.capacity_bytes)} that a plan may fill."
@@ -132,7 +132,7 @@ def memory_chart(timeline: Timeline, lanes: Sequence[Lane], focus: tuple[float, 
 
 
 def time_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments) -> Chart:
-    """Where the time of a step goes, by worker and activity."""
+    """Time of a step by worker and activity."""
     rows = {row_label(row.lanes[0].stages): seconds_by_activity(timeline, row.lanes[0], parts) for row in grouped}
     caption = f"A step of a device, in parts: they add up to {format_seconds(timeline.step_s)}."
     spec = _bars(rows, {str(activity): colour for activity, colour in {**COLOURS, Activity.IDLE: IDLE}.items()}, "s")
@@ -140,17 +140,19 @@ def time_chart(timeline: Timeline, grouped: Sequence[Row], parts: Segments) -> C
 
 
 def seconds_by_activity(timeline: Timeline, lane: Lane, parts: Segments) -> dict[str, float]:
-    """Seconds of a step that a worker spends on each activity; of two actions that run as one, the first counts."""
+    """Seconds of a step that a worker spends on each activity; of paired actions only the first counts."""
     program, mine = timeline.trace.program, parts.of(lane.worker)
     lasts = np.where(program.paired[mine.action], 0.0, mine.end_s - mine.begin_s)
     share = timeline.iterations * (2 if program.work.shared else 1)
     sums = np.bincount(mine.activity, lasts, len(ACTIVITIES)) / share
-    found = {str(activity): float(seconds) for activity, seconds in zip(ACTIVITIES, sums, strict=True) if seconds > 0}
-    return {**found, Activity.IDLE: max(0.0, timeline.step_s - sum(found.values()))}
+    seconds_of = {
+        str(activity): float(seconds) for activity, seconds in zip(ACTIVITIES, sums, strict=True) if seconds > 0
+    }
+    return {**seconds_of, Activity.IDLE: max(0.0, timeline.step_s - sum(seconds_of.values()))}
 
 
 def kinds_chart(plan: Plan, lanes: Sequence[Lane]) -> Chart:
-    """What fills the fullest device of each stage, by kind; what comes and goes at its highest."""
+    """Peak memory of the fullest device of each stage, by kind."""
     rows = {row_label(lane.stages): dict(zip(KINDS_OF_MEMORY, _held(plan, lane), strict=True)) for lane in lanes}
     spec = _bars(rows, KINDS_OF_MEMORY, "GiB")
     capacities = [{"row": row_label(lane.stages), "capacity": lane.capacity_bytes / GIB} for lane in lanes]
@@ -161,16 +163,16 @@ def kinds_chart(plan: Plan, lanes: Sequence[Lane]) -> Chart:
 
 
 def _held(plan: Plan, lane: Lane) -> tuple[float, ...]:
-    """GiB by kind of memory; weights are what else is held from the start, activations what comes to that."""
-    of = [plan.predictions.stages[stage].memory for stage in lane.stages]
-    gradients, optimizer = sum(m.gradients_bytes for m in of), sum(m.optimizer_bytes for m in of)
-    reserve, start = max(m.reserve_bytes for m in of), float(lane.memory.held_bytes[0])
-    weights, coming = start - gradients - optimizer - reserve, lane.memory.peak_bytes - start
-    return tuple(size / GIB for size in (weights, gradients, optimizer, reserve, coming))
+    """GiB by kind; weights are the rest of what is held at the start, activations what is added at the peak."""
+    stage_memory = [plan.predictions.stages[stage].memory for stage in lane.stages]
+    gradients, optimizer = sum(m.gradients_bytes for m in stage_memory), sum(m.optimizer_bytes for m in stage_memory)
+    reserve, start = max(m.reserve_bytes for m in stage_memory), float(lane.memory.held_bytes[0])
+    weights, activations = start - gradients - optimizer - reserve, lane.memory.peak_bytes - start
+    return tuple(size / GIB for size in (weights, gradients, optimizer, reserve, activations))
 
 
 def _stretches(timeline: Timeline, row: int, mine: Segments, span: tuple[float, float]) -> Iterable[str]:
-    """Lines of the table of a timeline: the stretches inside a window, and what they are a part of."""
+    """CSV lines of the segments inside a window, with kind, stage and micro-batch of their action."""
     program = timeline.trace.program
     for at in np.flatnonzero((mine.end_s > span[0]) & (mine.begin_s < span[1])).tolist():
         action = int(mine.action[at])
@@ -179,7 +181,7 @@ def _stretches(timeline: Timeline, row: int, mine: Segments, span: tuple[float, 
 
 
 def _cells(timeline: Timeline, row: int, mine: Segments, exact: tuple[float, float]) -> Iterable[str]:
-    """Lines of the table of a timeline: before and after a window, neighbouring cells of one activity together."""
+    """CSV lines of coarse cells before and after a window; neighbouring cells of one activity are merged."""
     for begin, end in ((0.0, exact[0]), (exact[1], timeline.played_s)):
         edges = np.linspace(begin, end, CELLS // 2 + 1)
         codes = busiest(mine, edges)
@@ -190,7 +192,7 @@ def _cells(timeline: Timeline, row: int, mine: Segments, exact: tuple[float, flo
 
 
 def _steps(curve: MemoryCurve, played_s: float, exact: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Times and bytes of a curve: all inside a window, outside it the most of each cell; its peak is among them."""
+    """Times and bytes of a curve: all steps inside a window, the maximum of each cell outside it."""
     inside = (curve.time_s >= exact[0]) & (curve.time_s <= exact[1])
     cell = np.where(inside, CELLS + np.cumsum(inside), (curve.time_s / played_s * CELLS).astype(int))
     order = np.lexsort((-curve.held_bytes, cell))
@@ -200,14 +202,17 @@ def _steps(curve: MemoryCurve, played_s: float, exact: tuple[float, float]) -> t
 
 
 def _bars(rows: Mapping[str, dict[str, float]], colours: dict[str, str], unit: str) -> Spec:
-    """Bars of parts that add up, a row each."""
+    """A stacked bar for each row."""
     values = [
         {"row": row, "kind": kind, "size": size, "order": order}
         for row, sizes in rows.items()
         for order, (kind, size) in enumerate(sizes.items())
     ]
-    found = {value["kind"] for value in values if value["size"]}
-    scale = {"domain": [k for k in colours if k in found], "range": [c for k, c in colours.items() if k in found]}
+    kinds_present = {value["kind"] for value in values if value["size"]}
+    scale = {
+        "domain": [k for k in colours if k in kinds_present],
+        "range": [c for k, c in colours.items() if k in kinds_present],
+    }
     bars: Spec = {"y": word("row", axis=row_axis(rows)), "x": number("size", title=unit, stack="zero")}
     bars |= {"color": word("kind", scale=scale), "order": {"field": "order"}, "tooltip": tips("row", "kind", "part")}
     part = _calculated({"part": f"format(datum.size, '.4~g') + ' {unit}'"})
@@ -215,14 +220,14 @@ def _bars(rows: Mapping[str, dict[str, float]], colours: dict[str, str], unit: s
 
 
 def _over_time(lines: Sequence[str], numeric: str, focus: tuple[float, float]) -> Spec:
-    """A specification of a table over the time of a step, with the part of it that is in view."""
+    """A specification with CSV data over the time of a step and the window in view as parameters."""
     form = {"type": "csv", "parse": dict.fromkeys(numeric.split(","), "number")}
     window = [{"name": "begin", "value": focus[0]}, {"name": "end", "value": focus[1]}]
     return {"data": {"values": "\n".join(lines), "format": form}, "params": window}
 
 
 def _time(field: str) -> Spec:
-    """The time of a step, as far as it is in view."""
+    """A horizontal channel for the time inside the window in view."""
     scale = {"domain": [{"expr": "begin"}, {"expr": "end"}], "nice": False, "zero": False}
     axis = {"labelExpr": "format(datum.value, '~s') + 's'", "labelOverlap": True, "grid": False, "tickCount": 8}
     return number(field, scale=scale, axis=axis)
@@ -233,7 +238,7 @@ def _calculated(fields: Mapping[str, str]) -> list[Spec]:
 
 
 def _seconds(expression: str) -> str:
-    """An expression of seconds as text: `12.34ms`."""
+    """A Vega expression that formats seconds: `12.34ms`."""
     return f"format({expression}, '.4s') + 's'"
 
 

@@ -1,4 +1,4 @@
-"""Partition plans: what was found, why it is no better, and what differs between two."""
+"""Reports of partition plans: the plan, its proof, and the differences between two."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MS = 1e3
 
 
 def _figure(value: float, unit: str) -> str:
-    """An objective for people: `17.79 ms`, seconds below one as milliseconds."""
+    """A value of an objective as text: `17.79 ms`; seconds below one as milliseconds."""
     if unit == "s" and value < 1:
         value, unit = value * _MS, "ms"
     return f"{value:.6g} {unit}"
 
 
 def partition_report(plan: PartitionPlan) -> Report:
-    """The plan with its proof, its parts, what trivial plans reach, and what defines the problem."""
+    """The plan: its proof, its parts, trivial plans for comparison, and the options of the problem."""
     goal = plan.objective
     title = f"{plan.instance.name}: {goal.name} {_figure(goal.value, goal.unit)}"
     sections = [
@@ -137,7 +137,7 @@ def _option(name: str, value: Scalar | None) -> str:
 
 
 def partition_diff_report(old: PartitionPlan, new: PartitionPlan, changes: Sequence[Change]) -> Report:
-    """The changes, values first."""
+    """The differences between two plans, objectives first."""
     if not changes:
         return Report("The plans say the same", ())
     a, b = old.objective, new.objective

@@ -1,4 +1,4 @@
-"""A plan on one screen: what it is, its stages, what else was priced, what was assumed."""
+"""Report of a plan on one screen: configuration, times, stages, alternatives, remarks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LIES = {
     "free": "each in a layout of its own",
 }
 OPTIMAL = 1e-9
-"""Gap below which a plan is called the best."""
+"""Gap below which a plan counts as the best."""
 SAME = 1e-6
-"""Gain of a free choice below which it counts as none."""
+"""Relative gain of the free choice below which it counts as none."""
 MOST_STAGES = 24
 MOST_ALTERNATIVES = 8
 MOST_NOTES = 5
@@ -35,9 +35,9 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
     """The summary of a plan.
 
     Args:
-        plan: what is shown.
-        batch_given: whether the user said the global batch; else that it is assumed is said.
-        remark: why its precision was chosen, where nobody asked for one.
+        plan: the plan.
+        batch_given: false if the global batch is an assumption, which the report then says.
+        remark: why the precision was chosen, if the user gave none.
     """
     model, hardware = plan.model, plan.hardware
     title = (
@@ -47,8 +47,8 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
     )
     about = () if plan.headline is None else (title,)
     doubts = [_warning(note) for note in plan.notes if note.code == NO_RULE]
-    own = (_shape(plan, batch_given), *_origin(plan), *_sharing(plan), *_times(plan), *_runs_on(plan), *_headroom(plan))
-    sections = [Section(lines=(*about, *doubts, *own))]
+    facts = (text for lines in (_origin, _sharing, _times, _runs_on, _headroom) for text in lines(plan))
+    sections = [Section(lines=(*about, *doubts, _shape(plan, batch_given), *facts))]
     sections += _stages(plan)
     if plan.alternatives:
         sections.append(Section(table=_alternatives(plan)))
@@ -57,24 +57,24 @@ def plan_report(plan: Plan, *, batch_given: bool = True, remark: str = "") -> Re
 
 
 def _runs_on(plan: Plan) -> Iterator[str]:
-    """Which frameworks take the plan as it is, and what that costs against the free choice."""
-    free, own_s = plan.free_choice, plan.predictions.reached_s
+    """Frameworks that run the plan as it is, and the gain of the plan without their limits."""
+    free, plan_s = plan.free_choice, plan.predictions.reached_s
     if plan.runs_on:
         yield f"runs as it is on {_listed(plan.runs_on)}"
     elif free is not None:
         yield f"runs on no usual framework as it is: {free.reason}"
     if free is not None and free.iteration_s is not None:
-        gain = own_s / free.iteration_s - 1
+        gain = plan_s / free.iteration_s - 1
         bound = "" if free.bound_s is None else f" (bound {format_seconds(free.bound_s)})"
-        least = f"{format_seconds(free.iteration_s)}{bound}"
-        worth = f"{least}, {gain:.2%} faster: {_short(free.needs)}" if gain > SAME else f"no faster{bound}"
-        yield f"free choice (`--for any`): {worth}"
+        fastest = f"{format_seconds(free.iteration_s)}{bound}"
+        comparison = f"{fastest}, {gain:.2%} faster: {_short(free.needs)}" if gain > SAME else f"no faster{bound}"
+        yield f"free choice (`--for any`): {comparison}"
     elif free is not None and plan.runs_on:
         yield f"free choice (`--for any`): {free.reason}"
 
 
 def _short(needs: tuple[str, ...]) -> str:
-    """What a plan needs, without the tensors and numbers that show it."""
+    """Needs of a plan without their details in parentheses."""
     return ", ".join(need.partition(" (")[0] for need in needs) or "taken as it is, too"
 
 
@@ -84,7 +84,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _headroom(plan: Plan) -> Iterator[str]:
-    """How much memory the plan leaves free, where it does."""
+    """The headroom of memory, if the plan has one."""
     if plan.hardware.headroom:
         capacities = " or ".join(format_bytes(run.memory_bytes) for run in plan.hardware.devices)
         yield f"memory: a headroom of {plan.hardware.headroom:.1%} of {capacities} a device is left free"
@@ -101,7 +101,7 @@ def _shape(plan: Plan, batch_given: bool) -> str:
 
 
 def _origin(plan: Plan) -> list[str]:
-    """Whose rules chose the plan, and whether it changes what training means."""
+    """The published system that chose the plan, and whether training is asynchronous."""
     lines = [] if plan.system is None else [f"by the rules of {plan.system.title} ({plan.system.source})"]
     if plan.schedule.weight_policy != "sync":
         updates, versions = max(plan.schedule.staleness, default=0), max(plan.schedule.versions, default=1)
@@ -113,45 +113,47 @@ def _origin(plan: Plan) -> list[str]:
 
 
 def _sharing(plan: Plan) -> list[str]:
-    """How the ranks of a group share the work; stages that do it alike may still place some tensors differently."""
+    """How the ranks of a group share the work, each distinct sentence once."""
     return list(dict.fromkeys(_shared(sharding) for sharding in plan.shardings))
 
 
 def _shared(sharding: Sharding) -> str:
     mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
-    lies = dict.fromkeys(LIES.get(how, how) for how in sharding.boundaries)
+    layouts = dict.fromkeys(LIES.get(how, how) for how in sharding.boundaries)
     return (
         f"every operator shared by groups of {sharding.ranks} ranks: mesh {mesh}; "
-        f"tensors between blocks {' and '.join(lies)}"
+        f"tensors between blocks {' and '.join(layouts)}"
     )
 
 
 def _times(plan: Plan) -> list[str]:
-    """The iteration, and what is proven of it."""
+    """Iteration time, its measured error, and what is proven."""
     predictions = plan.predictions
     seconds = predictions.simulated_iteration_s or predictions.iteration_s
     pace = f"{plan.micro_batches.global_batch / seconds:,.4g} samples/s, bubble {predictions.bubble_fraction:.1%}"
     lines = [f"{format_seconds(seconds)} an iteration (simulated), {pace}"]
     if predictions.measured_error is not None:
         lines.append(predictions.measured_error.in_words(seconds))
-    bound, form = format_seconds(predictions.bound_s), format_seconds(predictions.iteration_s)
+    bound, closed_form = format_seconds(predictions.bound_s), format_seconds(predictions.iteration_s)
     if plan.system is not None:
-        return [*lines, f"predicted {form}; its busiest device computes for {bound}"]
+        return [*lines, f"predicted {closed_form}; its busiest device computes for {bound}"]
     proof = "proven optimal" if predictions.proven_optimal else f"best found, within {predictions.gap:.2%} of the bound"
-    lines.append(f"bound {bound}: {proof}" + (f"; closed form {form}" if has_closed_form(plan) else ""))
+    lines.append(f"bound {bound}: {proof}" + (f"; closed form {closed_form}" if has_closed_form(plan) else ""))
     if predictions.tried_bound_s is not None:
         gap = 1 - predictions.tried_bound_s / predictions.reached_s
-        tried = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"
-        lines.append(f"of the ways to share operators that were tried: {tried}")
+        nearness = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"
+        lines.append(f"of the ways to share operators that were tried: {nearness}")
     if predictions.line_bound_s is not None:
         gap = 1 - predictions.line_bound_s / predictions.reached_s
-        least = f"none is faster than {format_seconds(predictions.line_bound_s)}"
-        lines.append(f"of pipelines with one stage a worker: {'this is the best' if abs(gap) <= OPTIMAL else least}")
+        bound_words = f"none is faster than {format_seconds(predictions.line_bound_s)}"
+        lines.append(
+            f"of pipelines with one stage a worker: {'this is the best' if abs(gap) <= OPTIMAL else bound_words}"
+        )
     return lines
 
 
 def _stages(plan: Plan) -> list[Section]:
-    """Stages and their times, and what the times are of."""
+    """The table of stages, and notes on its times."""
     groups, several = bool(plan.shardings), len(plan.stages) > 1
     figures = ["forward", "backward", *(["inside"] if groups else []), "transfer", "sync"]
     width = {"TP" if _tensor_alone(plan) else "group": Form.NUMBER} if groups else {}
@@ -173,32 +175,32 @@ def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ..
     ranks = rank_ranges(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas)
     width, inside_s = ((stage.group_ranks,), (_inside_s(plan, stage),)) if plan.shardings else ((), ())
     count = plan.micro_batches.count // len(stage.replicas)
-    each = (figures.forward_s, figures.backward_s, figures.receive_s + figures.return_s)
-    forward_s, backward_s, transfer_s = (count * seconds for seconds in each)
+    pass_times = (figures.forward_s, figures.backward_s, figures.receive_s + figures.return_s)
+    forward_s, backward_s, transfer_s = (count * seconds for seconds in pass_times)
     times = (forward_s, backward_s, *inside_s, transfer_s)
     memory = (figures.exposed_sync_s, figures.memory.total_bytes, figures.capacity_bytes, ", ".join(options))
     return f"{stage.index}{pace}", ", ".join(stage.modules), ranks, *width, *times, *memory
 
 
 def _inside_s(plan: Plan, stage: Stage) -> float:
-    """Seconds of communication inside a group in an iteration, recomputation's included."""
-    inside_s, _, again_s = plan.inside_s(stage.index)
-    return plan.micro_batches.count // len(stage.replicas) * (inside_s + again_s)
+    """Seconds of communication inside a group in an iteration, including recomputation."""
+    inside_s, _, repeated_s = plan.inside_s(stage.index)
+    return plan.micro_batches.count // len(stage.replicas) * (inside_s + repeated_s)
 
 
 def _tensor_alone(plan: Plan) -> bool:
-    """Whether the ranks of a replica share operators alone, not steps or experts."""
+    """True if the ranks of a replica have tensor parallelism only, no context or expert parallelism."""
     return all(stage.context * stage.expert == 1 for stage in plan.configuration.stages)
 
 
 def _groups(groups: tuple[tuple[int, ...], ...]) -> str:
-    """`0-7 8-15`, or the ends of a long list of groups."""
+    """Groups of ranks as `0-7 8-15`; long lists without their middle."""
     shown = [rank_ranges(group) for group in groups]
     return " ".join(shown if len(shown) <= 2 else [shown[0], "..", shown[-1]])
 
 
 def _alternatives(plan: Plan) -> Table:
-    """The fastest of what else was priced, and why some cannot run."""
+    """The fastest alternatives, then those that cannot run, with the reason."""
     columns = {
         "also priced": Form.NAME, "shape": Form.TEXT, "iteration": Form.SECONDS, "slower": Form.CHANGE,
         "memory": Form.BYTES,
@@ -206,8 +208,8 @@ def _alternatives(plan: Plan) -> Table:
     order = sorted(plan.alternatives, key=lambda a: (bool(a.infeasible), plan.compared_s(a)[1] or math.inf))
     rows: list[tuple[Cell, ...]] = []
     for other in order[:MOST_ALTERNATIVES]:
-        own_s, other_s = plan.compared_s(other)
-        price: tuple[Cell, Cell] = (other_s, None if other_s is None else other_s / own_s - 1)
+        plan_s, other_s = plan.compared_s(other)
+        price: tuple[Cell, Cell] = (other_s, None if other_s is None else other_s / plan_s - 1)
         if other.infeasible:
             price = (why_not(other.infeasible), None)
         shape = words_of(alternative_configuration(other, len(plan.block_table)), other.schedule)
@@ -216,7 +218,7 @@ def _alternatives(plan: Plan) -> Table:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    """How the operators were priced, and what the import warns of beside what stands first."""
+    """How operators were priced, and warnings of the import."""
     coverage = plan.coverage
     text = (
         f"{coverage.total} operators: {coverage.by_rule} priced by rule, {coverage.by_fallback} by fallback, "
@@ -226,8 +228,12 @@ def _remarks(plan: Plan) -> list[str]:
         text += f" (fallback: {', '.join(f'{op} x{n}' for op, n in coverage.fallback_ops.items())})"
     notes = [note for note in plan.notes if note.code != NO_RULE]
     warnings = [note for note in notes if note.level == "warning"][:MOST_NOTES]
-    lines, left = [text, *map(_warning, warnings)], len(notes) - len(warnings)
-    return [*lines, f"{plural(left, 'more import note')} in the plan (`shardplan explain`)"] if left else lines
+    lines, further_notes = [text, *map(_warning, warnings)], len(notes) - len(warnings)
+    return (
+        [*lines, f"{plural(further_notes, 'more import note')} in the plan (`shardplan explain`)"]
+        if further_notes
+        else lines
+    )
 
 
 def _warning(note: PlanNote) -> str:

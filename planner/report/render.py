@@ -1,4 +1,4 @@
-"""Reports written as lines of a terminal, text, Markdown, CSV and plain rows."""
+"""Render reports as terminal lines, text, Markdown, CSV and plain rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import Any
 from planner.report.tables import Form, Line, Report, Section, Table
 
 PROSE_WIDTH = 100
-"""Characters of a line of prose where nothing else is said."""
+"""Default line width of prose, in characters."""
 GAP = "  "
-"""Between two columns."""
+"""Text between two columns."""
 NARROWEST_TEXT = 18
-"""Characters to which a column is narrowed before columns are moved to a table of their own: of words, also in place of
-figures."""
+"""Smallest width to which columns of words, and words in columns of figures, are narrowed."""
 
 
 def report_to_text(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> str:
@@ -31,11 +30,10 @@ def report_to_lines(report: Report, width: int = PROSE_WIDTH, table_width: int |
     """The report line by line, each piece with the name of its style: title, heading, header, or that of a drawing.
 
     Args:
-        report: what is written.
-        width: most characters of a line of prose.
-        table_width: most characters of a line of a table, None for as many as it takes. Where a table is wider its
-            bars are left out, then columns of words are broken over several lines, and at last columns are moved to
-            further tables, each begun by the first column: no figure is ever cut.
+        report: the report.
+        width: line width of prose, in characters.
+        table_width: line width of tables, None for no limit. A wider table first loses its bars, then wraps columns of
+            words, and at last moves columns to further tables that repeat the first column. Figures are never cut.
     """
     for line in _wrapped(report.title, table_width or len(report.title) + 1) if report.title else ():
         yield ((line, "title"),)
@@ -69,7 +67,7 @@ def _wrapped(text: str, width: int, first: str = "", later: str = "") -> list[st
 
 @dataclass(frozen=True, slots=True)
 class _Strip:
-    """A column as text."""
+    """A table column as text."""
 
     header: str
     form: Form
@@ -77,12 +75,12 @@ class _Strip:
 
     @property
     def natural(self) -> int:
-        """Characters of the widest cell."""
+        """Width of the widest cell, in characters."""
         return max(len(self.header), *map(len, self.cells), 0)
 
     @property
     def narrowest(self) -> int:
-        """Characters that it takes at the least: figures and names are not broken, words in place of a figure are."""
+        """Smallest possible width: figures and names are not wrapped, words in place of a figure are."""
         if self.form in (Form.TEXT, Form.NAME):
             return min(self.natural, NARROWEST_TEXT) if self.form is Form.TEXT else self.natural
         words = (min(len(cell), NARROWEST_TEXT) if cell[:1].isalpha() else len(cell) for cell in self.cells)
@@ -90,7 +88,7 @@ class _Strip:
 
 
 def _table_lines(table: Table, room: int | None) -> Iterator[tuple[str, str]]:
-    """Lines of a table with their styles; an empty one between the tables that its columns are dealt to."""
+    """Lines of a table with their styles; if its columns take several tables, with an empty line between them."""
     texts = table.texts()
     strips = [_Strip(name, form, [row[c] for row in texts]) for c, (name, form) in enumerate(table.columns.items())]
     for number, part in enumerate(_dealt(strips, room)):
@@ -115,16 +113,16 @@ def _joined(cells: Sequence[str], strips: Sequence[_Strip], widths: Sequence[int
 
 
 def _dealt(strips: list[_Strip], room: int | None) -> list[list[_Strip]]:
-    """Columns dealt to tables that fit, in order, each with the first column; bars only where all fit without it."""
+    """Columns split into tables that fit, each with the first column; bars only if a single table has room."""
     if room is None or _total([strip.natural for strip in strips]) <= room:
         return [strips]
     first, *others = [strip for strip in strips if strip.form is not Form.BAR]
-    parts = [[first]]
+    tables = [[first]]
     for strip in others:
-        if len(parts[-1]) > 1 and _total([s.narrowest for s in (*parts[-1], strip)]) > room:
-            parts.append([first])
-        parts[-1].append(strip)
-    return parts
+        if len(tables[-1]) > 1 and _total([s.narrowest for s in (*tables[-1], strip)]) > room:
+            tables.append([first])
+        tables[-1].append(strip)
+    return tables
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -132,7 +130,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _widths(strips: Sequence[_Strip], room: int | None) -> list[int]:
-    """Characters of each column, the widest columns of words narrowed until all fit, as far as they may be."""
+    """Width of each column, after narrowing the widest columns of words until all fit, if they can."""
     widths = [strip.natural for strip in strips]
     while room is not None and _total(widths) > room:
         excess = [width - strip.narrowest for strip, width in zip(strips, widths, strict=True)]
@@ -169,7 +167,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def report_to_csv(report: Report) -> str:
-    """The report's rows for tools as CSV with a heading; cells are empty where there is nothing."""
+    """The report's rows for tools as CSV with a header; missing values are empty cells."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if report.data:

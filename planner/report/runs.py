@@ -1,4 +1,4 @@
-"""What came of a run of a plan: gradients against the whole model's, losses, times."""
+"""Reports of runs of a plan: gradients compared with the whole model's, losses, times, memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
-def run_document(found: RunReport) -> dict[str, Any]:
+def run_document(run: RunReport) -> dict[str, Any]:
     """A run as JSON: losses, seconds of steps, the check of gradients, thread CPU seconds by stage and pass."""
-    check = found.check
+    check = run.check
     checked = check and {
         "loss": check.loss,
         "expected_loss": check.expected_loss,
@@ -27,28 +27,28 @@ def run_document(found: RunReport) -> dict[str, Any]:
         "wrong": [{"stage": stage, "parameter": name, "error": error} for stage, name, error in check.wrong],
         "computed_whole": list(check.computed_whole),
     }
-    times, memory = ([asdict(each) for each in measured] for measured in (found.times, found.memory))
-    document = {"losses": list(found.losses), "step_s": list(found.step_s), "check": checked, "times": times}
-    return {**document, "memory": memory, "alone": found.alone}
+    times, memory = ([asdict(item) for item in measured] for measured in (run.times, run.memory))
+    document = {"losses": list(run.losses), "step_s": list(run.step_s), "check": checked, "times": times}
+    return {**document, "memory": memory, "alone": run.alone}
 
 
-def run_report(plan: Plan, found: RunReport, *, measured: bool = False) -> Report:
-    """A run as it is shown.
+def run_report(plan: Plan, run: RunReport, *, measured: bool = False) -> Report:
+    """The report of a run.
 
     Args:
         plan: the plan.
-        found: what came of it.
-        measured: also say what an iteration would take with the times measured here, and what ranks kept.
+        run: the results of the run.
+        measured: true to add the iteration time that the measured times give, and the memory of ranks.
     """
-    sections = [] if found.check is None else [_checked(found.check)]
-    if found.times:
+    sections = [] if run.check is None else [_checked(run.check)]
+    if run.times:
         heading = f"thread CPU time of one micro-batch here, and what the plan predicts for {plan.hardware.name}"
         columns = {"stage": Form.NUMBER, "pass": Form.TEXT, **_COMPARED}
-        rows = [(str(t.stage), t.kind, *_beside(format_seconds, t.measured_s, t.predicted_s)) for t in found.times]
+        rows = [(str(t.stage), t.kind, *_beside(format_seconds, t.measured_s, t.predicted_s)) for t in run.times]
         sections.append(Section(heading, table=table(columns, rows)))
     if measured:
-        sections += [*_iteration(plan, found), _memory(found)]
-    processes = f"{plan.world_size} processes" if found.alone is None else f"rank {found.alone} of {plan.world_size}"
+        sections += [*_iteration(plan, run), _memory(run)]
+    processes = f"{plan.world_size} processes" if run.alone is None else f"rank {run.alone} of {plan.world_size}"
     return Report(f"{plan.model.name}: {plan.schedule.name} on {processes}", tuple(sections))
 
 
@@ -56,33 +56,33 @@ _COMPARED = {"here": Form.FIGURE, "predicted": Form.FIGURE, "here / predicted": 
 
 
 def _beside(form: Callable[[float], str], measured: float, predicted: float) -> tuple[str, str, str]:
-    """A measured and a predicted figure, and how many times the second the first is."""
+    """A measured and a predicted figure, and their ratio."""
     return form(measured), form(predicted), f"{measured / predicted:.3g}" if predicted else ""
 
 
-def _iteration(plan: Plan, found: RunReport) -> list[Section]:
-    """An iteration played with the stages' times of this machine, which is what ranks with a core each would take."""
-    if found.alone is not None:
-        steps = ", ".join(format_seconds(s) for s in found.step_s[:_NAMED])
+def _iteration(plan: Plan, run: RunReport) -> list[Section]:
+    """An iteration simulated with the stage times of this machine, as ranks with a core each would take."""
+    if run.alone is not None:
+        steps = ", ".join(format_seconds(s) for s in run.step_s[:_NAMED])
         line = f"{steps}: wall seconds of its steps; what others would send is stood in for"
-        return [Section(f"rank {found.alone} alone", (line,))]
-    times = {(t.stage, t.kind): t.measured_s for t in found.times}
+        return [Section(f"rank {run.alone} alone", (line,))]
+    times = {(t.stage, t.kind): t.measured_s for t in run.times}
     stages = tuple(
         replace(
-            said, forward_s=times[at, "forward"], backward_s=times[at, "backward"], update_s=times[at, "update"],
+            prediction, forward_s=times[at, "forward"], backward_s=times[at, "backward"], update_s=times[at, "update"],
             recompute_s=0.0,
         )
-        for at, said in enumerate(plan.predictions.stages)
+        for at, prediction in enumerate(plan.predictions.stages)
     )  # fmt: skip
-    here = replace(plan, predictions=replace(plan.predictions, stages=stages))
-    row = ("iteration", *_beside(format_seconds, simulate(here).step_s, simulate(plan).step_s))
+    measured_plan = replace(plan, predictions=replace(plan.predictions, stages=stages))
+    row = ("iteration", *_beside(format_seconds, simulate(measured_plan).step_s, simulate(plan).step_s))
     heading = "an iteration with a core for each rank: these times in the plan's orders, exchanges as predicted"
     return [Section(heading, table=table({"": Form.TEXT, **_COMPARED}, [row]))]
 
 
-def _memory(found: RunReport) -> Section:
+def _memory(run: RunReport) -> Section:
     columns = {"rank": Form.NUMBER, **_COMPARED}
-    rows = [(str(m.rank), *_beside(format_bytes, m.measured_bytes, m.predicted_bytes)) for m in found.memory]
+    rows = [(str(m.rank), *_beside(format_bytes, m.measured_bytes, m.predicted_bytes)) for m in run.memory]
     heading = "memory by which a process grew, and what the plan predicts beside its reserve"
     return Section(heading, table=table(columns, rows))
 

@@ -1,4 +1,4 @@
-"""Elements of SVG pictures as text: escaped, looks by class, in the light or dark scheme of the viewer."""
+"""SVG elements as text: escaped, styled by class, with colours for light and dark schemes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px } .quiet { f
   .limit { stroke: #f87171 } .over { fill: #f87171 }
 }
 """
-"""Looks that all pictures share: text, title, quiet words, page, grid lines, limits and what is over them."""
+"""Style sheet of all pictures: text, titles, quiet text, background, grid lines, limits and excesses."""
 
 
 def svg(width: float, height: float, style: str, body: Iterable[str]) -> str:
-    """A picture that stands alone, on a page of its own colour (class `page`).
+    """A self-contained picture with a background (class `page`).
 
     Args:
-        width, height: of the picture, in pixels.
-        style: looks of its own classes, beside those of `BASE_STYLE`.
-        body: elements, those that cover others last.
+        width, height: size in pixels.
+        style: style sheet of further classes, added to `BASE_STYLE`.
+        body: the elements; later ones cover earlier ones.
     """
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
     head += f'height="{height:.0f}">'
@@ -34,9 +34,9 @@ def svg(width: float, height: float, style: str, body: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
-    """Words whose start, middle or end stands at a place."""
-    own = {"class": style, "text-anchor": "" if anchor == "start" else anchor}
-    return _element("text", {"x": x, "y": y, **own}, escape(words))
+    """A text whose start, middle or end is at a position."""
+    optional = {"class": style, "text-anchor": "" if anchor == "start" else anchor}
+    return _element("text", {"x": x, "y": y, **optional}, escape(words))
 
 
 def line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:
@@ -50,7 +50,7 @@ def rect(style: str, x: float, y: float, width: float, height: float) -> str:
 
 
 def circle(style: str, x: float, y: float, radius: float, tip: str = "") -> str:
-    """A disc, with words that are shown when it is pointed at."""
+    """A disc with a tooltip."""
     inside = f"<title>{escape(tip)}</title>" if tip else ""
     return _element("circle", {"class": style, "cx": x, "cy": y, "r": radius}, inside)
 
@@ -61,13 +61,13 @@ def polygon(style: str, corners: Sequence[Point]) -> str:
 
 
 def _element(name: str, attributes: dict[str, str | float], inside: str = "") -> str:
-    """An element; attributes without a value are left out."""
-    said = "".join(
+    """An element; attributes with an empty value are left out."""
+    written = "".join(
         f' {key}="{escape(value) if isinstance(value, str) else _number(value)}"'
         for key, value in attributes.items()
         if value != ""
     )
-    return f"<{name}{said}>{inside}</{name}>" if inside else f"<{name}{said}/>"
+    return f"<{name}{written}>{inside}</{name}>" if inside else f"<{name}{written}/>"
 
 
 def _number(value: float) -> str:
@@ -75,7 +75,7 @@ def _number(value: float) -> str:
 
 
 def round_step(least: float) -> float:
-    """The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is not smaller; 1 where nothing has to be stepped."""
+    """The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is at least `least`; 1 if that is not above 0."""
     if least <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(least))

@@ -1,13 +1,12 @@
-"""A sweep as a table and as a picture: throughput against price, or memory where no price is known."""
+"""Reports of sweeps: a table, and a picture of throughput against price, or memory if no price is known."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from planner.ask.sweeps import Row
+from planner.ask.sweeps import SweepRow
 from planner.report import svg
-from planner.report.plot import Axes, time_ticks
+from planner.report.scales import Scale, horizontal_lines, round_ticks, vertical_lines
 from planner.report.tables import Cell, Form, Report, Section, data_table, table
 from planner.units import plural
 
@@ -24,11 +23,11 @@ FIGURES = (
     "dollars_per_hour", "dollars_per_tera_tokens", "dollars_per_mega_samples",
 )  # fmt: skip
 DATA = (*FIGURES, "pareto", "shape", "reason", "seconds")
-"""Columns of the rows for tools, behind those that were swept."""
+"""Columns of the rows for tools, after the swept names."""
 
 
-def sweep_report(rows: Sequence[Row]) -> Report:
-    """All points in their order; values that all have in common stand in the title alone."""
+def sweep_report(rows: Sequence[SweepRow]) -> Report:
+    """All points in order; values that all points share are in the title only."""
     swept = _swept(rows)
     common = [(name, value) for name, value in rows[0].point if name not in swept] if rows else []
     tokens = any(row.headline and row.headline.sequence for row in rows)
@@ -50,8 +49,8 @@ def sweep_report(rows: Sequence[Row]) -> Report:
     )
 
 
-def _swept(rows: Sequence[Row]) -> list[str]:
-    """Names of which points have different values."""
+def _swept(rows: Sequence[SweepRow]) -> list[str]:
+    """Names with more than one value among the points."""
     values: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.point:
@@ -59,7 +58,7 @@ def _swept(rows: Sequence[Row]) -> list[str]:
     return [name for name, found in values.items() if len(found) > 1]
 
 
-def _cells(row: Row, swept: Sequence[str], *, priced: bool) -> tuple[Cell, ...]:
+def _cells(row: SweepRow, swept: Sequence[str], *, priced: bool) -> tuple[Cell, ...]:
     point, line = dict(row.point), row.headline
     values = [point.get(name) for name in swept]
     if line is None:
@@ -71,20 +70,20 @@ def _cells(row: Row, swept: Sequence[str], *, priced: bool) -> tuple[Cell, ...]:
     return (*values, MARK if row.pareto else "", *figures, *price, row.shape)
 
 
-def _data(rows: Sequence[Row]) -> list[dict[str, object]]:
-    found = []
+def _data(rows: Sequence[SweepRow]) -> list[dict[str, object]]:
+    data = []
     for row in rows:
         line = row.headline
         figures = {} if line is None else {name: getattr(line, name) for name in FIGURES if hasattr(line, name)}
-        own = {"bound_s": row.bound_s or None, "pareto": row.pareto, "shape": row.shape, "reason": row.reason}
-        found.append({**dict(row.point), **figures, **own, "seconds": round(row.seconds, 3)})
-    return found
+        result = {"bound_s": row.bound_s or None, "pareto": row.pareto, "shape": row.shape, "reason": row.reason}
+        data.append({**dict(row.point), **figures, **result, "seconds": round(row.seconds, 3)})
+    return data
 
 
-def sweep_svg(rows: Sequence[Row]) -> str:
-    """Throughput of all devices to the right, price upwards (memory where no price is known), both logarithmic.
+def sweep_svg(rows: Sequence[SweepRow]) -> str:
+    """Throughput of all devices to the right, price (or memory if no price is known) upwards, both logarithmic.
 
-    Points that no other beats are filled in colour; each says its values when it is pointed at.
+    Pareto-optimal points are filled in colour; each point has a tooltip with its values.
     """
     made = [(row, *_place(row)) for row in rows if row.headline is not None]
     title = sweep_report(rows).title
@@ -92,33 +91,25 @@ def sweep_svg(rows: Sequence[Row]) -> str:
     if not made:
         return svg.svg(WIDTH, HEIGHT, STYLE, [*parts, svg.text(LEFT, TOP + 40, "no point has a plan")])
     priced = all(row.headline and row.headline.dollars_per_hour for row, _, _ in made)
-    (low_x, high_x), (low_y, high_y) = _range([x for _, x, _ in made]), _range([y for _, _, y in made])
-    axes = Axes(low_x, high_x, 1.0, (), (), WIDTH, LEFT, RIGHT, TOP, BOTTOM)
-
-    def height(value: float) -> float:
-        return BOTTOM - math.log(value / low_y) / math.log(high_y / low_y) * (BOTTOM - TOP)
-
+    x, y = _scale([rate for _, rate, _ in made], LEFT, RIGHT), _scale([cost for _, _, cost in made], BOTTOM, TOP)
     tokens = any(row.headline and row.headline.sequence for row, _, _ in made)
     unit = "tokens" if tokens else "samples"
     words = f"dollars for 10^{12 if tokens else 6} {unit}" if priced else "memory of the fullest device, GiB"
     parts += [
         svg.text(LEFT - 60, TOP - 14, f"{words}, logarithmic", "quiet"),
         svg.text((LEFT + RIGHT) / 2, BOTTOM + 40, f"{unit} a second, all devices, logarithmic", "quiet", "middle"),
+        *vertical_lines(x, y, "{:,.6g}".format, 18),
+        *horizontal_lines(x, y, "{:,.6g}".format),
     ]
-    for tick in _ticks(low_x, high_x):
-        parts += [svg.line("grid", axes.x(tick), TOP, axes.x(tick), BOTTOM)]
-        parts += [svg.text(axes.x(tick), BOTTOM + 18, f"{tick:,.6g}", anchor="middle")]
-    for tick in _ticks(low_y, high_y):
-        parts += [svg.line("grid", LEFT, height(tick), RIGHT, height(tick))]
-        parts += [svg.text(LEFT - 8, height(tick) + 4, f"{tick:,.6g}", anchor="end")]
-    for row, x, y in sorted(made, key=lambda each: each[0].pareto):
-        tip = ", ".join(f"{name} {value}" for name, value in row.point if name in _swept(rows)) + f": {row.headline}"
-        parts.append(svg.circle("best" if row.pareto else "some", axes.x(x), height(y), 6 if row.pareto else 4, tip))
+    swept = _swept(rows)
+    for row, rate, cost in sorted(made, key=lambda point: point[0].pareto):
+        tip = ", ".join(f"{name} {value}" for name, value in row.point if name in swept) + f": {row.headline}"
+        parts.append(svg.circle("best" if row.pareto else "some", x.at(rate), y.at(cost), 6 if row.pareto else 4, tip))
     return svg.svg(WIDTH, HEIGHT, STYLE, parts)
 
 
-def _place(row: Row) -> tuple[float, float]:
-    """Throughput, and price or GiB, of a point with a plan."""
+def _place(row: SweepRow) -> tuple[float, float]:
+    """Throughput, and price or GiB, of a row with a plan."""
     line = row.headline
     if line is None:
         return 0.0, 0.0
@@ -126,12 +117,8 @@ def _place(row: Row) -> tuple[float, float]:
     return rate, (line.dollars_per_tera_tokens or line.dollars_per_mega_samples or line.memory_bytes / GIB)
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    span = max(max(values) / min(values), 1.2) ** 0.08
-    return min(values) / span, max(values) * span
-
-
-def _ticks(low: float, high: float) -> tuple[float, ...]:
-    """Round numbers between two, by the rule of time scales below half a minute."""
-    scale = 10.0 ** -math.floor(math.log10(high))
-    return tuple(float(f"{tick / scale:.6g}") for tick in time_ticks(low * scale, high * scale))
+def _scale(values: Sequence[float], start: float, end: float) -> Scale:
+    """A logarithmic scale that covers some values with a margin."""
+    margin = max(max(values) / min(values), 1.2) ** 0.08
+    low, high = min(values) / margin, max(values) * margin
+    return Scale(low, high, start, end, round_ticks(low, high))

@@ -1,6 +1,6 @@
-"""One shape for everything that is shown to people: a title, and sections of text, drawings and typed tables.
+"""The type of all reports: a title, and sections of text, drawings and typed tables.
 
-A report knows nothing of where it is shown; `planner.report.render` writes it as text, Markdown, CSV or plain data.
+A report does not depend on where it is shown; `planner.report.render` writes it as text, Markdown, CSV or plain data.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from planner.units import (
 BAR_WIDTH = 20
 
 Line = tuple[tuple[str, str], ...]
-"""A line of text in pieces, each with the name of its style ("" for none)."""
+"""A line of text as pieces, each with the name of its style ("" for none)."""
 
 
 class Form(StrEnum):
-    """How the cells of a column read, and what may happen to them where room is short."""
+    """Format of a column's cells, and how they may be shortened where width is short."""
 
     TEXT = "text"
-    """Words; broken over several lines where room is short."""
+    """Words, which may be wrapped."""
     NAME = "name"
-    """A word or short phrase, never broken."""
+    """A word or short phrase, never wrapped."""
     FIGURE = "figure"
-    """A figure that is written already, set to the right like all kinds of figures below, none of them ever broken."""
+    """A figure that is already formatted; like all kinds of figures below it is right-aligned and never wrapped."""
     NUMBER = "number"
     """A number without a unit."""
     COUNT = "count"
@@ -48,16 +48,16 @@ class Form(StrEnum):
     CHANGE = "change"
     """A relative difference as percentage with a sign."""
     BAR = "bar"
-    """A fraction drawn as a bar; left out where room is short, since a column beside it has the figure."""
+    """A fraction drawn as a bar; left out where width is short, since a column beside it has the figure."""
 
     @property
     def to_the_right(self) -> bool:
-        """Whether cells are set flush right."""
+        """True if cells are right-aligned."""
         return self not in (Form.TEXT, Form.NAME, Form.BAR)
 
 
 Cell = str | float | bool | tuple[str, ...] | None
-"""A value in the unit of its column; text stands as it is, None for what is not there."""
+"""A value in the unit of its column; text is shown as it is, None as missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     def texts(self) -> list[list[str]]:
-        """The cells as they are shown."""
+        """The formatted cells, by row."""
         return [[shown(cell, form) for cell, form in zip(row, self.columns.values(), strict=True)] for row in self.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading ("" for none), lines of text, list items, a drawing whose lines are never broken, and a table."""
+    """A heading ("" for none), lines of text, list items, a drawing whose lines are never wrapped, and a table."""
 
     heading: str = ""
     lines: tuple[str, ...] = ()
@@ -90,12 +90,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An answer as it is shown.
+    """A report for people.
 
     Attributes:
-        title: what it is about; "" for none.
-        sections: in the order in which they are read.
-        data: the answer's rows for tools, values in SI units; None where it has none.
+        title: its title; "" for none.
+        sections: its sections in order.
+        data: rows for tools, values in SI units; None if there are none.
     """
 
     title: str
@@ -109,13 +109,13 @@ def table(columns: Mapping[str, Form], rows: Iterable[tuple[Cell, ...]]) -> Tabl
 
 
 def data_table(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Table:
-    """Rows for tools: the values of some keys, None where a row has not got one."""
+    """Rows for tools: the values of some keys, None where a row lacks one."""
     columns = dict.fromkeys(names, Form.TEXT)
     return Table(columns, tuple(tuple(row.get(name) for name in columns) for row in rows))
 
 
 def bar(fraction: float, width: int = BAR_WIDTH) -> str:
-    """A bar filled to a fraction (0 to 1; more is shown as full), in halves of a character."""
+    """A bar filled to a fraction (clipped to 0 to 1), in half characters."""
     halves = round(min(max(fraction, 0.0), 1.0) * width * 2)
     text = "█" * (halves // 2) + ("▌" if halves % 2 else "")
     return text + "·" * (width - len(text))

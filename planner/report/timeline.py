@@ -1,4 +1,4 @@
-"""A plan played out: the step, what every worker does when, its memory, and how far the plan's prediction is off."""
+"""Report of a simulated plan: step time, timeline, memory by worker, error of the plan's prediction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def timeline_report(timeline: Timeline, *, width: int = 100) -> Report:
     """The timeline with a picture of characters.
 
     Args:
-        timeline: a plan as it was played.
+        timeline: the simulated plan.
         width: characters of a line of the picture.
     """
     copies = f" x {timeline.copies} copies" if timeline.copies > 1 else ""
@@ -42,7 +42,7 @@ def _pace(timeline: Timeline) -> list[str]:
 
 
 def _lanes(timeline: Timeline) -> Table:
-    """Lanes with equal figures share a line."""
+    """The table of workers; those with equal figures share a row."""
     columns = {
         "stage": Form.NAME, "ranks": Form.NAME, **dict.fromkeys(("compute", "communication", "idle"), Form.SHARE),
         "in flight": Form.NUMBER, "peak memory": Form.FIGURE, "of": Form.BYTES,
@@ -60,21 +60,21 @@ def _lanes(timeline: Timeline) -> Table:
 
 
 def _prediction(timeline: Timeline) -> Section:
-    found = timeline.comparison
+    comparison = timeline.comparison
     fits = all(lane.fits for lane in timeline.lanes)
     lines = [] if fits else ["memory exceeds a device where marked with !"]
-    if not found.effects:
-        return Section(lines=(*lines, f"the plan predicts the same: {format_seconds(found.predicted_s, 4)}"))
-    gap_s = found.predicted_s - found.simulated_s
+    if not comparison.effects:
+        return Section(lines=(*lines, f"the plan predicts the same: {format_seconds(comparison.predicted_s, 4)}"))
+    gap_s = comparison.predicted_s - comparison.simulated_s
     lines.append(
-        f"the plan predicts {format_seconds(found.predicted_s, 4)}: {format_seconds(abs(gap_s))} "
-        f"{'more' if gap_s >= 0 else 'less'} ({format_fraction(abs(found.difference))})"
+        f"the plan predicts {format_seconds(comparison.predicted_s, 4)}: {format_seconds(abs(gap_s))} "
+        f"{'more' if gap_s >= 0 else 'less'} ({format_fraction(abs(comparison.difference))})"
     )
     effects = (
         (
             f"{'+' if effect.seconds >= 0 else '-'}{format_seconds(abs(effect.seconds))}",
             f"{effect.name}: {effect.meaning}",
         )
-        for effect in found.effects
+        for effect in comparison.effects
     )
     return Section(lines=tuple(lines), table=table({"of it": Form.FIGURE, "by": Form.TEXT}, effects))

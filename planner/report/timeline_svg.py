@@ -1,4 +1,4 @@
-"""The timeline as one self-contained SVG: Gantt on top, memory of each stage over the same time below."""
+"""Draw a timeline as a self-contained SVG: a Gantt chart, and below it the memory of each stage over time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLOURS = {
     Activity.UPDATE: "#777777",
     Activity.IDLE: "#f0f1f3",
 }
-"""Fill of each activity; told apart also by readers who see few colours."""
+"""Fill colour of each activity, distinguishable with colour vision deficiency."""
 
 STYLE = (
     "".join(f".{activity.name.lower()} {{ fill: {colour} }} " for activity, colour in COLOURS.items())
@@ -49,7 +49,7 @@ STYLE = (
 )
 
 MOST_ROWS = 64
-"""Rows of a picture where replicas of a stage do the same at other times; one a stage where there are more."""
+"""Limit on the rows of a picture; beyond it only one replica of each stage is drawn."""
 
 _LEFT, _RIGHT, _TOP, _GAP = 190, 150, 88, 36
 _ROW, _STRIP = 22, 44
@@ -59,8 +59,8 @@ _THINNEST, _EDGED = 0.2, 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
-    """Seconds to horizontal positions, window by window."""
+class _TimeScale:
+    """Maps seconds to horizontal coordinates, window by window."""
 
     spans: tuple[tuple[float, float], ...]
     begins: tuple[float, ...]
@@ -77,12 +77,12 @@ def draw_svg(timeline: Timeline, *, width: int = 1280) -> str:
     """Draw a timeline as SVG text.
 
     Args:
-        timeline: what to draw.
-        width: pixels.
+        timeline: the timeline.
+        width: width in pixels.
 
-    Every stage has a row; its replicas have rows of their own where that makes no more than `MOST_ROWS`. Iterations too
-    long for a forward to be seen are drawn as their start, the steady state in their middle, and their end, with a
-    note. O(segments).
+    Every stage has a row; its replicas have rows of their own unless there are more than `MOST_ROWS`. If an iteration
+    is too long for a forward to be visible, only its start, its steady state and its end are drawn, with a note.
+    O(segments).
     """
     parts = segments(timeline)
     grouped = rows(timeline, parts)
@@ -104,14 +104,14 @@ def draw_svg(timeline: Timeline, *, width: int = 1280) -> str:
     return svg.svg(width, height, STYLE, body)
 
 
-def _scale(spans: tuple[tuple[float, float], ...], room: float) -> _Scale:
+def _scale(spans: tuple[tuple[float, float], ...], room: float) -> _TimeScale:
     total = sum(end - begin for begin, end in spans)
     per_s = (room - _GAP * (len(spans) - 1)) / total if total > 0 else 1.0
     begins, x = [], float(_LEFT)
     for begin, end in spans:
         begins.append(x)
         x += (end - begin) * per_s + _GAP
-    return _Scale(spans, tuple(begins), per_s)
+    return _TimeScale(spans, tuple(begins), per_s)
 
 
 def _header(timeline: Timeline, parts: Segments) -> list[str]:
@@ -131,7 +131,7 @@ def _header(timeline: Timeline, parts: Segments) -> list[str]:
     return lines
 
 
-def _gantt_row(timeline: Timeline, row: Row, parts: Segments, scale: _Scale, y: float) -> list[str]:
+def _gantt_row(timeline: Timeline, row: Row, parts: Segments, scale: _TimeScale, y: float) -> list[str]:
     lines = [svg.text(_LEFT - 12, y + 14, row.label, anchor="end")]
     mine = parts.of(row.lanes[0].worker)
     program = timeline.trace.program
@@ -154,7 +154,7 @@ def _gantt_row(timeline: Timeline, row: Row, parts: Segments, scale: _Scale, y: 
     return lines
 
 
-def _axis(scale: _Scale, top: float, bottom: float) -> list[str]:
+def _axis(scale: _TimeScale, top: float, bottom: float) -> list[str]:
     lines = []
     for window, (begin, end) in enumerate(scale.spans):
         left, right = scale.begins[window], scale.ends(window)
@@ -171,7 +171,7 @@ def _axis(scale: _Scale, top: float, bottom: float) -> list[str]:
     return lines
 
 
-def _memory_strip(lane: Lane, scale: _Scale, y: float) -> list[str]:
+def _memory_strip(lane: Lane, scale: _TimeScale, y: float) -> list[str]:
     base, tall = y + _STRIP - 8, _STRIP - 12
     top = max(float(lane.capacity_bytes), lane.memory.peak_bytes)
     limit = base - tall * lane.capacity_bytes / top
@@ -186,8 +186,8 @@ def _memory_strip(lane: Lane, scale: _Scale, y: float) -> list[str]:
     return lines
 
 
-def _outline(curve: MemoryCurve, scale: _Scale, window: int) -> list[tuple[float, float]]:
-    """Corners of the step function inside a window."""
+def _outline(curve: MemoryCurve, scale: _TimeScale, window: int) -> list[tuple[float, float]]:
+    """Corners of the memory curve inside a window."""
     begin, end = scale.spans[window]
     first = int(np.searchsorted(curve.time_s, begin, side="right")) - 1
     last = int(np.searchsorted(curve.time_s, end, side="right"))

@@ -13,14 +13,14 @@ import pytest
 
 import planner
 from planner import UsageError
-from planner.ask import Row, Store, points_of, read_axes, run_point
+from planner.ask import Store, SweepRow, points_of, read_axes, run_point
 from planner.plans import Headline
 from tests.cli.plan_files import run
 
 GPT2 = (("model", "gpt2"), ("hardware", "dgx-a100"), ("seq", "128"), ("for", "any"))
 
 
-def row(name: str, rate: float, dollars: float, gib: int) -> Row:
+def row(name: str, rate: float, dollars: float, gib: int) -> SweepRow:
     line = Headline(
         "toy",
         {"gpu": 1},
@@ -32,7 +32,7 @@ def row(name: str, rate: float, dollars: float, gib: int) -> Row:
         dollars_per_hour=1.0,
         dollars_per_mega_samples=dollars,
     )
-    return Row((("name", name),), line, "1 stage")
+    return SweepRow((("name", name),), line, "1 stage")
 
 
 def test_every_combination_is_a_point_the_last_name_fastest() -> None:
@@ -82,7 +82,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
     points = [(("name", str(i)),) for i in range(4)]
     planned: list[str] = []
 
-    def plan_it(point: tuple[tuple[str, str], ...]) -> Row:
+    def plan_it(point: tuple[tuple[str, str], ...]) -> SweepRow:
         planned.append(point[0][1])
         if len(planned) == 3:
             raise KeyboardInterrupt

@@ -124,7 +124,7 @@ def test_one_layer_more(topic: Repository) -> None:
     deeper(topic)
     refused = topic.commit()
     assert refused.returncode == 1
-    assert "planning anew gives another answer" in refused.stdout + refused.stderr
+    assert "planning anew gives a different answer" in refused.stdout + refused.stderr
     assert "1 layer more" in refused.stdout + refused.stderr
     topic.shardplan(*PLAN)
     assert topic.commit().returncode == 0

@@ -211,7 +211,7 @@ def test_a_profile_by_flags_lints_clean(tmp_path: Path, capsys: Capture) -> None
     assert _run("init", *FEW, "-o", path) == 0
     assert _run("lint", path, "--strict") == 0
     assert _run("init", *FEW[:4]) == 2
-    assert "8 devices a node, and no link joins them" in capsys.readouterr().err
+    assert "no link connects the 8 devices of a node" in capsys.readouterr().err
     assert _run("init", "--nodes", 2) == 2
 
 

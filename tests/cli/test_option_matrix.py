@@ -148,7 +148,7 @@ def test_every_option_is_followed_or_refused_by_name(
         ("profile TIMES --precision fp16", 2, "--precision does not apply to a model that carries measured times"),
         ("simulate PLAN --format json --width 80", 2, "--width does not apply to --format json"),
         ("simulate PLAN --overlap-transfers --format json", 0, '"transfers": "overlapped"'),
-        ("explain PLAN --model MODEL", 2, "--model and --hardware go together"),
+        ("explain PLAN --model MODEL", 2, "--model and --hardware must be given together"),
         ("explain PLAN --nodes 2", 2, "--nodes needs --hardware"),
         ("explain PLAN --dim batch=2", 2, "--dim needs --model"),
         (

@@ -46,7 +46,7 @@ def test_explain(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reasons = json.loads(capsys.readouterr().out)["reasons"]
     assert {"operator", "splits", "rivals", "what"} <= reasons[0].keys()
     assert run("explain", str(plan_file), "--model", "gpt2") == 2
-    assert "--model and --hardware go together" in capsys.readouterr().err
+    assert "--model and --hardware must be given together" in capsys.readouterr().err
 
 
 def test_diff(plan_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

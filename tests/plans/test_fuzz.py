@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
@@ -45,6 +45,7 @@ values = st.sampled_from(
 )
 
 
+@example(("alternatives", 1, "replicas", 0), 0)
 @given(st.sampled_from(PATHS), values)
 @settings(deadline=None, max_examples=250)
 def test_a_changed_value_ends_in_findings_or_in_a_plan_error(path: tuple[Any, ...], value: Any) -> None:

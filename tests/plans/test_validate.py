@@ -30,6 +30,13 @@ def stage(plan: Plan, index: int, **changes: object) -> Plan:
     return dataclasses.replace(plan, stages=tuple(stages))
 
 
+def configured(plan: Plan, index: int, **changes: object) -> Plan:
+    """The plan with a stage of its configuration changed."""
+    stages = list(plan.configuration.stages)
+    stages[index] = dataclasses.replace(stages[index], **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(plan, configuration=dataclasses.replace(plan.configuration, stages=tuple(stages)))
+
+
 def boundary(plan: Plan, **changes: object) -> Plan:
     first, *rest = plan.boundaries
     return dataclasses.replace(plan, boundaries=(dataclasses.replace(first, **changes), *rest))  # type: ignore[arg-type]
@@ -244,6 +251,8 @@ MUTATIONS: dict[str, tuple[Callable[[Plan], Plan], Fault, dict[str, object]]] = 
         Fault.DIVISIBILITY,
         {},
     ),
+    "no expert ranks": (lambda p: configured(p, 1, expert=0), Fault.DIVISIBILITY, {"stage": 1}),
+    "more context ranks than a group has": (lambda p: configured(p, 0, context=2), Fault.DIVISIBILITY, {"stage": 0}),
     "gradient scale": (
         lambda p: dataclasses.replace(p, micro_batches=dataclasses.replace(p.micro_batches, gradient_scale=1.0)),
         Fault.DIVISIBILITY,

@@ -108,8 +108,8 @@ def test_the_fullest_rank_runs_alone(tmp_path: Path, capfd: pytest.CaptureFixtur
     other = _json(capfd, plan, "--model", model, "--rank", str(1 - fullest), "--alone")
     assert {t["stage"] for t in other["times"]} == {1 - fullest}
     for wrong, named in (
-        (["--alone"], "belong together"),
-        (["--rank", "0"], "belong together"),
+        (["--alone"], "must be given together"),
+        (["--rank", "0"], "must be given together"),
         (["--rank", "last", "--alone"], "'last' is no rank"),
         (["--rank", "9", "--alone"], "no stage runs on rank 9"),
         (["--rank", "0", "--alone", "--check"], "--check compares all ranks"),
