@@ -170,7 +170,7 @@ def _one_more_stage(problem: StageProblem, before: np.ndarray, after: np.ndarray
 def _solved(problem: StageProblem, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration | None:
     """A decision of the problem that fits, the fastest one."""
     solution = chain_dp.solve(problem, lambda decision: evaluate(costs, cluster, job, decision), keep=1)
-    return solution.found[0][0] if solution.found else None
+    return solution.decisions[0][0] if solution.decisions else None
 
 
 def _closest(
