@@ -66,7 +66,7 @@ class Account:
 
 
 def either(values: Sequence[object]) -> str:
-    """`1, 2 or 4`."""
+    """Join values in words: `1, 2 or 4`."""
     texts = [str(v) for v in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 

@@ -463,9 +463,8 @@ class _Search:
         if not self._thorough or not unequal_replicas or shortest_s >= self._candidates.best_s * (1 - SAME):
             return
         judge = self._judge(problem.micro_batch)
-        self._add(
-            chain_dp.solve(problem, judge, cutoff_s=self._candidates.best_form_s * (1 + SLACK), keep=MAX_RUNNERS_UP)
-        )
+        cutoff_s = self._candidates.best_form_s * (1 + SLACK)
+        self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=MAX_RUNNERS_UP))
         equal = dataclasses.replace(problem, uniform=True)
         self._add(solve_bounded(bounded(equal, self._candidates.best_s), judge, keep=1))
 
@@ -482,14 +481,13 @@ class _Search:
     def _space(self, priced: list[BlockCosts]) -> str:
         """The searched space in words."""
         sizes = [costs.micro_batch for costs in priced]
-        placed, skipped = (
-            () if self._searched_job is self._closed_form_job else self._shapes_job.schedules,
-            self._sizes[len(sizes) :],
-        )
+        skipped = self._sizes[len(sizes) :]
+        placed = () if self._searched_job is self._closed_form_job else self._shapes_job.schedules
         words = space_in_words(self._searched_job, self._formulator.devices(), priced[0], sizes, skipped, placed)
         return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:
+        """The answer from the collected candidates, with its certificate."""
         candidates = self._candidates.fastest(MAX_RUNNERS_UP + 1, self._judge)
         best_s = self._candidates.best_s
         certificate = self._account.certificate(best_s, self._space(priced))
