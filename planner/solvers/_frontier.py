@@ -17,7 +17,7 @@ from planner.solvers._candidates import SAME
 from planner.solvers._objectives import Objective
 from planner.solvers._relaxation import CopyResources, FeasibilityTest
 from planner.solvers.critical_path import BoundedProblem
-from planner.solvers.types import Key, Refinement
+from planner.solvers.types import Floors, Key, Refinement
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.problem import StageProblem, alike, least_of
 from planner.space.types import BlockCosts, Job
@@ -147,7 +147,7 @@ class Frontier:
         job: Job,
         objective: Objective,
         priced: Sequence[BlockCosts],
-        unpriced: Sequence[tuple[BlockCosts, Key]] = (),
+        unpriced: Floors = (),
         refine: Callable[[int, Key], Refinement | None] | None = None,
         first: Sequence[BlockCosts] = (),
     ) -> None:

@@ -170,9 +170,14 @@ def _judged(
     rounding = AGREEMENT * seconds
     max_s = math.inf if problem.tied_elsewhere else seconds + rounding
     if not evaluation.feasible or not bound_s - rounding <= evaluation.iteration_s <= max_s:
-        verdict = "; ".join(v.message for v in evaluation.violations) or f"{evaluation.iteration_s!r} s"
-        raise ShardplanError(
-            f"the search promised {bound_s!r} to {seconds!r} s for {decision}, but the judge says: {verdict}",
-            hint="this is a defect in the planner; please report it with the model and the hardware profile",
-        )
+        raise contradicted(f"promised {bound_s!r} to {seconds!r} s for {decision}", evaluation, evaluation.iteration_s)
     return decision, evaluation
+
+
+def contradicted(claim: str, evaluation: Evaluation, judged_s: float) -> ShardplanError:
+    """The error of a solver whose claim ("promised 1.0 to 1.2 s for ...") the judge contradicts, a defect of either."""
+    verdict = "; ".join(v.message for v in evaluation.violations) or f"{judged_s!r} s"
+    return ShardplanError(
+        f"the search {claim}, but the judge says: {verdict}",
+        hint="this is a defect in the planner; please report it with the model and the hardware profile",
+    )

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from planner import schedules
-from planner.errors import ShardplanError
 from planner.schedules import Pipeline
 from planner.solvers._objectives import LongestChain
 from planner.solvers._relaxation import Relaxation, relax
 from planner.solvers._stages import StageTables, split, stage_tables
-from planner.solvers.chain_dp import AGREEMENT, minimise
+from planner.solvers.chain_dp import AGREEMENT, contradicted, minimise
 from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation, StageChoice
@@ -137,10 +136,7 @@ def _judged(
     """The judge's evaluation, checked: it must be feasible with a critical path no shorter than the solver's."""
     decision = problem.decision(stages)
     evaluation = judge(decision)
-    if not evaluation.feasible or critical_s(decision, evaluation) < seconds * (1 - AGREEMENT):
-        verdict = "; ".join(v.message for v in evaluation.violations) or f"{critical_s(decision, evaluation)!r} s"
-        raise ShardplanError(
-            f"the search found that {decision} takes {seconds!r} s at the least, but the judge says: {verdict}",
-            hint="this is a defect in the planner; please report it with the model and the hardware profile",
-        )
+    judged_s = critical_s(decision, evaluation) if evaluation.feasible else -math.inf
+    if judged_s < seconds * (1 - AGREEMENT):
+        raise contradicted(f"found that {decision} takes {seconds!r} s at the least", evaluation, judged_s)
     return decision, evaluation

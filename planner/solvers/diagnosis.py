@@ -20,13 +20,12 @@ from planner.memory import fits
 from planner.solvers import chain_dp
 from planner.solvers._account import either
 from planner.solvers._candidates import plain_schedule
+from planner.solvers.types import CostsFor
 from planner.space import evaluate
 from planner.space.asked import as_written, given, in_words, without
 from planner.space.formulate import Formulator
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageTerms
-
-CostsFor = Callable[[int], BlockCosts]
 
 _GIB = 2**30
 _MORE_DEVICES = (2, 4, 8, 16, 32, 64)

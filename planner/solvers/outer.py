@@ -28,16 +28,24 @@ from planner.solvers.diagnosis import infeasible, limited, may_fit
 from planner.solvers.shape_search import ShapeSearch, waits
 from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
 from planner.solvers.sizes import micro_batch_sizes
-from planner.solvers.types import Answer, Judge, Key, Measure, Progress, Refinement, Shardings, Solution
+from planner.solvers.types import (
+    Answer,
+    CostsFor,
+    Floors,
+    Judge,
+    Key,
+    Measure,
+    Progress,
+    Refinement,
+    Shardings,
+    Solution,
+)
 from planner.space import evaluate
 from planner.space.asked import allows_single_devices
 from planner.space.formulate import Formulator
 from planner.space.jobs import settled
 from planner.space.problem import StageProblem, joined
 from planner.space.types import BlockCosts, Candidate, Job
-
-CostsFor = Callable[[int], BlockCosts]
-"""Block costs by micro-batch size; the caller caches them."""
 
 MAX_RUNNERS_UP = 8
 """Most runners-up of an answer."""
@@ -158,12 +166,7 @@ class _Search:
         return self._assemble(priced, trivial.candidates())
 
     def _search_closed_form(
-        self,
-        single_device: Sequence[BlockCosts],
-        floors: Sequence[tuple[BlockCosts, Key]],
-        first: Sequence[BlockCosts],
-        *,
-        any_plan: bool,
+        self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
     ) -> None:
         """Search the schedules with a closed form, if any is allowed.
 
@@ -173,19 +176,13 @@ class _Search:
         if not self._closed_form_job.schedules:
             return
         if not self._thorough:
-            self._search_by_closed_form(
-                self._frontier(ClosedForm(), single_device, floors, self._refine_for_decisions, first),
-                any_plan=any_plan,
-            )
+            self._search_by_closed_form(single_device, floors, first, any_plan=any_plan)
             first = []
         refine = self._refine if self._thorough else self._refine_within_effort
-        self._search_by_critical_path(
-            self._frontier(LongestChain(), single_device, floors, refine, first), any_plan=any_plan
-        )
+        frontier = self._frontier(LongestChain(), single_device, floors, refine, first)
+        self._search_by_critical_path(frontier, any_plan=any_plan)
 
-    def _search_shapes(
-        self, single_device: Sequence[BlockCosts], floors: Sequence[tuple[BlockCosts, Key]], *, any_plan: bool
-    ) -> None:
+    def _search_shapes(self, single_device: Sequence[BlockCosts], floors: Floors, *, any_plan: bool) -> None:
         """Search the other schedules by shape, at most once.
 
         They are searched if the job allows no schedule with a closed form, or if the best pipeline so far waits for a
@@ -274,13 +271,13 @@ class _Search:
         self,
         objective: Objective,
         single_device: Sequence[BlockCosts],
-        floors: Sequence[tuple[BlockCosts, Key]],
+        floors: Floors,
         refine: Callable[[int, Key], Refinement | None],
         first: Sequence[BlockCosts],
     ) -> Frontier:
-        return Frontier(
-            self._formulator, self._cluster, self._closed_form_job, objective, single_device, floors, refine, first
-        )
+        """A queue of the problems of the schedules with a closed form."""
+        job = self._closed_form_job
+        return Frontier(self._formulator, self._cluster, job, objective, single_device, floors, refine, first)
 
     def _refine(self, micro_batch: int, key: Key) -> Refinement:
         """Price the shardings of a floor, once, and make them known to the judge."""
@@ -331,8 +328,11 @@ class _Search:
         """Bound from which problems are not solved by critical path, in seconds."""
         return self._candidates.best_s if self._thorough else min(self._candidates.best_s, self._account.bound_s)
 
-    def _search_by_closed_form(self, frontier: Frontier, *, any_plan: bool) -> None:
+    def _search_by_closed_form(
+        self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
+    ) -> None:
         """Find the fastest decisions by the closed form and simulate the best of them."""
+        frontier = self._frontier(ClosedForm(), single_device, floors, self._refine_for_decisions, first)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
@@ -343,10 +343,8 @@ class _Search:
                 if problem is not None and not any(covers(other, problem) for other in solved):
                     solved.append(problem)
                     judge = self._judge(problem.micro_batch)
-                    solution = chain_dp.solve(
-                        problem, judge, cutoff_s=self._candidates.best_form_s, keep=MAX_RUNNERS_UP
-                    )
-                    self._add(solution, play=False)
+                    cutoff_s = self._candidates.best_form_s
+                    self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=MAX_RUNNERS_UP), play=False)
             self._report(frontier, len(group.tasks))
         self._candidates.play(MAX_RUNNERS_UP + 1)
 
@@ -357,9 +355,7 @@ class _Search:
         if self._shardings is not None and number and best.schedule in self._closed_form_job.schedules:
             finer = self._shardings.finer(best.micro_batch, number)
             self._offer(best.micro_batch, finer)
-            self._search_by_closed_form(
-                self._frontier(ClosedForm(), (), (), self._refine_for_decisions, finer), any_plan=False
-            )
+            self._search_by_closed_form((), (), finer, any_plan=False)
 
     def _search_by_critical_path(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound."""

@@ -20,7 +20,7 @@ from planner.solvers._candidates import SAME, Candidates, comparable
 from planner.solvers.shape_cuts import TINY_CHAIN, Cut, Cutter, enumerable, next_start
 from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
-from planner.solvers.types import Key, Refinement
+from planner.solvers.types import Floors, Key, Refinement
 from planner.space import Timed, evaluate
 from planner.space.asked import in_words
 from planner.space.configuration import Configuration, StageChoice
@@ -122,7 +122,7 @@ class ShapeSearch:
     def run(
         self,
         single_device: Sequence[BlockCosts],
-        floors: Sequence[tuple[BlockCosts, Key]],
+        floors: Floors,
         *,
         any_plan: bool,
         thorough: bool,

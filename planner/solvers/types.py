@@ -8,6 +8,9 @@ from typing import Protocol
 
 from planner.space.types import BlockCosts, Candidate, Certificate, Configuration, Evaluation
 
+CostsFor = Callable[[int], BlockCosts]
+"""Block costs by micro-batch size; the caller caches them."""
+
 Judge = Callable[[Configuration], Evaluation]
 """Evaluates a configuration independently of the solvers: `planner.space.evaluate` with its inputs filled in."""
 
@@ -35,7 +38,10 @@ Key = tuple[object, ...]
 """Identifies the family of shardings that a floor stands for; opaque to the search."""
 
 
-Refinement = tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts], BlockCosts | None]
+Floors = Sequence[tuple[BlockCosts, Key]]
+"""Lower bounds on the costs of families of shardings, with the families' keys."""
+
+Refinement = tuple[Floors, Sequence[BlockCosts], BlockCosts | None]
 """(closer floors with their keys, priced shardings, lower bound of those that were not offered if any)."""
 
 
@@ -48,13 +54,13 @@ class Shardings(Protocol):
     def in_words(self) -> str:
         """The searched shardings in words, for the description of the bound's space."""
 
-    def floors(self, micro_batch: int) -> Sequence[tuple[BlockCosts, Key]]:
+    def floors(self, micro_batch: int) -> Floors:
         """One floor per mesh with its key."""
 
     def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
         """Shardings for a first plan, each with the others that stages can mix with it."""
 
-    def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
+    def refine(self, micro_batch: int, key: Key) -> tuple[Floors, Sequence[BlockCosts]]:
         """Replace a floor by closer floors, or by priced shardings, each with a number of its own."""
 
     def least(self, micro_batch: int, key: Key) -> BlockCosts | None:
