@@ -1,7 +1,7 @@
-"""The event loop: orders of work and durations to times, memory over time and the pace of pipelines that never drain.
+"""The event simulation: from orders and durations to times, memory over time, and the period of continuous runs.
 
-`run` gives the times of all actions, `measure_schedule` what a schedule takes and keeps with durations by
-stage. Nothing here knows of plans or decisions; `planner.simulate` draws the timeline of a plan with it.
+`run` gives the times of all actions; `measure_schedule` measures time and memory of a schedule. Nothing here knows of
+plans or configurations; `planner.simulate` builds the timeline of a plan on top of it.
 """
 
 from planner.play.engine import run

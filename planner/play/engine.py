@@ -1,18 +1,19 @@
-"""Event simulation: each lane runs its actions in order, as soon as what they need has arrived.
+"""Event simulation: each lane runs its actions in order, each as soon as its inputs have arrived.
 
-Orders are fixed, so no event queue is needed: one pass over the actions in a runnable sequence gives every time;
+Orders are fixed, so no event queue is needed: one pass over the actions in a runnable sequence gives all times.
 O(actions).
 
-Two models of a transfer over the boundary before stage s, which takes `receive_s[s]` forward and `return_s[s]` back:
+There are two models of a transfer over the boundary before stage s, which takes `receive_s[s]` forward and
+`return_s[s]` back:
 
-- BLOCKING: the worker of stage s is busy with it, before the forward (activations come in) and after the backward
+- BLOCKING: the transfer occupies the worker of stage s, before the forward (activations come in) and after the backward
   (their gradients go out). This is what the search charges: t_s = forward + backward + receive + return.
-- OVERLAPPED: no worker is busy; the transfer takes the link from one worker to the other, one transfer at a time for
-  each pair and direction, in the order in which the sender produced them.
+- OVERLAPPED: the transfer occupies only the link from one worker to the other, one transfer at a time per pair and
+  direction, in the order in which the sender produced them.
 
 Explicit SENDs and RECEIVEs move these moments: the transfer begins at the SEND, and the worker waits at the RECEIVE.
-Evicted activations take a worker's copy engine, one at a time; the worker goes on meanwhile, but what takes memory next
-waits until they are gone. A launched synchronisation runs beside the work, one at a time on a worker.
+Evictions occupy a worker's copy engine, one at a time; the worker continues meanwhile, but its next action that takes
+memory waits for them. A launched synchronisation runs beside the work, one at a time on a worker.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from planner.schedules.program import (
 
 _BLOCKING = Conditions()
 _EXCHANGED = (SYNC, LAUNCH_SYNC)
-_MOVED = (EVICT, LOAD)
+_EVICTIONS = (EVICT, LOAD)
 
 
 def run(
@@ -51,12 +52,12 @@ def run(
     times: StageTimes,
     conditions: Conditions = _BLOCKING,
 ) -> Trace:
-    """Play the orders out.
+    """Simulate orders.
 
     Args:
         orders: the actions of each worker in order, or the program compiled from them.
         times: seconds by stage.
-        conditions: how the actions share the machines; by default transfers occupy their worker.
+        conditions: how actions share workers and links; by default transfers block their worker.
 
     Raises:
         PlanError: the orders deadlock or are incomplete, or the times are for fewer stages.
@@ -73,6 +74,7 @@ def run(
 
 
 def _durations(program: Program, times: StageTimes, conditions: Conditions) -> np.ndarray:
+    """float64 [actions], seconds of computation."""
     kind, stage = program.kind, program.stage
     duration = np.zeros(len(kind))
     both = times.forward_s + times.backward_s
@@ -84,17 +86,17 @@ def _durations(program: Program, times: StageTimes, conditions: Conditions) -> n
         (RECOMPUTE, times.recompute_s),
         (UPDATE, times.update_s),
     ):
-        chosen = kind == code
-        duration[chosen] = seconds[stage[chosen]]
+        of_kind = kind == code
+        duration[of_kind] = seconds[stage[of_kind]]
     if program.work.parts > 1:
-        duration *= _shares(program, conditions.part_share)
+        duration *= _part_shares(program, conditions.part_share)
     if conditions.slowdown:
         duration *= np.asarray(conditions.slowdown, float)[program.worker]
     return duration
 
 
-def _shares(program: Program, given: tuple[float, ...]) -> np.ndarray:
-    """[actions] the share of a micro-batch that an action works on."""
+def _part_shares(program: Program, given: tuple[float, ...]) -> np.ndarray:
+    """float64 [actions], the fraction of a micro-batch that an action works on."""
     parts = program.work.parts
     if given and len(given) != parts:
         raise PlanError(f"{len(given)} shares for {parts} parts of a micro-batch", hint="give one share for each part")
@@ -103,7 +105,7 @@ def _shares(program: Program, given: tuple[float, ...]) -> np.ndarray:
 
 
 def _boundary_s(program: Program, times: StageTimes, conditions: Conditions) -> tuple[np.ndarray, np.ndarray]:
-    """For each action, the transfers of its input and of its output back; 0 where the worker is the same."""
+    """(seconds to transfer each action's input, seconds to transfer its gradient output); 0 within one worker."""
     source = program.source
     crossing = (source >= 0) & (program.worker[source] != program.worker)
     activations = program.of(FORWARD, RECEIVE_ACTIVATION)
@@ -112,7 +114,7 @@ def _boundary_s(program: Program, times: StageTimes, conditions: Conditions) -> 
     incoming = np.where(forward, times.receive_s[program.stage], 0.0)
     incoming[gradient] = times.return_s[program.stage[gradient] + 1]
     if program.work.parts > 1:
-        incoming *= _shares(program, conditions.part_share)
+        incoming *= _part_shares(program, conditions.part_share)
     outgoing = np.zeros(len(source))
     outgoing[source[gradient]] = incoming[gradient]
     return incoming, outgoing
@@ -127,17 +129,17 @@ class _Play:
         count = len(program.kind)
         incoming, outgoing = _boundary_s(program, times, conditions)
         self._link, self._lag, self._links = np.full(count, -1, np.int64), np.zeros(count), 0
-        self._fed = np.flatnonzero((program.source >= 0) & (incoming > 0))
+        self._receivers = np.flatnonzero((program.source >= 0) & (incoming > 0))
         if conditions.transfers is Transfers.BLOCKING:
             self._before = np.where(program.of(FORWARD, RECEIVE_ACTIVATION), incoming, 0.0)
             self._after = outgoing
-            self._fed = self._fed[:0]
+            self._receivers = self._receivers[:0]
         else:
             self._before, self._after = np.zeros(count), np.zeros(count)
-            producers = program.source[self._fed]
-            pairs = program.worker[producers] * program.workers + program.worker[self._fed]
+            producers = program.source[self._receivers]
+            pairs = program.worker[producers] * program.workers + program.worker[self._receivers]
             names, self._link[producers] = np.unique(pairs, return_inverse=True)
-            self._lag[producers], self._links = incoming[self._fed], len(names)
+            self._lag[producers], self._links = incoming[self._receivers], len(names)
         self._exchanges = _Exchanges(program, times, conditions.sync_overlap)
         self._pair_overlap = conditions.pair_overlap
         self._copy_free, self._link_free = [0.0] * program.workers, [0.0] * self._links
@@ -155,13 +157,16 @@ class _Play:
         self._early, self._own_early = early.tolist(), own_early.tolist()
 
     def trace(self) -> Trace:
-        """The times of all actions; O(actions)."""
+        """Run the pass and collect the times of all actions; O(actions)."""
         program = self._program
         starts, ends, sent, arrival = self._pass()
         start_s, end_s = np.array(starts), np.array(ends)
         transfer_start, transfer_end = np.zeros(len(start_s)), np.zeros(len(start_s))
-        producers = program.source[self._fed]
-        transfer_start[self._fed], transfer_end[self._fed] = np.array(sent)[producers], np.array(arrival)[producers]
+        producers = program.source[self._receivers]
+        transfer_start[self._receivers], transfer_end[self._receivers] = (
+            np.array(sent)[producers],
+            np.array(arrival)[producers],
+        )
         moved = program.of(EVICT, LOAD)
         transfer_start[moved], transfer_end[moved] = np.array(sent)[moved], np.array(arrival)[moved]
         begin, finish = self._exchanges.windows()
@@ -170,26 +175,26 @@ class _Play:
         return Trace(program, start_s, *middle, end_s, transfer_start, transfer_end, begin, finish)
 
     def _streamed(self) -> tuple[np.ndarray, np.ndarray]:
-        """How long before its end an action's tensor can be used by a neighbour, and by its own backward."""
-        program, times, nothing = self._program, self._times, np.zeros(len(self._duration))
+        """How long before its end an action's result is available: (to neighbours, to its own backward)."""
+        program, times, zeros = self._program, self._times, np.zeros(len(self._duration))
         if not program.work.streaming:
-            return nothing, nothing
-        own = np.where(program.kind == FORWARD, times.forward_s[program.stage], times.backward_s[program.stage])
-        last = (program.kind == FORWARD) & (program.stage == program.stages - 1)
-        return self._duration - own, np.where(last, self._duration, 0.0)
+            return zeros, zeros
+        work_s = np.where(program.kind == FORWARD, times.forward_s[program.stage], times.backward_s[program.stage])
+        is_last_forward = (program.kind == FORWARD) & (program.stage == program.stages - 1)
+        return self._duration - work_s, np.where(is_last_forward, self._duration, 0.0)
 
     def _pass(self) -> tuple[list[float], list[float], list[float], list[float]]:
-        """Start, end, begin of the transfer and arrival of what each action makes; the loop that takes the time."""
+        """The main loop: (start, end, begin of transfer, arrival of the result) of each action."""
         program = self._program
         source, needs, lanes = self._sources, self._needs, self._lanes
         span_s, link, lag_s, unusual = self._span_s, self._links_of, self._lag_s, self._unusual()
         starts = [0.0] * len(source)
         ends, sent, arrival, own = starts.copy(), starts.copy(), starts.copy(), starts.copy()
         free, link_free = [0.0] * program.lanes, self._link_free
-        board = _Board(starts, ends, sent, arrival, own, free)
+        table = _TimeTable(starts, ends, sent, arrival, own, free)
         for action in program.sequence.tolist():
             if unusual[action]:
-                self._play_unusual(action, board)
+                self._play_unusual(action, table)
                 continue
             lane = lanes[action]
             start = free[lane]
@@ -211,7 +216,7 @@ class _Play:
         return starts, ends, sent, arrival
 
     def _unusual(self) -> list[bool]:
-        """Which actions need more than a start, a duration and a link."""
+        """True for actions that need more than a start, a duration and a link: see `_play_unusual`."""
         program = self._program
         unusual = program.of(SYNC, LAUNCH_SYNC, EVICT, LOAD) | program.paired
         unusual[:-1] |= program.paired[1:]
@@ -219,48 +224,49 @@ class _Play:
             unusual[:] = True
         return [bool(x) for x in unusual.tolist()]
 
-    def _play_unusual(self, action: int, board: _Board) -> None:
+    def _play_unusual(self, action: int, table: _TimeTable) -> None:
+        """Simulate an exchange, an eviction or load, or a group of paired actions."""
         kind, lane = self._kinds[action], self._lanes[action]
         if kind in _EXCHANGED:
-            board.starts[action], board.ends[action] = self._exchanges.play(action, board.free[lane], board.ends)
-            board.free[lane] = board.ends[action]
+            table.starts[action], table.ends[action] = self._exchanges.play(action, table.free[lane], table.ends)
+            table.free[lane] = table.ends[action]
         elif not self._joined[action]:
-            self._play_group(action, board)
-        if kind in _MOVED:
+            self._play_group(action, table)
+        if kind in _EVICTIONS:
             worker = int(self._program.worker[action])
-            board.sent[action] = begin = max(board.starts[action], self._copy_free[worker])
+            table.sent[action] = begin = max(table.starts[action], self._copy_free[worker])
             finish = begin + float(self._times.evict_s[self._program.stage[action]])
-            board.own[action] = board.arrival[action] = self._copy_free[worker] = finish
+            table.own[action] = table.arrival[action] = self._copy_free[worker] = finish
 
-    def _play_group(self, first: int, board: _Board) -> None:
-        """An action and those that are paired with it, as one."""
+    def _play_group(self, first: int, table: _TimeTable) -> None:
+        """Simulate an action and those paired with it as one."""
         last = first + 1
         while self._joined[last]:
             last += 1
         lane, members = self._lanes[first], range(first, last)
-        start, work_s = board.free[lane], self._work_s
+        start, work_s = table.free[lane], self._work_s
         for m in members:
             source, needed = self._sources[m], self._needs[m]
             if source >= 0:
-                start = max(start, board.arrival[source])
+                start = max(start, table.arrival[source])
             if needed >= 0:
-                start = max(start, board.own[needed])
+                start = max(start, table.own[needed])
         end = start + sum(self._span_s[first:last])
         if len(set(self._kinds[first:last])) > 1:
             end -= self._pair_overlap * min(work_s[first:last])
         for m in members:
-            board.starts[m], board.ends[m] = start, end
-            board.own[m] = end - self._own_early[m]
-            board.arrival[m] = end - self._early[m]
+            table.starts[m], table.ends[m] = start, end
+            table.own[m] = end - self._own_early[m]
+            table.arrival[m] = end - self._early[m]
             route = self._links_of[m]
             if route >= 0:
-                board.sent[m] = begin = max(board.arrival[m], self._link_free[route])
-                board.arrival[m] = self._link_free[route] = begin + self._lag_s[m]
-        board.free[lane] = end
+                table.sent[m] = begin = max(table.arrival[m], self._link_free[route])
+                table.arrival[m] = self._link_free[route] = begin + self._lag_s[m]
+        table.free[lane] = end
 
 
-class _Board(NamedTuple):
-    """Times by action, and when each lane is free; filled as the simulation goes."""
+class _TimeTable(NamedTuple):
+    """Times by action and the time when each lane is free; filled in during the pass."""
 
     starts: list[float]
     ends: list[float]
@@ -271,18 +277,18 @@ class _Board(NamedTuple):
 
 
 class _Exchanges:
-    """Collectives: they begin when the last member has come; the part that is hidden behind work costs nothing."""
+    """Collectives: they begin when the last member has arrived; only the part not hidden behind work takes time."""
 
     def __init__(self, program: Program, times: StageTimes, sync_overlap: float) -> None:
         self._program = program
-        chosen = np.flatnonzero(program.exchange >= 0)
-        launches = chosen[program.kind[chosen] == LAUNCH_SYNC]
+        exchanging = np.flatnonzero(program.exchange >= 0)
+        launches = exchanging[program.kind[exchanging] == LAUNCH_SYNC]
         key = program.exchange * program.workers + program.worker
-        launched = np.isin(key[chosen], key[launches]) & (program.kind[chosen] == SYNC)
+        already_launched = np.isin(key[exchanging], key[launches]) & (program.kind[exchanging] == SYNC)
         self._members: dict[int, list[int]] = {}
-        for action in chosen[~launched].tolist():
+        for action in exchanging[~already_launched].tolist():
             self._members.setdefault(int(program.exchange[action]), []).append(action)
-        self._beside = set(program.exchange[launches].tolist())
+        self._launched = set(program.exchange[launches].tolist())
         self._begin = np.zeros(len(program.kind))
         self._finish = np.zeros(len(program.kind))
         self._window: dict[int, tuple[float, float]] = {}
@@ -292,28 +298,29 @@ class _Exchanges:
         self._exposed_s = np.maximum(times.sync_s - sync_overlap * times.backward_s, 0.0)
 
     def play(self, action: int, ready: float, ends: list[float]) -> tuple[float, float]:
-        """What a SYNC or LAUNCH_SYNC takes of its lane's time: the part of the collective that the lane waits for."""
+        """(start, end) of a SYNC or LAUNCH_SYNC on its lane: the part of the collective that the lane waits for."""
         if self._program.kind[action] == LAUNCH_SYNC:
             return ready, ready
         exchange = int(self._program.exchange[action])
         if exchange not in self._window:
-            self._window[exchange] = self._open(exchange, int(self._program.stage[action]), ends)
+            self._window[exchange] = self._collective(exchange, int(self._program.stage[action]), ends)
         self._begin[action], self._finish[action] = self._window[exchange]
         end = max(ready, float(self._finish[action]))
         return min(max(ready, float(self._begin[action])), end), end
 
-    def _open(self, exchange: int, stage: int, ends: list[float]) -> tuple[float, float]:
+    def _collective(self, exchange: int, stage: int, ends: list[float]) -> tuple[float, float]:
+        """(begin, end) of a collective, once all its members have arrived."""
         members = self._members[exchange]
-        come = max((ends[m - 1] for m in members if m > self._first[m]), default=0.0)
-        if exchange not in self._beside:
-            return come, come + float(self._exposed_s[stage])
+        last_arrival = max((ends[m - 1] for m in members if m > self._first[m]), default=0.0)
+        if exchange not in self._launched:
+            return last_arrival, last_arrival + float(self._exposed_s[stage])
         workers = {int(self._program.worker[m]) for m in members}
-        begin = max(come, *(self._busy[w] for w in workers))
+        begin = max(last_arrival, *(self._busy[w] for w in workers))
         finish = begin + float(self._sync_s[stage])
         for worker in workers:
             self._busy[worker] = finish
         return begin, finish
 
     def windows(self) -> tuple[np.ndarray, np.ndarray]:
-        """[actions] begin and end of the collective of each SYNC, 0 for other actions."""
+        """float64 [actions], begin and end of the collective of each SYNC; 0 for other actions."""
         return self._begin, self._finish

@@ -1,15 +1,14 @@
-"""A schedule by name played out and measured: time of an iteration by its own convention, bubble, memory, staleness.
+"""Simulate a schedule and measure it: iteration time by the schedule's own convention, bubble, memory, staleness.
 
->>> found = measure_schedule("1f1b", 4, 8, forward_s=1.0, backward_s=2.0)
->>> found.iteration_s, found.held
+>>> measurement = measure_schedule("1f1b", 4, 8, forward_s=1.0, backward_s=2.0)
+>>> measurement.iteration_s, measurement.held
 (33.0, (4, 3, 2, 1))
 
-Of a pipeline that never drains the periodic part is found, not replayed to the end. An order that repeats, on machines
-that do not change, ends up in a periodic regime: from some iteration on, all that happens in one happens again `cycle`
-iterations later, shifted by a constant (the simulation is linear in the algebra of max and plus). What happens next
-depends only on the micro-batches that are under way (and on waves that are waited for later), so one repetition of as
-many micro-batches as that proves that it goes on for ever: of the last ones of an iteration where it has more.
-Exchanges that travel beside the work may fall behind it; an iteration never takes less than they do.
+A pipeline that never drains is simulated until it is periodic. A repeated order with constant durations always becomes
+so: from some iteration on, everything repeats `cycle` iterations later, shifted by a constant (the simulation is linear
+in max-plus algebra). The next action depends only on the micro-batches in flight (and on waves that are awaited later).
+So if that many micro-batches (the last ones of an iteration, if it has more) repeat once, the run repeats forever.
+Exchanges that overlap with work may fall behind it; an iteration never takes less time than they do.
 """
 
 from __future__ import annotations
@@ -39,25 +38,26 @@ from planner.schedules.program import (
     peak_versions,
     staleness,
 )
+from planner.schedules.schedule import require
 
-LONGEST_CYCLE = 12
-"""Iterations after which a regime may repeat."""
+MAX_CYCLE = 12
+"""Longest cycle, in iterations, that is looked for."""
 
-MOST_ACTIONS = 400_000
-"""Actions that are played at the most before the pace is taken from the second half of the run."""
+MAX_ACTIONS = 400_000
+"""Most actions that are simulated before the iteration time is taken as the mean of the second half of the run."""
 
-_CLOSE = 1e-9
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """What playing orders found.
+    """Iteration time of simulated orders.
 
     Attributes:
-        iteration_s: time of one iteration, in the periodic part where the orders never drain.
-        cycle: iterations after which the regime repeats, 0 when none was found, or the orders drain.
-        played: iterations that were played.
-        trace: of these.
+        iteration_s: time of one iteration; of the periodic part if the orders never drain.
+        cycle: iterations after which the run repeats; 0 if no cycle was found, or the orders drain.
+        played: number of iterations that were simulated.
+        trace: the trace of these.
     """
 
     iteration_s: float
@@ -67,38 +67,38 @@ class Steady:
 
 
 def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, conditions: Conditions) -> Steady:
-    """Play an iteration of a schedule that drains, else as many as it takes until they repeat; O(actions played).
+    """Simulate one iteration of a schedule that drains, else iterations until they repeat; O(simulated actions).
 
     Args:
         schedule: the schedule.
         pipeline: micro-batches of one iteration.
         times: seconds by stage.
-        conditions: what transfers occupy, what overlaps.
+        conditions: what transfers occupy, and what overlaps.
     """
     if schedule.drains:
         trace = run(_compiled(cast(Hashable, schedule), pipeline), times, conditions)
         return Steady(trace.span_s() if schedule.spans else trace.makespan_s, 0, 1.0, trace)
     rhythm = schedule.rhythm(pipeline)
-    few, beats = replace(pipeline, micro_batches=rhythm), pipeline.micro_batches / rhythm
+    one_rhythm, rhythms = replace(pipeline, micro_batches=rhythm), pipeline.micro_batches / rhythm
     steady = find_pace(
-        lambda iterations: compile_orders(schedule.work(few, iterations)),
+        lambda iterations: compile_orders(schedule.work(one_rhythm, iterations)),
         rhythm,
-        _reach(schedule, few),
+        _dependency_depth(schedule, one_rhythm),
         lambda program: run(program, times, conditions),
     )
-    return replace(steady, iteration_s=steady.iteration_s * beats, played=steady.played / beats)
+    return replace(steady, iteration_s=steady.iteration_s * rhythms, played=steady.played / rhythms)
 
 
 @functools.lru_cache(maxsize=2)
 def _compiled(schedule: Hashable, pipeline: Pipeline) -> Program:
-    """An iteration of a schedule; a search plays one after the other with other times."""
+    """The program of one iteration; cached, since a search simulates it several times with other durations."""
     return compile_orders(cast(Schedule, schedule).work(pipeline))
 
 
-def _reach(schedule: Schedule, pipeline: Pipeline) -> int:
-    """Micro-batches back to the earliest on which a schedule's next action may depend.
+def _dependency_depth(schedule: Schedule, pipeline: Pipeline) -> int:
+    """Number of last micro-batches that a schedule's next action may depend on.
 
-    Those under way, and where copies wait for each other's waves only so many waves later, those of these waves.
+    These are the micro-batches in flight and, if copies wait for each other's waves, those of the awaited waves.
     """
     under_way = max(schedule.in_flight(pipeline)) * max(pipeline.replicas)
     distance = schedule.clock_distance
@@ -108,51 +108,51 @@ def _reach(schedule: Schedule, pipeline: Pipeline) -> int:
 def find_pace(
     orders: Callable[[int], Program], micro_batches: int, depth: int, play: Callable[[Program], Trace], least: int = 1
 ) -> Steady:
-    """Play a growing number of iterations of orders that never drain until the regime repeats; O(actions played).
+    """Simulate more and more iterations of orders that never drain, until they repeat; O(simulated actions).
 
     Args:
-        orders: gives the orders of a number of iterations.
-        micro_batches: of one iteration.
-        depth: micro-batches back to the earliest on which the next action may depend.
+        orders: the program of a given number of iterations.
+        micro_batches: micro-batches of one iteration.
+        depth: number of last micro-batches that the next action may depend on.
         play: simulates a program.
-        least: fewest iterations that `orders` can give.
+        least: fewest iterations that `orders` accepts.
     """
-    short = 2 * depth > micro_batches
-    window = 1 + -(-depth // micro_batches) if short else 1
-    iterations = max(2 * window + 4 if short else 3, least)
+    is_short = 2 * depth > micro_batches
+    window = 1 + -(-depth // micro_batches) if is_short else 1
+    iterations = max(2 * window + 4 if is_short else 3, least)
     while True:
         program = orders(iterations)
         trace = play(program)
-        begins = _begins(trace, micro_batches, iterations - window, micro_batches if short else depth)
-        found = _repetition(begins, window)
-        if found is not None:
-            cycle, period_s = found
+        starts = _pass_starts(trace, micro_batches, iterations - window, micro_batches if is_short else depth)
+        repetition = _repetition(starts, window)
+        if repetition is not None:
+            cycle, period_s = repetition
             return Steady(max(period_s / cycle, _exchange_s(trace, iterations)), cycle, iterations, trace)
-        if len(program.kind) * 2 > MOST_ACTIONS:
-            half = (len(begins) - 1) // 2
-            pace = float((begins[-1] - begins[half]).mean()) / (len(begins) - 1 - half)
-            return Steady(max(pace, _exchange_s(trace, iterations)), 0, iterations, trace)
+        if len(program.kind) * 2 > MAX_ACTIONS:
+            half = (len(starts) - 1) // 2
+            mean_s = float((starts[-1] - starts[half]).mean()) / (len(starts) - 1 - half)
+            return Steady(max(mean_s, _exchange_s(trace, iterations)), 0, iterations, trace)
         iterations *= 2
 
 
 def _exchange_s(trace: Trace, iterations: int) -> float:
-    """Longest time that the exchanges of an iteration take beside the work of a worker, which runs one at a time.
+    """Seconds of one iteration's launched exchanges on the worker where they take longest, one at a time.
 
-    Where they are slower than the work, they fall behind until the work must wait for them, after as many waves as the
-    difference goes into the distance that it may run ahead: too many to be played.
+    If they are slower than the work, they fall behind until the work must wait for them. That may take more waves than
+    can be simulated, so this bound is applied instead.
     """
     program = trace.program
     launches = np.flatnonzero(program.kind == LAUNCH_SYNC)
     if not len(launches):
         return 0.0
-    each_s = np.zeros(program.stages)
-    waits = np.flatnonzero(program.kind == SYNC)
-    np.maximum.at(each_s, program.stage[waits], (trace.exchange_end_s - trace.exchange_start_s)[waits])
-    return float(np.bincount(program.worker[launches], each_s[program.stage[launches]]).max()) / iterations
+    exchange_s = np.zeros(program.stages)
+    syncs = np.flatnonzero(program.kind == SYNC)
+    np.maximum.at(exchange_s, program.stage[syncs], (trace.exchange_end_s - trace.exchange_start_s)[syncs])
+    return float(np.bincount(program.worker[launches], exchange_s[program.stage[launches]]).max()) / iterations
 
 
-def _begins(trace: Trace, micro_batches: int, iterations: int, last: int) -> np.ndarray:
-    """[iterations, actions] starts of the forwards and backwards of an iteration's last micro-batches, in one order.
+def _pass_starts(trace: Trace, micro_batches: int, iterations: int, last: int) -> np.ndarray:
+    """float64 [iterations, actions], starts of the passes of each iteration's `last` micro-batches, in one order.
 
     Raises:
         PlanError: iterations differ in their actions.
@@ -169,22 +169,22 @@ def _begins(trace: Trace, micro_batches: int, iterations: int, last: int) -> np.
     return np.asarray(trace.start_s[chosen[order]].reshape(iterations, -1))
 
 
-def _repetition(begins: np.ndarray, window: int) -> tuple[int, float] | None:
-    """Shortest cycle by which the last iterations repeat: (cycle, seconds)."""
-    count = len(begins)
-    close = _CLOSE * float(begins[-1].max())
-    for cycle in range(1, min(LONGEST_CYCLE, count - window - 1) + 1):
-        shift = begins[cycle:] - begins[:-cycle]
+def _repetition(starts: np.ndarray, window: int) -> tuple[int, float] | None:
+    """(cycle in iterations, seconds of a cycle) of the shortest repetition of the last iterations; None if none."""
+    count = len(starts)
+    tolerance_s = _TOLERANCE * float(starts[-1].max())
+    for cycle in range(1, min(MAX_CYCLE, count - window - 1) + 1):
+        shift = starts[cycle:] - starts[:-cycle]
         period = float(shift[-1, 0])
-        same = np.abs(shift - period).max(axis=1) <= close
-        run = 0 if same.all() else len(same) - int(np.argmin(same[::-1]))
-        if len(same) - run >= window + cycle - 1 and same[-1]:
+        shifted_equally = np.abs(shift - period).max(axis=1) <= tolerance_s
+        run = 0 if shifted_equally.all() else len(shifted_equally) - int(np.argmin(shifted_equally[::-1]))
+        if len(shifted_equally) - run >= window + cycle - 1 and shifted_equally[-1]:
             return cycle, period
     return None
 
 
 class Cost(StrEnum):
-    """What the time of an iteration is."""
+    """Definition of the iteration time."""
 
     MAKESPAN = "from the first start to the last end of all workers"
     SPAN = "from the first start to the last end of the worker for which that is longest"
@@ -193,27 +193,27 @@ class Cost(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """What a simulation of one iteration, or of the periodic part, finds.
+    """Figures of a simulated iteration, or of the periodic part of a continuous run.
 
     Attributes:
-        schedule: its name with options.
-        workers: how many.
+        schedule: name with options.
+        workers: number of workers.
         iteration_s: time of one iteration.
-        cost: what that is.
-        makespan_s: of what was played.
+        cost: definition of `iteration_s`.
+        makespan_s: time of the whole simulation.
         bubble: 1 - computation of all workers / (workers * iteration time).
         bubble_over_ideal: (iteration time - mean computation of a worker) / mean computation of a worker.
         worker_idle_s: by worker, time of an iteration in which it neither computes nor communicates.
-        unit: what `held` counts.
+        unit: unit of `held`.
         held: by worker, most units kept at the same time.
-        held_micro_batches: the same in micro-batches of a whole worker's share of the model.
+        held_micro_batches: `held` in micro-batches of all stages of the worker.
         weight_versions: by stage, most versions held.
-        staleness: by stage, updates between the forward's weights and the update, at the most.
-        mean_staleness: the same on average when the pipeline is full.
-        backward_staleness: the same for the backward's weights.
-        peak_bytes: by worker, empty when no memory was given.
-        cycle: iterations after which the periodic part repeats; 0 when it drains, or none was found.
-        trace: what was played.
+        staleness: by stage, most updates between reading the forward's weights and applying the gradient.
+        mean_staleness: its mean over micro-batches of the full pipeline.
+        backward_staleness: the mean for the backward's weights.
+        peak_bytes: by worker; empty if no sizes were given.
+        cycle: iterations after which the periodic part repeats; 0 if it drains, or no cycle was found.
+        trace: the simulated trace.
     """
 
     schedule: str
@@ -254,38 +254,36 @@ def measure_schedule(
     sizes: StageBytes | None = None,
     capacity_bytes: float | Sequence[float] | None = None,
 ) -> Measurement:
-    """Play a schedule and measure it; O(actions).
+    """Simulate a schedule and measure it; O(actions).
 
     Args:
-        schedule: its name, with options (`chimera:pairs=2`), or the schedule itself.
-        stages: pieces of the model; two for each worker of a V, v for interleaved, 2W for a wave.
-        micro_batches: of one iteration.
+        schedule: name with options (`chimera:pairs=2`), or the schedule itself.
+        stages: number of stages; two per worker of a V, v for interleaved, 2W for a wave.
+        micro_batches: micro-batches of one iteration.
         forward_s, backward_s, ...: seconds by stage, or one number for all (see `StageTimes`).
-        replicas: of each stage, or one number for all.
-        conditions: what transfers occupy (by default the link), what overlaps; see `Conditions`.
+        replicas: replicas by stage, or one number for all.
+        conditions: what transfers occupy (by default the link), and what overlaps; see `Conditions`.
         sizes: memory by stage, for `peak_bytes`.
         capacity_bytes: memory of a device, by worker or one number for all.
 
     Raises:
         UsageError: no schedule has that name.
-        PlanError: the schedule cannot serve such a pipeline, or a worker's memory is exceeded (the message says when).
+        PlanError: the schedule does not support the pipeline, or a worker's memory is exceeded; says when.
     """
-    chosen = schedules.get(schedule) if isinstance(schedule, str) else schedule
+    resolved = schedules.get(schedule) if isinstance(schedule, str) else schedule
     counts = (replicas,) * stages if isinstance(replicas, int) else tuple(replicas)
     pipeline = Pipeline(counts, micro_batches)
-    reason = chosen.supports(pipeline)
-    if reason:
-        raise PlanError(reason, hint="change the stages, the micro-batches, or the schedule")
+    require(resolved, pipeline)
     forwards = (forward_s,) * stages if isinstance(forward_s, (int, float)) else forward_s
     times = StageTimes.of(
         forwards, backward_s, receive_s, sync_s, update_s, weight_grad_s, recompute_s=recompute_s, evict_s=evict_s
     )
-    under = conditions or Conditions(transfers=Transfers.OVERLAPPED)
-    found = play_schedule(chosen, pipeline, times, under)
-    cost = Cost.PERIOD if not chosen.drains else Cost.SPAN if chosen.spans else Cost.MAKESPAN
-    _check(found.trace, sizes, capacity_bytes)
-    period = micro_batches if chosen.drains else chosen.rhythm(pipeline)
-    return _measurement(chosen.name, chosen.activation_unit, found, cost, sizes, period)
+    assumed = conditions or Conditions(transfers=Transfers.OVERLAPPED)
+    steady = play_schedule(resolved, pipeline, times, assumed)
+    cost = Cost.PERIOD if not resolved.drains else Cost.SPAN if resolved.spans else Cost.MAKESPAN
+    _check_memory(steady.trace, sizes, capacity_bytes)
+    period = micro_batches if resolved.drains else resolved.rhythm(pipeline)
+    return _measurement(resolved.name, resolved.activation_unit, steady, cost, sizes, period)
 
 
 def measure_orders(
@@ -295,13 +293,13 @@ def measure_orders(
     cost: Cost = Cost.MAKESPAN,
     conditions: Conditions | None = None,
 ) -> Measurement:
-    """Play orders of one's own, as `read_orders` gives them, and measure them; O(actions).
+    """Simulate user-written orders, as `read_orders` gives them, and measure them; O(actions).
 
     Args:
         work: the orders of all lanes.
         times: seconds by stage.
-        cost: what the time of an iteration is to mean; MAKESPAN or SPAN.
-        conditions: what transfers occupy (by default the link), what overlaps.
+        cost: definition of the iteration time; MAKESPAN or SPAN.
+        conditions: what transfers occupy (by default the link), and what overlaps.
 
     Raises:
         PlanError: the orders deadlock, are incomplete, or read weights that nobody holds.
@@ -313,7 +311,8 @@ def measure_orders(
     return _measurement("custom", unit, Steady(iteration_s, 0, 1.0, trace), cost, None, micro_batches)
 
 
-def _check(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | None) -> None:
+def _check_memory(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | None) -> None:
+    """Refuse a simulation that exceeds the given capacity."""
     if capacity_bytes is None:
         return
     if sizes is None:
@@ -324,43 +323,45 @@ def _check(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Seque
 def _measurement(
     name: str,
     unit: ActivationUnit,
-    found: Steady,
+    steady: Steady,
     cost: Cost,
     sizes: StageBytes | None,
     micro_batches: int,
 ) -> Measurement:
-    trace, iteration_s, played = found.trace, found.iteration_s, found.played
+    trace, iteration_s, played = steady.trace, steady.iteration_s, steady.played
     program = trace.program
     held = held_units(trace)
     chunks = np.bincount(np.unique(np.stack([program.worker, program.stage]), axis=1)[0], minlength=program.workers)
-    share = np.maximum(chunks, 1) if unit is ActivationUnit.CHUNK else np.full(program.workers, program.work.parts)
-    old = staleness(program, warm_up=_full_from(held, program, micro_batches), period=micro_batches)
-    work_s, talk_s = trace.compute_s() / played, trace.communication_s() / played
-    mean = float(work_s.mean())
+    units_per_micro_batch = (
+        np.maximum(chunks, 1) if unit is ActivationUnit.CHUNK else np.full(program.workers, program.work.parts)
+    )
+    ages = staleness(program, warm_up=_full_from(held, program, micro_batches), period=micro_batches)
+    work_s, communication_s = trace.compute_s() / played, trace.communication_s() / played
+    mean_work_s = float(work_s.mean())
     return Measurement(
         schedule=name,
         workers=program.workers,
         iteration_s=iteration_s,
         cost=cost,
         makespan_s=trace.makespan_s,
-        bubble=1.0 - mean / iteration_s if iteration_s > 0 else 0.0,
-        bubble_over_ideal=(iteration_s - mean) / mean if mean > 0 else 0.0,
-        worker_idle_s=tuple(np.maximum(iteration_s - work_s - talk_s, 0.0).tolist()),
+        bubble=1.0 - mean_work_s / iteration_s if iteration_s > 0 else 0.0,
+        bubble_over_ideal=(iteration_s - mean_work_s) / mean_work_s if mean_work_s > 0 else 0.0,
+        worker_idle_s=tuple(np.maximum(iteration_s - work_s - communication_s, 0.0).tolist()),
         unit=unit,
         held=tuple(held.tolist()),
-        held_micro_batches=tuple((held / share).tolist()),
+        held_micro_batches=tuple((held / units_per_micro_batch).tolist()),
         weight_versions=tuple(peak_versions(program).tolist()),
-        staleness=tuple(int(most) for most in old.forward_most),
-        mean_staleness=tuple(old.forward_mean.tolist()),
-        backward_staleness=tuple(old.backward_mean.tolist()),
+        staleness=tuple(int(most) for most in ages.forward_most),
+        mean_staleness=tuple(ages.forward_mean.tolist()),
+        backward_staleness=tuple(ages.backward_mean.tolist()),
         peak_bytes=tuple(memory_curve(trace, w, sizes).peak_bytes for w in range(program.workers)) if sizes else (),
-        cycle=found.cycle,
+        cycle=steady.cycle,
         trace=trace,
     )
 
 
 def _full_from(held: np.ndarray, program: Program, micro_batches: int) -> int:
-    """Micro-batch from which on the pipeline is full: a whole number of iterations past all that is held at first."""
+    """Number of the first micro-batch of a full pipeline, rounded up to whole iterations; 0 if the run is too short."""
     depth = int(held.max()) * -(-program.workers // program.stages)
     full = -(-depth // micro_batches) * micro_batches
     return full if full < int(program.micro_batch.max()) - micro_batches else 0

@@ -1,4 +1,4 @@
-"""Memory over time: what a worker holds at each action boundary."""
+"""Memory of workers over time, from the start and end times of their actions."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class StageBytes:
         fixed_bytes: held all the time: weights, gradients, optimizer state.
         unit_bytes: kept for one micro-batch from the start of its forward to the end of its backward.
         working_bytes: held on top while a backward runs.
-        reserve_bytes: what the runtime keeps on the device, once however many stages run there.
-        checkpoint_bytes: kept for one micro-batch from its forward on where the order recomputes the rest; empty: none.
-        version_bytes: one more version of the weights; empty: none.
+        reserve_bytes: reserved by the runtime, once per device however many stages run there.
+        checkpoint_bytes: kept for one micro-batch from its forward on if the order recomputes the rest; empty: none.
+        version_bytes: one further version of the weights; empty: none.
     """
 
     fixed_bytes: np.ndarray
@@ -48,9 +48,9 @@ class StageBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
-    """A step function: `held_bytes[i]` from `time_s[i]` until the next time; one step for each change.
+    """A step function: `held_bytes[i]` from `time_s[i]` until the next time, one step per change.
 
-    `action[i]` is the action that makes the change, -1 for what is held from the start.
+    `action[i]` is the action that makes the change, -1 for the start.
     """
 
     time_s: np.ndarray
@@ -59,13 +59,13 @@ class MemoryCurve:
 
     @property
     def peak_bytes(self) -> float:
-        """The most that is held."""
+        """Peak memory in bytes."""
         return float(self.held_bytes.max())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Changes:
-    """Changes of what workers hold, in no particular order."""
+    """Changes of the memory that workers hold, in bytes or units; columns of equal length in any order."""
 
     worker: np.ndarray
     stage: np.ndarray
@@ -74,7 +74,7 @@ class _Changes:
     action: np.ndarray
 
     def sorted(self) -> _Changes:
-        """By worker and time, what is released before what is taken at the same moment, then by action."""
+        """Sorted by worker and time; at the same moment releases first, then by action."""
         order = np.lexsort((self.action, self.amount > 0, self.time_s, self.worker))
         columns = (self.worker, self.stage, self.time_s, self.amount, self.action)
         return _Changes(*(column[order] for column in columns))
@@ -88,25 +88,25 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
     program = trace.program
     mine = program.worker == worker
     changes = _activations(trace, sizes)
-    here = changes.worker == worker
-    parts = [_Changes(*(c[here] for c in _columns(changes)))]
+    of_worker = changes.worker == worker
+    parts = [_Changes(*(c[of_worker] for c in _columns(changes)))]
     gradients = np.flatnonzero(mine & program.of(BACKWARD, INPUT_GRAD))
     working = sizes.working_bytes[program.stage[gradients]]
     parts += [
-        _of(program, gradients, trace.start_s[gradients], working),
-        _of(program, gradients, trace.compute_end_s[gradients], -working),
+        _changes_by(program, gradients, trace.start_s[gradients], working),
+        _changes_by(program, gradients, trace.compute_end_s[gradients], -working),
     ]
     if len(sizes.version_bytes):
         parts.append(_versions(trace, worker, sizes.version_bytes))
-    found = _joined(parts)
-    found = found.sorted() if _crowded(program) else _in_order(found)
-    own = np.unique(program.stage[mine])
-    fixed = float(sizes.fixed_bytes[own].sum() + sizes.reserve_bytes[own].max())
-    found = _merged(_Changes(*(c[found.amount != 0] for c in _columns(found))))
+    changes_in_order = _joined(parts)
+    changes_in_order = changes_in_order.sorted() if _runs_concurrently(program) else _in_order(changes_in_order)
+    stages = np.unique(program.stage[mine])
+    fixed = float(sizes.fixed_bytes[stages].sum() + sizes.reserve_bytes[stages].max())
+    changes_in_order = _merged(_Changes(*(c[changes_in_order.amount != 0] for c in _columns(changes_in_order))))
     return MemoryCurve(
-        np.concatenate([[0.0], found.time_s]),
-        np.concatenate([[fixed], fixed + np.cumsum(found.amount)]),
-        np.concatenate([[-1], found.action]),
+        np.concatenate([[0.0], changes_in_order.time_s]),
+        np.concatenate([[fixed], fixed + np.cumsum(changes_in_order.amount)]),
+        np.concatenate([[-1], changes_in_order.action]),
     )
 
 
@@ -119,7 +119,7 @@ def check_capacity(trace: Trace, sizes: StageBytes, capacity_bytes: np.ndarray) 
         capacity_bytes: by worker.
 
     Raises:
-        PlanError: names the first moment, the worker, the action, and how much is too much.
+        PlanError: names the first moment, the worker, the action and the excess.
     """
     first: tuple[float, int, float, int] | None = None
     for worker in range(trace.program.workers):
@@ -141,21 +141,21 @@ def check_capacity(trace: Trace, sizes: StageBytes, capacity_bytes: np.ndarray) 
 
 
 def held_units(trace: Trace) -> np.ndarray:
-    """[workers] the most units (micro-batches, chunks, parts) that a worker keeps at the same time; O(actions)."""
+    """int64 [workers], most units (micro-batches, chunks, parts) that a worker keeps at the same time; O(actions)."""
     count = trace.program.stages
     ones, none = np.ones(count), np.zeros(count)
-    found = _activations(trace, StageBytes(none, ones, none, none), whole=True)
-    found = found.sorted()
+    changes = _activations(trace, StageBytes(none, ones, none, none), whole=True)
+    changes = changes.sorted()
     peaks = np.zeros(trace.program.workers)
-    total = np.cumsum(found.amount)
-    first = np.searchsorted(found.worker, np.arange(trace.program.workers))
+    total = np.cumsum(changes.amount)
+    first = np.searchsorted(changes.worker, np.arange(trace.program.workers))
     before = np.concatenate([[0.0], total])[first]
-    np.maximum.at(peaks, found.worker, total - before[found.worker])
+    np.maximum.at(peaks, changes.worker, total - before[changes.worker])
     return np.rint(peaks).astype(np.int64)
 
 
 def peak_in_flight(program: Program) -> np.ndarray:
-    """[workers, stages] the most units of a stage that a worker keeps, counted along the order; O(actions log)."""
+    """int64 [workers, stages], most units of a stage that a worker keeps along its order; O(actions log actions)."""
     change = np.where(program.of(FORWARD, LOAD), 1, 0) - np.where(program.of(BACKWARD, WEIGHT_GRAD, EVICT), 1, 0)
     place = program.worker * program.stages + program.stage
     order = np.argsort(place, kind="stable")
@@ -168,41 +168,41 @@ def peak_in_flight(program: Program) -> np.ndarray:
 
 
 def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Changes:
-    """What forwards take and backwards give back, and what is moved between workers.
+    """Changes by activations: taken by forwards, released by backwards, moved between workers by evictions.
 
     Args:
-        trace: what was simulated.
+        trace: the simulated trace.
         sizes: memory by stage.
-        whole: a part of a micro-batch counts as a unit, and so does what is recomputed later.
+        whole: count a part of a micro-batch as a full unit, and ignore checkpoints of recomputed activations.
     """
     program, stage = trace.program, trace.program.stage
     unit = sizes.unit_bytes[stage] * (1.0 if whole else 1.0 / program.work.parts)
-    again = np.zeros(len(stage), bool) if whole else _recomputed(program)
-    kept = sizes.checkpoint_bytes if len(sizes.checkpoint_bytes) else np.zeros_like(sizes.unit_bytes)
-    early = np.where(again, kept[stage], unit)
+    recomputed = np.zeros(len(stage), bool) if whole else _recomputed(program)
+    checkpoint_bytes = sizes.checkpoint_bytes if len(sizes.checkpoint_bytes) else np.zeros_like(sizes.unit_bytes)
+    taken_bytes = np.where(recomputed, checkpoint_bytes[stage], unit)
     taken = program.kind == FORWARD
-    parts = [_of(program, np.flatnonzero(taken), trace.start_s[taken], early[taken])]
-    if again.any():
+    parts = [_changes_by(program, np.flatnonzero(taken), trace.start_s[taken], taken_bytes[taken])]
+    if recomputed.any():
         redo = program.kind == RECOMPUTE
-        parts.append(_of(program, np.flatnonzero(redo), trace.start_s[redo], unit[redo]))
+        parts.append(_changes_by(program, np.flatnonzero(redo), trace.start_s[redo], unit[redo]))
     freed = program.of(BACKWARD, WEIGHT_GRAD)
-    released = np.where(again, unit + kept[stage], unit)
-    parts.append(_of(program, np.flatnonzero(freed), trace.compute_end_s[freed], -released[freed]))
+    released = np.where(recomputed, unit + checkpoint_bytes[stage], unit)
+    parts.append(_changes_by(program, np.flatnonzero(freed), trace.compute_end_s[freed], -released[freed]))
     for code, sign in ((EVICT, 1.0), (LOAD, -1.0)):
         moved = np.flatnonzero(program.kind == code)
         if len(moved):
-            own_s, other_s = trace.transfer_end_s[moved], trace.transfer_start_s[moved]
-            own_s, other_s = (own_s, other_s) if code == EVICT else (other_s, own_s)
-            parts.append(_of(program, moved, own_s, -sign * unit[moved]))
-            guest = _of(program, moved, other_s, sign * unit[moved])
+            local_s, remote_s = trace.transfer_end_s[moved], trace.transfer_start_s[moved]
+            local_s, remote_s = (local_s, remote_s) if code == EVICT else (remote_s, local_s)
+            parts.append(_changes_by(program, moved, local_s, -sign * unit[moved]))
+            guest = _changes_by(program, moved, remote_s, sign * unit[moved])
             host = _hosts(program, moved)
             parts.append(_Changes(host, *_columns(guest)[1:]))
-    found = _joined(parts)
-    return _Changes(*(c[found.worker >= 0] for c in _columns(found)))
+    changes = _joined(parts)
+    return _Changes(*(c[changes.worker >= 0] for c in _columns(changes)))
 
 
 def _hosts(program: Program, moved: np.ndarray) -> np.ndarray:
-    """The worker that keeps what is moved: that of the EVICT before a LOAD."""
+    """The worker that holds the moved activations: for a LOAD, the peer of its EVICT."""
     peers: dict[tuple[int, int], int] = {}
     unit = program.unit
     for action in np.flatnonzero(program.kind == EVICT).tolist():
@@ -211,7 +211,7 @@ def _hosts(program: Program, moved: np.ndarray) -> np.ndarray:
 
 
 def _recomputed(program: Program) -> np.ndarray:
-    """Whether the order recomputes the activations of the action's stage and micro-batch."""
+    """bool [actions], True if the order recomputes the activations of the action's stage and micro-batch."""
     redo = program.kind == RECOMPUTE
     if not redo.any():
         return np.zeros(len(redo), bool)
@@ -221,21 +221,24 @@ def _recomputed(program: Program) -> np.ndarray:
 
 
 def _versions(trace: Trace, worker: int, version_bytes: np.ndarray) -> _Changes:
-    """Versions of the weights beyond the first: made before the action that first needs them held, then dropped."""
+    """Changes by weight versions beyond the first, made before the first action that needs them, then dropped."""
     program = trace.program
     use = version_use(program)
     parts = []
     for stage in np.unique(program.stage[program.worker == worker]).tolist():
-        mine = np.flatnonzero((program.worker == worker) & (program.stage == stage))
-        change = np.diff(use.held[mine], prepend=1)
+        of_stage = np.flatnonzero((program.worker == worker) & (program.stage == stage))
+        change = np.diff(use.held[of_stage], prepend=1)
         grown, dropped = np.flatnonzero(change > 0), np.flatnonzero(change < 0)
         size = float(version_bytes[stage])
-        parts.append(_of(program, mine[grown], trace.start_s[mine[grown]], size * change[grown]))
-        parts.append(_of(program, mine[dropped], trace.end_s[mine[dropped - 1]], size * change[dropped]))
+        parts.append(_changes_by(program, of_stage[grown], trace.start_s[of_stage[grown]], size * change[grown]))
+        parts.append(
+            _changes_by(program, of_stage[dropped], trace.end_s[of_stage[dropped - 1]], size * change[dropped])
+        )
     return _joined(parts)
 
 
-def _of(program: Program, actions: np.ndarray, time_s: np.ndarray, amount: np.ndarray) -> _Changes:
+def _changes_by(program: Program, actions: np.ndarray, time_s: np.ndarray, amount: np.ndarray) -> _Changes:
+    """Changes by some actions on their own workers."""
     return _Changes(program.worker[actions], program.stage[actions], time_s, amount, actions)
 
 
@@ -244,17 +247,18 @@ def _columns(changes: _Changes) -> tuple[np.ndarray, ...]:
 
 
 def _joined(parts: list[_Changes]) -> _Changes:
+    """All changes of several lists."""
     return _Changes(*(np.concatenate(column) for column in zip(*map(_columns, parts), strict=True)))
 
 
 def _in_order(changes: _Changes) -> _Changes:
-    """By action, what it takes before what it gives back."""
+    """Sorted by action; what an action takes precedes what it releases."""
     order = np.lexsort((changes.amount < 0, changes.action))
     return _Changes(*(column[order] for column in _columns(changes)))
 
 
 def _merged(changes: _Changes) -> _Changes:
-    """Neighbouring changes of one action at one moment in one direction as one."""
+    """Merge adjacent changes of one action at one moment in one direction."""
     if not len(changes.action):
         return changes
     signs = changes.amount > 0
@@ -265,7 +269,7 @@ def _merged(changes: _Changes) -> _Changes:
     return _Changes(*columns)
 
 
-def _crowded(program: Program) -> bool:
-    """Whether a worker does several things at a time, so that the order of its actions is not that of its memory."""
+def _runs_concurrently(program: Program) -> bool:
+    """True if a worker may run several actions at a time, so that memory does not change in the order of actions."""
     lanes = program.work.lane_workers
     return len(set(lanes)) < len(lanes) or bool(program.of(EVICT, LOAD).any() or (program.version >= 0).any())

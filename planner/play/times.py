@@ -1,4 +1,4 @@
-"""How long the actions of each stage take, how they share the machines, and when every action ran."""
+"""Inputs and result of the simulation: durations by stage, sharing of workers and links, and the trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.errors import PlanError
 from planner.schedules.program import LAUNCH_SYNC, SYNC, Program
 
 Seconds = Sequence[float] | np.ndarray | float
-"""By stage, or one number for all."""
+"""Seconds by stage, or one number for all stages."""
 
 
 class Transfers(StrEnum):
@@ -28,14 +28,14 @@ class StageTimes:
 
     Attributes:
         forward_s: forward computation.
-        backward_s: whole backward computation, recomputation included unless the order recomputes by itself.
+        backward_s: whole backward computation, recomputation included unless the order has actions for it.
         receive_s: transfer of the activations over the boundary before the stage; 0 for the first stage.
         return_s: transfer of their gradients back over that boundary.
         sync_s: gradient synchronisation, once per iteration.
         update_s: optimizer step, once per iteration.
-        weight_grad_s: the part of `backward_s` that WEIGHT_GRAD takes where a schedule splits the backward.
-        recompute_s: RECOMPUTE, where an order has it.
-        evict_s: moving the activations away, and again bringing them back.
+        weight_grad_s: the part of `backward_s` that WEIGHT_GRAD takes if the schedule splits the backward.
+        recompute_s: RECOMPUTE, if the order has it.
+        evict_s: moving the activations away, or bringing them back.
     """
 
     forward_s: np.ndarray
@@ -60,9 +60,9 @@ class StageTimes:
         recompute_s: Seconds | None = None,
         evict_s: Seconds = 0.0,
     ) -> StageTimes:
-        """Times from plain numbers; a single number holds for all stages (of a transfer: for all but the first).
+        """Times from plain numbers; a single number holds for all stages (for transfers: all but the first).
 
-        When not given, `weight_grad_s` is half of the backward, `return_s` equals `receive_s` and `recompute_s` equals
+        By default `weight_grad_s` is half of the backward, `return_s` equals `receive_s` and `recompute_s` equals
         `forward_s`.
 
         Raises:
@@ -71,9 +71,9 @@ class StageTimes:
         """
         stages = len(forward_s)
         returned = receive_s if return_s is None else return_s
-        half = np.asarray(backward_s, float) / 2 if weight_grad_s is None else weight_grad_s
-        again = forward_s if recompute_s is None else recompute_s
-        given = (forward_s, backward_s, receive_s, returned, sync_s, update_s, half, again, evict_s)
+        weight_grad = np.asarray(backward_s, float) / 2 if weight_grad_s is None else weight_grad_s
+        recompute = forward_s if recompute_s is None else recompute_s
+        given = (forward_s, backward_s, receive_s, returned, sync_s, update_s, weight_grad, recompute, evict_s)
         columns = [np.asarray(c, float) for c in given]
         columns = [np.full(stages, float(c)) if c.ndim == 0 else c for c in columns]
         for at in (2, 3):
@@ -94,7 +94,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How the actions share the machines.
+    """How actions share workers and links.
 
     Attributes:
         transfers: what a transfer between stages occupies.
@@ -113,17 +113,17 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """When everything happened. Arrays are [actions], aligned with `program`.
+    """Times of all actions. Arrays are float64 [actions], aligned with `program`.
 
     A worker is occupied by an action from `start_s` to `end_s`; in between it computes from `compute_start_s` to
     `compute_end_s` and communicates the rest. For SYNC the worker is occupied only by the part that is not hidden.
 
     Attributes:
-        program: the actions and what they wait for.
+        program: the actions and their dependencies.
         start_s, compute_start_s, compute_end_s, end_s: seconds from the start of the iteration.
-        transfer_start_s, transfer_end_s: [actions] the transfer that brought the action its tensor over a link
-            (OVERLAPPED only; equal where there was none), or what EVICT and LOAD move.
-        exchange_start_s, exchange_end_s: [actions] for SYNC and LAUNCH_SYNC the collective, hidden part included.
+        transfer_start_s, transfer_end_s: the transfer of the action's input over a link (OVERLAPPED only; equal if
+            there was none), or of what EVICT and LOAD move.
+        exchange_start_s, exchange_end_s: the collective of a SYNC or LAUNCH_SYNC, hidden part included.
     """
 
     program: Program
@@ -144,7 +144,7 @@ class Trace:
     def compute_s(self) -> np.ndarray:
         """[workers] seconds of computation (synchronisation and blocking transfers excluded).
 
-        Two actions that run as one count once; lanes that share a worker count the share that they get of it.
+        Paired actions count once; lanes that share a worker count half each.
         """
         seconds = np.where(self.program.of(SYNC, LAUNCH_SYNC), 0.0, self.compute_end_s - self.compute_start_s)
         seconds = np.where(self.program.paired, 0.0, seconds)
@@ -153,7 +153,7 @@ class Trace:
         return np.asarray(np.bincount(self.program.worker, seconds, self.program.workers))
 
     def communication_s(self) -> np.ndarray:
-        """[workers] seconds in which the worker does nothing but communicate."""
+        """[workers] seconds in which the worker only communicates."""
         seconds = np.where(self.program.paired, 0.0, self.end_s - self.start_s)
         if self.program.work.shared:
             seconds = seconds / 2
@@ -165,7 +165,7 @@ class Trace:
         return np.asarray(np.maximum(self.makespan_s - self.compute_s() - self.communication_s(), 0.0))
 
     def span_s(self) -> float:
-        """Longest time from a worker's first start to its last end: the cost when iterations follow on each other."""
+        """Longest time from a worker's first start to its last end: the time of overlapping iterations."""
         first, last = np.full(self.program.workers, np.inf), np.zeros(self.program.workers)
         np.minimum.at(first, self.program.worker, self.start_s)
         np.maximum.at(last, self.program.worker, self.end_s)

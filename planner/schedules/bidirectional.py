@@ -1,5 +1,4 @@
-"""Several pipelines through the same workers in both directions, one filling the bubbles of the other; each has its own
-copy of the stages.
+"""Schedules with pipelines in both directions through the same workers, each with its own copy of the stages.
 
 Chimera: 2f pipelines of D stages, D / 2f micro-batches in each at a time, shifted so that no two want a worker at once
 (Li and Hoefler, SC 2021). For N = D the bubble is (D/f - 2) / (2N + D/f - 2) when B = F, and for f = 1 (D-2) / (3N/2 +
@@ -10,9 +9,9 @@ More micro-batches than D (`over`):
 - double: forwards of two micro-batches at a time equal a backward, twice the activations: 3N + 2(D-2) for N = 2 K D;
 - halve: the same with backwards of half a micro-batch each: 3N + (D-2) for N = K D.
 
-A stage's gradients are exchanged between the workers that hold it. `eager` launches that as soon as a worker has done
-its last backward of the stage, where a bubble follows on that worker (with doubled forwards, where work follows); the
-others wait for the end.
+A stage's gradients are exchanged between the workers that hold it. `eager` launches the exchange right after a worker's
+last backward of the stage if a bubble follows on that worker (with doubled forwards: if work follows); otherwise it
+waits for the end.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds
 from planner.schedules.facts import Facts
 from planner.schedules.orders import Task, list_schedule
-from planner.schedules.schedule import Placed, single
+from planner.schedules.schedule import PlacedSchedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
 
 _SLOTS = 2
-"""Slots of a unit for each worker: a forward and a backward for each of its micro-batches."""
+"""Slots of a unit per worker and micro-batch: one forward and one backward."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class OpposedPipelines:
     """2f pipelines over D workers: f down, shifted by D / f workers each, and f up, their mirror images.
 
     Attributes:
@@ -52,17 +51,17 @@ class Lines:
         return 2 * self.pairs
 
     def worker(self, line: int, stage: int) -> int:
-        """Where a pipeline has a stage."""
+        """The worker that holds a stage of a pipeline."""
         shifted = (stage + line // 2 * (self.workers // self.pairs)) % self.workers
         return shifted if line % 2 == 0 else self.workers - 1 - shifted
 
 
-def slotted(lines: Lines, micro_batches: int) -> list[list[tuple[int, Action]]]:
+def slotted(lines: OpposedPipelines, micro_batches: int) -> list[list[tuple[int, Action]]]:
     """Chimera's order, unit after unit: (slot, action) by worker, no two in one slot; O(actions).
 
     A unit is up to D micro-batches, D / 2f in each pipeline. The k-th of a pipeline runs forward through stage s in
-    slot s + 2k and backward in slot 2D - 1 - s + 2k; the next unit is 2D slots later, so that its filling takes the
-    slots which the draining leaves. For forwards as long as backwards that is the time it takes.
+    slot s + 2k and backward in slot 2D - 1 - s + 2k; the next unit is 2D slots later, so that it fills the slots that
+    the drain of the one before leaves. If forwards take as long as backwards, slots are times.
     """
     depth = lines.workers
     orders: list[list[tuple[int, Action]]] = [[] for _ in range(depth)]
@@ -71,31 +70,31 @@ def slotted(lines: Lines, micro_batches: int) -> list[list[tuple[int, Action]]]:
         for line, count in enumerate(dealt(min(depth, micro_batches - first), lines.count)):
             for k in range(count):
                 for stage in range(depth):
-                    own = orders[lines.worker(line, stage)]
-                    own.append((start + stage + 2 * k, Action(ActionKind.FORWARD, stage, m)))
-                    own.append((start + 2 * depth - 1 - stage + 2 * k, Action(ActionKind.BACKWARD, stage, m)))
+                    order = orders[lines.worker(line, stage)]
+                    order.append((start + stage + 2 * k, Action(ActionKind.FORWARD, stage, m)))
+                    order.append((start + 2 * depth - 1 - stage + 2 * k, Action(ActionKind.BACKWARD, stage, m)))
                 m += 1
-    for own in orders:
-        own.sort(key=lambda entry: entry[0])
+    for order in orders:
+        order.sort(key=lambda entry: entry[0])
     return orders
 
 
 def dealt(micro_batches: int, lines: int) -> Sequence[int]:
-    """As evenly as can be, one more for the first pipelines."""
+    """Deal micro-batches evenly to the pipelines; the first ones get one more."""
     return [micro_batches // lines + (line < micro_batches % lines) for line in range(lines)]
 
 
-def doubled(lines: Lines, units: int, halves: bool) -> list[list[Action]]:
-    """Forwards of two at a time, so that a forward takes as long as the backward of one; O(actions log actions).
+def doubled(lines: OpposedPipelines, units: int, halves: bool) -> list[list[Action]]:
+    """Orders that run two forwards at a time, so that a step forward takes as long as one back; O(actions log actions).
 
     Args:
         lines: the pipelines; units are dealt to them in turn.
-        units: pairs of micro-batches, or micro-batches whose backward runs in two halves.
-        halves: which of the two: the second member is part 1 of the same micro-batch.
+        units: number of pairs of micro-batches, or of micro-batches whose backward runs in two halves.
+        halves: the two members of a unit are parts of one micro-batch, not two micro-batches.
 
-    A worker takes the forward of the lowest unit that it can, else a backward: of the units that entered first, one in
-    each pipeline, the first halves before the second, later stages before earlier ones, for which others wait. A
-    pipeline takes in a unit while fewer than D / 2f are under way in it.
+    A worker takes the forward of the lowest unit that is ready, else a backward: earlier units first, first halves
+    before second ones, later stages before earlier ones. A pipeline admits a unit while fewer than D / 2f are under way
+    in it.
     """
     depth, open_units = lines.workers, [0] * lines.count
     forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -103,11 +102,13 @@ def doubled(lines: Lines, units: int, halves: bool) -> list[list[Action]]:
     for unit in range(units):
         line = unit % lines.count
         for stage in range(depth):
-            worker, own = lines.worker(line, stage), Action(forward, stage, unit)
-            tasks.append(Task(own, worker, (0, unit, -stage), (Action(forward, stage - 1, unit),), opens=stage == 0))
+            worker, forward_action = lines.worker(line, stage), Action(forward, stage, unit)
+            tasks.append(
+                Task(forward_action, worker, (0, unit, -stage), (Action(forward, stage - 1, unit),), opens=stage == 0)
+            )
             for half in (0, 1):
                 urgency = (1, unit // lines.count, half, -stage, unit)
-                needs = (own, Action(backward, stage + 1, unit, half))
+                needs = (forward_action, Action(backward, stage + 1, unit, half))
                 tasks.append(Task(Action(backward, stage, unit, half), worker, urgency, needs))
 
     def may_open(action: Action) -> bool:
@@ -126,36 +127,36 @@ def doubled(lines: Lines, units: int, halves: bool) -> list[list[Action]]:
     return [[member for action in order for member in members(action)] for order in orders]
 
 
-class BothWays(Placed, Protocol):
-    """Pipelines in both directions through the same workers, each with its own copy of the stages."""
+class BidirectionalSchedule(PlacedSchedule, Protocol):
+    """A schedule with pipelines in both directions through the same workers, each with its own copy of the stages."""
 
     __slots__ = ()
 
-    def lines(self, pipeline: Pipeline) -> Lines:
-        """The pipelines of single replicas: one in each direction."""
-        return Lines(pipeline.stages, 1)
+    def lines(self, pipeline: Pipeline) -> OpposedPipelines:
+        """The pipelines of a copy of single replicas: one in each direction."""
+        return OpposedPipelines(pipeline.stages, 1)
 
     def dealt(self, pipeline: Pipeline) -> Sequence[int]:
-        """Micro-batches of each of the pipelines: every other one."""
+        """Number of micro-batches of each pipeline, dealt alternately."""
         return -(-pipeline.micro_batches // 2), pipeline.micro_batches // 2
 
     def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
-        """The stages of the pipelines that have micro-batches."""
+        """Micro-batches by stage of each worker, summed over the pipelines that pass it."""
         lines = self.lines(pipeline)
-        found: tuple[dict[int, int], ...] = tuple({} for _ in range(pipeline.stages))
+        counts: tuple[dict[int, int], ...] = tuple({} for _ in range(pipeline.stages))
         for line, count in enumerate(self.dealt(pipeline)):
             for stage in range(pipeline.stages if count else 0):
-                own = found[lines.worker(line, stage)]
-                own[stage] = own.get(stage, 0) + count
-        return tuple(dict(sorted(own.items())) for own in found)
+                worker_counts = counts[lines.worker(line, stage)]
+                worker_counts[stage] = worker_counts.get(stage, 0) + count
+        return tuple(dict(sorted(worker_counts.items())) for worker_counts in counts)
 
     def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
-        """All but the first: neighbouring stages of a pipeline are on neighbouring workers."""
+        """True for all stages but the first: neighbouring stages are on neighbouring workers."""
         return tuple(stage > 0 for stage in range(pipeline.stages))
 
 
 @dataclass(frozen=True, slots=True)
-class Gems(BothWays):
+class Gems(BidirectionalSchedule):
     """GEMS: two copies of the model in opposite directions, one micro-batch under way at a time in each worker.
 
     The next micro-batch enters from the other end as soon as the worker there has done its backward, p + 1 steps after
@@ -171,8 +172,8 @@ class Gems(BothWays):
         idle="(p-m)*(F+B)+(m-1)*max(p*F+B, F+p*B)",
     )
 
-    def few(self, pipeline: Pipeline) -> Pipeline:
-        """One in each direction."""
+    def shortened(self, pipeline: Pipeline) -> Pipeline:
+        """One micro-batch in each direction."""
         return Pipeline(pipeline.replicas, min(pipeline.micro_batches, 2))
 
     def exact(self, pipeline: Pipeline) -> bool:
@@ -180,38 +181,40 @@ class Gems(BothWays):
         return True
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
-        """All forwards, a step for each further micro-batch, all backwards; equal to the simulated time. O(stages).
+        """All forwards, one step per further micro-batch, all backwards; equal to the simulated time. O(stages).
 
         The forward of the next micro-batch at stage j waits on its worker for the backward of this one at stage
         p-1-j, so that the step between two last forwards is the longest of b[p-1-j] + ... + b[p-1] + f[j] + ... +
         f[p-1].
         """
         depth, count = pipeline.stages, single(pipeline).micro_batches
-        ending = [0.0, *accumulate(reversed(times.gradient))]
-        going = [0.0, *accumulate(reversed(times.forward))]
-        step = max(ending[j + 1] + going[depth - j] for j in range(depth))
+        backward_from_end_s = [0.0, *accumulate(reversed(times.gradient))]
+        forward_from_end_s = [0.0, *accumulate(reversed(times.forward))]
+        step = max(backward_from_end_s[j + 1] + forward_from_end_s[depth - j] for j in range(depth))
         mirrored = [{k, depth - 1 - k} if count > 1 else {k} for k in range(depth)]
-        ends = max(ending[depth - k] + sum(times.tail[s] for s in own) for k, own in enumerate(mirrored))
-        return going[depth] + (count - 1) * step + ends
+        ends = max(
+            backward_from_end_s[depth - k] + sum(times.tail[s] for s in stages) for k, stages in enumerate(mirrored)
+        )
+        return forward_from_end_s[depth] + (count - 1) * step + ends
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """Micro-batches in turn from the first and from the last worker."""
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Micro-batches that enter alternately at the first and at the last worker."""
         depth, lines = pipeline.stages, self.lines(pipeline)
         orders: list[list[tuple[int, Action]]] = [[] for _ in range(depth)]
         for m in range(pipeline.micro_batches):
             start = m * (depth + 1)
             for stage in range(depth):
-                own = orders[lines.worker(m % 2, stage)]
-                own.append((start + stage, Action(ActionKind.FORWARD, stage, m)))
-                own.append((start + 2 * depth - 1 - stage, Action(ActionKind.BACKWARD, stage, m)))
-        return ((action for _, action in sorted(own, key=lambda entry: entry[0])) for own in orders)
+                order = orders[lines.worker(m % 2, stage)]
+                order.append((start + stage, Action(ActionKind.FORWARD, stage, m)))
+                order.append((start + 2 * depth - 1 - stage, Action(ActionKind.BACKWARD, stage, m)))
+        return ((action for _, action in sorted(order, key=lambda entry: entry[0])) for order in orders)
 
 
 SCHEDULES.register("gems", Gems())
 
 
 class Over(StrEnum):
-    """What to do with more micro-batches than stages."""
+    """How Chimera runs more micro-batches than stages; see the module."""
 
     CONCAT = "concat"
     DOUBLE = "double"
@@ -219,7 +222,7 @@ class Over(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Chimera(BothWays):
+class Chimera(BidirectionalSchedule):
     """Bidirectional pipelines.
 
     Attributes:
@@ -247,11 +250,11 @@ class Chimera(BothWays):
 
     @property
     def activation_unit(self) -> ActivationUnit:
-        """Half a micro-batch where backwards are halved."""
+        """Half a micro-batch if backwards are halved."""
         return ActivationUnit.SUB_SEQUENCE if self.over is Over.HALVE else ActivationUnit.MICRO_BATCH
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """An odd number of stages, pairs that do not divide half of it, an odd number of doubled micro-batches."""
+        """Refuses odd numbers of stages, pairs that do not divide half of it, odd numbers of doubled micro-batches."""
         if pipeline.stages % 2:
             return f"{self.key} needs an even number of stages, not {pipeline.stages}"
         if self.pairs < 1 or pipeline.stages // 2 % self.pairs:
@@ -262,79 +265,81 @@ class Chimera(BothWays):
 
     @property
     def launches(self) -> bool:
-        """Where it is eager."""
+        """True if exchanges are eager."""
         return self.eager
 
     @property
     def parts(self) -> int:
-        """Two where backwards are halved."""
+        """2 if backwards are halved, else 1."""
         return 2 if self.over is Over.HALVE else 1
 
     def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
-        """1, 2 and 4 pairs; forwards of two micro-batches at a time where little is kept of each."""
+        """1, 2 and 4 pairs; doubled forwards if stages recompute, so that each keeps little."""
         return ({}, {"pairs": 2}, {"pairs": 4}, *([{"over": Over.DOUBLE}] if recompute else []))
 
     def worthwhile(self, workers: int, micro_batches: int) -> bool:
-        """Doubling is for more micro-batches than stages."""
+        """Doubling differs only with more micro-batches than stages."""
         return self.over is Over.CONCAT or micro_batches > workers
 
-    def lines(self, pipeline: Pipeline) -> Lines:
+    def lines(self, pipeline: Pipeline) -> OpposedPipelines:
         """2f pipelines."""
-        return Lines(pipeline.stages, self.pairs)
+        return OpposedPipelines(pipeline.stages, self.pairs)
 
     def dealt(self, pipeline: Pipeline) -> Sequence[int]:
-        """Unit after unit, the last as evenly as can be; in turn with doubled forwards."""
+        """Unit after unit, the last one evenly; alternately with doubled forwards."""
         lines, count = self.lines(pipeline), pipeline.micro_batches
         if self.over is Over.CONCAT:
-            units, rest = divmod(count, pipeline.stages)
-            return [units * (pipeline.stages // lines.count) + more for more in dealt(rest, lines.count)]
-        each = 2 if self.over is Over.DOUBLE else 1
-        return [each * units for units in dealt(count // each, lines.count)]
+            units, remainder = divmod(count, pipeline.stages)
+            return [units * (pipeline.stages // lines.count) + extra for extra in dealt(remainder, lines.count)]
+        unit_size = 2 if self.over is Over.DOUBLE else 1
+        return [unit_size * units for units in dealt(count // unit_size, lines.count)]
 
-    def few(self, pipeline: Pipeline) -> Pipeline:
-        """Two units and what is left over, when they come one after another; else as many units as can be under way,
-        D / 2f in each of 2f pipelines."""
-        most = 2 * pipeline.stages + pipeline.micro_batches % pipeline.stages
+    def shortened(self, pipeline: Pipeline) -> Pipeline:
+        """Two units and the remainder if units are concatenated; else as many as can be under way at once.
+
+        These are D / 2f in each of 2f pipelines.
+        """
+        enough = 2 * pipeline.stages + pipeline.micro_batches % pipeline.stages
         if self.over is not Over.CONCAT:
-            most = pipeline.stages * (2 if self.over is Over.DOUBLE else 1)
-        return Pipeline(pipeline.replicas, min(most, pipeline.micro_batches))
+            enough = pipeline.stages * (2 if self.over is Over.DOUBLE else 1)
+        return Pipeline(pipeline.replicas, min(enough, pipeline.micro_batches))
 
     def terms(self, pipeline: Pipeline) -> dict[str, Any]:
-        """With `doubled` and `halved`: 1 by that choice for more micro-batches than stages, else 0."""
+        """Adds `doubled` and `halved`: 1 if `over` says so, else 0."""
         choice = {"doubled": int(self.over is Over.DOUBLE), "halved": int(self.over is Over.HALVE)}
-        return {**BothWays.terms(self, pipeline), **choice}
+        return {**BidirectionalSchedule.terms(self, pipeline), **choice}
 
     def flow(self, pipeline: Pipeline) -> Flow:
-        """Forwards of two micro-batches at a time where they are doubled, backwards of half where they are halved."""
-        double, flow = 1 + (self.over is Over.DOUBLE), BothWays.flow(self, pipeline)
+        """Two micro-batches per forward step if doubled, half a micro-batch per backward step if halved."""
+        double, flow = 1 + (self.over is Over.DOUBLE), BidirectionalSchedule.flow(self, pipeline)
         return replace(flow, forward_step=double, backward_step=1 / self.parts)
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """The orders of all workers; stage s runs on each worker that has it, for different micro-batches."""
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """The orders of all workers; each holder of a stage runs it for other micro-batches."""
         lines = self.lines(pipeline)
         if self.over is Over.CONCAT:
-            return map(self._closed, slotted(lines, pipeline.micro_batches))
+            return map(self._with_launches_in_bubbles, slotted(lines, pipeline.micro_batches))
         halves = self.over is Over.HALVE
         units = pipeline.micro_batches if halves else pipeline.micro_batches // 2
-        return map(self._launched, doubled(lines, units, halves))
+        return map(self._with_launches, doubled(lines, units, halves))
 
-    def _launched(self, own: Sequence[Action]) -> Iterator[Action]:
-        """A worker's order with the exchange of each stage launched after its last backward, when it goes on."""
-        last = {action.stage: at for at, action in enumerate(own) if action.kind is ActionKind.BACKWARD}
-        for at, action in enumerate(own):
+    def _with_launches(self, order: Sequence[Action]) -> Iterator[Action]:
+        """A worker's order with each stage's exchange launched after its last backward, if work follows."""
+        last = {action.stage: at for at, action in enumerate(order) if action.kind is ActionKind.BACKWARD}
+        for at, action in enumerate(order):
             yield action
-            if self.eager and last[action.stage] == at < len(own) - 1:
+            if self.eager and last[action.stage] == at < len(order) - 1:
                 yield Action(ActionKind.LAUNCH_SYNC, action.stage)
 
-    def _closed(self, own: Sequence[tuple[int, Action]]) -> Iterator[Action]:
-        """A worker's order with its exchanges: launched after a stage's last backward where a free slot follows."""
-        end = own[-1][0] if own else 0
-        last = {action.stage: slot for slot, action in own if action.kind is ActionKind.BACKWARD}
-        taken = [slot for slot, _ in own]
-        for slot, action in own:
+    def _with_launches_in_bubbles(self, slots_and_actions: Sequence[tuple[int, Action]]) -> Iterator[Action]:
+        """A worker's order with each stage's exchange launched after its last backward, if a free slot follows."""
+        end = slots_and_actions[-1][0] if slots_and_actions else 0
+        last = {action.stage: slot for slot, action in slots_and_actions if action.kind is ActionKind.BACKWARD}
+        taken = [slot for slot, _ in slots_and_actions]
+        for slot, action in slots_and_actions:
             yield action
-            done = action.kind is ActionKind.BACKWARD and last[action.stage] == slot
-            if done and self.eager and end - slot > sum(1 for other in taken if other > slot):
+            is_last_backward = action.kind is ActionKind.BACKWARD and last[action.stage] == slot
+            if is_last_backward and self.eager and end - slot > sum(1 for other in taken if other > slot):
                 yield Action(ActionKind.LAUNCH_SYNC, action.stage)
 
 

@@ -1,4 +1,4 @@
-"""Smaller pieces, so that the pipeline fills in smaller steps: chunks of the model, or parts of a micro-batch."""
+"""Schedules that fill the pipeline in smaller steps: several chunks per worker, or parts of a micro-batch."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
 from planner.schedules.facts import Facts
 from planner.schedules.orders import Task, in_turn, list_schedule
-from planner.schedules.schedule import Dealt, Line, Placed
+from planner.schedules.schedule import PlacedSchedule, ReplicatedSchedule, StagePerWorkerSchedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
 
-_MOST_CHUNKS = 20
-"""Chunks of a worker worth trying."""
+_MAX_CHUNKS = 20
+"""Most chunks per worker worth trying."""
 
 
-class Chunked(Placed, Protocol):
-    """Several chunks on each worker, one copy of the model: the worker of a chunk is `worker_of`."""
+class ChunkedSchedule(PlacedSchedule, Protocol):
+    """A schedule with several chunks on each worker and one copy of the model, placed by `worker_of`."""
 
     __slots__ = ()
 
     activation_unit: ActivationUnit = ActivationUnit.CHUNK
 
     def worker_of(self, stage: int, workers: int) -> int:
-        """A V, or more legs of a zigzag: down the workers, and up again."""
+        """The worker of a chunk: a zigzag down the workers and up again (a V for two chunks)."""
         leg, at = divmod(stage, workers)
         return workers - 1 - at if leg % 2 else at
 
     def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
-        """All micro-batches at every chunk."""
+        """All micro-batches for every chunk of a worker."""
         workers = pipeline.stages // self.chunks_per_worker
-        found: tuple[dict[int, int], ...] = tuple({} for _ in range(workers))
+        by_worker: tuple[dict[int, int], ...] = tuple({} for _ in range(workers))
         for stage in range(pipeline.stages):
-            found[self.worker_of(stage, workers)][stage] = pipeline.micro_batches
-        return found
+            by_worker[self.worker_of(stage, workers)][stage] = pipeline.micro_batches
+        return by_worker
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """Stages that do not make as many chunks on each worker."""
+        """Refuses numbers of stages that are no multiple of the chunks per worker."""
         chunks = self.chunks_per_worker
         if chunks < 1 or pipeline.stages % chunks:
             return f"{pipeline.stages} stages do not make {chunks} chunks on each worker"
@@ -46,7 +46,7 @@ class Chunked(Placed, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Interleaved(Chunked):
+class Interleaved(ChunkedSchedule):
     """Interleaved 1F1B: each worker runs several chunks of the model, so that the pipeline fills in smaller steps.
 
     Chunk c of worker r is stage c p + r. Micro-batches go through in groups of g >= p; the last group may be smaller,
@@ -55,7 +55,7 @@ class Interleaved(Chunked):
 
     Attributes:
         chunks: stages on each worker.
-        group: micro-batches that go through a chunk in a row; 0 for one for each worker.
+        group: micro-batches that pass a chunk in a row; 0 for as many as there are workers.
     """
 
     chunks: int = 2
@@ -75,15 +75,15 @@ class Interleaved(Chunked):
 
     def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
         """2 to 20 chunks."""
-        return ({"chunks": count} for count in range(2, _MOST_CHUNKS + 1))
+        return ({"chunks": count} for count in range(2, _MAX_CHUNKS + 1))
 
     def worker_of(self, stage: int, workers: int) -> int:
-        """Round and round."""
+        """The worker of a chunk, round-robin."""
         return stage % workers
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """Stages that do not make equal chunks, or micro-batches that do not make groups of p and more."""
-        if reason := Chunked.refuses(self, pipeline):
+        """Refuses stages that do not make equal chunks, and micro-batches that do not make groups of at least p."""
+        if reason := ChunkedSchedule.refuses(self, pipeline):
             return reason
         workers = pipeline.stages // self.chunks
         if self.group and self.group < workers:
@@ -93,20 +93,22 @@ class Interleaved(Chunked):
             return f"{pipeline.micro_batches} micro-batches do not make groups {fewest}, one for each worker"
         return ""
 
-    def few(self, pipeline: Pipeline) -> Pipeline:
-        """Four groups: a worker has filled up after two, and keeps the same from group to group."""
-        most = 4 * self._group(pipeline.stages // self.chunks)
-        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, most))
+    def shortened(self, pipeline: Pipeline) -> Pipeline:
+        """Four groups: a worker reaches its peak after two, and every further group repeats it."""
+        enough = 4 * self._group(pipeline.stages // self.chunks)
+        return Pipeline(pipeline.replicas, min(pipeline.micro_batches, enough))
 
     def _group(self, workers: int) -> int:
+        """Micro-batches of a group."""
         return self.group or workers
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """Warm-up, alternation and drain of all chunks of a worker."""
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Warm-up, alternation and drain over all chunks of each worker."""
         workers = pipeline.stages // self.chunks
         return (self._worker(workers, r, pipeline.micro_batches) for r in range(workers))
 
     def _worker(self, workers: int, r: int, micro_batches: int) -> Iterator[Action]:
+        """The order of worker r."""
         size = min(self._group(workers), micro_batches)
 
         def steps(kind: ActionKind, stages: range) -> list[Action]:
@@ -120,7 +122,7 @@ class Interleaved(Chunked):
 
 
 @dataclass(frozen=True, slots=True)
-class Hanayo(Chunked):
+class Hanayo(ChunkedSchedule):
     """Hanayo: the model zigzags over the workers in W waves of 2P chunks, with one copy of the weights.
 
     Chunk c is on worker c mod P of an even leg, mirrored on an odd one, so that a micro-batch turns around on one
@@ -152,16 +154,18 @@ class Hanayo(Chunked):
         """1, 2 and 4 waves."""
         return ({}, {"waves": 2}, {"waves": 4})
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """Backwards before forwards, later chunks before earlier ones."""
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """List schedule: backwards before forwards, later chunks before earlier ones."""
         workers = pipeline.stages // (2 * self.waves)
         forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
         tasks = []
         for m in range(pipeline.micro_batches):
             for c in range(pipeline.stages):
-                place, own = self.worker_of(c, workers), Action(forward, c, m)
-                tasks.append(Task(own, place, (1, -c, m), (Action(forward, c - 1, m),), opens=c == 0))
-                tasks.append(Task(Action(backward, c, m), place, (0, -c, m), (own, Action(backward, c + 1, m))))
+                worker, forward_action = self.worker_of(c, workers), Action(forward, c, m)
+                tasks.append(Task(forward_action, worker, (1, -c, m), (Action(forward, c - 1, m),), opens=c == 0))
+                tasks.append(
+                    Task(Action(backward, c, m), worker, (0, -c, m), (forward_action, Action(backward, c + 1, m)))
+                )
         under_way = 0
 
         def may_open(_: Action) -> bool:
@@ -176,7 +180,7 @@ class Hanayo(Chunked):
 
 
 @dataclass(frozen=True, slots=True)
-class Seq1F1B(Line, Dealt):
+class Seq1F1B(StagePerWorkerSchedule, ReplicatedSchedule):
     """Seq1F1B: 1F1B over sub-sequences, so that the pipeline fills in steps of 1/k of a micro-batch.
 
     A micro-batch's k sub-sequences go forward in order and backward in reverse, as causal attention wants. Stage i
@@ -198,7 +202,7 @@ class Seq1F1B(Line, Dealt):
     )
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """Fewer than one sub-sequence."""
+        """Refuses fewer than one sub-sequence."""
         return "" if self.splits >= 1 else f"{self.splits} sub-sequences make no micro-batch"
 
     def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
@@ -211,11 +215,13 @@ class Seq1F1B(Line, Dealt):
         return self.splits
 
     def flow(self, pipeline: Pipeline) -> Flow:
-        """A sub-sequence at a time."""
-        return replace(Line.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits)
+        """One sub-sequence per step."""
+        return replace(
+            StagePerWorkerSchedule.flow(self, pipeline), forward_step=1 / self.splits, backward_step=1 / self.splits
+        )
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """Warm-up, alternation, drain of each stage."""
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """Warm-up, alternation and drain of each stage."""
         parts = range(self.splits) if self.splits > 1 else (-1,)
         micro_batches = range(pipeline.micro_batches)
         for stage, kept in enumerate(self.in_flight(pipeline)):
@@ -224,8 +230,8 @@ class Seq1F1B(Line, Dealt):
             yield in_turn(forwards, backwards, kept)
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """The orders over sub-sequences, each of which needs those before it."""
-        work = Line.work(self, pipeline, iterations)
+        """The orders with causal sub-sequences."""
+        work = StagePerWorkerSchedule.work(self, pipeline, iterations)
         return replace(work, causal=self.splits > 1)
 
 

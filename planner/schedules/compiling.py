@@ -1,4 +1,4 @@
-"""From orders of work to a program: arrays of actions, what each waits for, an order in which all of them can run.
+"""Compile orders of work into a program: arrays of actions, their dependencies, and a sequence in which all can run.
 
 Orders that can never run are refused with the action at fault.
 """
@@ -32,11 +32,11 @@ from planner.schedules.program import (
 from planner.schedules.types import Action, OrderError, Work
 
 _SHOWN_CYCLE = 12
-"""Waits of a cycle that an error shows."""
+"""Most waits of a cycle that an error message lists."""
 
 
 def compile_orders(orders: Sequence[Sequence[Action]] | Work) -> Program:
-    """Turn orders into arrays and find an order in which all actions can run; O(actions).
+    """Compile orders into a program, and find a sequence in which all actions can run; O(actions).
 
     Raises:
         PlanError: an action appears twice, lacks the one it needs, runs a backward away from its forward, reads a
@@ -52,6 +52,7 @@ def compile_orders(orders: Sequence[Sequence[Action]] | Work) -> Program:
 
 
 def _columns(work: Work) -> Program:
+    """A program with the columns of the actions; dependencies and sequence are not filled in yet."""
     flat = [action for lane in work.lanes for action in lane]
     if not flat:
         raise PlanError("the schedule has no actions", hint="give each worker at least one forward and backward")
@@ -80,7 +81,7 @@ def _columns(work: Work) -> Program:
 
 
 def _find_sequence(program: Program) -> list[int]:
-    """A topological order by a worklist over lanes; O(actions).
+    """A topological order of all actions, by a worklist over lanes; O(actions).
 
     Raises:
         PlanError: some lanes wait for each other in a cycle.
@@ -92,7 +93,7 @@ def _find_sequence(program: Program) -> list[int]:
     last = len(source) - 1
     joined = [*program.paired.tolist()[1:], False]
     position = offsets[:-1]
-    done, come = bytearray(len(source)), bytearray(len(source))
+    done, arrived = bytearray(len(source)), bytearray(len(source))
     present = [0] * len(members)
     waiting: list[list[int]] = [[] for _ in members]
     sequence: list[int] = []
@@ -101,20 +102,22 @@ def _find_sequence(program: Program) -> list[int]:
         lane = ready.pop()
         at, end = position[lane], offsets[lane + 1]
         while at < end:
-            reach = at
+            blocked = at
             while True:
-                if (source[reach] >= 0 and not done[source[reach]]) or (after[reach] >= 0 and not done[after[reach]]):
+                if (source[blocked] >= 0 and not done[source[blocked]]) or (
+                    after[blocked] >= 0 and not done[after[blocked]]
+                ):
                     break
-                if reach < last and joined[reach]:
-                    reach += 1
+                if blocked < last and joined[blocked]:
+                    blocked += 1
                     continue
-                reach = -1
+                blocked = -1
                 break
-            if reach >= 0:
+            if blocked >= 0:
                 break
             exchange = arrives[at]
-            if exchange >= 0 and not come[at]:
-                come[at] = 1
+            if exchange >= 0 and not arrived[at]:
+                arrived[at] = 1
                 present[exchange] += 1
                 if present[exchange] == members[exchange]:
                     ready += waiting[exchange]
@@ -139,7 +142,7 @@ def _find_sequence(program: Program) -> list[int]:
 
 
 def _wakes(program: Program) -> tuple[list[int], dict[int, int]]:
-    """For each action the other lane that waits for its tensor (-1: none), and the worker's other lane that does."""
+    """(by action the lane that waits for its tensor, -1 for none; by action the sibling lane that waits for it)."""
     wakes = np.full(len(program.kind), -1, np.int64)
     fed = np.flatnonzero(program.source >= 0)
     fed = fed[program.lane[program.source[fed]] != program.lane[fed]]
@@ -151,7 +154,7 @@ def _wakes(program: Program) -> tuple[list[int], dict[int, int]]:
 
 
 def _exchanges(program: Program) -> tuple[list[int], list[int], list[int]]:
-    """For each action the collective that it joins and the one that it waits for (-1: none); members of each."""
+    """(exchange that each action joins or -1, exchange that it waits for or -1, members of each exchange)."""
     launches = program.kind == LAUNCH_SYNC
     syncs = program.kind == SYNC
     key = program.exchange * program.workers + program.worker
@@ -163,17 +166,17 @@ def _exchanges(program: Program) -> tuple[list[int], list[int], list[int]]:
 
 
 def _deadlock(program: Program, position: list[int], done: bytearray, lanes: list[int]) -> OrderError:
-    """The error that names a cycle of waiting workers."""
+    """The error that shows a cycle of workers waiting for each other."""
     lane = next(k for k in range(program.lanes) if position[k] < program.offsets[k + 1])
     seen: dict[int, int] = {}
     steps: list[str] = []
     while lane not in seen:
         seen[lane] = len(steps)
         action = position[lane]
-        reach, awaited = _awaited(program, action, position, done)
+        stuck, awaited = _awaited(program, action, position, done)
         whose = f" of worker {program.worker[awaited]}" if program.exchange[awaited] >= 0 else ""
         waits = f"waits for {program.label(awaited)}{whose}"
-        steps.append(f"worker {program.worker[action]} at {program.label(reach)} {waits}")
+        steps.append(f"worker {program.worker[action]} at {program.label(stuck)} {waits}")
         lane = lanes[awaited]
         if done[awaited]:
             break
@@ -186,15 +189,15 @@ def _deadlock(program: Program, position: list[int], done: bytearray, lanes: lis
 
 
 def _awaited(program: Program, action: int, position: list[int], done: bytearray) -> tuple[int, int]:
-    """What a lane cannot run, and the action that keeps it from running."""
-    reach = action
+    """(the action that a lane is stuck at, the action that it waits for)."""
+    stuck = action
     while True:
-        for needed in (int(program.source[reach]), int(program.after[reach])):
+        for needed in (int(program.source[stuck]), int(program.after[stuck])):
             if needed >= 0 and not done[needed]:
-                return reach, needed
-        if reach + 1 >= len(program.kind) or not program.paired[reach + 1]:
+                return stuck, needed
+        if stuck + 1 >= len(program.kind) or not program.paired[stuck + 1]:
             break
-        reach += 1
+        stuck += 1
     members = np.flatnonzero(program.of(SYNC, LAUNCH_SYNC) & (program.exchange == program.exchange[action]))
     return action, int(next(m for m in members if position[program.lane[m]] < m))
 
@@ -213,14 +216,14 @@ _ROLES = {
         LOAD,
     )
 }
-"""Kinds of which a micro-batch has one at a stage: what makes the gradient of a stage's input counts as a backward."""
+"""Kinds that occur once per micro-batch and stage; an INPUT_GRAD takes the role of the BACKWARD."""
 
 _Tables = dict[int, np.ndarray]
-"""By role, the action of each key (stage, unit), -1 where there is none."""
+"""By role, the action of each key (stage, unit); -1 if there is none."""
 
 
 def link(program: Program) -> None:
-    """Fill `source`, `after` and `exchange`, and refuse what can never run; O(actions)."""
+    """Fill in `source`, `after` and `exchange`, and refuse orders that can never run; O(actions)."""
     compute = ~program.of(SYNC, UPDATE, LAUNCH_SYNC)
     parts = program.work.parts
     below = np.flatnonzero((program.stage < 0) | (compute & (program.micro_batch < 0)))
@@ -234,14 +237,14 @@ def link(program: Program) -> None:
     width = max(int(unit[compute].max(initial=0)) + 1, 1)
     key = np.where(compute, program.stage * width + unit, 0)
     tables = _tables(program, key, program.stages * width)
-    _tensors(program, tables, key, width)
-    _own(program, tables, key)
-    _moves(program, tables, key, width)
+    _link_neighbours(program, tables, key, width)
+    _link_own_stage(program, tables, key)
+    _check_transfers(program, tables, key, width)
     if parts > 1 and program.work.causal:
-        _causal(program, tables, key)
-    _evictions(program, tables, key)
+        _check_causal(program, tables, key)
+    _link_evictions(program, tables, key)
     if program.work.limits:
-        _limits(program)
+        _link_limits(program)
     _number_exchanges(program)
     first = program.offsets[:-1][np.diff(program.offsets) > 0]
     lonely = first[program.paired[first]]
@@ -259,7 +262,7 @@ def _tables(program: Program, key: np.ndarray, size: int) -> _Tables:
 
 
 def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> np.ndarray:
-    """Action by key for the chosen actions, -1 where there is none; each key at most once, but for LOADs."""
+    """The chosen action of each key, -1 if there is none; refuses a key that occurs twice, except for LOADs."""
     indices = np.flatnonzero(chosen)
     counts = np.bincount(key[indices], minlength=size)
     if len(indices) and counts.max() > 1 and program.kind[indices[0]] != LOAD:
@@ -271,8 +274,8 @@ def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> 
     return table
 
 
-def _moves(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
-    """What is sent is received, and the other way round, by the stage after (gradients: before)."""
+def _check_transfers(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
+    """Refuse a SEND without its RECEIVE at the neighbouring stage, or a RECEIVE without its SEND."""
     for code, other, by, what in (
         (SEND_ACTIVATION, tables[RECEIVE_ACTIVATION], 1, "receives"),
         (RECEIVE_ACTIVATION, tables[SEND_ACTIVATION], -1, "sends"),
@@ -282,18 +285,18 @@ def _moves(program: Program, tables: _Tables, key: np.ndarray, width: int) -> No
         moves = np.flatnonzero(program.kind == code)
         stage = program.stage[moves] + by
         inside = (stage >= 0) & (stage < program.stages)
-        met = np.full(len(moves), -1, np.int64)
-        met[inside] = other[key[moves[inside]] + by * width]
-        alone = np.flatnonzero(met < 0)
-        if len(alone):
-            at = int(moves[alone[0]])
-            whom = f"stage {stage[alone[0]]} never {what} it" if inside[alone[0]] else f"no stage {what} it"
+        matching = np.full(len(moves), -1, np.int64)
+        matching[inside] = other[key[moves[inside]] + by * width]
+        unmatched = np.flatnonzero(matching < 0)
+        if len(unmatched):
+            at = int(moves[unmatched[0]])
+            whom = f"stage {stage[unmatched[0]]} never {what} it" if inside[unmatched[0]] else f"no stage {what} it"
             hint = "give each send its receive at the neighbouring stage, or leave both out"
             raise program.error(at, f"{program.label(at)}: {whom}", hint)
 
 
-def _tensors(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
-    """Sources in neighbouring stages; an explicit SEND or RECEIVE takes the place of the computation."""
+def _link_neighbours(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
+    """Fill in sources in neighbouring stages; an explicit SEND or RECEIVE stands for the computation."""
     stage, source = program.stage, program.source
     for makes, sends, receives, by, has_other, receipt, origin in (
         (FORWARD, SEND_ACTIVATION, RECEIVE_ACTIVATION, -width, stage > 0, "input", "the forward of the stage before"),
@@ -316,8 +319,8 @@ def _tensors(program: Program, tables: _Tables, key: np.ndarray, width: int) -> 
         _require(program, needs, source[needs], origin)
 
 
-def _own(program: Program, tables: _Tables, key: np.ndarray) -> None:
-    """Actions that need another of the same stage, micro-batch and worker."""
+def _link_own_stage(program: Program, tables: _Tables, key: np.ndarray) -> None:
+    """Check and link actions that need another action of the same stage, micro-batch and worker."""
     kind = program.kind
     for needy, needed, what in (
         ((BACKWARD, INPUT_GRAD), FORWARD, "its forward"),
@@ -327,116 +330,119 @@ def _own(program: Program, tables: _Tables, key: np.ndarray) -> None:
         ((SEND_GRADIENT,), BACKWARD, "its backward"),
         ((EVICT,), FORWARD, "its forward"),
     ):
-        found = np.flatnonzero(program.of(*needy))
-        _require_own(program, found, tables[needed][key[found]], what)
-    again = np.flatnonzero(kind == RECOMPUTE)
-    late = again[tables[BACKWARD][key[again]] < again]
+        users = np.flatnonzero(program.of(*needy))
+        _require_own(program, users, tables[needed][key[users]], what)
+    recomputes = np.flatnonzero(kind == RECOMPUTE)
+    late = recomputes[tables[BACKWARD][key[recomputes]] < recomputes]
     if len(late):
         raise program.error(int(late[0]), f"{program.label(late[0])} comes after its backward", "recompute before it")
-    halves = np.flatnonzero(kind == WEIGHT_GRAD)
-    whole = halves[kind[tables[BACKWARD][key[halves]]] == BACKWARD]
-    if len(whole):
-        message = f"{program.label(whole[0])} is a part of the whole backward of the same micro-batch"
-        raise program.error(int(whole[0]), message, "make that an input gradient, or leave this out")
+    weight_grads = np.flatnonzero(kind == WEIGHT_GRAD)
+    of_whole_backward = weight_grads[kind[tables[BACKWARD][key[weight_grads]]] == BACKWARD]
+    if len(of_whole_backward):
+        message = f"{program.label(of_whole_backward[0])} is a part of the whole backward of the same micro-batch"
+        raise program.error(int(of_whole_backward[0]), message, "make that an input gradient, or leave this out")
     split = np.flatnonzero(kind == INPUT_GRAD)
     _require(program, split, tables[WEIGHT_GRAD][key[split]], "its weight gradient")
     forwards = np.flatnonzero(kind == FORWARD)
     _require(program, forwards, tables[BACKWARD][key[forwards]], "its backward")
 
 
-def _causal(program: Program, tables: _Tables, key: np.ndarray) -> None:
-    """Sub-sequences in order forward, in reverse order backward, on one lane."""
+def _check_causal(program: Program, tables: _Tables, key: np.ndarray) -> None:
+    """Refuse causal sub-sequences that do not run in order forward and in reverse order backward on one lane."""
     forwards = np.flatnonzero((program.kind == FORWARD) & (program.part > 0))
     _require_before(program, forwards, tables[FORWARD][key[forwards] - 1], "the forward of the part before")
     backwards = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD) & (program.part < program.work.parts - 1))
     _require_before(program, backwards, tables[BACKWARD][key[backwards] + 1], "the backward of the part after")
 
 
-def _evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
-    """LOAD needs the EVICT before it; a backward needs its last LOAD; what takes memory waits for EVICTs under way."""
+def _link_evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
+    """Link evictions: LOAD waits for its EVICT, a backward for its LOAD, and a forward or LOAD for pending EVICTs."""
     if not (program.kind == EVICT).any() and not (program.kind == LOAD).any():
         return
-    away: dict[int, int] = {}
+    evicted: dict[int, int] = {}
     pending: dict[int, int] = {}
     for action in np.flatnonzero(program.of(EVICT, LOAD, FORWARD, BACKWARD, INPUT_GRAD)).tolist():
         kind, unit, lane = program.kind[action], int(key[action]), int(program.lane[action])
         if kind == EVICT:
             if 0 <= tables[BACKWARD][unit] < action and program.lane[tables[BACKWARD][unit]] == lane:
                 raise _misplaced(program, action, "comes after its backward")
-            if unit in away:
+            if unit in evicted:
                 raise _misplaced(program, action, "is evicted twice without a load in between")
-            away[unit] = pending[lane] = action
+            evicted[unit] = pending[lane] = action
         elif kind == LOAD:
-            if unit not in away:
+            if unit not in evicted:
                 raise _misplaced(program, action, "loads what was not evicted")
-            program.after[action] = max(away.pop(unit), pending.pop(lane, -1))
+            program.after[action] = max(evicted.pop(unit), pending.pop(lane, -1))
         elif kind == FORWARD:
             program.after[action] = pending.pop(lane, -1)
-        elif unit in away:
+        elif unit in evicted:
             raise _misplaced(program, action, "needs activations that are evicted")
         elif tables[LOAD][unit] >= 0:
             program.after[action] = tables[LOAD][unit]
 
 
 def _misplaced(program: Program, action: int, what: str) -> OrderError:
+    """The error of an eviction or load in the wrong place."""
     hint = "evict after the forward, load before the backward"
     return program.error(action, f"{program.label(action)} {what}", hint)
 
 
-def _limits(program: Program) -> None:
-    """A forward waits for the backward that makes room for it."""
+def _link_limits(program: Program) -> None:
+    """Make forwards beyond a stage's memory limit wait for the backward that frees their memory."""
     place = program.worker * program.stages + program.stage
     for stage, limit in enumerate(program.work.limits):
         for worker in np.unique(program.worker[program.stage == stage]).tolist():
-            here = place == worker * program.stages + stage
-            forwards = np.flatnonzero(here & (program.kind == FORWARD))[limit:]
-            backwards = np.flatnonzero(here & program.of(BACKWARD, WEIGHT_GRAD))
+            of_stage = place == worker * program.stages + stage
+            forwards = np.flatnonzero(of_stage & (program.kind == FORWARD))[limit:]
+            backwards = np.flatnonzero(of_stage & program.of(BACKWARD, WEIGHT_GRAD))
             program.after[forwards] = backwards[: len(forwards)]
 
 
 def _number_exchanges(program: Program) -> None:
-    """Number the collectives: one for each stage and number."""
+    """Number the exchanges, one per stage and number; refuse a worker that joins one twice."""
     chosen = np.flatnonzero(program.of(SYNC, LAUNCH_SYNC))
     if not len(chosen):
         return
     names = np.stack([program.stage[chosen], program.micro_batch[chosen]])
     program.exchange[chosen] = np.unique(names, axis=1, return_inverse=True)[1].ravel()
     for code, does in ((SYNC, "synchronises"), (LAUNCH_SYNC, "launches the synchronisation of")):
-        mine = chosen[program.kind[chosen] == code]
-        pairs = program.exchange[mine] * program.workers + program.worker[mine]
+        of_kind = chosen[program.kind[chosen] == code]
+        pairs = program.exchange[of_kind] * program.workers + program.worker[of_kind]
         _, kept = np.unique(pairs, return_index=True)
         if len(kept) < len(pairs):
-            again = int(np.delete(mine, kept)[0])
+            repeated = int(np.delete(of_kind, kept)[0])
             hint = "one for each stage, worker and number"
-            raise program.error(again, f"a worker {does} a stage more than once", hint)
+            raise program.error(repeated, f"a worker {does} a stage more than once", hint)
 
 
-def _require(program: Program, needs: np.ndarray, found: np.ndarray, what: str) -> None:
-    missing = needs[found < 0]
+def _require(program: Program, needs: np.ndarray, needed: np.ndarray, what: str) -> None:
+    """Refuse actions whose needed action does not exist (-1)."""
+    missing = needs[needed < 0]
     if len(missing):
         hint = "schedule every micro-batch forward and backward through every stage"
         raise program.error(int(missing[0]), f"{program.label(missing[0])} needs {what}, which no worker runs", hint)
 
 
-def _require_own(program: Program, needs: np.ndarray, found: np.ndarray, what: str) -> None:
-    """The action found must exist on the same worker; earlier in its order, or on another lane and then waited for."""
-    _require(program, needs, found, what)
-    other = program.lane[found] != program.lane[needs]
-    _require_before(program, needs[~other], found[~other], what)
-    away = needs[program.worker[found] != program.worker[needs]]
+def _require_own(program: Program, needs: np.ndarray, needed: np.ndarray, what: str) -> None:
+    """Require the needed action on the same worker: earlier on the lane, or on another lane, which is then awaited."""
+    _require(program, needs, needed, what)
+    other = program.lane[needed] != program.lane[needs]
+    _require_before(program, needs[~other], needed[~other], what)
+    away = needs[program.worker[needed] != program.worker[needs]]
     if len(away):
         raise _not_before(program, away[0], what)
-    program.after[needs[other]] = found[other]
+    program.after[needs[other]] = needed[other]
 
 
-def _require_before(program: Program, needs: np.ndarray, found: np.ndarray, what: str) -> None:
-    """The action found must exist, on the same lane, earlier in its order."""
-    _require(program, needs, found, what)
-    wrong = needs[(program.lane[found] != program.lane[needs]) | (found > needs)]
+def _require_before(program: Program, needs: np.ndarray, needed: np.ndarray, what: str) -> None:
+    """Require the needed action on the same lane, earlier in its order."""
+    _require(program, needs, needed, what)
+    wrong = needs[(program.lane[needed] != program.lane[needs]) | (needed > needs)]
     if len(wrong):
         raise _not_before(program, wrong[0], what)
 
 
 def _not_before(program: Program, action: int, what: str) -> OrderError:
+    """The error of an action that runs before what it needs, or on another worker."""
     hint = "what a forward keeps is used by the backward of the same worker, later in its order"
     return program.error(int(action), f"{program.label(action)} does not come after {what} on the same worker", hint)

@@ -1,4 +1,4 @@
-"""Chains of waits in closed form: lower bounds of an iteration that need no order."""
+"""Chains of waits in closed form: lower bounds on the iteration time that need no order of work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class PassSeconds:
-    """Seconds by stage, for one micro-batch; transfers that stop the worker included.
+    """Seconds by stage for one micro-batch, blocking transfers included.
 
     Attributes:
-        forward: of the forward.
-        gradient: of what the stage before waits for: the whole backward, or the input gradient where it is split.
-        weight: of the weight gradient where it is an action of its own, else 0.
-        tail: of synchronisation and update, once.
+        forward: the forward.
+        gradient: what the stage before waits for: the whole backward, or the input gradient if the backward is split.
+        weight: the weight gradient if it is a separate action, else 0.
+        tail: synchronisation and update, once per iteration.
         transfer: the part of forward and gradient that is transfers.
     """
 
@@ -35,7 +35,7 @@ class PassSeconds:
         *,
         split: bool = False,
     ) -> PassSeconds:
-        """From whole backwards; `split` where weight gradients are actions (by default half of the backward)."""
+        """From whole backwards; if `split`, weight gradients are separate actions (by default half of the backward)."""
         nothing = [0.0] * len(backward_s)
         weight = (weight_grad_s or [b / 2 for b in backward_s]) if split else nothing
         gradient = [b - w for b, w in zip(backward_s, weight, strict=True)]
@@ -44,15 +44,15 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How micro-batches flow through the workers.
+    """How micro-batches flow through the workers of a schedule.
 
     Attributes:
-        placement, workload: by worker its stages, and its micro-batches of each.
-        forward_step, backward_step: part of a micro-batch after whose forward (backward) the next stage goes on.
-        deferred: by worker, the most weight gradients that are left when its last input gradient is done.
-        launches: exchanges may run beside the work, so that only those of one stage count.
-        spans: an iteration of a worker begins with its own first action.
-        early: repeated forwards run before the gradient comes, so that nothing is known of the drain.
+        placement, workload: by worker its stages, and its number of micro-batches of each.
+        forward_step, backward_step: fraction of a micro-batch after whose forward (backward) the next stage continues.
+        deferred: by worker, most weight gradients left when its last input gradient is done; empty for none.
+        launches: exchanges may overlap with work, so that only the exchange of one stage counts.
+        spans: an iteration of a worker is counted from its own first action.
+        early: recomputation runs before the gradient arrives, so that the drain has no bound.
     """
 
     placement: Sequence[Sequence[int]]
@@ -66,12 +66,12 @@ class Flow:
 
 
 def busiest_chain_s(flow: Flow, times: PassSeconds) -> float:
-    """Longest chain through one worker: the way to it, its work, and the way of its last gradient to the first stage.
+    """Longest chain through one worker: fill, its work, and its last gradient's path to the first stage.
 
-    A worker begins with the forward of a stage that it has, after the forwards of all stages before. Its last gradient
-    passes the stages before. With a split backward its weight gradients may come after that, all that memory has room
-    for; the chain then ends with the weight gradient of the stage where it ends. The workers where a chain ends
-    exchange and update all their stages, one after the other. O(stages * holders).
+    A worker begins with the forward of its first stage, after the forwards of all stages before. Its last gradient
+    passes back through these stages. With a split backward it may postpone as many weight gradients as its memory
+    holds; the chain then ends with the weight gradient of the stage where it ends. The worker where a chain ends
+    exchanges and updates all its stages one after the other. O(stages * holders).
     """
     fill = [0.0, *accumulate(f * flow.forward_step for f in times.forward)]
     after = _after(flow, times)
@@ -79,26 +79,29 @@ def busiest_chain_s(flow: Flow, times: PassSeconds) -> float:
     for worker, (stages, counts) in enumerate(zip(flow.placement, flow.workload, strict=True)):
         if not stages:
             continue
-        begin, most = fill[stages[0]], max(times.weight[s] for s in stages)
+        begin, longest_weight_s = fill[stages[0]], max(times.weight[s] for s in stages)
         pairs = list(zip(stages, counts, strict=True))
         passes = sum(n * (times.forward[s] + times.gradient[s]) for s, n in pairs)
         weights = sum(n * times.weight[s] for s, n in pairs)
-        own = passes + weights + _tail(flow, times, stages)
-        longest = max(longest, own if flow.spans else begin + own)
+        work_s = passes + weights + _tail(flow, times, stages)
+        longest = max(longest, work_s if flow.spans else begin + work_s)
         if stages[0] and not flow.early:
-            left = flow.deferred[worker] * most if flow.deferred else 0.0
-            longest = max(longest, begin + passes + max(weights - left, 0.0) + after[stages[0]])
+            postponed_s = flow.deferred[worker] * longest_weight_s if flow.deferred else 0.0
+            longest = max(longest, begin + passes + max(weights - postponed_s, 0.0) + after[stages[0]])
     return longest
 
 
 def _tail(flow: Flow, times: PassSeconds, stages: Sequence[int]) -> float:
+    """Least exchange and update time of a worker with these stages after its last gradient."""
     tails = [times.tail[s] for s in stages]
     return min(tails) if flow.launches else sum(tails)
 
 
 def _after(flow: Flow, times: PassSeconds) -> list[float]:
-    """By stage, what follows when its last gradient leaves for the stage before; where workers count their own
-    iteration, up to the end of the first stage's, where it began."""
+    """By stage, least time from when its last gradient leaves for the stage before to the end of the iteration.
+
+    If workers count their own iterations (`spans`), up to the end of the first stage's.
+    """
     count = len(times.forward)
     tails = [float("inf")] * count
     for stages in flow.placement:
@@ -113,33 +116,33 @@ def _after(flow: Flow, times: PassSeconds) -> list[float]:
 
 
 def one_forward_one_backward_s(counts: Sequence[int], warm_up: Sequence[int], times: PassSeconds) -> float:
-    """Longest of the chains that stay at one stage but for its first and last micro-batch; O(stages^2).
+    """Longest chain that stays at one stage except for its first and last micro-batch; O(stages^2).
 
     For stage i with m micro-batches a replica, warm-up w, t = f + b, and later = sum of t over the later stages:
 
         sum_{j<i} t_j  +  m t_i  +  (later - (w-1) f_i)_+  +  (later - (w-1) b_i)_+
 
-    The two last terms are the wait for the first gradient, of which (w-1) forwards fill a part, and the wait for the
-    last one, of which (w-1) backwards fill a part; when m <= w only the longer of the two can be had. The chain ends
-    with the tail of stage i or of an earlier one, or leaves after the last forward for the tail of a later one. Equal
-    to the simulated time for stages of similar length and equal replicas (see docs/simulate.md).
+    The two last terms are the wait for the first gradient, which (w-1) forwards fill in part, and the wait for the last
+    one, which (w-1) backwards fill in part; if m <= w only the longer of the two counts. The chain ends with the tail
+    of stage i or of an earlier one, or leaves after the last forward for the tail of a later one. It equals the
+    simulated time for stages of similar length and equal replicas (see docs/simulate.md).
 
     Args:
         counts: by stage, micro-batches of a replica.
         warm_up: by stage, forwards before the first backward.
-        times: of the stages.
+        times: times by stage.
     """
     both_s = [f + b for f, b in zip(times.forward, times.gradient, strict=True)]
     lead_s = [0.0, *accumulate(times.gradient)]
     before, later, longest = 0.0, sum(both_s), 0.0
-    for i, (mine, ahead) in enumerate(zip(counts, warm_up, strict=True)):
-        f, b, forwards = times.forward[i], times.gradient[i], min(mine, ahead)
+    for i, (count, warm_up_count) in enumerate(zip(counts, warm_up, strict=True)):
+        f, b, forwards = times.forward[i], times.gradient[i], min(count, warm_up_count)
         later -= both_s[i]
         first, last = max(later - (forwards - 1) * f, 0.0), max(later - (forwards - 1) * b, 0.0)
-        if mine <= forwards:
+        if count <= forwards:
             first, last = 0.0, max(first, last)
-        stay = before + mine * both_s[i] + first + last
-        leave = before + mine * both_s[i] - forwards * b + first + later + b
+        stay = before + count * both_s[i] + first + last
+        leave = before + count * both_s[i] - forwards * b + first + later + b
         for k, tail in enumerate(times.tail):
             longest = max(longest, (stay if k <= i else leave) - lead_s[k] + tail)
         before += both_s[i]

@@ -1,4 +1,4 @@
-"""DualPipe and DualPipeV: two directions, forwards and backwards run as one where both are there, in eight phases."""
+"""DualPipe and DualPipeV: two directions in eight phases, with paired forwards and backwards of opposite directions."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from planner.schedules import SCHEDULES
-from planner.schedules.bidirectional import BothWays
-from planner.schedules.chunks import Chunked
+from planner.schedules.bidirectional import BidirectionalSchedule
+from planner.schedules.chunks import ChunkedSchedule
 from planner.schedules.facts import Facts
 from planner.schedules.types import Action, ActionKind, Pipeline
 
-Place = Callable[[int, int], tuple[int, int]]
-"""Stage and micro-batch number of the k-th micro-batch of a direction."""
+MicroBatchOf = Callable[[int, int], tuple[int, int]]
+"""(direction, k) to the stage and number of the direction's k-th micro-batch."""
 
 
 class DualWorker:
-    """One worker's actions, phase by phase; direction 0 is the one that begins nearer to the worker.
+    """Builds the actions of one worker, phase by phase; direction 0 is the one that begins nearer to the worker.
 
     Args:
-        near: workers between it and the one in the middle, where the directions meet.
-        half: workers from one end to the middle.
-        share: micro-batches of each direction.
-        place: stage and micro-batch of a direction's k-th.
+        near: number of workers between it and the middle, where the directions meet.
+        half: number of workers from one end to the middle.
+        share: number of micro-batches of each direction.
+        place: stage and number of a direction's k-th micro-batch.
     """
 
-    def __init__(self, near: int, half: int, share: int, place: Place) -> None:
+    def __init__(self, near: int, half: int, share: int, place: MicroBatchOf) -> None:
         self._near, self._half, self._share, self._place = near, half, share, place
         self._forwards, self._backwards = [0, 0], [0, 0]
-        self._waiting: list[Action] = []
+        self._postponed: list[Action] = []
 
     def actions(self) -> Iterator[Action]:
         """All forwards, backwards (whole or split) and weight gradients, in order."""
@@ -43,9 +43,9 @@ class DualWorker:
             yield self._weight_grad()
             yield self._forward(1)
         for step in range(self._share - 2 * self._half + outer):
-            apart = step == 0 and near == 0
+            unpaired = step == 0 and near == 0
             yield self._forward(0)
-            yield self._backward(1, paired=not apart)
+            yield self._backward(1, paired=not unpaired)
             yield self._forward(1)
             yield self._backward(0, paired=True)
         for _ in range(near):
@@ -55,7 +55,7 @@ class DualWorker:
         yield from self._drain(outer)
 
     def _drain(self, outer: int) -> Iterator[Action]:
-        """Backwards of both directions, from the middle on in two parts; then the weight gradients that are left."""
+        """Remaining backwards of both directions, split from the middle on; then the postponed weight gradients."""
         odd = (self._half - 1 - self._near) % 2 == 1
         split = False
         for step in range(outer):
@@ -66,11 +66,11 @@ class DualWorker:
         for _ in range(self._near):
             yield self._weight_grad()
             yield self._input_grad(0)
-        while self._waiting:
+        while self._postponed:
             yield self._weight_grad()
 
     def _next(self, kind: ActionKind, counts: list[int], direction: int, paired: bool = False) -> Action:
-        """The next micro-batch of a direction, counted."""
+        """The action for the next micro-batch of a direction; advances its count."""
         stage, m = self._place(direction, counts[direction])
         counts[direction] += 1
         return Action(kind, stage, m, paired=paired)
@@ -82,16 +82,16 @@ class DualWorker:
         return self._next(ActionKind.BACKWARD, self._backwards, direction, paired)
 
     def _input_grad(self, direction: int) -> Action:
-        self._waiting.append(self._next(ActionKind.INPUT_GRAD, self._backwards, direction))
-        return self._waiting[-1]
+        self._postponed.append(self._next(ActionKind.INPUT_GRAD, self._backwards, direction))
+        return self._postponed[-1]
 
     def _weight_grad(self) -> Action:
-        return self._waiting.pop(0)._replace(kind=ActionKind.WEIGHT_GRAD)
+        return self._postponed.pop(0)._replace(kind=ActionKind.WEIGHT_GRAD)
 
 
 @dataclass(frozen=True, slots=True)
-class DualPipe(BothWays):
-    """DualPipe: two directions through the same workers, a forward of one run with a backward of the other.
+class DualPipe(BidirectionalSchedule):
+    """DualPipe: two directions through the same workers, each forward of one paired with a backward of the other.
 
     Worker w has stages w and p-1-w, two copies of the model in all. With F&B the time of an overlapped pair and B the
     whole backward the bubble is (p/2 - 1)(F&B + B - 3W); for F&B < F + B that is the worst worker's, as the outer ones
@@ -111,7 +111,7 @@ class DualPipe(BothWays):
     )
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """An odd number of stages or micro-batches, fewer than 2p micro-batches."""
+        """Refuses odd numbers of stages or micro-batches, and fewer than 2p micro-batches."""
         if pipeline.stages % 2:
             return f"{self.key} needs an even number of stages, not {pipeline.stages}"
         if pipeline.micro_batches % 2 or pipeline.micro_batches < 2 * pipeline.stages:
@@ -121,7 +121,7 @@ class DualPipe(BothWays):
             )
         return ""
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Eight phases; even micro-batches go down, odd ones up."""
         depth, half = pipeline.stages, pipeline.stages // 2
 
@@ -139,7 +139,7 @@ class DualPipe(BothWays):
 
 
 @dataclass(frozen=True, slots=True)
-class DualPipeV(Chunked):
+class DualPipeV(ChunkedSchedule):
     """DualPipeV: DualPipe cut in half, one copy of the model in a V over half the workers.
 
     Worker w of p has stages w and 2p-1-w; the two halves of the V are what the two directions of DualPipe are. Same
@@ -160,12 +160,12 @@ class DualPipeV(Chunked):
     chunks_per_worker = 2
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """An odd number of stages, fewer micro-batches than stages."""
-        if not (reason := Chunked.refuses(self, pipeline)) and pipeline.micro_batches < pipeline.stages:
+        """Refuses odd numbers of stages, and fewer micro-batches than stages."""
+        if not (reason := ChunkedSchedule.refuses(self, pipeline)) and pipeline.micro_batches < pipeline.stages:
             return f"{self.key} needs at least {pipeline.stages} micro-batches, not {pipeline.micro_batches}"
         return reason
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Eight phases."""
         last, workers = pipeline.stages - 1, pipeline.stages // 2
 

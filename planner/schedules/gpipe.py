@@ -4,8 +4,8 @@ Bubble over total time (S-1)/(M+S-1) for S equal stages and M micro-batches (Hua
 keeps all of its micro-batches. The backwards run in the order of the forwards; the reverse order takes the same time
 and memory.
 
-Re-materialisation keeps only a stage's input for each micro-batch and repeats the forward before the backward. With
-`recompute` the order has actions for it: after the gradient has come, or with `early` while the stage waits for it.
+Re-materialisation keeps only a stage's input for each micro-batch and recomputes the forward before the backward. With
+`recompute` the order has actions for it: after the gradient has arrived, or with `early` while the stage waits for it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds
 from planner.schedules.facts import Facts
 from planner.schedules.orders import finish
-from planner.schedules.schedule import Line
+from planner.schedules.schedule import StagePerWorkerSchedule
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class GPipe(Line):
+class GPipe(StagePerWorkerSchedule):
     """All forwards, then all backwards.
 
     Attributes:
-        recompute: the order repeats each forward before its backward.
-        early: it does so without waiting for the gradient.
+        recompute: the order recomputes each forward before its backward.
+        early: the recomputation does not wait for the gradient.
     """
 
     recompute: bool = False
@@ -49,20 +49,22 @@ class GPipe(Line):
         return ""
 
     def recomputed_stages(self, pipeline: Pipeline) -> frozenset[int]:
-        """All, with `recompute`."""
+        """All stages with `recompute`, else none."""
         return frozenset(range(pipeline.stages)) if self.recompute else frozenset()
 
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """M / r, whatever the later stages do; backwards begin when each replica of the last stage has run its last
-        forward."""
+        """M / r, independent of the later stages.
+
+        Backwards begin when each replica of the last stage has run its last forward.
+        """
         kept = np.broadcast_to(micro_batches // replicas, np.broadcast_shapes(replicas.shape, passing.shape))
         through = np.where(passing > 0, passing, replicas)
         return kept.copy(), through, np.maximum(-(-passing // replicas) - 1, 0)
 
     def exact(self, pipeline: Pipeline) -> bool:
-        """With equal replicas, where the order repeats no forwards."""
+        """True for equal replicas without recompute actions."""
         return len(set(pipeline.replicas)) == 1 and not self.recompute
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
@@ -78,6 +80,7 @@ class GPipe(Line):
         )
 
     def _backwards(self, stage: int, last: bool, micro_batches: range) -> Iterator[Action]:
+        """Backwards of a stage, with recomputation if the order has it."""
         for m in micro_batches:
             if self.recompute and not self.early and not last:
                 yield Action(ActionKind.RECEIVE_GRADIENT, stage, m)
@@ -88,8 +91,8 @@ class GPipe(Line):
                 yield Action(ActionKind.SEND_GRADIENT, stage, m)
 
     def flow(self, pipeline: Pipeline) -> Flow:
-        """With `early`, the last gradient may find all forwards repeated."""
-        return replace(Line.flow(self, pipeline), early=self.early)
+        """With `early`, all forwards may be recomputed before the last gradient arrives."""
+        return replace(StagePerWorkerSchedule.flow(self, pipeline), early=self.early)
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
         """Longest chain of waits; equal to the simulated time when all stages have equal replicas. O(stages).
@@ -101,7 +104,7 @@ class GPipe(Line):
         come, and the last one ends no earlier than that micro-batch's way back; a stage of few replicas between
         stages of more may be the busiest.
         """
-        busiest = Line.chain_s(self, pipeline, times)
+        busiest = StagePerWorkerSchedule.chain_s(self, pipeline, times)
         if self.early:
             return busiest
         share = [pipeline.micro_batches // count for count in pipeline.replicas]
@@ -109,12 +112,12 @@ class GPipe(Line):
         forwards = sum(times.forward) + max(
             before // count * f for count, f in zip(pipeline.replicas, times.forward, strict=True)
         )
-        last = sum(times.forward) + max((mine - 1) * f for mine, f in zip(share, times.forward, strict=True))
+        last = sum(times.forward) + max((count - 1) * f for count, f in zip(share, times.forward, strict=True))
         last += (share[-1] - 1) * times.gradient[-1]
         total, drained, slowest = busiest, 0.0, 0.0
-        for mine, b, tail in zip(reversed(share), reversed(times.gradient), reversed(times.tail), strict=True):
+        for count, b, tail in zip(reversed(share), reversed(times.gradient), reversed(times.tail), strict=True):
             drained += b
-            slowest = max(slowest, (mine - 1) * b)
+            slowest = max(slowest, (count - 1) * b)
             total = max(total, forwards + drained + slowest + tail, last + drained + tail)
         return total
 

@@ -1,4 +1,4 @@
-"""What workers keep at the same time, counted along the orders: of their own, and activations evicted to them."""
+"""Count the activations that workers keep at the same time along their orders: their own, and those evicted to them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class HeldUnits:
     """Units (micro-batches, chunks, parts) that a worker keeps at the same time, by stage.
 
     Attributes:
-        stages: of each column; those of the worker itself first, then those whose activations others evict to it.
-        units: int64 [moments, stages], the moments at which no other moment has as many of every stage.
-        guests: how many of the last columns are of other workers.
+        stages: stage of each column; the worker's own first, then those whose activations others evict to it.
+        units: int64 [moments, stages], the Pareto set of moments: none keeps as much of every stage as another.
+        guests: number of last columns that belong to other workers.
     """
 
     stages: tuple[int, ...]
@@ -33,31 +33,32 @@ class HeldUnits:
 
     @staticmethod
     def of(units: Mapping[int, int], guests: int = 0) -> HeldUnits:
-        """What is kept at one moment, by stage; those of guests last."""
+        """The units of a single moment, by stage; those of other workers last."""
         return HeldUnits(tuple(units), np.array([list(units.values())], np.int64), guests)
 
     def most(self, unit_bytes: Sequence[float] | np.ndarray) -> float:
-        """The most bytes that are kept at the same time, from those of a unit by stage of the model."""
+        """Peak bytes kept at the same time, given the bytes of a unit by stage."""
         return float((self.units @ np.asarray(unit_bytes, float)[list(self.stages)]).max(initial=0.0))
 
     @property
     def total(self) -> int:
-        """The most units of all stages together."""
+        """Peak number of units of all stages together."""
         return int(self.units.sum(axis=1).max(initial=0))
 
     def own(self) -> dict[int, int]:
-        """The most units of each stage of the worker itself."""
+        """Peak number of units of each of the worker's own stages."""
         count = len(self.stages) - self.guests
         return dict(zip(self.stages[:count], self.units.max(axis=0, initial=0).tolist(), strict=False))
 
 
 def count_held(orders: Sequence[Sequence[Action]], hosted: Sequence[Sequence[int]]) -> tuple[HeldUnits, ...]:
-    """What each worker keeps along its order; O(actions).
+    """Count what each worker keeps along its order; O(actions).
 
-    Of what others evict to a worker the most along their orders counts, since nothing says when that is.
+    Activations that others evict to a worker count with their peak at every moment, since the orders do not say when
+    that peak is reached.
 
     Args:
-        orders: of each worker.
+        orders: the order of each worker.
         hosted: the stages of each worker.
     """
     guests: dict[int, dict[int, int]] = {}
@@ -65,79 +66,79 @@ def count_held(orders: Sequence[Sequence[Action]], hosted: Sequence[Sequence[int
         of_stage = [[a for a in order if a.stage == stage] for order in orders]
         for peer, count in lent_bytes(of_stage, {stage: 1}).items():
             guests.setdefault(peer, {})[stage] = int(count)
-    found = []
+    held = []
     for worker, (order, stages) in enumerate(zip(orders, hosted, strict=True)):
-        lent = guests.get(worker, {})
+        guest_units = guests.get(worker, {})
         rows = _pareto(_moments(order, stages))
-        beside = np.tile(np.array(list(lent.values()), np.int64), (len(rows), 1))
-        found.append(HeldUnits((*stages, *lent), np.hstack([rows, beside]), len(lent)))
-    return tuple(found)
+        guest_columns = np.tile(np.array(list(guest_units.values()), np.int64), (len(rows), 1))
+        held.append(HeldUnits((*stages, *guest_units), np.hstack([rows, guest_columns]), len(guest_units)))
+    return tuple(held)
 
 
 def _moments(order: Sequence[Action], stages: Sequence[int]) -> np.ndarray:
-    """[forwards that something else follows, stages] units kept after them, each once; [1, stages] where none is."""
+    """int64 [moments, stages], distinct local peaks of the units kept along an order; one row if there is none."""
     column = {stage: at for at, stage in enumerate(stages)}
-    now, rising = [0] * len(stages), False
-    seen = set[tuple[int, ...]]()
+    kept, rising = [0] * len(stages), False
+    peaks = set[tuple[int, ...]]()
     for action in order:
         if action.kind in _TAKES:
-            now[column[action.stage]] += 1
+            kept[column[action.stage]] += 1
             rising = True
         elif action.kind in _GIVES:
             if rising:
-                seen.add(tuple(now))
-            now[column[action.stage]] -= 1
+                peaks.add(tuple(kept))
+            kept[column[action.stage]] -= 1
             rising = False
-    return np.array(sorted(seen) if seen else [now], np.int64).reshape(-1, len(stages))
+    return np.array(sorted(peaks) if peaks else [kept], np.int64).reshape(-1, len(stages))
 
 
 def _pareto(rows: np.ndarray) -> np.ndarray:
-    """The rows that no other row exceeds or equals everywhere."""
+    """The rows that no other row dominates (is at least as large in every column)."""
     rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
-    kept: list[int] = []
+    front: list[int] = []
     for at, row in enumerate(rows):
-        if not (rows[kept] >= row).all(axis=1).any():
-            kept.append(at)
-    return np.asarray(rows[kept])
+        if not (rows[front] >= row).all(axis=1).any():
+            front.append(at)
+    return np.asarray(rows[front])
 
 
 def lent_bytes(lanes: Iterable[Sequence[Action]], unit_bytes: Sizes) -> dict[int, float]:
-    """By worker, the most that others keep there at the same time; workers that keep nothing are left out.
+    """Peak bytes that other workers have evicted to each worker; workers without any are left out.
 
-    For any times of the actions: of each lane the most that it has with a worker along its order, summed over lanes,
-    since nothing says when two lanes have their most. O(actions).
+    Holds for any times of the actions: the peak of each lane along its order, summed over lanes, since the orders do
+    not say when two lanes reach their peaks. O(actions).
     """
-    found: dict[int, float] = {}
+    peak_bytes: dict[int, float] = {}
     for lane in lanes:
-        away: dict[tuple[int, int, int], int] = {}
-        here: dict[int, float] = {}
-        most: dict[int, float] = {}
+        evicted_to: dict[tuple[int, int, int], int] = {}
+        held_bytes: dict[int, float] = {}
+        lane_peak_bytes: dict[int, float] = {}
         for action in lane:
             unit = action.stage, action.micro_batch, action.part
             if action.kind is ActionKind.EVICT and action.peer >= 0:
-                away[unit] = action.peer
-                here[action.peer] = here.get(action.peer, 0.0) + unit_bytes[action.stage]
-                most[action.peer] = max(most.get(action.peer, 0.0), here[action.peer])
-            elif action.kind is ActionKind.LOAD and unit in away:
-                here[away.pop(unit)] -= unit_bytes[action.stage]
-        for peer, size in most.items():
-            found[peer] = found.get(peer, 0.0) + size
-    return found
+                evicted_to[unit] = action.peer
+                held_bytes[action.peer] = held_bytes.get(action.peer, 0.0) + unit_bytes[action.stage]
+                lane_peak_bytes[action.peer] = max(lane_peak_bytes.get(action.peer, 0.0), held_bytes[action.peer])
+            elif action.kind is ActionKind.LOAD and unit in evicted_to:
+                held_bytes[evicted_to.pop(unit)] -= unit_bytes[action.stage]
+        for peer, size in lane_peak_bytes.items():
+            peak_bytes[peer] = peak_bytes.get(peer, 0.0) + size
+    return peak_bytes
 
 
 def own_bytes(lane: Iterable[Action], unit_bytes: Sizes, room: float = float("inf")) -> tuple[float, int]:
-    """The most that a worker keeps of its own along its order, up to the first action that needs more than `room`.
+    """Peak bytes of a worker's own activations along its order, up to the first action that exceeds `room`.
 
     Returns:
-        Bytes, and the place of that action (-1: there is room for all).
+        (bytes, index of that action or -1 if all fit).
     """
-    held = most = 0.0
-    for at, action in enumerate(lane):
+    held = peak = 0.0
+    for index, action in enumerate(lane):
         if action.kind in _TAKES:
             held += unit_bytes[action.stage]
-            most = max(most, held)
+            peak = max(peak, held)
             if held > room:
-                return most, at
+                return peak, index
         elif action.kind in _GIVES:
             held -= unit_bytes[action.stage]
-    return most, -1
+    return peak, -1

@@ -1,4 +1,4 @@
-"""1F1B with a flush and its relatives: warm-up forwards, then a backward and a forward in turn, the other backwards.
+"""1F1B with a flush and its relatives: warm-up forwards, alternating backwards and forwards, remaining backwards.
 
 Same bubble as GPipe for equal stages, (S-1)/(M+S-1) of total time, with at most S-i micro-batches kept by stage i
 (Narayanan et al., SOSP 2019 and ICML 2021; DAPPLE's early backward).
@@ -34,21 +34,21 @@ from planner.schedules.critical_chains import PassSeconds, one_forward_one_backw
 from planner.schedules.facts import Facts
 from planner.schedules.held import HeldUnits
 from planner.schedules.orders import finish, in_turn, replicate
-from planner.schedules.schedule import Dealt, Line, require, single
+from planner.schedules.schedule import ReplicatedSchedule, StagePerWorkerSchedule, require, single
 from planner.schedules.types import Action, ActionKind, Pipeline, Work
 
 
 def one_forward_one_backward(stage: int, micro_batches: Sequence[int], forwards: int) -> Iterator[Action]:
-    """`forwards` forwards, then a backward and a forward in turn, then the remaining backwards."""
+    """`forwards` forwards, then backwards and forwards alternately, then the remaining backwards."""
     passes = [[Action(kind, stage, m) for m in micro_batches] for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
     return in_turn(passes[0], passes[1], forwards)
 
 
 def paced_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
-    """Forwards of each stage's replicas before their first backward, so that nobody starves: 1 + ceil(n(i+1) / r(i)).
+    """Warm-up forwards per replica of each stage that keep every stage fed: 1 + ceil(n(i+1) / r(i)).
 
     n(i) = r(i) w(i) micro-batches pass stage i in its warm-up. The recurrence runs from the last stage to the first,
-    so a search that adds stages in front can carry n of the stage added last.
+    so a search that puts stages in front only carries n of the stage added last.
     """
     forwards: list[int] = []
     passing = 0
@@ -59,7 +59,7 @@ def paced_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
 
 
 def least_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
-    """Workers from each stage to the end, divided by its replicas and rounded up: the fewest that never deadlock."""
+    """Fewest warm-up forwards per replica that never deadlock: workers from the stage to the end over its replicas."""
     total, forwards = 0, []
     for count in reversed(replicas):
         total += count
@@ -67,20 +67,20 @@ def least_warm_up(replicas: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(forwards))
 
 
-class OneForwardOneBackward(Line, Protocol):
-    """A warm-up, then a backward and a forward in turn, the remaining backwards, one update."""
+class OneForwardOneBackward(StagePerWorkerSchedule, Protocol):
+    """A schedule of warm-up, alternation and drain, with one update per iteration."""
 
     __slots__ = ()
 
-    reach: ClassVar[int] = 1
-    """Forwards of the warm-up for each stage that follows."""
+    warm_up_per_stage: ClassVar[int] = 1
+    """Warm-up forwards per stage that follows."""
 
     def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
-        """Forwards that a replica of each stage runs before its first backward, when there are micro-batches enough."""
-        return tuple(self.reach * behind + 1 for behind in reversed(range(len(replicas))))
+        """Warm-up forwards per replica of each stage, if there are enough micro-batches."""
+        return tuple(self.warm_up_per_stage * behind + 1 for behind in reversed(range(len(replicas))))
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The warm-up of each stage, at most M / r."""
+        """The warm-up of each stage, at most the micro-batches of a replica."""
         pairs = zip(pipeline.replicas, self.warm_up(pipeline.replicas), strict=True)
         return tuple(min(pipeline.micro_batches // count, forwards) for count, forwards in pairs)
 
@@ -119,7 +119,7 @@ class OneFOneB(OneForwardOneBackward):
         return ""
 
     def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
-        """w of each stage, see above."""
+        """w(i) of each stage, see the module."""
         return paced_warm_up(replicas)
 
     def warm_up_after(
@@ -132,13 +132,13 @@ class OneFOneB(OneForwardOneBackward):
 
 
 class WarmUp(StrEnum):
-    """How many forwards of DAPPLE come first."""
+    """Length of DAPPLE's warm-up."""
 
     NEAR = "a"
-    """As many as stages follow, and one."""
+    """One more than the stages that follow."""
 
     FAR = "b"
-    """Twice as many, so that transfers run beside computation."""
+    """Twice as many, so that transfers overlap with computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Dapple(OneFOneB):
 
     Attributes:
         policy_of: NEAR (`a`) or FAR (`b`).
-        most: micro-batches that fit in memory; 0: no limit.
+        most: most micro-batches that fit in memory; 0: no limit.
     """
 
     policy_of: WarmUp = WarmUp.NEAR
@@ -157,7 +157,7 @@ class Dapple(OneFOneB):
 
     key = "dapple"
     closed_form = False
-    reach = 2
+    warm_up_per_stage = 2
     facts = Facts(
         decides="backwards as early as possible; policy_of, most",
         source="Fan et al., PPoPP 2021",
@@ -167,7 +167,7 @@ class Dapple(OneFOneB):
     )
 
     def supports(self, pipeline: Pipeline) -> str:
-        """Any replication; a limit or policy B only equal replicas."""
+        """Any replication; with a limit or policy B only equal replicas."""
         if self.most < 0:
             return f"a limit of {self.most} micro-batches keeps none"
         if (self.most or self.policy_of is WarmUp.FAR) and len(set(pipeline.replicas)) > 1:
@@ -175,22 +175,22 @@ class Dapple(OneFOneB):
         return ""
 
     def warm_up(self, replicas: Sequence[int]) -> tuple[int, ...]:
-        """K of each stage."""
-        near = self.policy_of is WarmUp.NEAR
-        forwards = paced_warm_up(replicas) if near else OneForwardOneBackward.warm_up(self, replicas)
+        """K(i) of each stage."""
+        as_1f1b = self.policy_of is WarmUp.NEAR
+        forwards = paced_warm_up(replicas) if as_1f1b else OneForwardOneBackward.warm_up(self, replicas)
         return tuple(min(k, self.most or k) for k in forwards)
 
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """As 1F1B, by policy A without a limit."""
+        """As for 1F1B with policy A and no limit; else None."""
         usual = self.policy_of is WarmUp.NEAR and not self.most
         return OneFOneB.warm_up_after(self, replicas, passing, micro_batches) if usual else None
 
 
 @dataclass(frozen=True, slots=True)
 class BaPipeAs(OneForwardOneBackward):
-    """BaPipe's 1F1B-AS: the order of 1F1B on accelerators that compute and transfer at the same time, piece by piece.
+    """BaPipe's 1F1B-AS: the order of 1F1B on accelerators that stream transfers into the computation.
 
     No transfer costs time of its own when each boundary carries a stage's activations in the time of a forward.
     """
@@ -224,7 +224,7 @@ class BaPipeSo(OneForwardOneBackward):
     """
 
     key = "bapipe-so"
-    reach = 2
+    warm_up_per_stage = 2
     facts = Facts(
         decides="1F1B with a double warm-up, transfers overlapped",
         source="Zhao et al., 2020 (BaPipe)",
@@ -234,8 +234,8 @@ class BaPipeSo(OneForwardOneBackward):
 
 
 @dataclass(frozen=True, slots=True)
-class BaPipeFbp(Line):
-    """BaPipe's FBP-AS: forward and backward units of one accelerator work at the same time, each with its share of it.
+class BaPipeFbp(StagePerWorkerSchedule):
+    """BaPipe's FBP-AS: forward and backward units of one accelerator work at the same time, each with its share.
 
     A forward then takes as long as forward and backward together, and so does a backward. With a stage that begins when
     its input is complete the time is (m + 2p - 1)(F + B). With `fill_overlap` a stage passes its result on while it
@@ -244,7 +244,7 @@ class BaPipeFbp(Line):
     waits until the memory that the schedule claims has room for it.
 
     Attributes:
-        fill_overlap: results are passed on while they are made.
+        fill_overlap: results are passed on while they are computed.
     """
 
     fill_overlap: bool = False
@@ -260,15 +260,15 @@ class BaPipeFbp(Line):
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
         """Two lanes for each stage."""
         require(self, pipeline)
-        own = range(single(pipeline).micro_batches)
+        micro_batches = range(single(pipeline).micro_batches)
         lanes: list[tuple[Action, ...]] = []
         for stage in range(pipeline.stages):
-            lanes.append(tuple(Action(ActionKind.FORWARD, stage, m) for m in own))
-            lanes.append((*(Action(ActionKind.BACKWARD, stage, m) for m in own), *finish((stage,))))
+            lanes.append(tuple(Action(ActionKind.FORWARD, stage, m) for m in micro_batches))
+            lanes.append((*(Action(ActionKind.BACKWARD, stage, m) for m in micro_batches), *finish((stage,))))
         return replicate(lanes, pipeline.replicas[0])
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """The lanes, which share their worker, with a limit on what is kept.
+        """The lanes, which share their worker, with the limit on micro-batches kept.
 
         Raises:
             PlanError: more than one iteration; the forward lane does not wait for the update on the other.
@@ -286,26 +286,26 @@ class BaPipeFbp(Line):
         )
 
     def exact(self, pipeline: Pipeline) -> bool:
-        """Nothing is proven of unequal stages."""
+        """False: nothing is proven for unequal stages."""
         return False
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
-        """The longest way through one lane of a stage, t = F + B being what an action takes; O(stages).
+        """The longest chain through one lane of a stage, where an action takes t = F + B; O(stages).
 
         All stages before forward, m times t there, all stages after and all stages backward. With `fill_overlap` a
         stage before or after costs only its own F and B, and the loss follows at once.
         """
         both = [f + b - t for f, b, t in zip(times.forward, times.gradient, times.transfer, strict=True)]
-        mine = pipeline.micro_batches // pipeline.replicas[0]
+        count = pipeline.micro_batches // pipeline.replicas[0]
         if self.fill_overlap:
             passing = sum(times.forward[:-1]) + sum(times.gradient[1:])
-            return passing + (mine - 1) * max(both) + both[0] + times.tail[0]
-        return 2 * sum(both) + (mine - 1) * max(both) + times.tail[0]
+            return passing + (count - 1) * max(both) + both[0] + times.tail[0]
+        return 2 * sum(both) + (count - 1) * max(both) + times.tail[0]
 
 
 @dataclass(frozen=True, slots=True)
-class BPipe(Dealt, OneForwardOneBackward):
-    """BPipe: 1F1B whose early workers lend activations to the late ones, so that all keep about the same.
+class BPipe(ReplicatedSchedule, OneForwardOneBackward):
+    """BPipe: 1F1B whose early workers evict activations to the late ones, so that all keep about the same.
 
     Worker x < p/2 of 1F1B keeps p - x micro-batches, its partner p - 1 - x only x + 1. When a worker has
     ceil((p+2)/2), it evicts the one it needs last to its partner before the next forward, and loads it back when a
@@ -321,48 +321,51 @@ class BPipe(Dealt, OneForwardOneBackward):
     )
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """What each worker itself keeps of its own stage."""
-        return Line.in_flight(self, pipeline)
+        """What each worker keeps of its own stage, without what it evicted."""
+        return StagePerWorkerSchedule.in_flight(self, pipeline)
 
     def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-        """Of each worker its own, and beside these what the mirrored worker has too many of."""
-        taken, own = OneForwardOneBackward.in_flight(self, pipeline), self.in_flight(pipeline)
-        found = []
+        """Each worker's own units, and those that the mirrored worker evicts to it."""
+        units_without_eviction, own_units = OneForwardOneBackward.in_flight(self, pipeline), self.in_flight(pipeline)
+        peaks = []
         for stage, _ in pipeline.workers():
             other = pipeline.stages - 1 - stage
-            lent = taken[other] - own[other]
-            found.append(
-                HeldUnits.of({stage: own[stage], other: lent}, 1) if lent else HeldUnits.of({stage: own[stage]})
+            guest_units = units_without_eviction[other] - own_units[other]
+            peaks.append(
+                HeldUnits.of({stage: own_units[stage], other: guest_units}, 1)
+                if guest_units
+                else HeldUnits.of({stage: own_units[stage]})
             )
-        return tuple(found)
+        return tuple(peaks)
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The most that each worker keeps, its partner's included."""
+        """Peak units of each worker, those of its partner included."""
         return tuple(held.total for held in self.peaks(pipeline))
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """1F1B with EVICT and LOAD."""
         return (self._worker(stage, pipeline) for stage in range(pipeline.stages))
 
     def _worker(self, stage: int, pipeline: Pipeline) -> Iterator[Action]:
+        """The order of one worker: evict the latest micro-batch when memory is full, load it back in time."""
         stages, limit = pipeline.stages, (pipeline.stages + 3) // 2
-        here: list[int] = []
-        away: list[int] = []
+        kept: list[int] = []
+        evicted: list[int] = []
         plain = one_forward_one_backward(stage, range(pipeline.micro_batches), stages - stage)
         for action in plain:
             m = action.micro_batch
             if action.kind is ActionKind.FORWARD:
-                if len(here) == limit:
-                    away.append(here.pop())
-                    yield Action(ActionKind.EVICT, stage, away[-1], peer=stages - 1 - stage)
-                here.append(m)
+                if len(kept) == limit:
+                    evicted.append(kept.pop())
+                    yield Action(ActionKind.EVICT, stage, evicted[-1], peer=stages - 1 - stage)
+                kept.append(m)
                 yield action
                 continue
             yield action
-            here.remove(m)
-            if m + 1 in away:
-                away.remove(m + 1)
-                here.insert(0, m + 1)
+            kept.remove(m)
+            if m + 1 in evicted:
+                evicted.remove(m + 1)
+                kept.insert(0, m + 1)
                 yield Action(ActionKind.LOAD, stage, m + 1)
 
 

@@ -1,7 +1,7 @@
-"""How orders are made and changed: forwards and backwards in turn, lists of tasks, copies for replicas, transfers.
+"""Build and transform orders: alternate passes, list scheduling, replicas, further iterations, explicit transfers.
 
-Schedules that are published as a rule of choice rather than a pattern are made by a list scheduler with actions of
-equal length: each free worker takes the most urgent action that can run; the order it finds is what is kept.
+Schedules that are published as a priority rule rather than a pattern are built by a list scheduler with actions of
+equal length: each free worker takes the most urgent action that can run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _MOVES = (
     ActionKind.RECEIVE_GRADIENT,
 )
 _GRADIENTS = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
-Place = tuple[bool, int, int, int]
+Pass = tuple[bool, int, int, int]
+"""(True for a forward, stage, micro-batch, part)."""
 T = TypeVar("T")
 
 
 def in_turn(forwards: Sequence[T], backwards: Sequence[T], ahead: int) -> Iterator[T]:
-    """`ahead` forwards, then a backward and a forward in turn, then the remaining backwards."""
+    """`ahead` forwards, then backwards and forwards alternately, then the remaining backwards."""
     yield from forwards[:ahead]
     for done, coming in zip_longest(backwards, forwards[ahead:]):
         yield done
@@ -36,13 +37,13 @@ def in_turn(forwards: Sequence[T], backwards: Sequence[T], ahead: int) -> Iterat
 
 
 def finish(stages: Sequence[int]) -> Iterator[Action]:
-    """SYNC of all stages of a worker, then UPDATE of all."""
+    """SYNC of all stages of a worker, then UPDATE of all stages."""
     yield from (Action(ActionKind.SYNC, stage) for stage in stages)
     yield from (Action(ActionKind.UPDATE, stage) for stage in stages)
 
 
 def replicate(orders: Sequence[Sequence[Action]], count: int) -> tuple[tuple[Action, ...], ...]:
-    """The orders `count` times, micro-batches dealt round-robin; all copies of an order stand together."""
+    """The orders for `count` replicas, micro-batches dealt round-robin; replicas of a lane are neighbours."""
     if count == 1:
         return tuple(tuple(order) for order in orders)
     lane_of = {lane: lane for lane in range(len(orders))}
@@ -62,7 +63,7 @@ def replicate(orders: Sequence[Sequence[Action]], count: int) -> tuple[tuple[Act
 def follow_on(
     orders: Sequence[Sequence[Action]], micro_batches: int, iterations: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """The orders repeated, with numbers that go on."""
+    """The orders of several iterations, with consecutive numbers of micro-batches and exchanges."""
     if iterations == 1:
         return tuple(tuple(order) for order in orders)
     return tuple(
@@ -76,21 +77,22 @@ def follow_on(
 
 
 def _numbered(action: Action) -> bool:
+    """True if the number of an action is that of a micro-batch."""
     return action.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
 
 
 def with_transfers(work: Work) -> Work:
-    """The same orders with a RECEIVE before what needs a tensor of another worker and a SEND after what makes one.
+    """Add a RECEIVE before each action that needs a tensor of another worker, and a SEND after the one that makes it.
 
-    Sends never wait for their receiver. Played with transfers that take the link, this lasts as long as the orders
-    without: there a transfer begins when its tensor is made, and only what needs it waits. Sends and receives that the
-    orders have already stay where they are. O(actions).
+    Sends never wait for their receiver. Simulated with overlapped transfers, this takes as long as the orders without
+    them: there, too, a transfer begins when its tensor is made, and only its user waits. Sends and receives that the
+    orders already have stay where they are. O(actions).
     """
-    home: dict[Place | None, int] = {}
+    home: dict[Pass | None, int] = {}
     for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
         for action in lane:
             if action.kind is ActionKind.FORWARD or action.kind in _GRADIENTS:
-                home[_place(action)] = worker
+                home[_pass(action)] = worker
     return replace(
         work,
         lanes=tuple(
@@ -100,20 +102,21 @@ def with_transfers(work: Work) -> Work:
     )
 
 
-def _with_transfers(lane: Sequence[Action], worker: int, home: Mapping[Place | None, int]) -> Iterator[Action]:
+def _with_transfers(lane: Sequence[Action], worker: int, home: Mapping[Pass | None, int]) -> Iterator[Action]:
+    """One lane with its sends and receives; `home` is the worker that runs each pass."""
     stated = {action for action in lane if action.kind in _MOVES}
     for group in _groups(lane):
-        incoming = [a for a in group if home.get(_source(a), worker) != worker]
-        outgoing = [a for a in group if home.get(_sink(a), worker) != worker]
-        receives = (_moved(a, ActionKind.RECEIVE_ACTIVATION, ActionKind.RECEIVE_GRADIENT) for a in incoming)
-        sends = (_moved(a, ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT) for a in outgoing)
+        incoming = [a for a in group if home.get(_producer(a), worker) != worker]
+        outgoing = [a for a in group if home.get(_consumer(a), worker) != worker]
+        receives = (_transfer(a, ActionKind.RECEIVE_ACTIVATION, ActionKind.RECEIVE_GRADIENT) for a in incoming)
+        sends = (_transfer(a, ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT) for a in outgoing)
         yield from (move for move in receives if move not in stated)
         yield from group
         yield from (move for move in sends if move not in stated)
 
 
 def _groups(lane: Sequence[Action]) -> Iterator[list[Action]]:
-    """Actions that run as one."""
+    """Split a lane into groups of actions that run as one."""
     group: list[Action] = []
     for action in lane:
         if group and not action.paired:
@@ -124,23 +127,26 @@ def _groups(lane: Sequence[Action]) -> Iterator[list[Action]]:
         yield group
 
 
-def _place(action: Action, by: int = 0) -> Place:
+def _pass(action: Action, by: int = 0) -> Pass:
+    """The pass of an action, or the one `by` stages further."""
     return action.kind is ActionKind.FORWARD, action.stage + by, action.micro_batch, action.part
 
 
-def _source(action: Action) -> Place | None:
+def _producer(action: Action) -> Pass | None:
+    """The pass whose tensor an action needs."""
     if action.kind is ActionKind.FORWARD:
-        return _place(action, -1)
-    return _place(action, 1) if action.kind in _GRADIENTS else None
+        return _pass(action, -1)
+    return _pass(action, 1) if action.kind in _GRADIENTS else None
 
 
-def _sink(action: Action) -> Place | None:
+def _consumer(action: Action) -> Pass | None:
+    """The pass that needs the tensor of an action."""
     if action.kind is ActionKind.FORWARD:
-        return _place(action, 1)
-    return _place(action, -1) if action.kind in _GRADIENTS else None
+        return _pass(action, 1)
+    return _pass(action, -1) if action.kind in _GRADIENTS else None
 
 
-def _moved(action: Action, activation: ActionKind, gradient: ActionKind) -> Action:
+def _transfer(action: Action, activation: ActionKind, gradient: ActionKind) -> Action:
     kind = activation if action.kind is ActionKind.FORWARD else gradient
     return Action(kind, action.stage, action.micro_batch, action.part)
 
@@ -150,15 +156,15 @@ _Heap = list[tuple[tuple[int, ...], int]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One piece of work for the list scheduler.
+    """A task of the list scheduler.
 
     Attributes:
-        action: what is done; names the task.
-        worker: who runs it.
-        urgency: lower is taken first.
-        needs: actions that it waits for; those that are no task's are left out.
-        opens: whether it takes memory, so that it asks before it runs. When the most urgent of a worker's may not run,
-            none of its others may.
+        action: the action; identifies the task.
+        worker: the worker that runs it.
+        urgency: tasks with lower tuples are taken first.
+        needs: actions that it waits for; actions without a task are ignored.
+        opens: it takes memory, so it runs only if `may_open` allows it. If the most urgent opening task of a worker
+            may not run, none of its opening tasks may.
     """
 
     action: Action
@@ -177,17 +183,17 @@ def list_schedule(
     """The actions of each worker in the order in which it takes them; O(tasks log tasks).
 
     Args:
-        tasks: of equally urgent ones the first is taken.
-        workers: how many.
-        may_open: whether a task that opens may run now.
-        taken: told of each action when it is taken.
+        tasks: the tasks; ties of urgency are broken by their order.
+        workers: number of workers.
+        may_open: True if an opening task may run now.
+        taken: called with each action when it is taken.
 
     Raises:
-        PlanError: some tasks can never run, because the ones that take memory are refused for ever.
+        PlanError: some tasks can never run, because opening tasks are refused for ever.
     """
     number_of = {task.action: number for number, task in enumerate(tasks)}
     needs = [[number_of[need] for need in task.needs if need in number_of] for task in tasks]
-    missing = [len(own) for own in needs]
+    missing = [len(needed) for needed in needs]
     feeds: list[list[int]] = [[] for _ in tasks]
     ready: list[tuple[_Heap, _Heap]] = [([], []) for _ in range(workers)]
 
@@ -195,17 +201,17 @@ def list_schedule(
         task = tasks[number]
         heapq.heappush(ready[task.worker][not task.opens], (task.urgency, number))
 
-    for number, own in enumerate(needs):
-        for need in own:
+    for number, needed in enumerate(needs):
+        for need in needed:
             feeds[need].append(number)
-        if not own:
+        if not needed:
             offer(number)
     orders: list[list[Action]] = [[] for _ in range(workers)]
     left = len(tasks)
     while left:
         running = []
         for worker in range(workers):
-            number = _choose(*ready[worker], lambda task: may_open(tasks[task].action))
+            number = _pop_most_urgent(*ready[worker], lambda task: may_open(tasks[task].action))
             if number >= 0:
                 taken(tasks[number].action)
                 orders[worker].append(tasks[number].action)
@@ -220,8 +226,8 @@ def list_schedule(
     return orders
 
 
-def _choose(opening: _Heap, other: _Heap, may_open: Callable[[int], bool]) -> int:
-    """Take the most urgent task that may run; -1 when there is none."""
+def _pop_most_urgent(opening: _Heap, other: _Heap, may_open: Callable[[int], bool]) -> int:
+    """Remove and return the most urgent task that may run; -1 if there is none."""
     first = opening and (not other or opening[0][0] < other[0][0])
     if first and may_open(opening[0][1]):
         return heapq.heappop(opening)[1]

@@ -1,4 +1,4 @@
-"""Orders of one's own as a file: one action a row (CSV), or a line of actions for each lane (JSON).
+"""User-written orders as files: one action per row (CSV), or one text of actions per lane (JSON).
 
 CSV has the columns `worker` and `action`, or `worker`, `kind`, `stage`, `micro_batch` and, where wanted, `part`,
 `version`, `peer`, `paired` and `lane`; rows of a worker stand in its order:
@@ -9,12 +9,12 @@ CSV has the columns `worker` and `action`, or `worker`, `kind`, `stage`, `micro_
     1,B1.0
     0,B0.0
 
-JSON has `lanes`, each a text or a list of actions, and where wanted what `Work` has:
+JSON has `lanes`, each a text or a list of actions, and optionally the other fields of `Work`:
 
     {"lanes": ["F0.0 B0.0", "F1.0 B1.0"], "workers": [0, 1], "parts": 1, "versions": [1, 1]}
 
-An action is written as everywhere: kind and stage, `.` micro-batch, `/` part, `@` version read, `>` peer, and `+` in
-front when it runs together with the one before it: `F2.5`, `F0.3/1`, `B1.4@3`, `E0.2>3`, `+B1.4`, `S0`.
+An action is written as kind and stage, `.` micro-batch, `/` part, `@` version read, `>` peer, with `+` in front if it
+runs together with the one before it: `F2.5`, `F0.3/1`, `B1.4@3`, `E0.2>3`, `+B1.4`, `S0`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HINT = "write kind, stage and micro-batch, like F2.5"
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Lines of a file from which lanes were read: by lane, that of each action."""
+    """The file that orders were read from, with the line of each action by lane."""
 
     path: Path
     lines: tuple[tuple[int, ...], ...]
@@ -56,11 +56,11 @@ class _Source:
 
 
 def read_orders(path: str | Path, *, check: bool = True) -> Work:
-    """Read orders from a CSV or JSON file and see that they can run; O(actions).
+    """Read orders from a CSV or JSON file and check that they can run; O(actions).
 
     Args:
-        path: the file; what does not end in `.csv` is read as JSON.
-        check: whether to look for missing actions, wrong orders, unheld weights and deadlocks.
+        path: the file; a name that does not end in `.csv` is read as JSON.
+        check: check for missing actions, wrong orders, weights that are not held, and deadlocks.
 
     Raises:
         PlanError: the file cannot be read, or the orders cannot run; `where` names the line.
@@ -84,9 +84,9 @@ def read_orders(path: str | Path, *, check: bool = True) -> Work:
 
 def orders_json(work: Work) -> str:
     """Orders as the JSON that `read_orders` reads; O(actions)."""
-    usual = Work(())
+    default = Work(())
     document: dict[str, Any] = {
-        name: getattr(work, name) for name in _SETTINGS if getattr(work, name) != getattr(usual, name)
+        name: getattr(work, name) for name in _SETTINGS if getattr(work, name) != getattr(default, name)
     }
     document["lanes"] = [" ".join(map(str, lane)) for lane in work.lanes]
     return json.dumps(document, indent=1) + "\n"
@@ -105,6 +105,7 @@ def parse_action(word: str) -> Action:
 
 
 def _action(kind: ActionKind, numbers: Sequence[int], paired: bool) -> Action:
+    """An action from its numbers (`_NUMBERS`); refuses a missing stage or micro-batch."""
     stage, micro_batch, part, version, peer = numbers
     if stage < 0 or (micro_batch < 0 and kind not in COUNTED):
         raise PlanError(f"{kind} needs a {'stage' if stage < 0 else 'micro-batch'}", hint=_HINT)
@@ -125,7 +126,7 @@ def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
         where = f"{path}:{reader.line_num}"
         cells = {(name or "").strip(): (value or "").strip() for name, value in row.items() if isinstance(value, str)}
         try:
-            _row(row, names)
+            _check_row(row, names)
             key = _number(cells, "worker", required=True), max(_number(cells, "lane"), 0)
             action = parse_action(cells["action"]) if "action" in names else _from_cells(cells)
         except PlanError as error:
@@ -133,7 +134,7 @@ def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
         lanes.setdefault(key, []).append(action)
         lines.setdefault(key, []).append(reader.line_num)
     keys = sorted(lanes)
-    _all_workers([worker for worker, _ in keys], path)
+    _refuse_missing_workers([worker for worker, _ in keys], path)
     parts = max((a.part for lane in lanes.values() for a in lane), default=-1) + 1
     work = Work(
         tuple(tuple(lanes[key]) for key in keys), workers=tuple(worker for worker, _ in keys), parts=max(parts, 1)
@@ -141,8 +142,8 @@ def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
     return work, _Source(path, tuple(tuple(lines[key]) for key in keys))
 
 
-def _row(row: Mapping[str | None, object], names: Sequence[str]) -> None:
-    """As many cells as columns; trailing empty ones may be missing where columns are optional."""
+def _check_row(row: Mapping[str | None, object], names: Sequence[str]) -> None:
+    """Refuse a row with more cells than columns, or without its action."""
     if None in row:
         raise PlanError(f"more cells than the {len(names)} columns", hint="one action a row")
     if "action" in names and all(row[name] is None for name in row if (name or "").strip() == "action"):
@@ -150,6 +151,7 @@ def _row(row: Mapping[str | None, object], names: Sequence[str]) -> None:
 
 
 def _from_cells(cells: Mapping[str, str]) -> Action:
+    """An action from a row with a column for each field."""
     word = cells.get("kind", "")
     if word not in set(ActionKind):
         known = {kind.name.lower(): kind for kind in ActionKind}
@@ -163,6 +165,7 @@ def _from_cells(cells: Mapping[str, str]) -> Action:
 
 
 def _number(cells: Mapping[str, str], name: str, *, required: bool = False) -> int:
+    """A cell as a number from 0; -1 if it is empty and not required."""
     text = cells.get(name, "")
     if not text and not required:
         return -1
@@ -171,43 +174,44 @@ def _number(cells: Mapping[str, str], name: str, *, required: bool = False) -> i
     return int(text)
 
 
-def _all_workers(workers: Sequence[int], path: Path) -> None:
+def _refuse_missing_workers(workers: Sequence[int], path: Path) -> None:
+    """Refuse numbers of workers with gaps."""
     missing = set(range(max(workers, default=-1) + 1)) - set(workers)
     if missing:
         raise PlanError(f"worker {min(missing)} has no actions", where=str(path), hint="number workers from 0 on")
 
 
 def _read_json(text: str, path: Path) -> tuple[Work, _Source]:
-    twice: list[str] = []
+    duplicates: list[str] = []
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
         for name, value in pairs:
-            twice.extend([name] if name in found else [])
-            found[name] = value
-        return found
+            duplicates.extend([name] if name in mapping else [])
+            mapping[name] = value
+        return mapping
 
     try:
-        document = read_json(text, pairs=once)
+        document = read_json(text, pairs=unique_keys)
     except JsonError as error:
         where = f"{path}:{error.line}:{error.column}"
         raise PlanError(error.message, where=where, hint="mend the file") from error
-    if twice:
-        where = f"{path}:{_line(text, text.rfind(json.dumps(twice[0])))}"
-        raise PlanError(f"{twice[0]!r} stands twice", where=where, hint="leave one out")
+    if duplicates:
+        where = f"{path}:{_line(text, text.rfind(json.dumps(duplicates[0])))}"
+        raise PlanError(f"{duplicates[0]!r} stands twice", where=where, hint="leave one out")
     if not isinstance(document, dict) or not isinstance(document.get("lanes"), list):
         raise PlanError("there are no lanes", where=f"{path}:1", hint=_LANES)
     lanes, lines = _read_lanes(document.pop("lanes"), text, path)
     settings = {name: _setting(name, value, text, path) for name, value in document.items()}
     work = Work(lanes, **settings)
-    _fitting(work, text, path)
+    _check_settings(work, text, path)
     return work, _Source(path, lines)
 
 
 def _read_lanes(
     given: Sequence[object], text: str, path: Path
 ) -> tuple[tuple[tuple[Action, ...], ...], tuple[tuple[int, ...], ...]]:
-    """The actions of each lane, and the line of each."""
+    """(actions of each lane, line of each action)."""
     lanes: list[tuple[Action, ...]] = []
     lines: list[tuple[int, ...]] = []
     position = text.index('"lanes"')
@@ -236,8 +240,8 @@ def _read_lanes(
     return tuple(lanes), tuple(lines)
 
 
-def _fitting(work: Work, text: str, path: Path) -> None:
-    """Settings go with the lanes and with each other."""
+def _check_settings(work: Work, text: str, path: Path) -> None:
+    """Refuse settings that do not fit the lanes or each other."""
     stages = max((action.stage for lane in work.lanes for action in lane), default=-1) + 1
     for name, count, what in (
         ("workers", len(work.lanes), "lane"),
@@ -254,23 +258,25 @@ def _fitting(work: Work, text: str, path: Path) -> None:
     if work.streaming and not work.shared:
         hint = "say `shared`, too: lanes that share their worker"
         raise PlanError("streaming is only for shared workers", where=_where("streaming", text, path), hint=hint)
-    _all_workers(work.lane_workers, path)
+    _refuse_missing_workers(work.lane_workers, path)
 
 
 def _where(name: str, text: str, path: Path) -> str:
+    """`orders.json:3`, the line of a key."""
     return f"{path}:{_line(text, max(text.find(json.dumps(name)), 0))}"
 
 
 def _setting(name: str, value: object, text: str, path: Path) -> Any:  # noqa: ANN401
+    """A field of `Work` from its JSON value, checked by the type of its default."""
     where = _where(name, text, path)
     if name not in _SETTINGS:
         raise PlanError(f"unknown setting {name!r}", where=where, hint=did_you_mean(name, _SETTINGS))
-    usual = getattr(Work(()), name)
-    if isinstance(usual, bool):
+    default = getattr(Work(()), name)
+    if isinstance(default, bool):
         if not isinstance(value, bool):
             raise PlanError(f"{name} is {value!r}", where=where, hint="use true or false")
         return value
-    if isinstance(usual, int):
+    if isinstance(default, int):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise PlanError(f"{name} is {value!r}", where=where, hint="use a number from 1")
         return value
@@ -280,4 +286,5 @@ def _setting(name: str, value: object, text: str, path: Path) -> Any:  # noqa: A
 
 
 def _line(text: str, position: int) -> int:
+    """The line number of a position in a text."""
     return text.count("\n", 0, position) + 1

@@ -1,7 +1,7 @@
-"""Orders of one's own as a schedule: for as many stages and micro-batches as they have, and no others.
+"""User-written orders as a schedule, for exactly the stages and micro-batches that they have.
 
-Are they whole: numbers without gaps, sends with receives, every gradient applied by an update? What cannot run at all
-is found when they are compiled; the checks here find what would run and train something else.
+Compiling finds orders that cannot run. The checks here find orders that would run but train something else: numbers
+with gaps, exchanges before their gradients, gradients that no update applies.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from planner.schedules.schedule import Schedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
 
 COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
-"""Kinds whose number is that of an exchange or update, not of a micro-batch."""
+"""Kinds whose `micro_batch` is the number of an exchange or update."""
 
 _ENDS = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
-_SPARSE = 64
-"""Times as many pairs of stage and micro-batch as actions: such orders cannot be whole."""
+_MAX_PAIRS_PER_FORWARD = 64
+"""Orders with more than this many (stage, micro-batch) pairs per forward are incomplete and refused early."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnOrders(Schedule):
-    """A schedule that is its orders. Made by `own_schedule`.
+    """A schedule given by its orders; made by `own_schedule`.
 
     Attributes:
-        title: what it is called.
+        title: its name.
         orders: the actions of all lanes.
-        program: the same compiled.
-        weights: which versions of the weights it computes with.
+        program: the compiled orders.
+        weights: which versions of the weights its stages compute with.
     """
 
     title: str
@@ -65,58 +65,58 @@ class OwnOrders(Schedule):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its title."""
         return self.title
 
     @property
     def weight_policy(self) -> WeightPolicy:
-        """`sync` when every stage updates once, after all of its gradients; else by the versions that are read."""
+        """`sync` if every stage updates once, after all of its gradients; else by the versions that are read."""
         return self.weights
 
     @property
     def activation_unit(self) -> ActivationUnit:
-        """A micro-batch, or its parts."""
+        """A micro-batch, or a sub-sequence if micro-batches have parts."""
         return ActivationUnit.SUB_SEQUENCE if self.orders.parts > 1 else ActivationUnit.MICRO_BATCH
 
     @property
     def parts(self) -> int:
-        """As the orders say."""
+        """Sub-sequences of a micro-batch in the orders."""
         return self.orders.parts
 
     @property
     def drains(self) -> bool:
-        """Also where old weights are read, the orders end with an empty pipeline."""
+        """True: the orders end with an empty pipeline, even if they read old weights."""
         return True
 
     @property
     def launches(self) -> bool:
-        """As the orders do."""
+        """True if the orders launch exchanges."""
         return bool(self.program.of(LAUNCH_SYNC).any())
 
     @property
     def fixed(self) -> Pipeline | None:
-        """That of the orders."""
+        """The pipeline of the orders."""
         numbered = ~self.program.of(SYNC, LAUNCH_SYNC, UPDATE)
         return Pipeline((1,) * self.program.stages, int(self.program.micro_batch[numbered].max()) + 1)
 
     def stage_counts(self, workers: int) -> tuple[int, ...]:
-        """Those of the orders, for as many workers as they have."""
+        """The stages of the orders, if the number of workers is theirs."""
         return (self.program.stages,) if workers == self.program.workers else ()
 
     def workers(self, pipeline: Pipeline) -> int:
-        """Those of the orders."""
+        """The workers of the orders."""
         return self.program.workers
 
     def variants(self, workers: int, micro_batches: int, *, recompute: bool = False) -> tuple[Schedule, ...]:
-        """The orders, where they are for such a pipeline."""
+        """The orders themselves if they are for such a pipeline; else nothing."""
         counts = self.stage_counts(workers)
         return (self,) if counts and not self.supports(Pipeline((1,) * counts[0], micro_batches)) else ()
 
     def supports(self, pipeline: Pipeline) -> str:
-        """Why the orders cannot serve a pipeline, empty when they can: they are for one only."""
-        if pipeline != (own := self.fixed) and own:
+        """Why the orders do not serve a pipeline; empty only for the one that they are for."""
+        if pipeline != (fixed := self.fixed) and fixed:
             return (
-                f"{self.name} has {own.stages} stages and {own.micro_batches} micro-batches, not "
+                f"{self.name} has {fixed.stages} stages and {fixed.micro_batches} micro-batches, not "
                 f"{pipeline.stages} stages of {pipeline.replicas} replicas and {pipeline.micro_batches} micro-batches"
             )
         return ""
@@ -137,27 +137,27 @@ class OwnOrders(Schedule):
         return self.work(pipeline).lanes
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """As many as the orders state, else as they need."""
+        """The versions that the orders state, else as many as they need."""
         return self.orders.versions or tuple(peak_versions(self.program).tolist())
 
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Counted in the orders."""
+        """Counted along the orders."""
         if self.weights.synchronous:
             return (0,) * self.program.stages
         return tuple(int(most) for most in staleness(self.program).forward_most)
 
     def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Counted in the orders: launched exchanges of a worker, else its exchanges, else its updates."""
-        found = [0] * self.program.stages
+        """Counted along the orders: a worker's launched exchanges, else its exchanges, else its updates."""
+        exchanges = [0] * self.program.stages
         for lane in by_worker(self.orders):
             counts = Counter((action.stage, action.kind) for action in lane)
             for stage in {action.stage for action in lane}:
                 kinds = (counts[stage, k] for k in (ActionKind.LAUNCH_SYNC, ActionKind.SYNC, ActionKind.UPDATE))
-                found[stage] = max(found[stage], next(filter(None, kinds), 0))
-        return tuple(found)
+                exchanges[stage] = max(exchanges[stage], next(filter(None, kinds), 0))
+        return tuple(exchanges)
 
     def recomputed_stages(self, pipeline: Pipeline) -> frozenset[int]:
-        """Those that the orders recompute."""
+        """Stages with RECOMPUTE actions in the orders."""
         return frozenset(self.program.stage[self.program.of(RECOMPUTE)].tolist())
 
     def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
@@ -165,14 +165,14 @@ class OwnOrders(Schedule):
         return tuple(tuple(sorted({a.stage for a in lane})) for lane in by_worker(self.orders))
 
     def workload(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """Counted in the orders; parts of a micro-batch as a whole."""
+        """Counted along the orders; parts of a micro-batch count once."""
         return tuple(
             tuple(len({a.micro_batch for a in lane if a.stage == s and a.kind is ActionKind.FORWARD}) for s in stages)
             for stages, lane in zip(self.placement(pipeline), by_worker(self.orders), strict=True)
         )
 
     def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
-        """Where some micro-batch comes from another worker."""
+        """True for stages of which some micro-batch comes from another worker."""
         program = self.program
         away = (program.source >= 0) & (program.worker[program.source] != program.worker) & program.of(FORWARD)
         crossed = set(program.stage[away].tolist())
@@ -187,25 +187,26 @@ class OwnOrders(Schedule):
         return self.orders.limits or Schedule.in_flight(self, pipeline)
 
     def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
-        """Nothing is known of it."""
+        """(0, 0): no bound is known."""
         return 0.0, 0.0
 
     def exact(self, pipeline: Pipeline) -> bool:
-        """Nothing is proven."""
+        """False: nothing is proven."""
         return False
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
-        """No chain of waits is known in closed form."""
+        """0: no chain of waits is known in closed form."""
         return 0.0
 
 
 @functools.lru_cache(maxsize=2)
-def _counted(own: OwnOrders, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-    return count_held(by_worker(own.orders), own.placement(pipeline))
+def _counted(schedule: OwnOrders, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
+    """`OwnOrders.peaks`, cached."""
+    return count_held(by_worker(schedule.orders), schedule.placement(pipeline))
 
 
 def own_schedule(work: Work, name: str = "custom") -> OwnOrders:
-    """A schedule from orders, with the exchange and the update of each stage at its end where they have none.
+    """A schedule from orders; synchronous orders get the exchanges and updates that they lack at their end.
 
     Raises:
         PlanError: the orders cannot run; shows the cycle, or names the action.
@@ -213,53 +214,54 @@ def own_schedule(work: Work, name: str = "custom") -> OwnOrders:
     check_numbers(work)
     policy = policy_of(work)
     if policy.synchronous:
-        work = _closed(work)
+        work = _with_updates(work)
     program = compile_orders(work)
     check_whole(program)
     return OwnOrders(name, work, program, policy)
 
 
-def _closed(work: Work) -> Work:
-    """Each stage of a worker exchanged once and updated once, without numbers: at the end where nothing is said."""
+def _with_updates(work: Work) -> Work:
+    """Add the missing exchange and update of each stage at the end of its worker, and drop exchange numbers."""
     lanes = [[_unnumbered(action) for action in lane] for lane in work.lanes]
     last = {worker: at for at, worker in enumerate(work.lane_workers)}
     for worker, at in last.items():
-        own = [lane for lane, w in zip(lanes, work.lane_workers, strict=True) if w == worker]
-        stages = sorted({a.stage for lane in own for a in lane})
-        synced = {a.stage for lane in own for a in lane if a.kind is ActionKind.SYNC}
-        updated = {a.stage for lane in own for a in lane if a.kind is ActionKind.UPDATE}
+        lanes_of_worker = [lane for lane, w in zip(lanes, work.lane_workers, strict=True) if w == worker]
+        stages = sorted({a.stage for lane in lanes_of_worker for a in lane})
+        synced = {a.stage for lane in lanes_of_worker for a in lane if a.kind is ActionKind.SYNC}
+        updated = {a.stage for lane in lanes_of_worker for a in lane if a.kind is ActionKind.UPDATE}
         for place, lane in enumerate(lanes):
             if work.lane_workers[place] == worker:
-                lanes[place] = [b for a in lane for b in _preceded(a, synced)]
+                lanes[place] = [b for a in lane for b in _with_exchange(a, synced)]
         lanes[at] += [Action(ActionKind.SYNC, s) for s in stages if s not in synced | updated]
         lanes[at] += [Action(ActionKind.UPDATE, s) for s in stages if s not in updated]
     return dataclasses.replace(work, lanes=tuple(tuple(lane) for lane in lanes))
 
 
-def _preceded(action: Action, synced: set[int]) -> Iterator[Action]:
-    """An update with the exchange that it needs."""
+def _with_exchange(action: Action, synced: set[int]) -> Iterator[Action]:
+    """An action, preceded by the exchange that it needs if it is an update without one."""
     if action.kind is ActionKind.UPDATE and action.stage not in synced:
         yield Action(ActionKind.SYNC, action.stage)
     yield action
 
 
 def _unnumbered(action: Action) -> Action:
+    """An exchange or update without its number; other actions unchanged."""
     return action._replace(micro_batch=-1) if action.kind in COUNTED else action
 
 
 def check_numbers(work: Work) -> None:
-    """Refuse orders whose stages or micro-batches leave a number out, or that evict to nobody; O(actions).
+    """Refuse orders that skip a stage or micro-batch number, or that evict to no other worker; O(actions).
 
     Raises:
-        OrderError: names the action that shows it.
+        OrderError: names an action that shows it.
     """
     stages = {action.stage for action in _actions(work)}
     numbers = {action.micro_batch for action in _actions(work) if action.kind not in COUNTED}
-    _without_gap(work, stages, "stage", lambda action: action.stage)
-    _without_gap(work, numbers, "micro-batch", lambda action: -1 if action.kind in COUNTED else action.micro_batch)
+    _refuse_gaps(work, stages, "stage", lambda action: action.stage)
+    _refuse_gaps(work, numbers, "micro-batch", lambda action: -1 if action.kind in COUNTED else action.micro_batch)
     forwards = [action for action in _actions(work) if action.kind is ActionKind.FORWARD]
     wanted = len(stages) * len(numbers) * work.parts
-    if wanted > _SPARSE * max(1, len(forwards)):
+    if wanted > _MAX_PAIRS_PER_FORWARD * max(1, len(forwards)):
         message = f"{len(forwards)} forwards for {len(stages)} stages and {len(numbers)} micro-batches"
         raise _fault(work, lambda _: True, message, "run every micro-batch through every stage")
     workers = max(work.lane_workers, default=-1) + 1
@@ -273,7 +275,7 @@ def check_numbers(work: Work) -> None:
 
 
 def check_whole(program: Program) -> None:
-    """Refuse orders in which a worker exchanges or updates what it does not compute, or drops gradients; O(actions).
+    """Refuse orders in which a worker exchanges or updates a stage it does not compute, or drops gradients; O(actions).
 
     Raises:
         OrderError: names the action.
@@ -296,7 +298,7 @@ def check_whole(program: Program) -> None:
 
 
 def _exchanged_last(program: Program, place: np.ndarray, ends: np.ndarray) -> None:
-    """Where the pipeline drains, a stage's exchange comes after all of its gradients, its update after the exchange."""
+    """Refuse synchronous orders that exchange a stage before all its gradients or update it before the exchange."""
     for code, before, what in (
         (SYNC, ends, "is exchanged"),
         (LAUNCH_SYNC, ends, "is exchanged"),
@@ -314,36 +316,40 @@ def _exchanged_last(program: Program, place: np.ndarray, ends: np.ndarray) -> No
 
 
 def policy_of(work: Work) -> WeightPolicy:
-    """What orders do with their weights: without updates, or with each after all gradients of its stage, `sync`."""
+    """The weight policy of orders: `sync` without updates, or if every update follows all gradients of its stage."""
     if not any(action.kind is ActionKind.UPDATE for action in _actions(work)):
         return WeightPolicy.SYNC
     if any(action.version >= 0 for action in _actions(work)):
         return WeightPolicy.STASH
     for lane in by_worker(work):
-        ended: dict[int, int] = {a.stage: at for at, a in enumerate(lane) if a.kind in _ENDS}
-        places: dict[int, list[int]] = {}
+        last_gradient: dict[int, int] = {a.stage: at for at, a in enumerate(lane) if a.kind in _ENDS}
+        updates_of_stage: dict[int, list[int]] = {}
         for at, action in enumerate(lane):
             if action.kind is ActionKind.UPDATE:
-                places.setdefault(action.stage, []).append(at)
-        if any(len(own) > 1 or own[0] < ended.get(stage, -1) for stage, own in places.items()):
+                updates_of_stage.setdefault(action.stage, []).append(at)
+        if any(
+            len(updates) > 1 or updates[0] < last_gradient.get(stage, -1) for stage, updates in updates_of_stage.items()
+        ):
             return WeightPolicy.NEWEST
     return WeightPolicy.SYNC
 
 
 def by_worker(work: Work) -> list[list[Action]]:
-    """The lanes of each worker one after the other."""
-    found: list[list[Action]] = [[] for _ in range(max(work.lane_workers, default=-1) + 1)]
+    """The lanes of each worker, concatenated."""
+    lanes: list[list[Action]] = [[] for _ in range(max(work.lane_workers, default=-1) + 1)]
     for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
-        found[worker] += lane
-    return found
+        lanes[worker] += lane
+    return lanes
 
 
 def _actions(work: Work) -> Iterator[Action]:
+    """All actions of all lanes."""
     return (action for lane in work.lanes for action in lane)
 
 
-def _without_gap(work: Work, found: Iterable[int], what: str, number: Callable[[Action], int]) -> None:
-    known = set(found)
+def _refuse_gaps(work: Work, numbers: Iterable[int], what: str, number: Callable[[Action], int]) -> None:
+    """Refuse numbers of stages or micro-batches that do not run from 0 without gaps."""
+    known = set(numbers)
     missing = next((k for k in range(max(known, default=-1) + 1) if k not in known), -1)
     if missing >= 0 or not known:
         gap = f"{what} {max(missing, 0)} has no actions"
@@ -352,7 +358,7 @@ def _without_gap(work: Work, found: Iterable[int], what: str, number: Callable[[
 
 
 def _fault(work: Work, shows: Callable[[Action], bool], message: str, hint: str) -> OrderError:
-    """The error at the first action that shows it."""
+    """An error at the first action for which `shows` is true."""
     for lane, actions in enumerate(work.lanes):
         for index, action in enumerate(actions):
             if shows(action):

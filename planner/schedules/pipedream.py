@@ -1,7 +1,7 @@
-"""Pipelines that never drain and keep versions of their weights: PipeDream, PipeDream-2BW, and HetPipe's waves.
+"""Schedules that never drain and keep several weight versions: PipeDream, PipeDream-2BW and HetPipe.
 
-A worker warms up and then runs a backward and a forward in turn, with updates in between; each action says which
-version of the weights it reads. No worker waits once the pipeline is full.
+A worker warms up and then alternates backwards and forwards, with updates in between; each action names the weight
+version that it reads. No worker waits once the pipeline is full.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
 from planner.schedules.facts import Facts
 from planner.schedules.one_f_one_b import least_warm_up, paced_warm_up
 from planner.schedules.orders import in_turn
-from planner.schedules.schedule import Line, require
+from planner.schedules.schedule import StagePerWorkerSchedule, require
 from planner.schedules.types import Action, ActionKind, Pipeline, WeightPolicy, Work
 
 NEWEST = -1
 
 
-def flowing(
+def continuous_order(
     stage: int,
     micro_batches: Sequence[int],
     ahead: int,
@@ -31,25 +31,25 @@ def flowing(
     follow: Callable[[int], Iterator[Action]],
     before: Callable[[int], Iterator[Action]] = lambda _: iter(()),
 ) -> Iterator[Action]:
-    """One worker's order: a warm-up, then a backward and a forward in turn, to the end of its micro-batches.
+    """The order of one worker: a warm-up, alternating backwards and forwards, the remaining backwards.
 
     Args:
-        stage: which.
-        micro_batches: the worker's own, in order.
+        stage: the worker's stage.
+        micro_batches: numbers of the worker's micro-batches, in order.
         ahead: forwards of its warm-up.
-        read: version that the forward and backward of own micro-batch j read, -1 for the newest.
-        follow: actions after the backward of own micro-batch j.
-        before: actions before the forward of own micro-batch j.
+        read: weight version that forward and backward of the worker's j-th micro-batch read, -1 for the newest.
+        follow: actions after the backward of its j-th micro-batch.
+        before: actions before the forward of its j-th micro-batch.
     """
 
-    own = list(enumerate(micro_batches))
-    forwards = [(*before(j), Action(ActionKind.FORWARD, stage, m, version=read(j))) for j, m in own]
-    backwards = [(Action(ActionKind.BACKWARD, stage, m, version=read(j)), *follow(j)) for j, m in own]
+    numbered = list(enumerate(micro_batches))
+    forwards = [(*before(j), Action(ActionKind.FORWARD, stage, m, version=read(j))) for j, m in numbered]
+    backwards = [(Action(ActionKind.BACKWARD, stage, m, version=read(j)), *follow(j)) for j, m in numbered]
     return chain.from_iterable(in_turn(forwards, backwards, ahead))
 
 
 def update_every(stage: int, replicas: int, period: int) -> Callable[[int], Iterator[Action]]:
-    """After each `period` own backwards the replicas exchange gradients, where there are several, and update."""
+    """Actions after backwards: an update every `period` backwards, with an exchange first if there are replicas."""
 
     def follow(j: int) -> Iterator[Action]:
         if (j + 1) % period == 0:
@@ -61,39 +61,39 @@ def update_every(stage: int, replicas: int, period: int) -> Callable[[int], Iter
     return follow
 
 
-class Flowing(Line, Protocol):
-    """Never drains: an update without a flush, so that no worker waits once the pipeline is full.
+class ContinuousSchedule(StagePerWorkerSchedule, Protocol):
+    """A schedule that updates without a flush, so that no worker waits once the pipeline is full.
 
-    `in_flight` is also the warm-up: what a replica takes in before its first backward, since a run has enough.
+    `in_flight` is also the warm-up of a replica, since a run always has enough micro-batches.
     """
 
     __slots__ = ()
 
     updates_each: ClassVar[bool] = False
-    """Whether a stage updates after each backward of its replicas, not once an iteration."""
+    """True if a stage updates after every round of backwards of its replicas, not once per iteration."""
 
     def versions_read(self, pipeline: Pipeline, stage: int) -> Callable[[int], int]:
-        """By number of a replica's own micro-batch, the version of the weights that it reads, -1 for the newest."""
+        """The weight version that a replica's j-th micro-batch reads, -1 for the newest."""
         return lambda _: NEWEST
 
     def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """The order of one worker: 1F1B with an update after as many backwards as it has for each exchange."""
+        """The order of one worker: 1F1B with an update after the backwards of each exchange."""
         count = pipeline.replicas[stage]
         period = pipeline.micro_batches // count // self.exchanges(pipeline)[stage]
-        own = pipeline.micro_batches_of(stage, replica, iterations)
+        micro_batches = pipeline.micro_batches_of(stage, replica, iterations)
         read, update = self.versions_read(pipeline, stage), update_every(stage, count, period)
-        return flowing(stage, own, self.in_flight(pipeline)[stage], read, update)
+        return continuous_order(stage, micro_batches, self.in_flight(pipeline)[stage], read, update)
 
     def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """After each micro-batch of a replica, the replicas together; or once an iteration."""
+        """One per micro-batch of a replica, or one per iteration."""
         return tuple(pipeline.micro_batches // count if self.updates_each else 1 for count in pipeline.replicas)
 
     def rhythm(self, pipeline: Pipeline) -> int:
-        """Micro-batches after which the order repeats: one for each replica, or an iteration's."""
+        """Micro-batches after which the order repeats: one per replica, or those of an iteration."""
         return math.lcm(*pipeline.replicas) if self.updates_each else pipeline.micro_batches
 
     def exact(self, pipeline: Pipeline) -> bool:
-        """Updates are counted once, however often there are."""
+        """False: the closed form counts one update, however many there are."""
         return False
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
@@ -101,25 +101,25 @@ class Flowing(Line, Protocol):
         return self.work(pipeline).lanes
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """Some iterations without draining in between."""
+        """The orders of several iterations without draining in between."""
         require(self, pipeline)
         lanes = (tuple(self.lane(pipeline, stage, replica, iterations)) for stage, replica in pipeline.workers())
         return Work(tuple(lanes), versions=self.weight_versions(pipeline))
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
-        """The work of the busiest worker in an iteration, its tail once, however often it updates."""
+        """Work of the busiest worker in an iteration, with a single exchange and update."""
         flow = Flow(self.placement(pipeline), self.workload(pipeline), spans=True, early=True)
         return busiest_chain_s(flow, times)
 
 
 @dataclass(frozen=True, slots=True)
-class PipeDream(Flowing):
+class PipeDream(ContinuousSchedule):
     """PipeDream: 1F1B without a flush; each micro-batch keeps the weights of its forward for its backward.
 
     A stage updates after every backward (replicas after every round, together). The pipeline takes in NOAM =
     ceil(workers / replicas of the first stage) micro-batches for each replica of the first stage; stage i, with R(i)
-    workers from it to the end, ceil(R(i) / r(i)). With `paced` a stage that feeds a wider one takes in more, so that
-    nobody starves (see 1F1B). Micro-batches are dealt round-robin, and a backward runs where its forward ran. With
+    workers from it to the end, ceil(R(i) / r(i)). With `paced` a stage that feeds a wider one takes in more, which
+    keeps that one fed (see 1F1B). Micro-batches are dealt round-robin, and a backward runs where its forward ran. With
     `vertical` every stage uses the version that the first stage had when the micro-batch entered.
 
     Attributes:
@@ -148,32 +148,32 @@ class PipeDream(Flowing):
         return WeightPolicy.VERTICAL if self.vertical else WeightPolicy.STASH
 
     def supports(self, pipeline: Pipeline) -> str:
-        """Any replication; vertical synchronisation equal replicas."""
+        """Any replication; with vertical synchronisation only equal replicas."""
         if self.vertical and len(set(pipeline.replicas)) > 1:
             return f"vertical synchronisation needs equal replicas, not {pipeline.replicas}"
         return ""
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Micro-batches that a replica of each stage takes in before its first backward; the first is NOAM."""
+        """Warm-up of a replica of each stage; that of the first stage is NOAM."""
         return (paced_warm_up if self.paced else least_warm_up)(pipeline.replicas)
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """One for each micro-batch under way; with vertical synchronisation as many as at the first stage."""
+        """One version per micro-batch in flight; with vertical synchronisation as many as at the first stage."""
         kept = self.in_flight(pipeline)
         return (kept[0],) * pipeline.stages if self.vertical else kept
 
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Updates of a stage while a micro-batch is under way there: one less than the versions that it keeps."""
+        """Updates of a stage while a micro-batch is in flight there: one less than its versions."""
         return tuple(versions - 1 for versions in self.weight_versions(pipeline))
 
     def versions_read(self, pipeline: Pipeline, stage: int) -> Callable[[int], int]:
-        """What was newest at the micro-batch's forward here, or with vertical synchronisation at the first stage."""
+        """The newest version at the micro-batch's forward, of this stage or with `vertical` of the first stage."""
         ahead = self.in_flight(pipeline)[0 if self.vertical else stage]
         return lambda j: max(0, j - ahead + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class TwoBufferedWeights(Flowing):
+class TwoBufferedWeights(ContinuousSchedule):
     """PipeDream-2BW: 1F1B without a flush, gradients of m micro-batches together, two versions of the weights.
 
     W(t+1) = W(t) - nu grad f(W(t-1)): the micro-batches of mini-batch t all read version t - 1, at every stage; m must
@@ -201,7 +201,7 @@ class TwoBufferedWeights(Flowing):
     weight_policy = WeightPolicy.DOUBLE_BUFFER
 
     def supports(self, pipeline: Pipeline) -> str:
-        """As many micro-batches as are under way at once, or more."""
+        """Refuses fewer micro-batches per iteration than are in flight at once."""
         for count, forwards in zip(pipeline.replicas, paced_warm_up(pipeline.replicas), strict=True):
             if count * forwards > pipeline.micro_batches:
                 return (
@@ -211,27 +211,27 @@ class TwoBufferedWeights(Flowing):
         return ""
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """As 1F1B."""
+        """The warm-up of 1F1B."""
         return paced_warm_up(pipeline.replicas)
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Two; where nothing is under way at an update, one is enough with `uniform=false`."""
+        """Two versions; with `uniform=false` one if nothing is in flight at an update."""
         if self.uniform:
             return (2,) * pipeline.stages
         return tuple(min(2, kept) for kept in self.in_flight(pipeline))
 
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """One update where two versions are kept."""
+        """One update if two versions are kept."""
         return tuple(versions - 1 for versions in self.weight_versions(pipeline))
 
     def versions_read(self, pipeline: Pipeline, stage: int) -> Callable[[int], int]:
-        """The one before that of its mini-batch, or what is newest at the forward."""
-        each, ahead = pipeline.micro_batches // pipeline.replicas[stage], self.in_flight(pipeline)[stage]
-        return lambda j: max(0, j // each - 1 if self.uniform else (j - ahead + 1) // each)
+        """The version before that of its mini-batch, or with `uniform=false` the newest at the forward."""
+        per_replica, ahead = pipeline.micro_batches // pipeline.replicas[stage], self.in_flight(pipeline)[stage]
+        return lambda j: max(0, j // per_replica - 1 if self.uniform else (j - ahead + 1) // per_replica)
 
 
 @dataclass(frozen=True, slots=True)
-class HetPipe(Flowing):
+class HetPipe(ContinuousSchedule):
     """HetPipe: a virtual worker runs a pipeline of Nm concurrent mini-batches; waves of Nm are exchanged between them.
 
     Each replica of the line is one virtual worker. A mini-batch reads, at every stage, the weights that the virtual
@@ -265,7 +265,7 @@ class HetPipe(Flowing):
     launches = True
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """A count or distance below 0; micro-batches that do not make waves."""
+        """Refuses negative options, and micro-batches that do not make whole waves."""
         if self.concurrent < 0 or self.distance < 0:
             return f"{self.concurrent} concurrent mini-batches at distance {self.distance} make no wave"
         wave = self.wave(pipeline)
@@ -283,21 +283,21 @@ class HetPipe(Flowing):
         return self.distance
 
     def rhythm(self, pipeline: Pipeline) -> int:
-        """Micro-batches after which the order repeats: a wave on each replica."""
+        """Micro-batches after which the order repeats: one wave on each replica."""
         return self.wave(pipeline) * pipeline.replicas[0]
 
     def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Once a wave of each virtual worker."""
+        """One exchange per wave of each virtual worker."""
         return (pipeline.micro_batches // pipeline.replicas[0] // self.wave(pipeline),) * pipeline.stages
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
-        """The work of the busiest worker in an iteration; waves are exchanged beside it."""
-        return Flowing.chain_s(self, pipeline, replace(times, tail=[0.0] * pipeline.stages))
+        """Work of the busiest worker in an iteration; the exchange of waves overlaps with it."""
+        return ContinuousSchedule.chain_s(self, pipeline, replace(times, tail=[0.0] * pipeline.stages))
 
     def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """1F1B with an update after each backward, an exchange after each wave."""
+        """1F1B with an update after each backward and an exchange after each wave."""
         forwards = self.in_flight(pipeline)[stage]
-        wave, own = self.wave(pipeline), pipeline.micro_batches_of(stage, replica, iterations)
+        wave, micro_batches = self.wave(pipeline), pipeline.micro_batches_of(stage, replica, iterations)
 
         def before(j: int) -> Iterator[Action]:
             pulled = (j + 1) // wave - 2 - self.distance
@@ -309,7 +309,7 @@ class HetPipe(Flowing):
             if (j + 1) % wave == 0:
                 yield Action(ActionKind.LAUNCH_SYNC, stage, j // wave)
 
-        return flowing(stage, own, forwards, lambda j: max(0, j - wave + 1), follow, before)
+        return continuous_order(stage, micro_batches, forwards, lambda j: max(0, j - wave + 1), follow, before)
 
 
 SCHEDULES.register("pipedream", PipeDream())

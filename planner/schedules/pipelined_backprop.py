@@ -1,6 +1,6 @@
-"""Pipelines that never drain and keep one version of their weights, the newest: pipelined backpropagation and PipeMare.
+"""Schedules that never drain and keep only the newest weights: pipelined backpropagation and PipeMare.
 
-Both correct what the delay does to training, by stage; the closed forms of the corrections are here, too.
+Both correct the effect of the delay on training, stage by stage; the closed forms of the corrections are here too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from enum import StrEnum
 from planner.errors import PlanError, whole
 from planner.schedules import SCHEDULES
 from planner.schedules.facts import Facts
-from planner.schedules.pipedream import Flowing
+from planner.schedules.pipedream import ContinuousSchedule
 from planner.schedules.types import OptimizerScaling, Pipeline, StageCorrection, WeightPolicy
 
 
 class Mitigation(StrEnum):
-    """How the delay is corrected."""
+    """Correction of the delay; see `PipelinedBackprop`."""
 
     NONE = "none"
     WEIGHT_PREDICTION = "lwp"
@@ -26,7 +26,7 @@ class Mitigation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PipelinedBackprop(Flowing):
+class PipelinedBackprop(ContinuousSchedule):
     """Pipelined backpropagation: an update after every sample.
 
     Stage s = 1..S keeps 2(S-s)+1 samples, and its gradient is applied D_s = 2(S-s) updates after the forward read the
@@ -39,7 +39,7 @@ class PipelinedBackprop(Flowing):
 
     Attributes:
         mitigation: correction of the delay.
-        momentum: of the optimiser, for spike compensation.
+        momentum: momentum of the optimiser, for spike compensation.
     """
 
     mitigation: Mitigation = Mitigation.NONE
@@ -61,29 +61,29 @@ class PipelinedBackprop(Flowing):
 
     @property
     def weight_buffers(self) -> int:
-        """Buffers as large as the weights that the correction keeps: the predicted weights, where it predicts."""
+        """1 for the predicted weights if the mitigation predicts, else 0."""
         return int(self.mitigation not in (Mitigation.NONE, Mitigation.SPIKE_COMPENSATION))
 
     def optimizer_scaling(self, batch: int, micro_batch: int) -> OptimizerScaling | None:
-        """An update is of one micro-batch: momentum and rate follow from those of the batch."""
+        """Momentum and rate scaled from the batch to one micro-batch, since every micro-batch is an update."""
         momentum, factor = scaled_optimizer(self.momentum, 1.0, batch, micro_batch)
         return OptimizerScaling(batch, micro_batch, self.momentum, momentum, factor)
 
     def corrections(self, pipeline: Pipeline, scaling: OptimizerScaling | None = None) -> tuple[StageCorrection, ...]:
-        """Delay, prediction and compensation of each stage, for the momentum that it is run with."""
-        chosen, stages = self.mitigation, pipeline.stages
+        """Delay, prediction and compensation of each stage, for the scaled momentum."""
+        mitigation, stages = self.mitigation, pipeline.stages
         momentum = scaling.momentum if scaling else self.momentum
-        found = []
+        corrections = []
         for stage, delay in enumerate(self.staleness(pipeline)):
             forward = backward = 0
-            if chosen is Mitigation.SPECTRAIN:
+            if mitigation is Mitigation.SPECTRAIN:
                 forward, backward = (horizons[stage] for horizons in spectrain_horizons(stages))
-            elif chosen in (Mitigation.WEIGHT_PREDICTION, Mitigation.COMBINED):
+            elif mitigation in (Mitigation.WEIGHT_PREDICTION, Mitigation.COMBINED):
                 forward = delay
             a, b = 1.0, 0.0
-            if chosen in (Mitigation.SPIKE_COMPENSATION, Mitigation.COMBINED):
+            if mitigation in (Mitigation.SPIKE_COMPENSATION, Mitigation.COMBINED):
                 a, b = spike_compensation(momentum, delay)
-            found.append(
+            corrections.append(
                 StageCorrection(
                     forward_delay=float(delay),
                     forward_horizon=forward,
@@ -92,11 +92,11 @@ class PipelinedBackprop(Flowing):
                     gradient_factor=b,
                 )
             )
-        return tuple(found)
+        return tuple(corrections)
 
 
 @dataclass(frozen=True, slots=True)
-class PipeMare(Flowing):
+class PipeMare(ContinuousSchedule):
     """PipeMare: learning rates and weights are corrected for the delay.
 
     Stage i = 1..P of a pipeline with N micro-batches a mini-batch computes its forward with weights that are on average
@@ -139,7 +139,7 @@ class PipeMare(Flowing):
 
     def corrections(self, pipeline: Pipeline, scaling: OptimizerScaling | None = None) -> tuple[StageCorrection, ...]:
         """T1 at the first step, T2 and T3 for each stage; delays in mini-batches, which are its updates."""
-        own = pipeline.micro_batches // pipeline.replicas[0]
+        per_replica = pipeline.micro_batches // pipeline.replicas[0]
         return tuple(
             StageCorrection(
                 forward_delay=tau,
@@ -148,7 +148,7 @@ class PipeMare(Flowing):
                 velocity_decay=pipemare_velocity_decay(tau, decay=self.decay),
                 synchronous_epochs=self.synchronous_epochs,
             )
-            for tau in pipemare_delays(pipeline.stages, own)
+            for tau in pipemare_delays(pipeline.stages, per_replica)
         )
 
 

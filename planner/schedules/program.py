@@ -1,10 +1,11 @@
-"""Orders of work as arrays: who waits for whom, and in what sequence all can run, or the cycle that prevents it.
+"""Orders of work as arrays, with the dependencies of all actions and the weight versions that they read.
 
 Dependencies: FORWARD of (stage, micro-batch) needs FORWARD of the stage before; BACKWARD (or INPUT_GRAD) needs its
 own FORWARD and the BACKWARD (or INPUT_GRAD) of the stage after; WEIGHT_GRAD needs its own INPUT_GRAD; RECOMPUTE its
-own FORWARD. Where an order has SENDs and RECEIVEs, what needs a tensor follows its RECEIVE, which needs the SEND.
-SYNC of a stage is a collective of all workers that have one; it begins when all have come to their SYNC, or to their
-LAUNCH_SYNC where they have one. What was evicted must be loaded before its backward.
+own FORWARD. Where an order has SENDs and RECEIVEs, an action that needs a tensor follows its RECEIVE, which needs the
+SEND.
+SYNC of a stage is a collective of all workers that have one; it begins when all have reached their SYNC, or their
+LAUNCH_SYNC if they have one. What was evicted must be loaded before its backward.
 
 Versions of the weights: UPDATE number n of a stage on a worker makes version n + 1 of it there; version 0 is there from
 the start. An action that names no version reads the newest.
@@ -43,7 +44,7 @@ CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """All actions of all lanes, lane by lane, and what each waits for.
+    """All actions of all lanes, lane by lane, with their dependencies.
 
     Attributes:
         kind: int8 [actions], index into `KINDS`.
@@ -51,17 +52,17 @@ class Program:
         micro_batch: int64 [actions], -1 for SYNC and UPDATE without a number.
         worker: int64 [actions].
         offsets: int64 [lanes + 1]; lane k owns actions `offsets[k]:offsets[k + 1]`, in its order.
-        source: int64 [actions]; the action of a neighbouring stage whose tensor this one needs, -1 when none.
+        source: int64 [actions]; the action of a neighbouring stage whose tensor this one needs, -1 for none.
         sequence: int64 [actions]; all actions in an order in which they can run.
         lane: int64 [actions], ascending; equal to `worker` when each worker has one lane.
-        part: int64 [actions], sub-sequence, -1 when whole.
-        peer: int64 [actions], worker that keeps what is evicted.
+        part: int64 [actions], sub-sequence, -1 for the whole micro-batch.
+        peer: int64 [actions], worker that receives what is evicted, -1 for the host.
         version: int64 [actions], version of the weights that is read, -1 for the newest.
         paired: bool [actions], runs as one with the action before it.
-        after: int64 [actions]; the action of the same worker that this one needs although its lane does not make sure
-            of it (it runs on another lane, or goes on after its lane has passed it), -1 when none.
+        after: int64 [actions]; a needed action of the same worker that the order of the lane does not guarantee, since
+            it runs on another lane or continues after its lane has passed it; -1 for none.
         exchange: int64 [actions]; the collective that a SYNC waits for or a LAUNCH_SYNC begins, -1 for others.
-        work: what it was compiled from.
+        work: the orders that it was compiled from.
     """
 
     kind: np.ndarray
@@ -97,20 +98,20 @@ class Program:
 
     @property
     def unit(self) -> np.ndarray:
-        """int64 [actions], number of the micro-batch's sub-sequence among all of them; below 0 without micro-batch."""
+        """int64 [actions], number of the sub-sequence over all micro-batches; below 0 without a micro-batch."""
         return np.asarray(self.micro_batch * self.work.parts + np.maximum(self.part, 0))
 
     def of(self, *kinds: int) -> np.ndarray:
-        """bool [actions], whether the kind is one of these."""
+        """bool [actions], True for actions of these kinds."""
         return np.asarray(np.isin(self.kind, kinds))
 
     def label(self, action: int) -> str:
-        """How an action is written in messages: `B2.5` is the backward of stage 2 for micro-batch 5."""
+        """An action in messages: `B2.5` is the backward of stage 2 for micro-batch 5."""
         kind = KINDS[self.kind[action]]
         return str(Action(kind, int(self.stage[action]), int(self.micro_batch[action]), int(self.part[action])))
 
     def error(self, action: int, message: str, hint: str = "") -> OrderError:
-        """The error that this action is at fault."""
+        """An error that names this action."""
         lane = int(self.lane[action])
         where = f"worker {self.worker[action]}"
         return OrderError(message, lane=lane, index=int(action - self.offsets[lane]), where=where, hint=hint)
@@ -118,13 +119,13 @@ class Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionUse:
-    """Versions by action; arrays are [actions], -1 where an action reads none.
+    """Weight versions by action, int64 [actions]; -1 if an action reads none.
 
     Attributes:
         newest: updates of the stage on the worker before the action.
-        read: the version that is read.
-        held: versions that must be held while the action runs: the newest, and all that it or a later action reads.
-        applied: for an action that makes gradients, updates before the one that applies them; -1 when none does.
+        read: the version that the action reads.
+        held: number of versions held while the action runs: the newest, and all that it or a later action reads.
+        applied: for an action that makes gradients, updates before the one that applies them; -1 if none does.
     """
 
     newest: np.ndarray
@@ -135,9 +136,9 @@ class VersionUse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightAges:
-    """Updates between the version read and the one the gradient is applied to, float64 [stages] each.
+    """Updates between the version that a pass reads and the version its gradient is applied to, float64 [stages].
 
-    The mean is over the micro-batches that are under way when the pipeline is full.
+    Most and mean, for forwards and backwards; the mean is over the micro-batches of a full pipeline.
     """
 
     forward_most: np.ndarray
@@ -147,7 +148,7 @@ class WeightAges:
 
 
 def check_versions(program: Program) -> None:
-    """Refuse orders that read a version which is not made yet or no longer held; O(actions log actions).
+    """Refuse orders that read a weight version before it is made or after it is dropped; O(actions log actions).
 
     Raises:
         PlanError: names the action, the version, and what the worker holds then.
@@ -166,6 +167,7 @@ def check_versions(program: Program) -> None:
 
 
 def _unheld(program: Program, use: VersionUse, action: int, why: str) -> OrderError:
+    """The error of an action that reads a version which its worker does not hold."""
     read, newest = int(use.read[action]), int(use.newest[action])
     return program.error(
         action,
@@ -177,7 +179,7 @@ def _unheld(program: Program, use: VersionUse, action: int, why: str) -> OrderEr
 
 @functools.lru_cache(maxsize=2)
 def version_use(program: Program) -> VersionUse:
-    """Versions read, held and applied, by action; O(actions log actions) once for a program."""
+    """Versions read, held and applied, by action; O(actions log actions), cached."""
     rank = np.empty(len(program.kind), np.int64)
     rank[program.sequence] = np.arange(len(rank))
     place = program.worker * program.stages + program.stage
@@ -191,25 +193,25 @@ def version_use(program: Program) -> VersionUse:
     held = np.ones(len(rank), np.int64)
     applied = np.full(len(rank), -1, np.int64)
     for low, high in zip(starts, [*starts[1:], len(rank)], strict=True):
-        mine = by_place[low:high]
-        held[mine] = _held(newest[mine], read[mine])
-        updating = np.flatnonzero(updates[mine])
-        following = np.searchsorted(updating, np.arange(len(mine)))
-        known = following < len(updating)
-        applied[mine[known]] = newest[mine[updating[following[known]]]]
+        of_place = by_place[low:high]
+        held[of_place] = _held(newest[of_place], read[of_place])
+        updating = np.flatnonzero(updates[of_place])
+        following = np.searchsorted(updating, np.arange(len(of_place)))
+        has_update = following < len(updating)
+        applied[of_place[has_update]] = newest[of_place[updating[following[has_update]]]]
     applied[~program.of(BACKWARD, INPUT_GRAD, WEIGHT_GRAD)] = -1
     return VersionUse(newest, read, held, applied)
 
 
 def _running(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Cumulative sums that begin anew at each start."""
+    """Cumulative sums that restart at each of `starts`."""
     total = np.cumsum(values)
     before = np.concatenate([[0], total])[starts]
     return np.asarray(total - np.repeat(before, np.diff([*starts, len(values)])))
 
 
 def _held(newest: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """Versions that must be there at each action: the newest, and those made before that are read now or later."""
+    """Number of versions held at each action: the newest, and older ones that are read now or later."""
     last_read = np.full(int(newest.max(initial=0)) + 2, -1, np.int64)
     readers = np.flatnonzero((read >= 0) & (read <= newest))
     np.maximum.at(last_read, read[readers], readers)
@@ -222,7 +224,7 @@ def _held(newest: np.ndarray, read: np.ndarray) -> np.ndarray:
 
 
 def peak_versions(program: Program) -> np.ndarray:
-    """[stages] the most versions that a worker holds at the same time; 1 for synchronous orders."""
+    """int64 [stages], most versions that a worker holds at the same time; 1 for synchronous orders."""
     peaks = np.ones(program.stages, np.int64)
     if (program.version >= 0).any():
         np.maximum.at(peaks, program.stage, version_use(program).held)
@@ -230,12 +232,12 @@ def peak_versions(program: Program) -> np.ndarray:
 
 
 def staleness(program: Program, *, warm_up: int = 0, period: int = 1) -> WeightAges:
-    """Age of the weights behind each gradient when it is applied; O(actions log actions).
+    """Age of the weights that each gradient was computed with when it is applied; O(actions log actions).
 
     Args:
-        program: with UPDATE actions; gradients that no UPDATE applies are left out.
-        warm_up: micro-batches that are left out of the mean at the start.
-        period: the mean is over a whole number of so many micro-batches.
+        program: the program; gradients that no UPDATE applies are left out.
+        warm_up: first micro-batches that are left out of the mean.
+        period: the mean is over a multiple of this number of micro-batches.
     """
     use = version_use(program)
     width = max(int(program.micro_batch.max()) + 1, 1) * program.work.parts
@@ -247,13 +249,13 @@ def staleness(program: Program, *, warm_up: int = 0, period: int = 1) -> WeightA
     stage = program.stage[chosen]
     ages = [use.applied[chosen] - table[key[chosen]], use.applied[chosen] - use.read[chosen]]
     number = program.micro_batch[chosen]
-    whole = warm_up + (width // program.work.parts - warm_up) // period * period
-    steady = (number >= warm_up) & (number < whole)
+    end_of_mean = warm_up + (width // program.work.parts - warm_up) // period * period
+    steady = (number >= warm_up) & (number < end_of_mean)
     steady = steady if steady.any() else np.ones_like(steady)
     columns = []
     for age in ages:
-        most = np.zeros(program.stages)
-        np.maximum.at(most, stage, age)
+        largest = np.zeros(program.stages)
+        np.maximum.at(largest, stage, age)
         count = np.maximum(np.bincount(stage[steady], minlength=program.stages), 1)
-        columns += [most, np.bincount(stage[steady], age[steady], program.stages) / count]
+        columns += [largest, np.bincount(stage[steady], age[steady], program.stages) / count]
     return WeightAges(*columns)

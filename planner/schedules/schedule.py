@@ -1,4 +1,4 @@
-"""What a schedule answers; the answers given here are those of synchronous schedules over equal replicas."""
+"""The interface of schedules, with defaults for synchronous schedules over equal replicas."""
 
 from __future__ import annotations
 
@@ -30,124 +30,126 @@ if TYPE_CHECKING:
 
 
 class Schedule(Protocol):
-    """One way to order the work of a pipeline: an object registered in `planner.schedules.SCHEDULES`.
+    """An order of the work of a pipeline, registered in `planner.schedules.SCHEDULES`.
 
-    Everything that the engine must know about a schedule is asked here. A schedule is a frozen dataclass; its fields
-    are its options. It gives its order and what differs from the answers below. Schedules are hashable: what is counted
-    in an order is counted once for a schedule and a pipeline.
+    Everything that the engine needs to know about a schedule is a method here. A schedule is a frozen dataclass whose
+    fields are its options. It defines its order and overrides the defaults that do not hold for it. Schedules are
+    hashable, so that figures counted along an order are cached by schedule and pipeline.
 
-    `Pipeline.stages` counts pieces of the model (chunks). A schedule that places several of them on one worker
-    (interleaved, V, wave) or one on several workers (bidirectional) says so by `placement` and in its orders:
-    everything that reads orders takes the stage from the action, never from the worker's number.
+    `Pipeline.stages` counts pieces of the model (chunks). A schedule may place several of them on one worker
+    (interleaved, V, wave) or one on several workers (bidirectional); `placement` and its orders say so. Readers of
+    orders must take the stage from the action, never from the worker's number.
     """
 
     __slots__ = ()
 
     key: ClassVar[str]
-    """The name it is registered by."""
+    """The name that it is registered by."""
     facts: ClassVar[Facts]
-    """What it says of itself, in expressions."""
+    """Its memory, idle time and weight versions as expressions."""
     spans: ClassVar[bool] = False
-    """Whether an iteration begins on each worker where its last one ended, not when all have ended."""
+    """True if each worker begins its next iteration when it ends its last one, not when all workers have ended."""
     closed_form: ClassVar[bool] = False
-    """Whether the closed form of a paced line of stages (`planner.space.evaluate`) describes its time."""
+    """True if the closed form of `planner.space.evaluate` describes its time."""
     split_backward: ClassVar[bool] = False
-    """Whether weight gradients are actions of their own."""
+    """True if weight gradients are separate actions."""
 
     @property
     def name(self) -> str:
-        """The name users choose it by, with the options that differ from the usual (`chimera:pairs=2`)."""
+        """The name that users choose it by, with the options that differ from the defaults (`chimera:pairs=2`)."""
         return name_with_options(self, self.key)
 
     @property
     def weight_policy(self) -> WeightPolicy:
-        """Which versions of the weights it computes with."""
+        """Which versions of the weights its stages compute with."""
         return WeightPolicy.SYNC
 
     @property
     def activation_unit(self) -> ActivationUnit:
-        """What one unit of `in_flight`, `held` and `peaks` is."""
+        """The unit that `in_flight`, `held` and `peaks` count."""
         return ActivationUnit.MICRO_BATCH
 
     @property
     def parts(self) -> int:
-        """Sub-sequences of a micro-batch: a unit is one `parts`-th of a stage's activations of a micro-batch."""
+        """Sub-sequences of a micro-batch; a unit then is 1 / `parts` of a stage's activations of a micro-batch."""
         return 1
 
     @property
     def drains(self) -> bool:
-        """Whether the pipeline is empty at the end of an iteration, so that one iteration can be played alone."""
+        """True if the pipeline is empty at the end of an iteration, so that one iteration can be simulated alone."""
         return self.weight_policy.synchronous
 
     @property
     def launches(self) -> bool:
-        """Whether exchanges of gradients are begun without waiting for them, so that work may hide them."""
+        """True if gradient exchanges are launched without waiting, so that work may hide them."""
         return False
 
     @property
     def fixed(self) -> Pipeline | None:
-        """The only pipeline that it serves (orders written for one), None when it serves many."""
+        """The only pipeline that it serves, for orders written for one; None if it serves many."""
         return None
 
     @property
     def weight_buffers(self) -> int:
-        """Buffers as large as a stage's weights, kept beside the versions (PipeMare's T2, predicted weights)."""
+        """Buffers of the size of a stage's weights in addition to the versions (PipeMare's T2, predicted weights)."""
         return 0
 
     @property
     def clock_distance(self) -> int | None:
-        """Waves by which a replica may run ahead of the slowest; None where replicas do not run apart."""
+        """Waves by which a replica may run ahead of the slowest; None if replicas run in step."""
         return None
 
     @property
     def chunks_per_worker(self) -> int:
-        """Stages for each worker."""
+        """Number of stages on each worker."""
         return 1
 
     def stage_counts(self, workers: int) -> tuple[int, ...]:
-        """Stages (chunks) that a pipeline over so many workers may have; empty when none. Replicas are left out."""
+        """Numbers of stages (chunks) that it supports on so many workers of single replicas; empty if none."""
         return (workers * self.chunks_per_worker,)
 
     def workers(self, pipeline: Pipeline) -> int:
-        """Workers of one copy, replicas included. O(stages)."""
+        """Number of workers of one copy, replicas included. O(stages)."""
         return sum(pipeline.replicas) // self.chunks_per_worker
 
     def variants(self, workers: int, micro_batches: int, *, recompute: bool = False) -> tuple[Schedule, ...]:
-        """The schedule with each combination of its options worth trying; those that can serve such a pipeline.
+        """The schedule with each combination of options worth trying that supports such a pipeline.
 
-        A schedule with options of its own choice is its only variant.
+        A schedule whose options were set is its only variant.
 
         Args:
-            workers: of one copy, single replicas.
-            micro_batches: of one iteration.
-            recompute: whether stages repeat their forward, so that keeping more micro-batches costs little.
+            workers: workers of one copy of single replicas.
+            micro_batches: micro-batches of one iteration.
+            recompute: stages may recompute, so that keeping more micro-batches costs little.
         """
-        tried: Iterable[Schedule] = (self,)
+        candidates: Iterable[Schedule] = (self,)
         if self.name == self.key:
-            tried = (dataclasses.replace(cast(Any, self), **own) for own in self.options(recompute=recompute))
+            candidates = (
+                dataclasses.replace(cast(Any, self), **options) for options in self.options(recompute=recompute)
+            )
         return tuple(
-            one
-            for one in tried
-            if not one.supports(Pipeline((1,) * one.stage_counts(workers)[0], micro_batches))
-            and (one.name == self.name or one.worthwhile(workers, micro_batches))
+            variant
+            for variant in candidates
+            if not variant.supports(Pipeline((1,) * variant.stage_counts(workers)[0], micro_batches))
+            and (variant.name == self.name or variant.worthwhile(workers, micro_batches))
         )
 
     def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
-        """Options worth trying beside the usual ones, which come first."""
+        """Sets of options worth trying, the defaults first."""
         return ({},)
 
     def worthwhile(self, workers: int, micro_batches: int) -> bool:
-        """Whether these options differ in their order from the usual ones for such a pipeline."""
+        """True if these options give another order than the defaults for such a pipeline."""
         return True
 
     def supports(self, pipeline: Pipeline) -> str:
-        """Why the schedule cannot serve the pipeline, empty when it can; most need equal replicas. O(stages)."""
+        """Why the schedule does not support the pipeline; empty if it does. Most need equal replicas. O(stages)."""
         if len(set(pipeline.replicas)) > 1:
             return f"{self.key} needs the same number of replicas at every stage, not {pipeline.replicas}"
         return self.refuses(single(pipeline))
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """Why the schedule cannot serve a pipeline of single replicas, empty when it can."""
+        """Why the schedule does not support a pipeline of single replicas; empty if it does."""
         return ""
 
     @abstractmethod
@@ -155,160 +157,162 @@ class Schedule(Protocol):
         """The actions of each lane, in order, for one iteration.
 
         Raises:
-            PlanError: the schedule cannot serve the pipeline; says why.
+            PlanError: the schedule does not support the pipeline; says why.
         """
         ...
 
     def work(self, pipeline: Pipeline, iterations: int = 1) -> Work:
-        """The orders of some iterations; an asynchronous schedule runs on from one to the next without draining."""
+        """The orders of several iterations; an asynchronous schedule does not drain between them."""
         return Work(follow_on(self.order(pipeline), pipeline.micro_batches, iterations), parts=self.parts)
 
     def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """For each worker the stages whose weights it has, ascending. O(workers * stages of each)."""
+        """For each worker the stages that it holds, ascending. O(workers * stages per worker)."""
         return tuple((stage,) for stage, _ in pipeline.workers())
 
     def holders(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """For each stage the workers that have it, ascending: the inverse of `placement`."""
-        found: list[list[int]] = [[] for _ in pipeline.replicas]
+        """For each stage the workers that hold it, ascending: the inverse of `placement`."""
+        workers_of_stage: list[list[int]] = [[] for _ in pipeline.replicas]
         for worker, stages in enumerate(self.placement(pipeline)):
             for stage in stages:
-                found[stage].append(worker)
-        return tuple(map(tuple, found))
+                workers_of_stage[stage].append(worker)
+        return tuple(map(tuple, workers_of_stage))
 
     def workload(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """For each worker, the micro-batches that it works on of each of its stages, in the order of `placement`."""
+        """For each worker, the number of micro-batches that it runs of each of its stages, in `placement` order."""
         return tuple(
             tuple(pipeline.micro_batches // pipeline.replicas[stage] for stage in stages)
             for stages in self.placement(pipeline)
         )
 
     def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
-        """For each stage, whether its input comes from another worker: the other transfers cost nothing."""
+        """For each stage, True if its input comes from another worker; other transfers are free."""
         holders = self.holders(pipeline)
-        return (False, *(before != here for before, here in pairwise(holders)))
+        return (False, *(before != after for before, after in pairwise(holders)))
 
     def recomputed_stages(self, pipeline: Pipeline) -> frozenset[int]:
-        """Stages whose forwards the orders repeat by actions of their own: whole, from what enters the stage."""
+        """Stages that the orders recompute by RECOMPUTE actions, whole, from their input."""
         return frozenset()
 
     def terms(self, pipeline: Pipeline) -> dict[str, Any]:
-        """Values of the names that its facts use: p and m of one replica, and its options."""
-        own = single(pipeline)
+        """Values of the names in its facts: p and m of one replica, and its options."""
+        one_replica = single(pipeline)
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(cast(Any, self))}
-        return {"p": self.workers(own), "m": own.micro_batches, **options}
+        return {"p": self.workers(one_replica), "m": one_replica.micro_batches, **options}
 
     def by_place(self, text: str, pipeline: Pipeline, places: int) -> tuple[int, ...]:
-        """What one of its facts gives for i = 0, 1, ...: of workers or stages of one replica."""
+        """The value of a fact for i = 0, ..., places - 1: workers or stages of one replica."""
         terms = self.terms(pipeline)
         return tuple(evaluate(text, {**terms, "i": i}) for i in range(places))
 
     def weight_versions(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each stage, the versions of the weights that one replica keeps."""
+        """For each stage, the number of weight versions that one replica keeps."""
         return self.by_place(self.facts.versions, pipeline, pipeline.stages)
 
     def staleness(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each stage, updates between reading the weights in a forward and applying the gradient, at the most."""
+        """For each stage, most updates between reading the weights in a forward and applying the gradient."""
         return self.by_place(self.facts.staleness, pipeline, pipeline.stages)
 
-    def few(self, pipeline: Pipeline) -> Pipeline:
-        """A pipeline of single replicas with fewer micro-batches in which as much is kept."""
+    def shortened(self, pipeline: Pipeline) -> Pipeline:
+        """The pipeline with as few micro-batches as show its peak memory; given and returned with single replicas."""
         return pipeline
 
     def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-        """For each worker, the units of each stage that it keeps at the same time, where none keeps more of all.
+        """For each worker, the Pareto set of units of each stage that it keeps at the same time.
 
-        The most bytes of activations that a worker keeps are `peaks[worker].most(unit_bytes)`, which is what the
-        simulation finds, or more where lanes run side by side or activations are evicted: there it depends on the
-        times. Counted in the order of one replica, of few micro-batches where these show it; O(actions), once.
+        `peaks[worker].most(unit_bytes)` is the worker's peak of activation bytes. The simulation finds the same, or
+        less if lanes run side by side or activations are evicted, because the peak then depends on the times. Counted
+        along the order of one replica of the `shortened` pipeline; O(actions), cached.
         """
         require(self, pipeline)
-        count, own = pipeline.replicas[0], _counted(cast(Hashable, self), self.few(single(pipeline)))
+        count, held_by_worker = pipeline.replicas[0], _counted(cast(Hashable, self), self.shortened(single(pipeline)))
         if count > 1:
-            return tuple(held for held in own for _ in range(count))
-        return own
+            return tuple(held for held in held_by_worker for _ in range(count))
+        return held_by_worker
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each stage, the most activation units (micro-batches, mostly) that one replica keeps at the same time."""
-        found = [0] * pipeline.stages
+        """For each stage, most activation units (usually micro-batches) that one replica keeps at the same time."""
+        most_units = [0] * pipeline.stages
         for held in self.peaks(pipeline):
             for stage, units in held.own().items():
-                found[stage] = max(found[stage], units)
-        return tuple(found)
+                most_units[stage] = max(most_units[stage], units)
+        return tuple(most_units)
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each worker, the most units of all its stages together that it keeps at the same time: by `facts.kept`,
-        from `peaks` where that is a bound."""
+        """For each worker, most units of all its stages together that it keeps at the same time.
+
+        From `facts.kept`, or counted by `peaks` if that fact is only an upper bound.
+        """
         if self.facts.kept_bound:
             return tuple(held.total for held in self.peaks(pipeline))
         kept = self.by_place(self.facts.kept, pipeline, self.workers(single(pipeline)))
         return tuple(units for units in kept for _ in range(pipeline.replicas[0]))
 
     def rhythm(self, pipeline: Pipeline) -> int:
-        """Micro-batches after which the order repeats: fewer than an iteration's where it updates more often."""
+        """Micro-batches after which the order repeats; fewer than an iteration's if it updates more often."""
         return pipeline.micro_batches
 
     def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each stage, how often its gradients are exchanged in an iteration."""
+        """For each stage, number of gradient exchanges in an iteration."""
         return (1,) * pipeline.stages
 
     def optimizer_scaling(self, batch: int, micro_batch: int) -> OptimizerScaling | None:
-        """Momentum and learning rate for smaller updates than the user chose them for; None where they stay.
+        """Momentum and learning rate adapted to updates smaller than the batch; None if they stay as they are.
 
         Args:
-            batch: samples of an iteration, for which the user chose them.
+            batch: samples of an iteration, which the user chose them for.
             micro_batch: samples of one micro-batch on all replicas and copies together.
         """
         return None
 
     def corrections(self, pipeline: Pipeline, scaling: OptimizerScaling | None = None) -> tuple[StageCorrection, ...]:
-        """What each stage does about the age of its weights; () where there is nothing to do.
+        """Corrections of each stage for the age of its weights; empty if there are none.
 
         Args:
             pipeline: replicas and micro-batches.
-            scaling: the optimizer that the schedule is run with (`optimizer_scaling`).
+            scaling: the adapted optimizer (`optimizer_scaling`).
         """
         return ()
 
     def warm_up_after(
         self, replicas: np.ndarray, passing: np.ndarray, micro_batches: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """`in_flight` as a recurrence from the last stage to the first, for searches that add stages in front.
+        """`in_flight` as a recurrence from the last stage to the first, for searches that put stages in front.
 
         Args:
-            replicas: of the stage in front.
-            passing: micro-batches that pass the stage behind before its first backward; 0 behind the last. Broadcast
-                against `replicas`.
-            micro_batches: of one iteration.
+            replicas: replicas of the new first stage.
+            passing: micro-batches that pass the stage after it before that stage's first backward; 0 after the last
+                stage. Broadcast against `replicas`.
+            micro_batches: micro-batches of one iteration.
 
         Returns:
-            Micro-batches that a replica of the stage keeps; those that pass the stage before its first backward; and
-            forwards that a replica has left to run while a micro-batch goes to the last stage and the first gradient
-            comes back from it. None where the count does not follow from the later stages in this way.
+            (micro-batches that a replica of the stage keeps, micro-batches that pass the stage before its first
+            backward, forwards that a replica has left to run while a micro-batch travels to the last stage and its
+            gradient back). None if the schedule has no such recurrence.
         """
         return None
 
     def idle_s(
         self, pipeline: Pipeline, forward_s: float, backward_s: float, weight_grad_s: float | None = None
     ) -> float:
-        """Seconds that the busiest worker stands idle in an iteration of equal stages, by `facts.idle`.
+        """Idle seconds of the busiest worker in an iteration of equal stages, by `facts.idle`.
 
-        An estimate for other times than those of the publication, see the schedule.
+        An estimate unless `facts.idle_holds` is true for these times.
 
         Args:
             pipeline: stages and micro-batches.
             forward_s: forward of one stage for one micro-batch.
-            backward_s: whole backward of one.
-            weight_grad_s: the part of the backward that computes weight gradients; None: half.
+            backward_s: whole backward of one stage for one micro-batch.
+            weight_grad_s: the part of the backward that computes weight gradients; by default half.
         """
         weight_s = backward_s / 2 if weight_grad_s is None else weight_grad_s
         times = {"F": forward_s, "B": backward_s, "W": weight_s}
         return cast(float, evaluate(self.facts.idle, {**self.terms(pipeline), **times}))
 
     def exact(self, pipeline: Pipeline) -> bool:
-        """Whether `critical_s` is the simulated iteration for any times of the stages, so that nothing need be played.
+        """True if `critical_s` equals the simulated iteration time for any stage times, so that none need be simulated.
 
-        For transfers that stop the worker, and exchanges and updates after the last backward. A single worker never
-        waits; of others nothing is proven.
+        Assumes transfers that block the worker, and exchanges and updates after the last backward. By default only a
+        pipeline of a single worker, which never waits.
         """
         return pipeline.stages == 1
 
@@ -319,16 +323,18 @@ class Schedule(Protocol):
         return Flow(placement, self.workload(pipeline), deferred=deferred, spans=self.spans, launches=self.launches)
 
     def ramp(self, pipeline: Pipeline) -> tuple[float, float]:
-        """Parts of the forwards before a worker's first stage, and of their backwards, that it is idle at the least
-        while the pipeline fills and drains: nothing where iterations overlap, no drain where weight gradients or
-        repeated forwards may fill it."""
+        """Least idle time of a worker while the pipeline fills and drains, as factors (fill, drain).
+
+        The factors multiply the time of the forwards (fill) and backwards (drain) of all stages before the worker's
+        first. Both are 0 if iterations overlap; the drain is 0 if weight gradients or recomputation may fill it.
+        """
         flow = self.flow(pipeline)
         if flow.spans or not self.drains:
             return 0.0, 0.0
         return flow.forward_step, 0.0 if flow.early or flow.deferred else flow.backward_step
 
     def deferred(self, pipeline: Pipeline) -> int:
-        """Weight gradients that a worker may leave for the time after its last input gradient: all that it keeps."""
+        """Most weight gradients that a worker may postpone past its last input gradient: all that it keeps."""
         return max(self.by_place(self.facts.kept, pipeline, self.workers(pipeline)))
 
     def critical_s(
@@ -340,11 +346,11 @@ class Schedule(Protocol):
         weight_grad_s: Sequence[float] = (),
         transfer_s: Sequence[float] = (),
     ) -> float:
-        """Length of the longest chain of waits that can be written down in closed form. O(stages * holders).
+        """Longest chain of waits that has a closed form, in seconds. O(stages * holders).
 
-        Never longer than the simulated iteration, whatever the stages and replicas, when transfers stop the worker
-        (where they run beside the work: leave them out) and a paired forward and backward take as long as one after
-        the other. Of an asynchronous schedule the time between iterations once the pipeline is full.
+        A lower bound on the simulated iteration for any stages and replicas, if transfers block the worker (leave them
+        out if they overlap) and a paired forward and backward take as long as one after the other. For an asynchronous
+        schedule, a lower bound on the time between iterations once the pipeline is full.
 
         Args:
             pipeline: replicas and micro-batches.
@@ -363,74 +369,75 @@ class Schedule(Protocol):
         )
 
     def chain_s(self, pipeline: Pipeline, times: PassSeconds) -> float:
-        """Filling, the work of one worker, draining: the worker for which this is longest. O(stages * holders)."""
+        """Fill, work and drain of the worker for which their sum is longest, in seconds. O(stages * holders)."""
         return busiest_chain_s(self.flow(pipeline), times)
 
 
-class Dealt(Schedule, Protocol):
-    """Orders of single replicas, the same for each replica; each worker ends with exchange and update of its stages."""
+class ReplicatedSchedule(Schedule, Protocol):
+    """A schedule that gives all replicas the same order; each worker ends with SYNC and UPDATE of its stages."""
 
     __slots__ = ()
 
     @abstractmethod
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """Forwards, backwards and what goes with them of each worker, for a pipeline of single replicas."""
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """The order of each worker of a pipeline of single replicas, without the final SYNC and UPDATE."""
         ...
 
     def order(self, pipeline: Pipeline) -> tuple[tuple[Action, ...], ...]:
-        """The orders of single replicas with SYNC and UPDATE, for each replica: lane k of replica q is k count + q."""
+        """The orders of all replicas with SYNC and UPDATE; worker k of replica q is lane k * replicas + q."""
         require(self, pipeline)
-        own = single(pipeline)
+        one_replica = single(pipeline)
         lanes = [
-            (*actions, *finish(stages)) for actions, stages in zip(self.line(own), self.placement(own), strict=True)
+            (*actions, *finish(stages))
+            for actions, stages in zip(self.worker_orders(one_replica), self.placement(one_replica), strict=True)
         ]
         return replicate(lanes, pipeline.replicas[0])
 
 
-class Placed(Dealt, Protocol):
-    """Stages placed by a rule: several on a worker, or one on several workers; equal replicas."""
+class PlacedSchedule(ReplicatedSchedule, Protocol):
+    """A schedule that places several stages on a worker, or a stage on several workers; equal replicas."""
 
     __slots__ = ()
 
     @abstractmethod
     def counts(self, pipeline: Pipeline) -> tuple[dict[int, int], ...]:
-        """For each worker of a pipeline of single replicas its stages, ascending, and its micro-batches of each."""
+        """For each worker of a pipeline of single replicas, its micro-batches by stage, stages ascending."""
         ...
 
     def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """The stages of each worker; all replicas of a worker stand together."""
-        own = [tuple(stages) for stages in self.counts(single(pipeline))]
-        return tuple(stages for stages in own for _ in range(pipeline.replicas[0]))
+        """The stages of each worker; the replicas of a worker are neighbours."""
+        stages_of_worker = [tuple(stages) for stages in self.counts(single(pipeline))]
+        return tuple(stages for stages in stages_of_worker for _ in range(pipeline.replicas[0]))
 
     def workload(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
-        """The micro-batches of each."""
-        own = [tuple(stages.values()) for stages in self.counts(single(pipeline))]
-        return tuple(counts for counts in own for _ in range(pipeline.replicas[0]))
+        """The number of micro-batches of each stage of each worker."""
+        counts_of_worker = [tuple(stages.values()) for stages in self.counts(single(pipeline))]
+        return tuple(counts for counts in counts_of_worker for _ in range(pipeline.replicas[0]))
 
 
-class Line(Schedule, Protocol):
-    """Each replica of a stage on a worker of its own, with a known number of micro-batches in flight."""
+class StagePerWorkerSchedule(Schedule, Protocol):
+    """A schedule with each replica of a stage on its own worker and a known number of micro-batches in flight."""
 
     __slots__ = ()
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """For each stage, the most units that one replica keeps, by `facts.kept`; O(stages)."""
-        terms, own = self.terms(pipeline), [pipeline.micro_batches // count for count in pipeline.replicas]
-        return tuple(evaluate(self.facts.kept, {**terms, "i": i, "m": count}) for i, count in enumerate(own))
+        """For each stage, most units that one replica keeps, by `facts.kept`; O(stages)."""
+        terms, micro_batches = self.terms(pipeline), [pipeline.micro_batches // count for count in pipeline.replicas]
+        return tuple(evaluate(self.facts.kept, {**terms, "i": i, "m": count}) for i, count in enumerate(micro_batches))
 
     def held(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The same by worker."""
+        """`in_flight` by worker."""
         kept = self.in_flight(pipeline)
         return tuple(kept[stage] for stage, _ in pipeline.workers())
 
     def peaks(self, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-        """The same by worker."""
-        each = [HeldUnits.of({stage: kept}) for stage, kept in enumerate(self.in_flight(pipeline))]
-        return tuple(each[stage] for stage, _ in pipeline.workers())
+        """`in_flight` by worker."""
+        peaks_by_stage = [HeldUnits.of({stage: kept}) for stage, kept in enumerate(self.in_flight(pipeline))]
+        return tuple(peaks_by_stage[stage] for stage, _ in pipeline.workers())
 
 
 def single(pipeline: Pipeline) -> Pipeline:
-    """The pipeline of one replica of equally replicated stages."""
+    """The pipeline of one replica, for equally replicated stages."""
     if pipeline.replicas[0] == 1:
         return pipeline
     return Pipeline((1,) * pipeline.stages, pipeline.micro_batches // pipeline.replicas[0])
@@ -438,12 +445,13 @@ def single(pipeline: Pipeline) -> Pipeline:
 
 @lru_cache(maxsize=512)
 def _counted(schedule: Hashable, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-    chosen = cast(Schedule, schedule)
-    return count_held(chosen.order(pipeline), chosen.placement(pipeline))
+    """`Schedule.peaks` of single replicas, counted along the order."""
+    typed = cast(Schedule, schedule)
+    return count_held(typed.order(pipeline), typed.placement(pipeline))
 
 
 def require(schedule: Schedule, pipeline: Pipeline) -> None:
-    """Refuse a pipeline that the schedule cannot serve.
+    """Refuse a pipeline that the schedule does not support.
 
     Raises:
         PlanError: says why.

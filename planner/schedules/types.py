@@ -1,4 +1,4 @@
-"""Orders of work: typed actions of each worker, the pipeline they serve, and what training with them corrects."""
+"""Types of orders of work: actions, pipelines, and the corrections of training with delayed weights."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from planner.errors import PlanError
 
 
 class OrderError(PlanError):
-    """An order that cannot run; says which action of which lane is at fault.
+    """An order that cannot run, with the lane and the action at fault.
 
     Args:
         message: what is wrong.
         lane: number of the lane.
-        index: place of the action in it, from 0.
-        where: worker and action, for people.
-        hint: what to do about it.
+        index: place of the action in the lane, from 0.
+        where: worker and action in words.
+        hint: the remedy.
     """
 
     def __init__(self, message: str, *, lane: int, index: int, where: str = "", hint: str = "") -> None:
@@ -52,7 +52,7 @@ class ActionKind(StrEnum):
 
 
 class WeightPolicy(StrEnum):
-    """Which versions of its weights a stage computes with."""
+    """Which version of its weights a stage computes with."""
 
     SYNC = "sync"
     """One version; the pipeline drains before every update."""
@@ -67,16 +67,16 @@ class WeightPolicy(StrEnum):
     """Each micro-batch uses at every stage the version that the first stage had when it entered."""
 
     NEWEST = "newest"
-    """One version; forward and backward read what is newest, so they may differ."""
+    """One version; forward and backward each read the newest, so they may differ."""
 
     @property
     def synchronous(self) -> bool:
-        """Whether training means the same as without a pipeline."""
+        """True if training gives the same result as without a pipeline."""
         return self is WeightPolicy.SYNC
 
 
 class ActivationUnit(StrEnum):
-    """What one unit of `Schedule.in_flight` is; counts of different units compare only through their bytes."""
+    """The unit that `Schedule.in_flight` counts; different units compare only by their bytes."""
 
     MICRO_BATCH = "micro-batch"
     CHUNK = "chunk"
@@ -87,13 +87,13 @@ class Action(NamedTuple):
     """One step of a worker: `F2.5` is the forward of stage 2 for micro-batch 5.
 
     Attributes:
-        kind: what is done.
-        stage: piece of the model.
-        micro_batch: its number; for SYNC, LAUNCH_SYNC and UPDATE the number of the exchange, -1 when there is one only.
-        part: sub-sequence of the micro-batch (`F2.5/0`), -1 when it is whole.
-        version: version of the stage's weights that is read (`F2.5@3`: after three updates), -1 for the newest.
-        peer: worker that keeps what EVICT takes away (`E2.5>1`), -1 for the host.
-        paired: runs together with the action before it, as one (`+B2.5`).
+        kind: what the worker does.
+        stage: stage (chunk) of the model.
+        micro_batch: its number; for SYNC, LAUNCH_SYNC and UPDATE the number of the exchange, -1 if there is only one.
+        part: sub-sequence of the micro-batch (`F2.5/0`), -1 for the whole micro-batch.
+        version: version of the stage's weights that it reads (`F2.5@3`: after three updates), -1 for the newest.
+        peer: worker that receives what EVICT moves away (`E2.5>1`), -1 for the host.
+        paired: runs as one with the action before it (`+B2.5`).
     """
 
     kind: ActionKind
@@ -114,18 +114,18 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The orders of all workers, with what cannot be read off the actions.
+    """The orders of all workers, with the conditions under which they run.
 
     Attributes:
-        lanes: the actions of each lane, in order; a worker that does two things at a time has two lanes.
-        workers: the worker of each lane; empty when lane i is worker i.
+        lanes: the actions of each lane, in order; a worker that runs two actions at a time has two lanes.
+        workers: the worker of each lane; empty if lane i is worker i.
         parts: sub-sequences of a micro-batch.
         causal: a sub-sequence needs those before it in the forward and those after it in the backward.
-        shared: the lanes of a worker share its units: an action takes as long as the forward and backward together.
+        shared: the lanes of a worker share its compute: an action takes as long as forward and backward together.
         streaming: a stage passes its result on while it works, as does the loss; only with `shared`.
-        versions: by stage, versions of the weights that a worker can hold; empty when as many as are read.
-        limits: by stage, micro-batches that a worker may keep, for which a forward on a lane of its own waits; empty
-            when the orders themselves see to that.
+        versions: by stage, weight versions that a worker can hold; empty for as many as are read.
+        limits: by stage, micro-batches that a worker may keep; a forward on a separate lane waits for them. Empty if
+            the orders respect memory by themselves.
     """
 
     lanes: tuple[tuple[Action, ...], ...]
@@ -145,7 +145,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What a schedule orders: stages in a line, replicated each on its own, and micro-batches dealt round-robin.
+    """Stages in a line, each with its own number of replicas, and micro-batches that are dealt to these round-robin.
 
     Micro-batch `m` runs on replica `m % replicas[s]` of stage `s`. Every entry of `replicas` divides `micro_batches`.
     Workers are numbered stage by stage: the replicas of stage 0 first, then those of stage 1, and so on.
@@ -182,24 +182,24 @@ class Pipeline:
         return [(s, r) for s, count in enumerate(self.replicas) for r in range(count)]
 
     def micro_batches_of(self, stage: int, replica: int, iterations: int = 1) -> range:
-        """Micro-batches that one replica of a stage works on, in one iteration or several."""
+        """Micro-batches that one replica of a stage runs in one or several iterations."""
         return range(replica, self.micro_batches * iterations, self.replicas[stage])
 
 
 @dataclass(frozen=True, slots=True)
 class StageCorrection:
-    """What one stage does so that training with old weights converges; what it does not do is left out.
+    """Corrections of one stage for training with delayed weights; the defaults correct nothing.
 
     Attributes:
         forward_delay: updates between the weights that a forward reads and the update that applies its gradient, on
             average.
         backward_delay: the same for the weights that the backward reads.
-        learning_rate_factor: the learning rate is multiplied by this at the first step, annealed to 1 (PipeMare's T1:
-            delay to the power -(1 - step / steps), at most 1).
-        annealing_steps: after so many updates the learning rate is the usual one; 0 leaves it to the trainer.
+        learning_rate_factor: factor of the learning rate at the first step, annealed to 1 (PipeMare's T1: delay to the
+            power -(1 - step / steps), at most 1).
+        annealing_steps: updates after which the factor is 1; 0 leaves it to the trainer.
         velocity_decay: a backward reads w - (forward delay - backward delay) * d, about what its forward read, with
             d <- g d + (1 - g) (new w - old w) at every update; this is g (PipeMare's T2).
-        synchronous_epochs: first epochs that are trained with a flush after every update (T3).
+        synchronous_epochs: number of first epochs that are trained with a flush after every update (T3).
         forward_horizon: a forward reads weights predicted by so many updates: w - rate * horizon * velocity.
         backward_horizon: the same for the backward.
         velocity_factor: the update is w - rate * (a velocity + b gradient); this is a (spike compensation).
@@ -220,14 +220,14 @@ class StageCorrection:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerScaling:
-    """Momentum and learning rate for another batch than the one that they were chosen for.
+    """Momentum and learning rate adapted to a batch other than the one that they were chosen for.
 
     Attributes:
-        reference_batch: samples of an update for which momentum and learning rate hold.
-        batch: samples of an update here.
-        reference_momentum: the momentum there.
-        momentum: here.
-        learning_rate_factor: of the learning rate.
+        reference_batch: samples of an update that they were chosen for.
+        batch: samples of an update of the schedule.
+        reference_momentum: momentum for the reference batch.
+        momentum: momentum for the schedule's batch.
+        learning_rate_factor: factor of the learning rate.
     """
 
     reference_batch: int

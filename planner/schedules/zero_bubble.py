@@ -1,21 +1,23 @@
-"""Zero-bubble orders: the backward in two parts, weight gradients in the gaps. Times count from each worker's first
-start to its last end: the next iteration begins where the drain leaves room.
+"""Zero-bubble schedules: split backwards, with weight gradients that fill the gaps.
 
-One stage a worker (ZB-H1, ZB-H2). A worker takes a forward if it may, else an input gradient, else a weight gradient.
-It may run a forward while fewer than 2 (p - i) - 1 of its forwards lack their input gradient (more cannot help: so long
-is the way to the end and back) and fewer than `limit` lack their weight gradient (those are what its memory holds).
-With equal times this gives the published costs: (p-1)(F+B-W) above the ideal for a limit of p, none for 2p - 1, in
-between for limits in between. ZB-H1 keeps the memory of 1F1B, p micro-batches; ZB-H2 keeps up to 2p - 1 and never waits
-when all parts take equally long.
+The iteration time counts from each worker's first start to its last end, because the next iteration begins while other
+workers still drain.
 
-Two stages a worker in a V (ZB-V, V-half, V-min), from a block that repeats every six slots. Worker i of p has stages i
-and 2p-1-i, so that a micro-batch comes back to the first worker with its loss. A block says in which slot each worker
-runs the two forwards (0: first stage, 1: second) and the two input gradients (2: second, 3: first) of a micro-batch;
-the next micro-batch runs six slots later. The distance between a stage's forward and its backward is what a worker
-keeps (Qi et al., NeurIPS 2024, "Pipeline parallelism with controllable memory"). Repeated blocks leave gaps while the
-pipeline fills and drains. A worker whose next action of the pattern is not ready takes a later one that is, within the
-memory limit, else a weight gradient. How eagerly it does so is tried in a few ways; the shortest with equal times is
-kept.
+One stage per worker (ZB-H1, ZB-H2). A worker takes a forward if it may, else an input gradient, else a weight gradient.
+It may run a forward while fewer than 2 (p - i) - 1 of its forwards lack their input gradient (a micro-batch needs that
+many steps to the last stage and back, so more cannot help) and fewer than `limit` lack their weight gradient (these are
+what its memory holds). With equal times this gives the published costs: (p-1)(F+B-W) above the ideal for a limit of p,
+none for 2p - 1, in between for limits in between. ZB-H1 keeps p micro-batches like 1F1B; ZB-H2 keeps up to 2p - 1 and
+never waits if all parts take equally long.
+
+Two stages per worker in a V (ZB-V, V-half, V-min), from a block that repeats every six slots. Worker i of p has stages
+i and 2p-1-i, so that a micro-batch returns to the first worker with its loss. A block gives the slots in which each
+worker runs the two forwards (0: first stage, 1: second) and the two input gradients (2: second, 3: first) of a
+micro-batch; the next micro-batch runs six slots later. The distance between a stage's forward and its backward
+determines what a worker keeps (Qi et al., NeurIPS 2024, "Pipeline parallelism with controllable memory"). Repeated
+blocks leave gaps while the pipeline fills and drains. If the next action of a worker's pattern is not ready, it takes a
+later one that is, within the memory limit, else a weight gradient. Several degrees of eagerness are tried, and the
+shortest order with equal times is kept.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from typing import ClassVar, Protocol
 
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
-from planner.schedules.chunks import Chunked
+from planner.schedules.chunks import ChunkedSchedule
 from planner.schedules.facts import Facts
 from planner.schedules.one_f_one_b import one_forward_one_backward
 from planner.schedules.orders import Task, list_schedule
-from planner.schedules.schedule import Dealt
+from planner.schedules.schedule import ReplicatedSchedule
 from planner.schedules.types import Action, ActionKind, Pipeline
 
 _PERIOD = 6
@@ -41,11 +43,11 @@ _FORWARDS = (0, 1)
 _TRIAL_ROUNDS = 4
 
 Block = tuple[tuple[int, int, int, int], ...]
-"""For each worker the slots of its four actions for micro-batch 0."""
+"""By worker, the slots of its four actions for micro-batch 0."""
 
 
 def even_block(workers: int, steps: tuple[int, int, int, int]) -> Block:
-    """A block in which each pass moves from worker to worker in equal steps, with no two actions in one slot.
+    """A block whose passes move from worker to worker in equal steps, with no two actions in one slot.
 
     Args:
         workers: p.
@@ -73,47 +75,48 @@ def even_block(workers: int, steps: tuple[int, int, int, int]) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class _Eagerness:
-    """How a worker fills a gap: with forwards, with input gradients, and how many chunks of memory it leaves free."""
+    """How a worker fills a gap: with forwards, with input gradients, and with how many chunks of memory left free."""
 
     forwards: bool
     backwards: bool
     spare: int
 
 
-def _tries(workers: int) -> tuple[_Eagerness, ...]:
-    """The more workers, the more memory must be left free for the shortest order: up to a third of them."""
+def _eagerness_to_try(workers: int) -> tuple[_Eagerness, ...]:
+    """Degrees of eagerness to try; more workers need more free memory, up to a third of their number."""
     both = tuple(_Eagerness(True, True, spare) for spare in range(max(4, workers // 3 + 2)))
     return both + tuple(_Eagerness(f, not f, spare) for f in (False, True) for spare in range(4))
 
 
 @lru_cache(maxsize=16)
 def block_order(block: Block, micro_batches: int, limit: int) -> tuple[tuple[Action, ...], ...]:
-    """The actions of each worker; O(actions) for each way that is tried, on a few micro-batches for each worker.
+    """The actions of each worker; O(actions) per degree of eagerness, tried on a few micro-batches per worker.
 
     Args:
         block: slots of micro-batch 0.
-        micro_batches: of one iteration.
-        limit: chunks' activations that a worker keeps at the most.
+        micro_batches: micro-batches of one iteration.
+        limit: most chunks whose activations a worker keeps.
 
     Raises:
         PlanError: the limit is too small for any order.
     """
     trial = min(micro_batches, _TRIAL_ROUNDS * len(block))
-    found: list[tuple[int, int]] = []
-    tries = _tries(len(block))
+    spans: list[tuple[int, int]] = []
+    tries = _eagerness_to_try(len(block))
     for number, eagerness in enumerate(tries):
-        cost = _Filling(block, trial, limit, eagerness).run()
+        cost = _GapFilling(block, trial, limit, eagerness).run()
         if cost is not None:
-            found.append((cost, number))
-    if not found:
+            spans.append((cost, number))
+    if not spans:
         raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
-    filling = _Filling(block, micro_batches, limit, tries[min(found)[1]])
+    filling = _GapFilling(block, micro_batches, limit, tries[min(spans)[1]])
     if filling.run() is None:
         raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
     return tuple(tuple(_actions(order, i, len(block))) for i, order in enumerate(filling.orders))
 
 
 def _actions(order: Sequence[tuple[int, int]], worker: int, workers: int) -> Iterator[Action]:
+    """Turn a worker's (kind, micro-batch) pairs into actions."""
     kinds = (ActionKind.FORWARD,) * 2 + (ActionKind.INPUT_GRAD,) * 2 + (ActionKind.WEIGHT_GRAD,) * 2
     second = 2 * workers - 1 - worker
     stages = (worker, second, second, worker, second, worker)
@@ -121,11 +124,11 @@ def _actions(order: Sequence[tuple[int, int]], worker: int, workers: int) -> Ite
         yield Action(kinds[what], stages[what], m)
 
 
-class _Filling:
-    """Plays the pattern with equal times, slot by slot."""
+class _GapFilling:
+    """Simulates the pattern slot by slot with equal times, filling its gaps."""
 
     def __init__(self, block: Block, micro_batches: int, limit: int, eagerness: _Eagerness) -> None:
-        self._workers, self._count, self._limit, self._eager = len(block), micro_batches, limit, eagerness
+        self._workers, self._count, self._limit, self._eagerness = len(block), micro_batches, limit, eagerness
         self._pattern = [
             [(what, m) for _, what, m in sorted((s + _PERIOD * m, w, m) for w, s in enumerate(slots) for m in _range)]
             for slots in block
@@ -136,21 +139,21 @@ class _Filling:
         self._counts = [[0] * 4 for _ in block]
         self._kept = [0] * self._workers
         self._pending: list[list[tuple[int, int]]] = [[] for _ in block]
-        self._paid = [0] * self._workers
+        self._weight_grads_done = [0] * self._workers
         self.orders: list[list[tuple[int, int]]] = [[] for _ in block]
 
     def run(self) -> int | None:
-        """Longest span of a worker in slots, None when the order gets stuck."""
+        """Fill the orders; returns the longest span of a worker in slots, None if the order gets stuck."""
         left = 6 * self._count * self._workers
         first, last = [-1] * self._workers, [0] * self._workers
         slot = 0
         while left:
             moved = False
             for worker in range(self._workers):
-                chosen = self._choose(worker, slot)
-                if chosen is None:
+                action = self._choose(worker, slot)
+                if action is None:
                     continue
-                self._take(worker, chosen, slot)
+                self._take(worker, action, slot)
                 if first[worker] < 0:
                     first[worker] = slot
                 last[worker] = slot
@@ -162,6 +165,7 @@ class _Filling:
         return max(end - begin + 1 for begin, end in zip(first, last, strict=True))
 
     def _choose(self, worker: int, slot: int) -> tuple[int, int] | None:
+        """The (kind, micro-batch) that a worker runs in a slot; None if nothing is ready."""
         pattern, at, counts = self._pattern[worker], self._next[worker], self._counts[worker]
         while at < len(pattern) and self._done[worker][pattern[at][0]][pattern[at][1]] >= 0:
             at += 1
@@ -171,26 +175,27 @@ class _Filling:
             if self._ready(worker, what, m, slot) and (what > 1 or self._kept[worker] < self._limit):
                 return what, m
             if counts[3] == 0 or counts[0] == self._count:
-                found = self._ahead(worker, at + 1, slot)
-                if found is not None:
-                    return found
-        if self._paid[worker] < len(self._pending[worker]):
-            return self._pending[worker][self._paid[worker]]
+                action = self._ahead(worker, at + 1, slot)
+                if action is not None:
+                    return action
+        if self._weight_grads_done[worker] < len(self._pending[worker]):
+            return self._pending[worker][self._weight_grads_done[worker]]
         return None
 
     def _ahead(self, worker: int, at: int, slot: int) -> tuple[int, int] | None:
-        """A later action of the pattern that is ready: of each kind only the next one can be."""
+        """A later action of the pattern that is ready; of each kind only the next micro-batch can be."""
         pattern = self._pattern[worker]
         for what, m in pattern[at : at + 4 * _PERIOD * self._workers]:
             if m != self._counts[worker][what] or not self._ready(worker, what, m, slot):
                 continue
-            if what > 1 and self._eager.backwards:
+            if what > 1 and self._eagerness.backwards:
                 return what, m
-            if what < 2 and self._eager.forwards and self._kept[worker] < self._limit - self._eager.spare:
+            if what < 2 and self._eagerness.forwards and self._kept[worker] < self._limit - self._eagerness.spare:
                 return what, m
         return None
 
     def _ready(self, worker: int, what: int, m: int, slot: int) -> bool:
+        """True if what an action needs was done in an earlier slot."""
         if self._counts[worker][what] != m:
             return False
         outward = what % 2 == 0
@@ -199,11 +204,12 @@ class _Filling:
             return what == 0 or 0 <= self._done[worker][what - 1][m] < slot
         return 0 <= self._done[worker - 1 if outward else worker + 1][what][m] < slot
 
-    def _take(self, worker: int, chosen: tuple[int, int], slot: int) -> None:
-        what, m = chosen
-        self.orders[worker].append(chosen)
+    def _take(self, worker: int, action: tuple[int, int], slot: int) -> None:
+        """Record an action as done."""
+        what, m = action
+        self.orders[worker].append(action)
         if what > 3:
-            self._paid[worker] += 1
+            self._weight_grads_done[worker] += 1
             self._kept[worker] -= 1
             return
         self._done[worker][what][m] = slot
@@ -214,8 +220,8 @@ class _Filling:
             self._pending[worker].append((what + 2, m))
 
 
-class FoldedBlock(Chunked, Protocol):
-    """Two chunks a worker in a V, from a repeated block; the backward in two parts."""
+class FoldedBlock(ChunkedSchedule, Protocol):
+    """A schedule with two chunks per worker in a V, from a repeated block, with split backwards."""
 
     __slots__ = ()
 
@@ -229,7 +235,7 @@ class FoldedBlock(Chunked, Protocol):
         """The slots of the repeated block."""
         ...
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """The repeated block with its gaps filled."""
         limit = self.by_place(self.facts.kept, pipeline, 1)[0]
         return block_order(self.block(pipeline.stages // 2), pipeline.micro_batches, limit)
@@ -255,7 +261,7 @@ class ZeroBubbleV(FoldedBlock):
     )
 
     def block(self, workers: int) -> Block:
-        """Lifespans of both chunks together 12p slots: 2p chunks."""
+        """The block whose two chunks live 12p slots in total, which keeps 2p chunks."""
         return even_block(workers, (4, 2, 4, 2))
 
 
@@ -278,7 +284,7 @@ class VHalf(FoldedBlock):
     )
 
     def block(self, workers: int) -> Block:
-        """Passes of 2, 1, 2 and 1 slots a worker; for an even number the backwards begin 3 slots later."""
+        """Passes of 2, 1, 2 and 1 slots per worker; for even numbers of workers the backwards begin 3 slots later."""
         gap = 3 if workers % 2 == 0 else 0
         return tuple(
             (2 * i, 3 * workers - i - 2, 3 * workers + gap + 2 * i - 1, 6 * workers + gap - i - 2)
@@ -290,7 +296,7 @@ class VHalf(FoldedBlock):
 class VMin(FoldedBlock):
     """V-min: a third of the memory of 1F1B.
 
-    All passes of the block move one slot a worker: the shortest way there and back, so no order keeps less.
+    All passes of the block move one slot per worker, which is the shortest round trip, so no order keeps less.
     """
 
     key = "v-min"
@@ -305,7 +311,7 @@ class VMin(FoldedBlock):
     )
 
     def block(self, workers: int) -> Block:
-        """All passes one slot a worker; where three divides the workers the backwards begin 2 slots later."""
+        """Passes of one slot per worker; if three divides the workers, the backwards begin 2 slots later."""
         gap = 2 if workers % 3 == 0 else 0
         return tuple((i, 2 * workers - i - 1, 2 * workers + gap + i, 4 * workers + gap - i - 1) for i in range(workers))
 
@@ -316,8 +322,8 @@ SCHEDULES.register("v-min", VMin())
 
 
 _FORWARD, _INPUT, _WEIGHT = ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
-_AWAITED = {_FORWARD: ((_FORWARD, -1),), _INPUT: ((_FORWARD, 0), (_INPUT, 1)), _WEIGHT: ((_INPUT, 0),)}
-"""By kind, the actions for the same micro-batch that it waits for: kind, and how many stages further."""
+_NEEDED = {_FORWARD: ((_FORWARD, -1),), _INPUT: ((_FORWARD, 0), (_INPUT, 1)), _WEIGHT: ((_INPUT, 0),)}
+"""By kind, the actions of the same micro-batch that it waits for: (kind, number of stages further)."""
 
 
 @lru_cache(maxsize=8)
@@ -327,7 +333,7 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
     Args:
         stages: one for each worker.
         micro_batches: of one iteration.
-        limit: micro-batches that a worker keeps at the most.
+        limit: most micro-batches that a worker keeps.
     """
     done: Counter[tuple[ActionKind, int]] = Counter()
 
@@ -340,7 +346,7 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
         done[action.kind, action.stage] += 1
 
     tasks = []
-    for urgency, (kind, awaited) in enumerate(_AWAITED.items()):
+    for urgency, (kind, awaited) in enumerate(_NEEDED.items()):
         for stage in range(stages):
             for m in range(micro_batches):
                 needs = [Action(kind, stage, m - 1), *(Action(other, stage + by, m) for other, by in awaited)]
@@ -348,8 +354,8 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
     return tuple(map(tuple, list_schedule(tasks, stages, may_open, taken)))
 
 
-class SplitBackward(Dealt, Protocol):
-    """One stage a worker, the backward in two parts, within a limit of micro-batches."""
+class SplitBackward(ReplicatedSchedule, Protocol):
+    """A schedule with one stage per worker and split backwards, within a limit of micro-batches."""
 
     __slots__ = ()
 
@@ -359,11 +365,11 @@ class SplitBackward(Dealt, Protocol):
     limit: int
 
     def refuses(self, pipeline: Pipeline) -> str:
-        """A limit below one micro-batch."""
+        """Refuses negative limits."""
         return "" if self.limit >= 0 else f"a limit of {self.limit} micro-batches keeps none"
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """Forwards, input and weight gradients."""
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """List-scheduled forwards, input and weight gradients."""
         limit = self.by_place(self.facts.kept, pipeline, 1)[0]
         return split_backward_order(pipeline.stages, pipeline.micro_batches, limit)
 
@@ -372,8 +378,8 @@ class SplitBackward(Dealt, Protocol):
 class ZeroBubbleH1(SplitBackward):
     """ZB-H1: split backward within p micro-batches, a third of the bubble of 1F1B.
 
-    The order is that of 1F1B with every weight gradient of worker i put off by i micro-batches, which keeps p on each
-    worker; other limits are met by choosing action by action.
+    The order is that of 1F1B with every weight gradient of worker i postponed by i micro-batches, which keeps p on each
+    worker; orders for other limits are list-scheduled.
 
     Attributes:
         limit: micro-batches that a worker keeps; 0: as many as there are workers.
@@ -392,12 +398,12 @@ class ZeroBubbleH1(SplitBackward):
         idle_note="by worker's span",
     )
 
-    def line(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
-        """1F1B with weight gradients put off; for other limits than p chosen action by action."""
+    def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
+        """1F1B with postponed weight gradients; list-scheduled for limits other than p."""
         stages, count = pipeline.stages, pipeline.micro_batches
         if self.limit not in (0, stages):
-            return SplitBackward.line(self, pipeline)
-        return (_put_off(stage, stages, count) for stage in range(stages))
+            return SplitBackward.worker_orders(self, pipeline)
+        return (_with_postponed_weight_grads(stage, stages, count) for stage in range(stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,8 +428,8 @@ class ZeroBubbleH2(SplitBackward):
     )
 
 
-def _put_off(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
-    """1F1B of one stage, the weight gradient of a micro-batch after the input gradient of the one `stage` later."""
+def _with_postponed_weight_grads(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
+    """1F1B of one stage, with each weight gradient postponed by `stage` micro-batches."""
     for action in one_forward_one_backward(stage, range(micro_batches), stages - stage):
         if action.kind is ActionKind.FORWARD:
             yield action

@@ -1,7 +1,7 @@
-"""Play a plan's schedule out in time and memory.
+"""Simulate a plan in time and memory.
 
-`simulate` gives the timeline of a plan with its memory, bubble and a comparison with the plan's own prediction;
-`timeline_document` and `trace_json` write it; `planner.report` draws it. The event loop itself is `planner.play`.
+`simulate` gives the timeline of a plan with its memory, its bubble and a comparison with the plan's own prediction.
+`timeline_document` and `trace_json` write it, `planner.report` draws it. The event loop itself is `planner.play`.
 """
 
 from planner.simulate.comparison import Comparison, Effect, closed_form_s
@@ -9,7 +9,7 @@ from planner.simulate.segments import Activity, rank_ranges, trace_json
 from planner.simulate.timeline import Lane, Timeline, simulate, timeline_document
 
 simulate_plan = simulate
-"""The same under a name that the front door can export: there `simulate` is this package."""
+"""`simulate` under a name that `planner` can export, where `simulate` is this package."""
 
 __all__ = [
     "Activity",

@@ -1,4 +1,4 @@
-"""The search's closed form beside the simulation: how far apart they are, and which effect makes how much of it."""
+"""Compare the predicted with the simulated iteration time, and attribute the difference to effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.schedules import Pipeline, Schedule
 from planner.schedules.program import Program
 
 NEGLIGIBLE = 1e-6
-"""Effects smaller than this share of the predicted time are left out: the plan's figures are rounded."""
+"""Effects below this fraction of the predicted time are left out, because the plan's figures are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Comparison:
     """Predicted and simulated time of an iteration; the effects add up to their difference.
 
     Attributes:
-        predicted_s: what the plan says.
-        closed_form_s: the closed form, worked out again from the plan's stage terms; 0 when the schedule has none.
-        critical_s: the schedule's longest chain of waits in closed form, 0 when it has none.
-        simulated_s: what the simulation found.
-        effects: larger than `NEGLIGIBLE`, in the order in which they are taken off.
+        predicted_s: the plan's own time.
+        closed_form_s: the closed form, recomputed from the plan's stage terms; 0 if the schedule has none.
+        critical_s: the schedule's longest chain of waits in closed form; 0 if it has none.
+        simulated_s: the simulated time.
+        effects: those larger than `NEGLIGIBLE`, in the order in which they are subtracted.
     """
 
     predicted_s: float
@@ -51,29 +51,31 @@ class Comparison:
 def closed_form_s(replicas: Sequence[int], micro_batches: int, times: StageTimes) -> float:
     """The closed form by which the search ranks decisions: sum t + max (m - 1 + late) t + max (e - lead)_+; O(stages).
 
-    t is a stage's forward, backward and both transfers, m its micro-batches a replica, late what it begins late where a
-    stage before has fewer replicas, e its synchronisation and update, lead the backwards (with transfers) of all stages
-    before it.
+    t is a stage's forward, backward and both transfers; m its micro-batches per replica; late the fraction of t by
+    which it begins late because a stage before has fewer replicas; e its synchronisation and update; lead the backwards
+    (with transfers) of all stages before it.
     """
     return _body_s(replicas, micro_batches, times) + _tail_s(times)
 
 
 def _body_s(replicas: Sequence[int], micro_batches: int, times: StageTimes) -> float:
-    each = times.forward_s + times.backward_s + times.receive_s + times.return_s
-    own = np.asarray(replicas)
-    fewest = np.minimum.accumulate(np.concatenate([own[:1], own[:-1]]))
-    late = 1 - np.minimum(1.0, fewest / own)
-    return float(each.sum() + ((micro_batches // own - 1 + late) * each).max())
+    """The closed form without synchronisation and update."""
+    stage_s = times.forward_s + times.backward_s + times.receive_s + times.return_s
+    counts = np.asarray(replicas)
+    fewest = np.minimum.accumulate(np.concatenate([counts[:1], counts[:-1]]))
+    late = 1 - np.minimum(1.0, fewest / counts)
+    return float(stage_s.sum() + ((micro_batches // counts - 1 + late) * stage_s).max())
 
 
 def _tail_s(times: StageTimes) -> float:
+    """Synchronisation and update that last past the last backward."""
     back = times.backward_s + times.return_s
     lead = np.cumsum(back) - back
     return max(0.0, float((times.sync_s + times.update_s - lead).max()))
 
 
 def measured(predicted_s: float, simulated_s: float) -> Comparison:
-    """The comparison for a schedule without a closed form, whose prediction is itself a measurement."""
+    """The comparison for a schedule without a closed form, whose predicted time is itself simulated."""
     gap = Effect("measurement", predicted_s - simulated_s, "the plan's time was measured under other conditions")
     effects = (gap,) if abs(gap.seconds) > NEGLIGIBLE * predicted_s else ()
     return Comparison(predicted_s, 0.0, 0.0, simulated_s, effects)
@@ -87,18 +89,18 @@ def compare(
     times: StageTimes,
     transfers: Transfers,
 ) -> Comparison:
-    """Split the difference between prediction and simulation into effects; four simulations, O(actions).
+    """Split the difference between prediction and simulation into effects, by up to three simulations; O(actions).
 
     Args:
         predicted_s: the plan's iteration time.
         schedule: the schedule.
         pipeline: replicas and micro-batches of one copy.
         program: the actions of one copy.
-        times: seconds by stage, `sync_s` being what is exposed.
-        transfers: the model of transfers that the simulation was asked for.
+        times: seconds by stage; `sync_s` is the exposed part.
+        transfers: the model of transfers of the simulation.
     """
-    nothing = np.zeros(pipeline.stages)
-    silent = replace(times, sync_s=nothing, update_s=nothing)
+    zeros = np.zeros(pipeline.stages)
+    silent = replace(times, sync_s=zeros, update_s=zeros)
     body = _body_s(pipeline.replicas, pipeline.micro_batches, times)
     closed = body + _tail_s(times)
     body_simulated = run(program, silent).makespan_s
@@ -125,6 +127,7 @@ def compare(
 
 
 def _body_effects(closed: float, critical: float, simulated: float) -> list[Effect]:
+    """Effects without synchronisation and update: closed form against simulation, by way of the critical path."""
     if critical <= 0:
         return [Effect("pipeline", closed - simulated, "filling, pace and draining of the pipeline")]
     return [
@@ -138,6 +141,7 @@ def _body_effects(closed: float, critical: float, simulated: float) -> list[Effe
 
 
 def _critical_s(schedule: Schedule, pipeline: Pipeline, times: StageTimes) -> float:
+    """The schedule's longest chain of waits; 0 if it has none."""
     return schedule.critical_s(
         pipeline,
         (times.forward_s + times.receive_s).tolist(),

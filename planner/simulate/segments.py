@@ -1,7 +1,7 @@
-"""What pictures of a timeline are made of: stretches of one activity, rows of alike workers, windows of time, traces.
+"""Elements of timeline pictures and traces: segments of one activity, rows of identical workers, windows of time.
 
-Traces are Trace Event JSON, which chrome://tracing and ui.perfetto.dev open: a process is a stage (or the stages of one
-worker), a thread a rank; memory is a counter of its process.
+Traces are Trace Event JSON, which chrome://tracing and ui.perfetto.dev open. A process is a stage (or the stages of one
+worker), a thread is a rank, and memory is a counter of its process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from planner.simulate.timeline import Lane, Timeline
 
 WINDOWS = ("start", "steady state", "end")
 WINDOW_SHARES = (0.3, 0.4, 0.3)
-"""What a clipped picture shows of an iteration, and the share of its width that each has."""
+"""Parts of an iteration that a clipped picture shows, and the fraction of its width for each."""
 
 
 class Activity(StrEnum):
-    """What a worker is doing, for people."""
+    """Activity of a worker; the value is its label."""
 
     FORWARD = "forward"
     RECOMPUTE = "recompute"
@@ -41,7 +41,7 @@ ACTIVITIES = tuple(Activity)
 """Activities by code: `Segments.activity` holds indices into this."""
 
 WORK = ACTIVITIES[: ACTIVITIES.index(Activity.INSIDE)]
-"""Activities of one micro-batch: they come first."""
+"""Activities of one micro-batch, which come first in `ACTIVITIES`."""
 
 _OF_KIND = {
     ActionKind.FORWARD: Activity.FORWARD,
@@ -53,18 +53,18 @@ _OF_KIND = {
     ActionKind.RECOMPUTE: Activity.RECOMPUTE,
     ActionKind.LAUNCH_SYNC: Activity.SYNC,
 }
-"""What is not named moves tensors: communication."""
+"""Activity by kind of action; kinds left out move tensors, which is communication."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Stretches of time in which a worker does one thing, by worker and time; waiting is what lies between them.
+    """Segments of time in which a worker does one activity, sorted by worker and time; it waits between them.
 
     Attributes:
         worker: int64 [segments], ascending.
         begin_s, end_s: float64 [segments].
         activity: int8 [segments], index into `ACTIVITIES`.
-        action: int64 [segments], the action of the trace that the stretch belongs to.
+        action: int64 [segments], the action of the trace that the segment belongs to.
     """
 
     worker: np.ndarray
@@ -74,12 +74,12 @@ class Segments:
     action: np.ndarray
 
     def of(self, worker: int) -> Segments:
-        """The stretches of one worker."""
+        """The segments of one worker."""
         low, high = np.searchsorted(self.worker, [worker, worker + 1])
         return self.pick(slice(int(low), int(high)))
 
     def pick(self, chosen: slice | np.ndarray) -> Segments:
-        """Some of the stretches."""
+        """Some of the segments."""
         columns = (self.worker, self.begin_s, self.end_s, self.activity, self.action)
         return Segments(*(column[chosen] for column in columns))
 
@@ -87,31 +87,31 @@ class Segments:
 def segments(timeline: Timeline) -> Segments:
     """Split each action into communication, recomputation and work; O(actions).
 
-    Communication inside a group goes on all through an action, between the operators; it is put at the action's end.
+    Communication inside a group happens between the operators of an action; it is drawn at the action's end.
     """
     trace, program = timeline.trace, timeline.trace.program
     codes = np.array([ACTIVITIES.index(_OF_KIND.get(kind, Activity.COMMUNICATION)) for kind in KINDS], np.int8)
     work = codes[program.kind]
     repeats = (program.kind == BACKWARD) | (program.kind == INPUT_GRAD)
-    again = np.where(repeats, np.asarray(timeline.recompute_s)[program.stage], 0.0)
+    recompute_s = np.where(repeats, np.asarray(timeline.recompute_s)[program.stage], 0.0)
     worked = np.maximum(trace.compute_end_s - timeline.inside_s[program.kind, program.stage], trace.compute_start_s)
-    repeated = np.minimum(trace.compute_start_s + again, worked)
+    repeated = np.minimum(trace.compute_start_s + recompute_s, worked)
     edges = (trace.start_s, trace.compute_start_s, repeated, worked, trace.compute_end_s, trace.end_s)
     communication, recompute, inside = (
-        np.full_like(work, ACTIVITIES.index(each))
-        for each in (Activity.COMMUNICATION, Activity.RECOMPUTE, Activity.INSIDE)
+        np.full_like(work, ACTIVITIES.index(activity_kind))
+        for activity_kind in (Activity.COMMUNICATION, Activity.RECOMPUTE, Activity.INSIDE)
     )
     begin = np.stack(edges[:-1], axis=1).ravel()
     end = np.stack(edges[1:], axis=1).ravel()
     activity = np.stack([communication, recompute, work, inside, communication], axis=1).ravel()
     action = np.repeat(np.arange(len(work)), 5)
-    whole = Segments(np.repeat(program.worker, 5), begin, end, activity, action)
-    return whole.pick(np.flatnonzero(end > begin))
+    all_segments = Segments(np.repeat(program.worker, 5), begin, end, activity, action)
+    return all_segments.pick(np.flatnonzero(end > begin))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Lanes that do the same at the same time, drawn once."""
+    """Lanes with identical segments, drawn once."""
 
     lanes: tuple[Lane, ...]
 
@@ -128,26 +128,26 @@ def rows(timeline: Timeline, parts: Segments) -> tuple[Row, ...]:
     groups: dict[tuple[tuple[int, ...], bytes, bytes], list[Lane]] = {}
     scale = 1e9 / timeline.played_s if timeline.played_s > 0 else 1.0
     for lane in timeline.lanes:
-        mine = parts.of(lane.worker)
-        when = np.rint(np.concatenate([mine.begin_s, mine.end_s]) * scale).astype(np.int64)
-        groups.setdefault((lane.stages, when.tobytes(), mine.activity.tobytes()), []).append(lane)
+        lane_parts = parts.of(lane.worker)
+        when = np.rint(np.concatenate([lane_parts.begin_s, lane_parts.end_s]) * scale).astype(np.int64)
+        groups.setdefault((lane.stages, when.tobytes(), lane_parts.activity.tobytes()), []).append(lane)
     return tuple(Row(tuple(lanes)) for lanes in groups.values())
 
 
 def fewer_rows(grouped: Sequence[Row], most: int) -> Sequence[Row]:
-    """All rows, or of more than `most` the first of each stage: its other replicas do the same at other times."""
+    """All rows; if there are more than `most`, only the first of each stage, since its replicas only differ in time."""
     if len(grouped) <= most:
         return grouped
-    found: dict[tuple[int, ...], Row] = {}
+    first_of_stage: dict[tuple[int, ...], Row] = {}
     for row in grouped:
-        found.setdefault(row.lanes[0].stages, row)
-    return tuple(found.values())
+        first_of_stage.setdefault(row.lanes[0].stages, row)
+    return tuple(first_of_stage.values())
 
 
 def windows(timeline: Timeline, most: int, clipped: int) -> tuple[tuple[float, float], ...]:
-    """What to draw: all that was played, or its start, its middle and its end.
+    """Windows (begin, end) in seconds to draw: the whole simulation, or its start, middle and end.
 
-    An iteration longer than `most` typical forwards is clipped to as long as `clipped` of them.
+    A simulation longer than `most` typical forwards is clipped to the length of `clipped` forwards.
     """
     trace, step = timeline.trace, timeline.played_s
     durations = (trace.compute_end_s - trace.start_s)[trace.program.kind == FORWARD]
@@ -160,20 +160,20 @@ def windows(timeline: Timeline, most: int, clipped: int) -> tuple[tuple[float, f
 
 
 def rank_ranges(ranks: Iterable[int], most: int = 4) -> str:
-    """`0-3,8-11`; of more than `most` ranges only the first are named, and the number of ranks."""
+    """`0-3,8-11`; of more than `most` ranges only the first, followed by the number of ranks."""
     ordered = sorted(set(ranks))
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for rank in ordered:
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1][1] = rank
         else:
-            found.append([rank, rank])
-    words = [str(a) if a == b else f"{a}-{b}" for a, b in found]
+            ranges.append([rank, rank])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in ranges]
     return ",".join(words) if len(words) <= most else ",".join([*words[:most], f"... ({len(ordered)})"])
 
 
 _TRANSFERS = 1_000_000
-"""Added to a thread's number for the link into its worker."""
+"""Offset of a thread's number for the link into its worker."""
 
 
 def trace_json(timeline: Timeline) -> str:
@@ -190,15 +190,20 @@ def trace_json(timeline: Timeline) -> str:
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Trace events of all lanes: names, segments, transfers and memory."""
     trace, program = timeline.trace, timeline.trace.program
     parts = segments(timeline)
     transfers = np.flatnonzero(trace.transfer_end_s > trace.transfer_start_s)
     for lane in timeline.lanes:
         pid, tid = lane.stages[0], lane.ranks[0]
         yield from _names(lane, pid, tid)
-        mine = parts.of(lane.worker)
+        lane_parts = parts.of(lane.worker)
         for begin, end, code, action in zip(
-            mine.begin_s.tolist(), mine.end_s.tolist(), mine.activity.tolist(), mine.action.tolist(), strict=True
+            lane_parts.begin_s.tolist(),
+            lane_parts.end_s.tolist(),
+            lane_parts.activity.tolist(),
+            lane_parts.action.tolist(),
+            strict=True,
         ):
             activity = ACTIVITIES[code]
             yield _span(f"{program.label(action)} {activity}", activity.value, begin, end, pid, tid)
@@ -220,6 +225,7 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _names(lane: Lane, pid: int, tid: int) -> Iterator[dict[str, Any]]:
+    """Events that name a lane's process and thread."""
     stages = ", ".join(f"stage {stage}" for stage in lane.stages)
     copies = f" (also {rank_ranges(lane.ranks[1:])})" if len(lane.ranks) > 1 else ""
     yield _name("process_name", pid, tid, stages)
@@ -228,10 +234,12 @@ def _names(lane: Lane, pid: int, tid: int) -> Iterator[dict[str, Any]]:
 
 
 def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """A metadata event."""
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _span(name: str, category: str, begin_s: float, end_s: float, pid: int, tid: int) -> dict[str, Any]:
+    """A complete event with a duration."""
     return {
         "name": name,
         "cat": category,

@@ -1,4 +1,4 @@
-"""A plan played out: step time, bubble, what each rank does when, memory over time; also as plain data for JSON."""
+"""Simulate a plan: step time, bubble, the actions of each rank and memory over time; also as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from planner.simulate.comparison import Comparison, compare, measured
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lane:
-    """One simulated worker, and all ranks that do the same at the same time: its replica's group and its copies.
+    """One simulated worker with all ranks that run identically: its group's ranks, and those of other copies.
 
     Attributes:
-        worker: its row in `Timeline.trace`.
+        worker: number of the worker in `Timeline.trace`.
         ranks: ascending.
         stages: the stages that it runs.
-        compute_s: forward, backward and update; this and the next two of one iteration.
-        communication_s: transfers and synchronisation that nothing hides.
-        idle_s: waiting, up to the end of the iteration.
+        compute_s: forward, backward and update of one iteration.
+        communication_s: exposed transfers and synchronisation of one iteration.
+        idle_s: waiting time of one iteration, up to its end.
         in_flight: most micro-batches (chunks of them, where the worker runs several stages) kept at the same time.
-        memory: over time, of one device.
-        capacity_bytes: memory of the device.
+        memory: memory of one device over time.
+        capacity_bytes: usable memory of the device.
     """
 
     worker: int
@@ -55,31 +55,31 @@ class Lane:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory never exceeds the device's."""
+        """True if the peak memory fits the device."""
         return fits(self.memory.peak_bytes, self.capacity_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """A plan event by event: one iteration, or as many as show the pace. Copies are alike: one is played.
+    """A simulated plan: one iteration, or enough to be periodic. Copies are identical, so only one is simulated.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         schedule: name of the schedule.
-        transfers: what a transfer between stages was taken to occupy.
-        copies: copies of the pipeline that run side by side.
+        transfers: what a transfer between stages occupies.
+        copies: number of copies of the pipeline.
         micro_batches: micro-batches of one copy.
         step_s: time of one iteration.
-        samples_per_s: global batch over that.
+        samples_per_s: global batch over step time.
         bubble_fraction: see `bubble_convention`.
         bubble_convention: how the bubble is defined.
-        lanes: by worker.
-        recompute_s: by stage, the part of a backward that computes the forward again.
-        inside_s: [kinds of actions, stages] the part of an action in which the ranks of a group exchange data.
-        comparison: with the plan's own prediction.
-        trace: when every action of one copy ran.
-        cost: what `step_s` is.
-        iterations: how many were played.
+        lanes: one per worker.
+        recompute_s: by stage, the part of a backward that recomputes the forward.
+        inside_s: float64 [kinds of actions, stages], the part of an action in which the ranks of a group communicate.
+        comparison: comparison with the plan's own prediction.
+        trace: times of all actions of one copy.
+        cost: definition of `step_s`.
+        iterations: number of simulated iterations.
     """
 
     name: str
@@ -101,38 +101,41 @@ class Timeline:
 
     @property
     def played_s(self) -> float:
-        """Length of what was played."""
+        """Length of the whole simulation in seconds."""
         return self.trace.makespan_s
 
 
 def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timeline:
-    """Play a plan's actions out in time and memory; O(actions of one copy).
+    """Simulate a plan's actions in time and memory; O(actions of one copy).
 
-    Each rank runs the actions that the plan lists for it, with the plan's own times by stage. Transfers either occupy
-    the worker of the stage that the boundary belongs to ("blocking", what the search charges) or only the link
-    ("overlapped"); by default as the plan says. Synchronisation takes what the plan says is not hidden behind backward
-    work. A pipeline that never drains is played until it repeats, and its step is the time between iterations; where
-    gradients travel beside the work, the slower of the two counts.
+    Each rank runs the actions that the plan lists for it, with the plan's own times by stage. Synchronisation takes the
+    time that the plan says backward work does not hide. A pipeline that never drains is simulated until it repeats, and
+    its step is the time between iterations, or the time of overlapped gradient exchanges if that is longer.
+
+    Args:
+        plan: the plan.
+        transfers: "blocking" (a transfer occupies the worker of the stage after the boundary, as the search charges) or
+            "overlapped" (only the link); by default as the plan says.
 
     Raises:
         PlanError: stages, ranks or predictions contradict each other; actions are missing, repeated, read weights that
             are not held, or wait for each other in a cycle (the message shows it).
     """
     require_sound(plan)
-    wrong = malformed(plan)
-    if wrong:
-        raise PlanError(wrong[0], where="schedule", hint="plan again")
+    defects = malformed(plan)
+    if defects:
+        raise PlanError(defects[0], where="schedule", hint="plan again")
     transfers = Transfers(plan.schedule.transfers if transfers is None else transfers)
     ranks, copies = leaders(plan)
     times = times_of(plan)
-    played = _steady(plan, ranks, copies, times, transfers) if plan.schedule.continuous else None
-    trace = played.trace if played else _drained(plan, ranks, times, transfers)
+    steady = _steady(plan, ranks, copies, times, transfers) if plan.schedule.continuous else None
+    trace = steady.trace if steady else _drained(plan, ranks, times, transfers)
     idle = np.flatnonzero(np.bincount(trace.program.worker, minlength=len(ranks)) == 0)
     if len(idle):
         raise PlanError(f"rank {ranks[idle[0]]} has no actions", where="schedule", hint="plan again")
-    iterations = round(played.played) if played else 1
-    cost = Cost.PERIOD if played else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN
-    step_s = _step_s(plan, trace, played, ranks)
+    iterations = round(steady.played) if steady else 1
+    cost = Cost.PERIOD if steady else Cost.SPAN if plan.schedule.spans else Cost.MAKESPAN
+    step_s = _step_s(plan, trace, steady, ranks)
     micro_batches = plan.micro_batches.count // copies
     busy = float(np.sum(trace.compute_s())) / iterations
     return Timeline(
@@ -164,7 +167,7 @@ def _drained(plan: Plan, ranks: Sequence[int], times: StageTimes, transfers: Tra
 
 
 def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, transfers: Transfers) -> Steady:
-    """As many iterations as it takes until they repeat."""
+    """Simulate iterations of a pipeline that never drains until they repeat."""
     least = plan.schedule.iterations
     depth = max(p.in_flight * len(s.replicas) for p, s in zip(plan.predictions.stages, plan.stages, strict=True))
     if plan.schedule.clock_distance is not None:
@@ -179,34 +182,34 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
     )
 
 
-def _step_s(plan: Plan, trace: Trace, played: Steady | None, ranks: Sequence[int]) -> float:
-    """Time of an iteration by the schedule's convention."""
-    if played is None:
+def _step_s(plan: Plan, trace: Trace, steady: Steady | None, ranks: Sequence[int]) -> float:
+    """Iteration time by the schedule's convention."""
+    if steady is None:
         return trace.span_s() if plan.schedule.spans else trace.makespan_s
-    beside = 0.0
+    exchange_s = 0.0
     for rank in ranks:
-        more, once = (_exchanges(plan, rank, times) for times in (2, 1))
-        for stage, count in more.items():
+        twice, once = (_exchanges(plan, rank, times) for times in (2, 1))
+        for stage, count in twice.items():
             terms = plan.predictions.stages[stage]
             if terms.exposed_sync_s == 0:
-                beside = max(beside, (count - once.get(stage, 0)) * terms.sync_s)
-    return max(played.iteration_s, beside)
+                exchange_s = max(exchange_s, (count - once.get(stage, 0)) * terms.sync_s)
+    return max(steady.iteration_s, exchange_s)
 
 
 def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
-    """How often a rank exchanges the gradients of each stage."""
-    found: dict[ActionKind, Counter[int]] = {ActionKind.SYNC: Counter(), ActionKind.LAUNCH_SYNC: Counter()}
+    """Number of gradient exchanges of a rank by stage, over `times` repetitions."""
+    counts: dict[ActionKind, Counter[int]] = {ActionKind.SYNC: Counter(), ActionKind.LAUNCH_SYNC: Counter()}
     for order in plan.orders(rank):
         for row in rows(order.actions, times):
-            if row.kind in found:
-                found[row.kind][row.stage] += 1
-    return found[ActionKind.LAUNCH_SYNC] or found[ActionKind.SYNC]
+            if row.kind in counts:
+                counts[row.kind][row.stage] += 1
+    return counts[ActionKind.LAUNCH_SYNC] or counts[ActionKind.SYNC]
 
 
 def _compared(
     plan: Plan, copies: int, trace: Trace, times: StageTimes, transfers: Transfers, step_s: float
 ) -> Comparison:
-    """With the closed form by which the search ranks plans, where the plan's time is one."""
+    """Compare with the closed form if the plan's time is one, else with its simulated time."""
     predicted_s = plan.predictions.iteration_s
     if not has_closed_form(plan):
         return measured(predicted_s, step_s)
@@ -216,7 +219,7 @@ def _compared(
 
 
 def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
-    """For each stage (or set of stages on one worker) the lane whose memory peaks highest."""
+    """For each stage (or set of stages on one worker), the lane with the highest peak memory."""
     best: dict[tuple[int, ...], Lane] = {}
     for lane in timeline.lanes:
         if lane.stages not in best or lane.memory.peak_bytes > best[lane.stages].memory.peak_bytes:
@@ -225,12 +228,12 @@ def fullest_lanes(timeline: Timeline) -> tuple[Lane, ...]:
 
 
 def _repeats(plan: Plan) -> bool:
-    """Whether the orders have actions of their own for repeating forwards."""
+    """True if the orders have RECOMPUTE actions."""
     return any(re.search(r"(?:^|[\s(])R[0-9]", order.actions) for order in plan.schedule.orders)
 
 
 def _recompute_s(plan: Plan) -> tuple[float, ...]:
-    """By stage, the part of a backward that computes the forward again, without what its ranks exchange in it."""
+    """By stage, the part of a backward that recomputes the forward, without the communication in it."""
     stages = plan.predictions.stages
     if _repeats(plan):
         return (0.0,) * len(stages)
@@ -238,20 +241,20 @@ def _recompute_s(plan: Plan) -> tuple[float, ...]:
 
 
 def _inside_s(plan: Plan) -> np.ndarray:
-    """[kinds of actions, stages] the part of an action in which the ranks of a group exchange data."""
-    found = np.zeros((len(KINDS), len(plan.stages)))
+    """float64 [kinds of actions, stages], the part of an action in which the ranks of a group communicate."""
+    inside_s = np.zeros((len(KINDS), len(plan.stages)))
     repeats = _repeats(plan)
     for stage in plan.stages:
-        both_s, forward_s, again_s = plan.inside_s(stage.index)
-        found[FORWARD, stage.index], found[RECOMPUTE, stage.index] = forward_s, again_s
-        found[[BACKWARD, INPUT_GRAD], stage.index] = max(both_s - forward_s, 0.0) + (0.0 if repeats else again_s)
-    return found / plan.schedule.parts
+        both_s, forward_s, recompute_s = plan.inside_s(stage.index)
+        inside_s[FORWARD, stage.index], inside_s[RECOMPUTE, stage.index] = forward_s, recompute_s
+        inside_s[[BACKWARD, INPUT_GRAD], stage.index] = max(both_s - forward_s, 0.0) + (0.0 if repeats else recompute_s)
+    return inside_s / plan.schedule.parts
 
 
 def times_of(plan: Plan) -> StageTimes:
-    """Seconds by stage of what the orders have; a weight gradient takes half of its backward."""
+    """Durations of actions by stage; a weight gradient takes half of its backward."""
     stages = plan.predictions.stages
-    again = [s.recompute_s for s in stages]
+    recompute = [s.recompute_s for s in stages]
     backward = [s.backward_s - (s.recompute_s if _repeats(plan) else 0.0) for s in stages]
     return StageTimes.of(
         [s.forward_s for s in stages],
@@ -261,14 +264,14 @@ def times_of(plan: Plan) -> StageTimes:
         [s.update_s for s in stages],
         [(s.backward_s - s.recompute_s) / 2 for s in stages],
         return_s=[s.return_s for s in stages],
-        recompute_s=again,
+        recompute_s=recompute,
         evict_s=_evict_s(plan),
     )
 
 
 def _evict_s(plan: Plan) -> list[float]:
-    """By stage, the slowest move of a micro-batch's activations to the rank that keeps them; 0 without moves."""
-    found = [0.0] * len(plan.stages)
+    """By stage, seconds of the slowest eviction of a micro-batch's activations; 0 without evictions."""
+    slowest_s = [0.0] * len(plan.stages)
     for order in plan.schedule.orders:
         for rank in order.ranks if ">" in order.actions else ():
             for stage, peer in {(a.stage, a.peer) for a in order.expand(rank) if a.peer >= 0}:
@@ -279,14 +282,14 @@ def _evict_s(plan: Plan) -> list[float]:
                         payload = plan.predictions.stages[stage].unit_bytes
                         seconds = level.latency_s + payload / level.device_byte_per_s
                         break
-                found[stage] = max(found[stage], seconds)
-    return found
+                slowest_s[stage] = max(slowest_s[stage], seconds)
+    return slowest_s
 
 
 def bytes_of(plan: Plan) -> StageBytes:
-    """Fixed and per-micro-batch memory; activations beyond those of the micro-batches in flight are working memory.
+    """Memory by stage; activations beyond those of the micro-batches in flight count as working memory.
 
-    The versions of the weights are counted as they come and go.
+    Weight versions count from when they are made until they are dropped.
     """
     stages, section = plan.predictions.stages, plan.schedule
     memory = [stage.memory for stage in stages]
@@ -336,7 +339,7 @@ _FORMAT = "shardplan-timeline"
 
 
 def timeline_document(timeline: Timeline) -> dict[str, Any]:
-    """Dicts and lists of plain numbers; seconds and bytes. O(actions of one lane a stage)."""
+    """A timeline as dicts and lists of plain numbers, in seconds and bytes. O(actions of one lane per stage)."""
     return {
         "format": _FORMAT,
         "version": 1,
@@ -358,14 +361,16 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-_OF_LANES = ("ranks", "stages", "compute_s", "communication_s", "idle_s", "in_flight", "capacity_bytes", "fits")
+_LANE_FIELDS = ("ranks", "stages", "compute_s", "communication_s", "idle_s", "in_flight", "capacity_bytes", "fits")
 
 
 def _lane_document(lane: Lane) -> dict[str, Any]:
-    return {**{name: plain(getattr(lane, name)) for name in _OF_LANES}, "peak_bytes": round(lane.memory.peak_bytes)}
+    """One lane as plain data."""
+    return {**{name: plain(getattr(lane, name)) for name in _LANE_FIELDS}, "peak_bytes": round(lane.memory.peak_bytes)}
 
 
 def _memory_document(stages: tuple[int, ...], rank: int, curve: MemoryCurve) -> dict[str, Any]:
+    """One memory curve as plain data."""
     return {
         "stages": list(stages),
         "rank": rank,

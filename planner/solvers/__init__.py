@@ -1,9 +1,9 @@
-"""A problem to its best decision and a bound; one file a solver.
+"""Solvers find the best decision of a problem with a lower bound on all others; one file per solver.
 
-search(costs_for, cluster, job) -> Answer       all micro-batch sizes, copies, schedules and ZeRO stages
-chain_dp.solve(problem, judge, ...) -> Solution    one StageProblem by the closed form of its time; critical_path.solve
-                                                by the longest chain of waits
-micro_batch_sizes(job) -> tuple[int, ...]       sizes that a job allows
+search(costs_for, cluster, job) -> Answer          all micro-batch sizes, copies, schedules and ZeRO stages
+chain_dp.solve(problem, judge, ...) -> Solution    one StageProblem, by the closed form of its time
+critical_path.solve_bounded(...) -> Solution       one StageProblem, by its longest chain of waits
+micro_batch_sizes(job) -> tuple[int, ...]          sizes that a job allows
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Exact DP over suffixes: Pareto labels of partial decisions, kept while a relaxation says that they may still win.
+"""Exact DP over suffixes: Pareto labels of partial decisions, pruned by a relaxation.
 
-A label stands for blocks i..n-1 cut into stages on the last devices of the slice. Its times are those of a `Suffix`;
-what becomes of them when a stage is put in front, and which of them matter, the objective says. None of them is better
-large. Two more that are better small: the micro-batches that pass the first stage before its first backward (what
-earlier stages must keep grows with it), and, where stages are limited, their number. The time to receive depends on the
-stage before, so suffixes are kept apart by *context*: where they begin and which class of link each of their possible
-first stages would be reached over. Where the first and the last block share weights, they are also kept apart by what
-summing these gradients will cost given their last stage (`tied`).
+A label is a cut of blocks i..n-1 into stages on the last devices of the slice. It carries the times of a `Suffix`; the
+objective defines how these change when a stage is put before the suffix. Smaller is better for all of them, and for two
+more figures: the micro-batches that pass the first stage before its first backward (earlier stages keep more the larger
+it is), and the number of stages if that is limited.
 
-Contexts of suffixes: where they begin, and which links each of their possible first stages would be reached over.
+Labels compare only within a *context*. The time to receive depends on the stage before, so a context is the device at
+which the suffix begins with the link class over which each possible stage before would reach it. If the first and the
+last block share weights, labels are also separated by the cost of summing their gradients, which depends on the last
+stage (`tied`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from planner.space.types import StageChoice
 
 @dataclass(frozen=True, eq=False)
 class Contexts:
-    """Contexts by number, ordered by where they begin.
+    """Contexts by number, in order of the device where the suffix begins.
 
     Attributes:
-        at: [contexts] device at which the suffix begins.
-        link: [contexts, R] class of link into a first stage with replicas[o].
-        first: [W + 2] contexts that begin at a are first[a]..first[a + 1] - 1.
-        after: [R, W + 1] context of a suffix at a whose stage before has replicas[o].
-        follows: bool [R, contexts], whether a stage with replicas[o] can stand before a suffix of that context.
+        at: int64 [contexts], device at which the suffix begins.
+        link: int64 [contexts, R], class of the link into a first stage with replicas[o].
+        first: int64 [W + 2], contexts that begin at device a are first[a]..first[a + 1] - 1.
+        after: int64 [R, W + 1], context of a suffix at device a if the stage before it has replicas[o].
+        follows: bool [R, contexts], True if a stage with replicas[o] can stand before a suffix of that context.
     """
 
     at: np.ndarray
@@ -44,7 +44,7 @@ class Contexts:
 
 
 def contexts(problem: StageProblem) -> Contexts:
-    """Group the stages before each boundary by the links they mean; O(R^2 W)."""
+    """Number the contexts of a problem: stages before a boundary with equal links share one. O(R^2 W)."""
     count, width = len(problem.replicas), problem.slice_devices
     at: list[int] = []
     rows: list[np.ndarray] = []
@@ -71,8 +71,8 @@ Stages = tuple[StageChoice, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class _Batch:
-    """Labels as columns."""
+class _Labels:
+    """Labels as columns; `parent` and `option` lead back to the rest of the suffix and the stage's replicas."""
 
     context: np.ndarray
     work_s: np.ndarray
@@ -87,17 +87,19 @@ class _Batch:
     option: np.ndarray
     bound_s: np.ndarray
 
-    def take(self, rows: np.ndarray) -> _Batch:
-        return _Batch(*(getattr(self, name)[rows] for name in _COLUMNS))
+    def take(self, rows: np.ndarray) -> _Labels:
+        """Some of the labels."""
+        return _Labels(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     @staticmethod
-    def join(batches: list[_Batch]) -> _Batch:
-        return _Batch(*(np.concatenate([getattr(b, name) for b in batches]) for name in _COLUMNS))
+    def join(batches: list[_Labels]) -> _Labels:
+        """All labels of several batches."""
+        return _Labels(*(np.concatenate([getattr(b, name) for b in batches]) for name in _COLUMNS))
 
 
 @dataclass(frozen=True, eq=False)
-class _Front:
-    """New first stages, each before a suffix of which only the number of devices is looked at."""
+class _NewFirstStages:
+    """New first stages, one per suffix (`rows`) that they are put before; `at` is the device where they begin."""
 
     rows: np.ndarray
     at: np.ndarray
@@ -105,11 +107,14 @@ class _Front:
     work_s: np.ndarray
     end_s: np.ndarray
 
-    def take(self, rows: np.ndarray) -> _Front:
-        return _Front(self.rows[rows], self.at[rows], self.forward_s[rows], self.work_s[rows], self.end_s[rows])
+    def take(self, rows: np.ndarray) -> _NewFirstStages:
+        """Some of the stages."""
+        return _NewFirstStages(
+            self.rows[rows], self.at[rows], self.forward_s[rows], self.work_s[rows], self.end_s[rows]
+        )
 
 
-_COLUMNS = tuple(_Batch.__dataclass_fields__)
+_COLUMNS = tuple(_Labels.__dataclass_fields__)
 
 
 class LabelSearch:
@@ -117,10 +122,13 @@ class LabelSearch:
 
     Args:
         problem: the problem.
-        tables: its stages.
-        relaxation: bounds for blocks before a cut, made with a cutoff no lower than this run's.
-        cutoff_s: decisions at least this slow are of no interest.
-        tolerance_s: a label is also forgotten when another one is worse by no more than this in each number.
+        tables: its stage tables.
+        relaxation: lower bounds on the blocks before a cut, made with a cutoff no lower than this run's.
+        cutoff_s: decisions at or above it are ignored, in seconds.
+        tolerance_s: a label is also dropped if another one exceeds it by no more than this in every time.
+
+    Attributes:
+        states: number of labels kept so far.
     """
 
     def __init__(
@@ -145,33 +153,38 @@ class LabelSearch:
         self.states = 0
 
     def run(self, keep: int, limit: int) -> list[tuple[float, Stages]] | None:
-        """Decisions below the cutoff and times they do not exceed, exact for the first, which is the fastest.
+        """(seconds, stages) of decisions below the cutoff, fastest first; None if more than `limit` labels are needed.
 
-        None when more than `limit` labels would be kept.
+        The seconds are exact for the first decision and upper bounds for the others.
+
+        Args:
+            keep: most decisions to return.
+            limit: most labels to keep.
         """
         n = self._problem.blocks
         final = np.array([len(self._contexts.at) - 1])
         zero, none = np.zeros(1), np.full(1, -1)
-        self._store(n, _Batch(final, zero, zero, zero, zero, none + 2, none + 1, none + 1, none, none, none, zero))
+        self._store(n, _Labels(final, zero, zero, zero, zero, none + 2, none + 1, none + 1, none, none, none, zero))
         for i in range(n - 1, 0, -1):
-            found = self._expand(i)
-            self._store(i, self._prune(found) if found is not None else None)
+            labels = self._expand(i)
+            self._store(i, self._prune(labels) if labels is not None else None)
             if self.states > limit:
                 return None
-        found = self._expand(0)
+        labels = self._expand(0)
         counts = self._problem.stage_counts
-        if found is not None and len(counts):
-            found = found.take(np.flatnonzero(np.isin(found.stages, counts)))
-        if found is None or not len(found.context):
+        if labels is not None and len(counts):
+            labels = labels.take(np.flatnonzero(np.isin(labels.stages, counts)))
+        if labels is None or not len(labels.context):
             return []
-        times = found.bound_s
-        order = np.lexsort((found.option, found.parent, found.stages, times))
+        times = labels.bound_s
+        order = np.lexsort((labels.option, labels.parent, labels.stages, times))
         best: dict[Stages, float] = {}
         for row in order[: 4 * keep]:
-            best.setdefault(self._stages(found, int(row)), float(times[row]))
+            best.setdefault(self._stages(labels, int(row)), float(times[row]))
         return [(seconds, stages) for stages, seconds in best.items()][:keep]
 
-    def _store(self, position: int, batch: _Batch | None) -> None:
+    def _store(self, position: int, batch: _Labels | None) -> None:
+        """Append the labels of suffixes that begin with block `position` to the columns."""
         self._starts[position] = self.states
         if batch is None:
             return
@@ -188,17 +201,17 @@ class LabelSearch:
             old[self.states : self.states + size] = values
         self.states += size
 
-    def _expand(self, i: int) -> _Batch | None:
-        """All labels of suffixes that begin with block i and may still win."""
+    def _expand(self, i: int) -> _Labels | None:
+        """All labels of suffixes that begin with block i and may beat the cutoff."""
         batches = []
         for o in range(len(self._problem.replicas)):
-            front = self._front(i, o)
-            if front is not None:
-                batches += self._grown(i, o, front)
-        return _Batch.join(batches) if batches else None
+            new_stages = self._stages_before_suffixes(i, o)
+            if new_stages is not None:
+                batches += self._with_link_classes(i, o, new_stages)
+        return _Labels.join(batches) if batches else None
 
-    def _front(self, i: int, o: int) -> _Front | None:
-        """Stages from block i with replicas[o] before all suffixes that they may stand before, if these may win."""
+    def _stages_before_suffixes(self, i: int, o: int) -> _NewFirstStages | None:
+        """Stages with replicas[o] that begin with block i, before every suffix with which they may beat the cutoff."""
         problem, relaxed, columns = self._problem, self._relaxation, self._columns
         r = int(problem.replicas[o])
         stop = int(self._stops[o, i])
@@ -207,18 +220,18 @@ class LabelSearch:
             return None
         context = columns["context"][first : self.states]
         at = self._contexts.at[context] - r
-        kept = columns["promise"][first : self.states] <= r
-        kept &= self._contexts.follows[o, context] & np.isfinite(relaxed.delay_s[i, at])
+        useful = columns["promise"][first : self.states] <= r
+        useful &= self._contexts.follows[o, context] & np.isfinite(relaxed.delay_s[i, at])
         if problem.max_stages:
-            kept &= columns["stages"][first : self.states] < problem.max_stages
+            useful &= columns["stages"][first : self.states] < problem.max_stages
         if len(problem.stage_counts):
             total = columns["stages"][first : self.states] + 1
-            kept &= total + (i > 0) <= problem.stage_counts[-1]
-            kept &= total + np.minimum(i, at) >= problem.stage_counts[0]
+            useful &= total + (i > 0) <= problem.stage_counts[-1]
+            useful &= total + np.minimum(i, at) >= problem.stage_counts[0]
         if len(problem.pins):
             ends = columns["position"][first : self.states], columns["stages"][first : self.states]
-            kept &= self._pins.allow(i, *ends)
-        (rows,) = kept.nonzero()
+            useful &= self._pins.allow(i, *ends)
+        (rows,) = useful.nonzero()
         if not len(rows):
             return None
         at, rows = at[rows], rows + first
@@ -228,51 +241,51 @@ class LabelSearch:
         )
         if i == 0 and len(problem.tied_s):
             end = end + np.where(position < problem.blocks, problem.tied_s[columns["tied"][rows], o, at], 0.0)
-        least = self._objective.carried(self._suffix(rows), work + self._tables.transfer_s[o, at, i], forward)
+        least = self._objective.prepended_bound(self._suffix(rows), work + self._tables.transfer_s[o, at, i], forward)
         bound = self._objective.bound_s(least, relaxed.before(i, at))
         (good,) = (bound < self._cutoff_s).nonzero()
-        return _Front(rows, at, forward, work, end).take(good) if len(good) else None
+        return _NewFirstStages(rows, at, forward, work, end).take(good) if len(good) else None
 
     def _suffix(self, rows: np.ndarray) -> Suffix:
         return Suffix(*(self._columns[name][rows] for name in ("work_s", "reach_s", "pace_s", "end_s")))
 
-    def _grown(self, i: int, o: int, front: _Front) -> list[_Batch]:
-        """Labels of the same with every class of links over which the new first stage may be reached."""
+    def _with_link_classes(self, i: int, o: int, new_stages: _NewFirstStages) -> list[_Labels]:
+        """One copy of each label per link class that may lead into its first stage."""
         problem, columns = self._problem, self._columns
         if i:
-            at = front.at
+            at = new_stages.at
             begin, count = self._contexts.first[at], self._contexts.first[at + 1] - self._contexts.first[at]
             source = np.repeat(np.arange(len(at)), count)
             context = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count) + begin[source]
             link = self._contexts.link[context, o]
-            front = front.take(source)
+            new_stages = new_stages.take(source)
             receive, back = problem.receive_s[link, i], problem.return_s[link, i]
         else:
-            context, receive, back = np.zeros(len(front.rows), dtype=np.int64), np.zeros(1), np.zeros(1)
-        rows, r = front.rows, int(problem.replicas[o])
+            context, receive, back = np.zeros(len(new_stages.rows), dtype=np.int64), np.zeros(1), np.zeros(1)
+        rows, r = new_stages.rows, int(problem.replicas[o])
         passing = columns["passing"][rows]
         stage = NewStage(
             replicas=r,
             turns=problem.micro_batches // r,
             first=i == 0,
-            forward_s=front.forward_s + receive,
-            backward_s=front.work_s - front.forward_s + back,
-            work_s=front.work_s + (receive + back),
-            end_s=front.end_s,
+            forward_s=new_stages.forward_s + receive,
+            backward_s=new_stages.work_s - new_stages.forward_s + back,
+            work_s=new_stages.work_s + (receive + back),
+            end_s=new_stages.end_s,
             later_s=columns["work_s"][rows],
             in_flight=problem.in_flight[o, passing],
             filling=problem.filling[o, passing],
         )
         last = columns["position"][rows] == problem.blocks
         tied = np.where(last, problem.tied_class[o], columns["tied"][rows])
-        before, batches = self._relaxation.before(i, front.at), []
-        grown = self._objective.grown(self._suffix(rows), stage, columns["promise"][rows], before, self._counts)
+        before, batches = self._relaxation.before(i, new_stages.at), []
+        grown = self._objective.prepended(self._suffix(rows), stage, columns["promise"][rows], before, self._counts)
         for promise, suffix, useful in grown:
             bound = self._objective.bound_s(suffix, before)
             good = np.flatnonzero(useful & (bound < self._cutoff_s))
             if len(good):
                 batches.append(
-                    _Batch(
+                    _Labels(
                         context=context[good],
                         work_s=suffix.work_s[good],
                         reach_s=suffix.reach_s[good],
@@ -289,21 +302,21 @@ class LabelSearch:
                 )
         return batches
 
-    def _prune(self, batch: _Batch) -> _Batch:
-        """Only labels that no other one of the same context (and, where these are given, number of stages) beats.
+    def _prune(self, batch: _Labels) -> _Labels:
+        """Keep the Pareto front of each context (and of each number of stages, if that is fixed).
 
-        In every round the most promising label left of each context is kept and what it beats forgotten.
+        Each round keeps the best remaining label of every context and drops the labels that it dominates.
         """
         exact = len(self._problem.stage_counts) > 0 or bool(self._pins.behind)
         costs = (batch.pace_s, batch.end_s, batch.reach_s, batch.work_s, batch.bound_s)
-        nothing = np.zeros(len(batch.stages), dtype=np.int64)
-        group = batch.stages if exact else nothing
-        kept_apart = batch.passing if self._objective.counts_passing else nothing
+        zeros = np.zeros(len(batch.stages), dtype=np.int64)
+        group = batch.stages if exact else zeros
+        kept_apart = batch.passing if self._objective.counts_passing else zeros
         order = np.lexsort(
             (batch.stages, batch.passing, batch.promise, *costs, kept_apart, group, batch.tied, batch.context)
         )
-        apart = np.stack([batch.context, batch.tied, group, kept_apart])[:, order]
-        number = np.concatenate([[0], np.cumsum((apart[:, 1:] != apart[:, :-1]).any(axis=0))])
+        keys = np.stack([batch.context, batch.tied, group, kept_apart])[:, order]
+        number = np.concatenate([[0], np.cumsum((keys[:, 1:] != keys[:, :-1]).any(axis=0))])
         counts = [batch.promise, *([batch.passing] if self._keeps_more else [])]
         counts += [batch.stages] if self._problem.max_stages else []
         times = [getattr(batch, name) for name in self._objective.figures]
@@ -312,24 +325,24 @@ class LabelSearch:
         kept, left = [], np.arange(len(order))
         while len(left):
             new = np.concatenate([[True], number[left[1:]] != number[left[:-1]]])
-            heads = np.flatnonzero(new)
-            kept.append(left[heads])
-            head = heads[np.cumsum(new) - 1]
-            own = figures[:, left]
-            beaten = (own >= own[:, head] - slack).all(axis=0)
+            firsts = np.flatnonzero(new)
+            kept.append(left[firsts])
+            dominating = firsts[np.cumsum(new) - 1]
+            remaining = figures[:, left]
+            beaten = (remaining >= remaining[:, dominating] - slack).all(axis=0)
             left = left[~(beaten | new)]
         return batch.take(order[np.concatenate(kept)])
 
-    def _stages(self, batch: _Batch, row: int) -> Stages:
-        """The stages of a complete decision, from the front."""
+    def _stages(self, batch: _Labels, row: int) -> Stages:
+        """The stages of a complete decision, first stage first."""
         problem, columns = self._problem, self._columns
         stages, start = [], 0
         option, parent = int(batch.option[row]), int(batch.parent[row])
         while parent >= 0:
             stop, r = int(columns["position"][parent]), int(problem.replicas[option])
             at = int(self._contexts.at[columns["context"][parent]]) - r
-            kept = int(problem.in_flight[option, columns["passing"][parent]])
-            way = self._tables.way(int(problem.place[option, at]), start, stop - 1, kept)
-            stages.append(problem.stage(start, stop, option, way))
+            in_flight = int(problem.in_flight[option, columns["passing"][parent]])
+            recompute_choice = self._tables.way(int(problem.place[option, at]), start, stop - 1, in_flight)
+            stages.append(problem.stage(start, stop, option, recompute_choice))
             start, option, parent = stop, int(columns["option"][parent]), int(columns["parent"][parent])
         return tuple(stages)

@@ -1,12 +1,10 @@
-"""What the blocks before a cut cost at the least: bounds that tell the exact DP which partial decisions to forget.
+"""Lower bounds that prune the exact DP: the blocks before a cut (`relax`), and whether a cutoff is reachable at all.
 
-Each of the three parts of an objective is minimised by a DP of its own, as if the other two did not matter.
+`relax` minimises each of the three parts of an objective by a DP of its own, independently of the other two.
 
-Whether a problem can hold a decision faster than a cutoff, by compute, memory and synchronisation: a look before it
-is solved.
-
-Nothing here knows where stages lie: transfers are free, every stage runs on the fastest and the largest device, shards
-what it can over all devices and synchronises where that is fastest.
+`FeasibilityTest` rules out problems before they are solved, by compute, memory and synchronisation. It ignores where
+stages lie: transfers are free, and every stage runs on the fastest and largest device, shards over all devices and
+synchronises over the fastest links.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from planner.space.ranges import StageNeeds
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """Least costs of blocks 0..p-1 on devices that end at a, [n + 1, W + 1]; infinite where no decision passes (p, a).
+    """Lower bounds on blocks 0..p-1 on devices 0..a-1, float64 [n + 1, W + 1]; infinite if no decision passes (p, a).
 
     Attributes:
-        objective: what is minimised.
+        objective: the time that is bounded.
         path_s, delay_s, slowest_s: its parts, see `Prefix`.
     """
 
@@ -40,21 +38,21 @@ class Relaxation:
 
     @property
     def bound_s(self) -> float:
-        """No decision is faster; infinite when none is left."""
+        """Lower bound on the objective of any decision; infinite if none is left."""
         return float(self.objective.total_s(self.delay_s[-1, -1], self.slowest_s[-1, -1]))
 
     def before(self, i: int, at: np.ndarray) -> Prefix:
-        """The stages before block i on devices that end at some places."""
+        """Bounds on the stages before block i on devices 0..a-1, for each a in `at`."""
         return Prefix(self.path_s[i, at], self.delay_s[i, at], self.slowest_s[i, at])
 
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """What a cutoff leaves possible, by compute alone.
+    """Numbers of devices before each cut that a cutoff allows, by compute alone.
 
     Attributes:
-        first: [n + 1] least devices before a cut at p.
-        last: [n + 1] most devices before it.
+        first: int64 [n + 1], fewest devices before a cut at p.
+        last: int64 [n + 1], most devices before it.
     """
 
     first: np.ndarray
@@ -84,49 +82,59 @@ def relax(problem: StageProblem, tables: StageTables, objective: Objective, cuto
     parts.path_s[0] = parts.delay_s[0] = parts.slowest_s[0] = 0.0
     limits = band(problem, tables, objective, cutoff_s)
     stops = longest(problem, tables, objective, cutoff_s)
-    cut = _Cut(objective, limits, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
-    alike = [np.flatnonzero(problem.replicas == count) for count in np.unique(problem.replicas)]
+    pruning = _Pruning(objective, limits, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
+    options_by_replicas = [np.flatnonzero(problem.replicas == count) for count in np.unique(problem.replicas)]
     for i in range(n):
         live = np.flatnonzero(np.isfinite(parts.delay_s[i]))
         live = live[(live >= limits.first[i]) & (live <= limits.last[i])]
         if len(live):
-            for options in alike:
-                _extend(problem, tables, parts, cut, i, options, live)
+            for options in options_by_replicas:
+                _extend(problem, tables, parts, pruning, i, options, live)
     return Relaxation(objective, parts.path_s, parts.delay_s, parts.slowest_s)
 
 
 def longest(problem: StageProblem, tables: StageTables, objective: Objective, cutoff_s: float) -> np.ndarray:
-    """[R, n] one past the last block of the longest stage from block i with replicas[o] that keeps below a cutoff."""
-    found = np.full((len(problem.replicas), problem.blocks), problem.blocks)
+    """int64 [R, n], end (exclusive) of the longest stage from block i with replicas[o] that stays below a cutoff."""
+    stops = np.full((len(problem.replicas), problem.blocks), problem.blocks)
     if math.isinf(cutoff_s):
-        return found
+        return stops
     total, before = float(tables.least_s[-1]), tables.least_s[:-1]
     for o, replicas in enumerate(problem.replicas.tolist()):
-        most = before + objective.longest_s(cutoff_s, total, before, problem.micro_batches // replicas) * (1 + 1e-9)
-        found[o] = np.minimum(problem.blocks, np.searchsorted(tables.least_s, most, side="right") - 1)
-    return found
+        longest_s = before + objective.longest_s(cutoff_s, total, before, problem.micro_batches // replicas) * (
+            1 + 1e-9
+        )
+        stops[o] = np.minimum(problem.blocks, np.searchsorted(tables.least_s, longest_s, side="right") - 1)
+    return stops
 
 
 def most_passing(replicas: np.ndarray, passing: np.ndarray, devices: int) -> np.ndarray:
-    """[W + 1] most micro-batches that can pass a stage that ends at a before its first backward, by the stages after
-    it, which fill all W devices; O(R W).
+    """int64 [W + 1], most micro-batches that pass a stage ending at device a before its first backward; O(R W).
+
+    The stages after it fill the remaining devices.
 
     Args:
-        replicas: int64 [R], what a stage may have.
+        replicas: int64 [R], numbers of replicas that a stage may have.
         passing: int64 [R, X + 1], see `StageProblem`.
         devices: W.
     """
-    found = np.zeros(devices + 1, dtype=np.int64)
+    most = np.zeros(devices + 1, dtype=np.int64)
     for a in range(devices - 1, -1, -1):
         fits = np.flatnonzero(replicas <= devices - a)
-        found[a] = passing[fits, found[a + replicas[fits]]].max(initial=0)
-    return found
+        most[a] = passing[fits, most[a + replicas[fits]]].max(initial=0)
+    return most
 
 
 @dataclass(frozen=True, eq=False)
-class _Cut:
-    """What decides which stages are left out: an objective's cutoff, its band, what can pass by place, and the longest
-    stages (`longest`)."""
+class _Pruning:
+    """Limits that prune stages of the relaxation.
+
+    Attributes:
+        objective: the time that is bounded.
+        limits: devices before each cut.
+        passing: most micro-batches that pass a stage, by the device where it ends (`most_passing`).
+        stops: ends of the longest stages (`longest`).
+        cutoff_s: decisions at or above it are ignored, in seconds.
+    """
 
     objective: Objective
     limits: Band
@@ -139,16 +147,16 @@ def _extend(
     problem: StageProblem,
     tables: StageTables,
     parts: Prefix,
-    cut: _Cut,
+    pruning: _Pruning,
     i: int,
     options: np.ndarray,
     live: np.ndarray,
 ) -> None:
-    """Add all stages of blocks i..j, any j before the longest one's stop, in some options of as many replicas.
+    """Extend the bounds by all stages that begin with block i, for options with the same number of replicas.
 
-    Arrays are of shape [options, places, stops].
+    Arrays have shape [options, places, stops].
     """
-    r, width, stop = int(problem.replicas[options[0]]), problem.slice_devices, int(cut.stops[options, i].max())
+    r, width, stop = int(problem.replicas[options[0]]), problem.slice_devices, int(pruning.stops[options, i].max())
     low, high = int(live[0]), min(int(live[-1]), width - r)
     if stop <= i or high < low:
         return
@@ -158,11 +166,11 @@ def _extend(
     if i == 0 and stop > 1:
         several = np.arange(stop) < problem.blocks - 1
         end = end + np.where(several, tables.tied_s[o, at][..., None], 0.0)
-    receive, back, both = (t[o, at, i][..., None] for t in (tables.receive_s, tables.return_s, tables.transfer_s))
-    here = slice(low, high + 1)
-    before = Prefix(*(part[i, here][:, None] for part in (parts.path_s, parts.delay_s, parts.slowest_s)))
-    rest_s = (tables.least_s[-1] - tables.least_s[i + 1 : stop + 1])[None, :]
-    most = cut.passing[at + r]
+    receive, back, transfer = (t[o, at, i][..., None] for t in (tables.receive_s, tables.return_s, tables.transfer_s))
+    places = slice(low, high + 1)
+    before = Prefix(*(part[i, places][:, None] for part in (parts.path_s, parts.delay_s, parts.slowest_s)))
+    later_s = (tables.least_s[-1] - tables.least_s[i + 1 : stop + 1])[None, :]
+    most = pruning.passing[at + r]
     fits = np.isfinite(work)
     stage = NewStage(
         replicas=r,
@@ -170,17 +178,17 @@ def _extend(
         first=i == 0,
         forward_s=forward + receive,
         backward_s=np.where(fits, work, 0.0) - forward + back,
-        work_s=work + both,
+        work_s=work + transfer,
         end_s=end,
-        later_s=rest_s,
+        later_s=later_s,
         in_flight=problem.in_flight[o, most][..., None],
         filling=problem.filling[o, most][..., None],
     )
     delay = np.maximum(before.delay_s, before.path_s + end) + stage.work_s
-    slowest = cut.objective.slowest_s(stage, before)
-    beaten = cut.objective.total_s(delay + rest_s, slowest) >= cut.cutoff_s
-    beaten |= ~fits | ((at + r)[:, None] > cut.limits.last[i + 1 : stop + 1])
-    beaten |= np.arange(i + 1, stop + 1) > cut.stops[options, i][:, None, None]
+    slowest = pruning.objective.slowest_s(stage, before)
+    beaten = pruning.objective.total_s(delay + later_s, slowest) >= pruning.cutoff_s
+    beaten |= ~fits | ((at + r)[:, None] > pruning.limits.last[i + 1 : stop + 1])
+    beaten |= np.arange(i + 1, stop + 1) > pruning.stops[options, i][:, None, None]
     targets = (slice(i + 1, stop + 1), slice(low + r, high + r + 1))
     for old, new in (
         (parts.path_s, before.path_s + stage.forward_s),
@@ -191,20 +199,21 @@ def _extend(
 
 
 _ROUNDING = 1e-9
+"""Relative slack for rounding when a cutoff is tested."""
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
-    """What one copy of the pipeline has to work with.
+class CopyResources:
+    """Devices, micro-batches and exchange costs of one copy of the pipeline.
 
     Attributes:
         schedule: name of the schedule.
         devices: devices of the copy.
         micro_batches: micro-batches of the copy.
-        replicas: int64 [R], what a stage may have, ascending.
-        sync_s: [R] seconds that synchronising a stage takes at the least, without its bytes.
-        sync_s_per_element: [R] and for each of its parameters.
-        update_share: [R] part of the optimizer step that one replica takes.
+        replicas: int64 [R], numbers of replicas that a stage may have, ascending.
+        sync_s: float64 [R], least latency of synchronising a stage, in seconds.
+        sync_s_per_element: float64 [R], least further time per parameter.
+        update_share: float64 [R], fraction of the optimizer step that one replica takes.
         overlap: fraction of a backward behind which synchronisation hides.
     """
 
@@ -218,41 +227,41 @@ class Share:
     overlap: float
 
 
-class Reach:
-    """Least times of one problem by an objective, to be held against any number of cutoffs; O(R n^2) to prepare."""
+class FeasibilityTest:
+    """Tests whether a problem may have a decision below a cutoff; O(R n^2) to prepare for any number of cutoffs."""
 
-    def __init__(self, needs: StageNeeds, share: Share, objective: Objective) -> None:
-        self._needs, self._share = needs, share
+    def __init__(self, needs: StageNeeds, resources: CopyResources, objective: Objective) -> None:
+        self._needs, self._resources = needs, resources
         column = (slice(None), None, None)
-        turns = share.micro_batches // share.replicas[column]
-        sync_s = share.sync_s[column] + share.sync_s_per_element[column] * needs.elements
+        turns = resources.micro_batches // resources.replicas[column]
+        sync_s = resources.sync_s[column] + resources.sync_s_per_element[column] * needs.elements
         sync_s = np.where(needs.elements > 0, sync_s, 0.0)
-        step_s = share.update_share[column] * needs.update_s
-        end_s = np.maximum(sync_s - share.overlap * needs.hiding_s, 0.0) + step_s
+        step_s = resources.update_share[column] * needs.update_s
+        end_s = np.maximum(sync_s - resources.overlap * needs.hiding_s, 0.0) + step_s
         self._least_s = objective.reach_s(turns, needs, end_s)
-        tables = warm_up_tables(share.schedule, share.replicas, share.devices, share.micro_batches)
+        tables = warm_up_tables(resources.schedule, resources.replicas, resources.devices, resources.micro_batches)
         self._in_flight, passing, self._filling = tables
         kept, which = np.unique(self._in_flight, return_inverse=True)
         self._kept: np.ndarray = np.asarray(which).reshape(self._in_flight.shape)
         self._fitting = needs.first_blocks(kept)
         self._passing = np.zeros(0, dtype=np.int64)
         if objective.counts_passing:
-            self._passing = most_passing(share.replicas, passing, share.devices)[::-1]
+            self._passing = most_passing(resources.replicas, passing, resources.devices)[::-1]
 
     def possible(self, cutoff_s: float) -> bool:
-        """Whether stages that are fast enough one by one fit in memory and take no more devices than there are.
+        """True unless stages that are each fast enough cannot cover all blocks with the memory and devices of the copy.
 
-        With x devices the last stages hold as many blocks as possible: fewer blocks before them are served by the
-        others no worse, and x is what their micro-batches in flight are counted from. O(R n (n + devices)).
+        Greedy from the end: for each x, the last x devices take as many blocks as possible, which leaves the fewest
+        blocks to the others. The micro-batches in flight follow from x. O(R n (n + devices)).
         """
-        share, needs = self._share, self._needs
-        most_s = cutoff_s * (1 + _ROUNDING)
-        fast = [_first(least_s <= most_s) for least_s in self._least_s]
-        n, options = needs.plain_s.shape[0], np.arange(len(share.replicas))
-        first = np.full(share.devices + 1, n)
-        for x in range(int(share.replicas[0]), share.devices + 1):
-            count = int(np.searchsorted(share.replicas, x, side="right"))
-            o, behind = options[:count], x - share.replicas[:count]
+        resources, needs = self._resources, self._needs
+        limit_s = cutoff_s * (1 + _ROUNDING)
+        fast = [_first(least_s <= limit_s) for least_s in self._least_s]
+        n, options = needs.plain_s.shape[0], np.arange(len(resources.replicas))
+        first = np.full(resources.devices + 1, n)
+        for x in range(int(resources.replicas[0]), resources.devices + 1):
+            count = int(np.searchsorted(resources.replicas, x, side="right"))
+            o, behind = options[:count], x - resources.replicas[:count]
             last = first[behind] - 1
             kept = self._kept[o, np.minimum(behind, self._kept.shape[1] - 1)]
             start = functools.reduce(
@@ -260,23 +269,22 @@ class Reach:
                 [np.maximum(f[o, last], fit[kept, last]) for f, fit in zip(fast, self._fitting, strict=True)],
             )
             if len(self._passing):
-                start = np.maximum(start, self._after_wait(o, last, behind, most_s))
+                start = np.maximum(start, self._after_wait(o, last, behind, limit_s))
             first[x] = min(first[x - 1], int(np.minimum(start, last + 1).min()))
             if first[x] == 0:
                 return True
         return False
 
-    def _after_wait(self, o: np.ndarray, last: np.ndarray, behind: np.ndarray, most_s: float) -> np.ndarray:
-        """First block of the longest stages that keep below a time with their transfers and the wait for the first
-        gradient."""
+    def _after_wait(self, o: np.ndarray, last: np.ndarray, behind: np.ndarray, limit_s: float) -> np.ndarray:
+        """First block of the longest stages below a time, with their transfers and the wait for the first gradient."""
         needs = self._needs
         later_s = needs.whole_s - np.append(needs.before_s, needs.whole_s)[last + 1]
         filling = self._filling[o, self._passing[behind]]
         wait_s = np.maximum(later_s[:, None] - filling[:, None] * needs.forward_s[last], 0.0)
-        turns = (self._share.micro_batches // self._share.replicas[o])[:, None]
-        return _first(needs.before_s + turns * (needs.plain_s[last] + needs.transfer_s) + wait_s <= most_s)
+        turns = (self._resources.micro_batches // self._resources.replicas[o])[:, None]
+        return _first(needs.before_s + turns * (needs.plain_s[last] + needs.transfer_s) + wait_s <= limit_s)
 
 
 def _first(holds: np.ndarray) -> np.ndarray:
-    """Index of the first true along the last axis; its length where there is none."""
+    """Index of the first true along the last axis; the axis length if there is none."""
     return np.asarray(np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1]))

@@ -1,8 +1,8 @@
-"""Exact dynamic programming over a chain: position, devices used by the suffix, and a Pareto front of costs.
+"""Exact dynamic programming over a chain of blocks, with a Pareto front of labels per block and number of devices.
 
-A relaxation bounds every partial decision from below; the search for labels then looks only below a ceiling that
-starts just above the problem's bound and rises until a decision is found. What is found first is the optimum, since
-nothing below the ceiling was left out.
+A relaxation bounds every partial decision from below. The label search keeps only labels below a ceiling, which starts
+just above the problem's bound and rises until a decision is found. The first decision found is optimal, because no
+label below the ceiling was dropped.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation
 
 CUTOFFS = (1.15, 1.5, 2.5, 6.0, math.inf)
-"""Cutoffs of the relaxation, as multiples of what compute alone takes."""
+"""Cutoffs of the relaxation, as multiples of the compute time spread over all devices."""
 
 CEILINGS = (1.02, 1.04, 1.08, 1.16, 1.4, 2.0, 4.0, math.inf)
 """Ceilings of the label search, as multiples of the relaxation's bound."""
 
 LABEL_LIMIT = 500_000
-"""Labels kept in one run before it is repeated with coarser fronts; the bound then says what that may have cost."""
+"""Labels kept in one run before it is repeated with coarser fronts; the bound then includes their tolerance."""
 
 TOLERANCES = (1e-12, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-"""Differences that fronts tell apart, relative to the bound: rounding alone at first, coarser when fronts outgrow the
-limit."""
+"""Relative differences below which labels count as equal: rounding at first, then coarser if `LABEL_LIMIT` is exceeded.
+"""
 
 AGREEMENT = 1e-9
-"""Relative difference that rounding may make between the judge's time and the solver's."""
+"""Relative difference allowed for rounding between the judge's time and the solver's."""
 
 
 def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, keep: int = 8) -> Solution:
-    """The fastest feasible decision of a problem, proven.
+    """Find the fastest feasible decisions of a problem by the closed form, with a proven bound.
 
-    Objective: `planner.space.evaluate`. Exact up to rounding; what the judge charges for weights shared by other blocks
-    than the first and the last is not in the bound. Where the fronts outgrow `LABEL_LIMIT` the bound says
-    how far the answer may be off. The runners-up are complete decisions of the final front, not an exhaustive list.
+    Minimises the time of `planner.space.evaluate`, exactly up to rounding. The bound leaves out what the judge charges
+    for weights shared by blocks other than the first and the last. If the fronts outgrow `LABEL_LIMIT`, the bound says
+    how far the answer may be off. The further decisions come from the final front; they are not exhaustive.
 
-    Worst case exponential in theory (fronts of three numbers); in practice O(R n^2 W) times a front of a few labels.
+    Exponential in the worst case (fronts of three numbers), in practice O(R n^2 W) times a few labels per front.
 
     Raises:
         ShardplanError: the judge contradicts the solver, which is a defect of one of them.
@@ -52,49 +52,49 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     parts = split(problem)
     if parts:
         return _best_of(problem, parts, judge, cutoff_s, keep)
-    least = minimised(problem, stage_tables(problem), ClosedForm(), cutoff_s, keep)
+    minimum = minimise(problem, stage_tables(problem), ClosedForm(), cutoff_s, keep)
     judged = sorted(
-        (_judged(problem, judge, stages, seconds, least.bound_s) for seconds, stages in least.found),
+        (_judged(problem, judge, stages, seconds, minimum.bound_s) for seconds, stages in minimum.decisions),
         key=lambda entry: entry[1].iteration_s,
     )
-    bound_s = least.bound_s
+    bound_s = minimum.bound_s
     if judged and not problem.tied_elsewhere:
-        bound_s = max(bound_s, judged[0][1].iteration_s - least.slack_s)
+        bound_s = max(bound_s, judged[0][1].iteration_s - minimum.slack_s)
     return Solution(tuple(judged), bound_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
-    """What a search for the least of an objective found.
+class Minimum:
+    """Result of minimising an objective over one problem.
 
     Attributes:
-        found: times and stages of complete decisions, the best first; empty when none is below the cutoff.
-        bound_s: no decision of the problem has less.
-        slack_s: how far the first may be above the least.
+        decisions: (seconds, stages) of complete decisions, best first; empty if none is below the cutoff.
+        bound_s: lower bound on the objective of any decision.
+        slack_s: most by which the first decision may exceed the minimum.
     """
 
-    found: tuple[tuple[float, Stages], ...]
+    decisions: tuple[tuple[float, Stages], ...]
     bound_s: float
     slack_s: float
 
 
-def minimised(
+def minimise(
     problem: StageProblem,
     tables: StageTables,
     objective: Objective,
     cutoff_s: float,
     keep: int,
     relaxed: Relaxation | None = None,
-) -> Least:
-    """The decisions of one case of a problem that have the least of an objective below a cutoff.
+) -> Minimum:
+    """Minimise an objective over the decisions of a problem below a cutoff.
 
     Args:
-        problem: a problem that is its own only case.
-        tables: its stages.
-        objective: what is minimised.
-        cutoff_s: only decisions below it matter.
+        problem: a problem that `split` does not divide.
+        tables: its stage tables.
+        objective: what to minimise.
+        cutoff_s: decisions at or above it are ignored, in seconds.
         keep: most decisions to return.
-        relaxed: a relaxation under a cutoff that is no lower, where it is known.
+        relaxed: a known relaxation, made with a cutoff no lower than this one.
 
     Raises:
         ShardplanError: the fronts outgrow memory.
@@ -107,31 +107,31 @@ def minimised(
             continue
         bound_s = max(bound_s, relaxation.bound_s)
         for ceiling_s in _rising(relaxation.bound_s, CEILINGS, upper_s):
-            found, slack_s = _search(problem, tables, relaxation, ceiling_s, keep)
-            if found:
-                return Least(tuple(found), max(bound_s, found[0][0] - slack_s), slack_s)
+            decisions, slack_s = _search(problem, tables, relaxation, ceiling_s, keep)
+            if decisions:
+                return Minimum(tuple(decisions), max(bound_s, decisions[0][0] - slack_s), slack_s)
             bound_s = max(bound_s, ceiling_s - slack_s)
-    return Least((), bound_s, 0.0)
+    return Minimum((), bound_s, 0.0)
 
 
 def _best_of(
     problem: StageProblem, parts: Sequence[StageProblem], judge: Judge, cutoff_s: float, keep: int
 ) -> Solution:
-    """What is known of a problem from its parts, of which those with the least work go first."""
+    """Solve a problem by solving its parts, those with the least work first."""
     if math.isfinite(cutoff_s) and relax(problem, stage_tables(problem), ClosedForm(), cutoff_s).bound_s >= cutoff_s:
         return Solution((), cutoff_s)
-    found: list[tuple[Configuration, Evaluation]] = []
+    decisions: list[tuple[Configuration, Evaluation]] = []
     bound_s = math.inf
     for part in sorted(parts, key=lambda part: float(part.least_s[-1])):
         solution = solve(part, judge, cutoff_s=cutoff_s, keep=keep)
-        found = sorted([*found, *solution.found], key=lambda entry: entry[1].iteration_s)[:keep]
+        decisions = sorted([*decisions, *solution.decisions], key=lambda entry: entry[1].iteration_s)[:keep]
         bound_s = min(bound_s, solution.bound_s)
-        cutoff_s = min(cutoff_s, found[-1][1].iteration_s) if len(found) == keep else cutoff_s
-    return Solution(tuple(found), bound_s)
+        cutoff_s = min(cutoff_s, decisions[-1][1].iteration_s) if len(decisions) == keep else cutoff_s
+    return Solution(tuple(decisions), bound_s)
 
 
 def _rising(base_s: float, factors: tuple[float, ...], most_s: float) -> Iterator[float]:
-    """base * factor for each factor, up to and including `most_s`."""
+    """Yield base * factor for each factor below `most_s`, then `most_s`."""
     for factor in factors:
         value = math.inf if math.isinf(factor) else base_s * factor
         if value >= most_s:
@@ -143,15 +143,15 @@ def _rising(base_s: float, factors: tuple[float, ...], most_s: float) -> Iterato
 def _search(
     problem: StageProblem, tables: StageTables, relaxation: Relaxation, ceiling_s: float, keep: int
 ) -> tuple[list[tuple[float, Stages]], float]:
-    """Decisions below the ceiling, and how much faster than these (or the ceiling) another one may be."""
+    """(decisions below the ceiling, most by which another decision may be faster than these or the ceiling)."""
     for tolerance in TOLERANCES:
         tolerance_s = tolerance * relaxation.bound_s
         run = LabelSearch(problem, tables, relaxation, ceiling_s, tolerance_s)
         last = tolerance == TOLERANCES[-1]
-        found = run.run(keep, limit=100 * LABEL_LIMIT if last else LABEL_LIMIT)
-        if found is not None:
+        decisions = run.run(keep, limit=100 * LABEL_LIMIT if last else LABEL_LIMIT)
+        if decisions is not None:
             slack_s = 0.0 if tolerance == TOLERANCES[0] else 2 * problem.blocks * tolerance_s
-            return found, slack_s
+            return decisions, slack_s
     raise ShardplanError(
         f"the search over {problem.blocks} blocks and {problem.slice_devices} devices outgrows memory",
         hint="allow fewer micro-batch sizes, or limit stages with max_stages",
@@ -161,16 +161,23 @@ def _search(
 def _judged(
     problem: StageProblem, judge: Judge, stages: Stages, seconds: float, bound_s: float
 ) -> tuple[Configuration, Evaluation]:
-    """The judge's verdict, which must be no slower than promised (but for ties that the problem leaves out) and no
-    faster than what was proven."""
+    """The judge's evaluation, checked against the solver: between the bound and the promised seconds.
+
+    The upper limit is dropped if the judge charges for tied weights that the problem leaves out.
+    """
     decision = problem.decision(stages)
     evaluation = judge(decision)
     rounding = AGREEMENT * seconds
-    most_s = math.inf if problem.tied_elsewhere else seconds + rounding
-    if not evaluation.feasible or not bound_s - rounding <= evaluation.iteration_s <= most_s:
-        verdict = "; ".join(v.message for v in evaluation.violations) or f"{evaluation.iteration_s!r} s"
-        raise ShardplanError(
-            f"the search promised {bound_s!r} to {seconds!r} s for {decision}, but the judge says: {verdict}",
-            hint="this is a defect in the planner; please report it with the model and the hardware profile",
-        )
+    max_s = math.inf if problem.tied_elsewhere else seconds + rounding
+    if not evaluation.feasible or not bound_s - rounding <= evaluation.iteration_s <= max_s:
+        raise contradicted(f"promised {bound_s!r} to {seconds!r} s for {decision}", evaluation, evaluation.iteration_s)
     return decision, evaluation
+
+
+def contradicted(claim: str, evaluation: Evaluation, judged_s: float) -> ShardplanError:
+    """The error of a solver whose claim ("promised 1.0 to 1.2 s for ...") the judge contradicts, a defect of either."""
+    verdict = "; ".join(v.message for v in evaluation.violations) or f"{judged_s!r} s"
+    return ShardplanError(
+        f"the search {claim}, but the judge says: {verdict}",
+        hint="this is a defect in the planner; please report it with the model and the hardware profile",
+    )

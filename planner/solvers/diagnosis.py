@@ -1,5 +1,7 @@
-"""Why nothing fits, and what would: the plan that is over its devices' memory by least, and changes tried one by
-one; and which of a user's limits exclude everything: each is lifted in turn, then two of them, until something fits."""
+"""Diagnose jobs without a plan: the closest infeasible plan, changes that would fit, and limits that exclude all plans.
+
+Changes are verified by solving, one by one. Limits are lifted one at a time, then two at a time, until a plan exists.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,32 @@ from planner.errors import InfeasibleError, ModelError
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.solvers import chain_dp
+from planner.solvers._account import either
 from planner.solvers._candidates import plain_schedule
+from planner.solvers.types import CostsFor
 from planner.space import evaluate
 from planner.space.asked import as_written, given, in_words, without
 from planner.space.formulate import Formulator
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageTerms
 
-CostsFor = Callable[[int], BlockCosts]
-
 _GIB = 2**30
 _MORE_DEVICES = (2, 4, 8, 16, 32, 64)
 _MOST_DEVICES = 1024
-_STEPS = 60
-_SIZES = 2
+_MAX_STEPS = 60
+_MAX_SIZES = 2
 _NEGLIGIBLE = 0.01
 _LEAN_OPTIMIZER = "adafactor"
 _ROUNDING = 1e-12
-_COUNTED = 8
-"""Stages up to which the least memory is worked out by their exact number."""
+_MAX_COUNTED_STAGES = 8
+"""Most stages for which the least memory is computed by their exact number."""
 
 
 def infeasible(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for: CostsFor) -> InfeasibleError:
-    """The error to raise when no decision of a job fits.
+    """The error to raise if no decision of a job fits.
 
-    The message names the stage that is in the way of the plan that comes closest, what it needs and what its device
-    has, and then what fills it; the hint lists the changes that were tried and found to fit, the cheapest first.
+    The message names the fullest stage of the closest infeasible plan, what it needs, what its device offers and what
+    fills it. The hint lists changes that were verified to fit, cheapest first.
     """
     closest = _closest(priced, cluster, job)
     changes = list(_changes(priced, cluster, job, costs_for))
@@ -49,30 +51,29 @@ def infeasible(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_f
         message = "no plan fits, however much memory the devices have"
         return InfeasibleError(message, hint=_would_fit(changes) or "allow more stages, devices or micro-batch sizes")
     costs, decision, evaluation = closest
-    over = sorted(
+    excesses = sorted(
         (v for v in evaluation.violations if v.kind == "memory"), key=lambda v: (v.available - v.needed, v.stage)
     )
-    device = cluster.devices[int(np.argmin([abs(d.capacity_bytes - over[0].available) for d in cluster.devices]))]
-    needed = math.ceil(max(v.needed for v in over) / (1 - device.headroom) / _GIB * 100) / 100
+    device = cluster.devices[int(np.argmin([abs(d.capacity_bytes - excesses[0].available) for d in cluster.devices]))]
+    needed = math.ceil(max(v.needed for v in excesses) / (1 - device.headroom) / _GIB * 100) / 100
     free = f" below a headroom of {device.headroom:.1%}" if device.headroom else ""
     changes.append(f"devices with {needed:.2f} GiB of memory")
-    terms, stage = evaluation.stages[over[0].stage], over[0].stage
+    terms, stage = evaluation.stages[excesses[0].stage], excesses[0].stage
     message = (
         f"no plan fits: at best {_named(costs, decision, stage)} needs {terms.memory.total / _GIB:.2f} GiB, "
-        f"{device.name} has {terms.capacity_bytes / _GIB:.2f} GiB{free} ({_needs(terms)}; "
-        f"{', '.join(_circumstances(decision, terms, stage, len(over)))})"
+        f"{device.name} has {terms.capacity_bytes / _GIB:.2f} GiB{free} ({_memory_parts(terms)}; "
+        f"{', '.join(_memory_savings(decision, terms, stage, len(excesses)))})"
     )
     return InfeasibleError(message, hint=_would_fit(changes))
 
 
 def _would_fit(changes: Sequence[str]) -> str:
-    if not changes:
-        return ""
-    return "this would fit: " + (changes[0] if len(changes) == 1 else f"{', '.join(changes[:-1])} or {changes[-1]}")
+    """The hint that lists changes that fit; empty without any."""
+    return f"this would fit: {either(changes)}" if changes else ""
 
 
 def _named(costs: BlockCosts, decision: Configuration, index: int) -> str:
-    """A stage by its blocks."""
+    """A stage in words, by its first and last block."""
     stage, count = decision.stages[index], len(decision.stages)
     names = costs.names or tuple(f"block {k}" for k in range(len(costs.parameter_elements)))
     if stage.stop - stage.start == 1:
@@ -82,16 +83,16 @@ def _named(costs: BlockCosts, decision: Configuration, index: int) -> str:
     return f"stage {index} of {count} ({names[stage.start]!r} to {names[stage.stop - 1]!r})"
 
 
-def _needs(terms: StageTerms) -> str:
-    """What fills a device, largest first, in GiB; what does not matter is left out."""
+def _memory_parts(terms: StageTerms) -> str:
+    """The kinds of memory that fill a device in GiB, largest first; negligible ones are left out."""
     kinds = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
     sizes = {kind: getattr(terms.memory, kind) for kind in kinds}
     shown = [kind for kind in kinds if sizes[kind] > _NEGLIGIBLE * terms.memory.total]
     return ", ".join(f"{kind} {sizes[kind] / _GIB:.2f}" for kind in sorted(shown, key=lambda kind: -sizes[kind]))
 
 
-def _circumstances(decision: Configuration, terms: StageTerms, index: int, over: int) -> Iterator[str]:
-    """How the plan that comes closest saves memory, and how many of its stages are too large even so."""
+def _memory_savings(decision: Configuration, terms: StageTerms, index: int, over: int) -> Iterator[str]:
+    """How the closest infeasible plan saves memory, and how many of its stages do not fit even so."""
     stage, count = decision.stages[index], len(decision.stages)
     replicas = decision.copies * stage.replicas
     yield f"micro-batch {decision.micro_batch}"
@@ -108,29 +109,29 @@ def _circumstances(decision: Configuration, terms: StageTerms, index: int, over:
 
 
 def _leanest(costs: BlockCosts, cluster: Cluster, job: Job) -> StageProblem:
-    """The problem with the most ways to save memory: one copy (any number of replicas), 1F1B and sharding if
-    allowed."""
+    """The problem that can save most memory: one copy with any number of replicas, 1F1B and ZeRO if allowed."""
     schedule = "1f1b" if "1f1b" in job.schedules else plain_schedule(job)
     return Formulator(cluster, job).problem(costs, copies=1, schedule=schedule, zero=max(job.zero))
 
 
 def may_fit(problem: StageProblem) -> bool:
-    """False only where no decision of a problem fits, which a DP over memory alone tells far sooner than a search."""
+    """False only if no decision of a problem fits, by a DP over memory alone, which is far faster than a search."""
     return fits(least_memory_factor(problem) * (1 - _ROUNDING), 1.0)
 
 
 def least_memory_factor(problem: StageProblem) -> float:
-    """Times the present device memory below which no decision fits: a DP over the fullest stage.
+    """Least multiple of the device memory with which some decision fits, by a DP over the fullest stage.
 
-    A lower bound only where stages may keep more than it counts (1F1B with unequal replicas), blocks are pinned, or
-    more than `_COUNTED` stages are allowed but not any number; infinite without any cut. O(R n^2 W), times the number
-    of stages where that is limited.
+    Exact, except that it is only a lower bound if stages may keep more than it counts (1F1B with unequal replicas), if
+    blocks are pinned, or if the number of stages is limited to more than
+    `_MAX_COUNTED_STAGES`. Infinite if there is no cut.
+    O(R n^2 W), times the number of stages if that is limited.
     """
     n, width = problem.blocks, problem.slice_devices
     allowed = problem.stage_counts.tolist() or [*range(1, problem.max_stages + 1)]
     least = np.full((n + 1, width + 1), np.inf)
     least[0] = 0.0
-    if not allowed or max(allowed) > _COUNTED or max(allowed) >= min(n, width):
+    if not allowed or max(allowed) > _MAX_COUNTED_STAGES or max(allowed) >= min(n, width):
         _one_more_stage(problem, least, least)
         return float(least[n, width])
     factors = {}
@@ -142,12 +143,12 @@ def least_memory_factor(problem: StageProblem) -> float:
 
 
 def _one_more_stage(problem: StageProblem, before: np.ndarray, after: np.ndarray) -> None:
-    """Lower `after` to the fullest stage, as a part of its memory, of the cuts of `before` with one more stage.
+    """Relax `after` with every cut of `before` extended by one stage.
 
     Args:
         problem: the problem.
-        before: [n + 1, W + 1] by block and device where the stage begins.
-        after: the same where it ends; `before` itself for any number of stages.
+        before: [n + 1, W + 1], memory fraction of the fullest stage, by block and device where the new stage begins.
+        after: the same by block and device where the new stage ends; `before` itself for any number of stages.
     """
     n, width = problem.blocks, problem.slice_devices
     most = problem.in_flight.shape[1] - 1
@@ -157,34 +158,34 @@ def _one_more_stage(problem: StageProblem, before: np.ndarray, after: np.ndarray
         for o, r in enumerate(problem.replicas.tolist()):
             at = np.arange(width - r + 1)
             place = problem.place[o, at]
-            kept = problem.in_flight[o, np.minimum(width - at - r, most)][:, None]
+            in_flight = problem.in_flight[o, np.minimum(width - at - r, most)][:, None]
             kind = problem.place_kind[place]
-            by_way = kept * problem.saved_bytes[:, kind, i, i:] + problem.working_bytes[:, kind, i, i:]
+            by_way = in_flight * problem.saved_bytes[:, kind, i, i:] + problem.working_bytes[:, kind, i, i:]
             needed = by_way.min(axis=0) + problem.resident_bytes[place, i, i:]
-            share = needed / problem.capacity_bytes[kind][:, None]
-            share = np.maximum(share, before[i, at][:, None])
+            fraction = needed / problem.capacity_bytes[kind][:, None]
+            fraction = np.maximum(fraction, before[i, at][:, None])
             target = after[i + 1 :, r : width + 1]
-            np.minimum(target, share.T, out=target)
+            np.minimum(target, fraction.T, out=target)
 
 
 def _solved(problem: StageProblem, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration | None:
-    """A decision of the problem that fits, the fastest one."""
+    """The fastest decision of the problem that fits; None if none does."""
     solution = chain_dp.solve(problem, lambda decision: evaluate(costs, cluster, job, decision), keep=1)
-    return solution.found[0][0] if solution.found else None
+    return solution.decisions[0][0] if solution.decisions else None
 
 
 def _closest(
     priced: Sequence[BlockCosts], cluster: Cluster, job: Job
 ) -> tuple[BlockCosts, Configuration, Evaluation] | None:
-    """The decision whose fullest device is over its memory by least, found by solving with more memory."""
-    cases = [(costs, _leanest(costs, cluster, job)) for costs in priced[:_SIZES]]
+    """The decision that exceeds memory by least, found by solving with more and more memory; None if there is none."""
+    cases = [(costs, _leanest(costs, cluster, job)) for costs in priced[:_MAX_SIZES]]
     factors = [least_memory_factor(problem) for _, problem in cases]
     first = int(np.argmin(factors))
     costs, problem = cases[first]
     factor = factors[first]
     if not math.isfinite(factor):
         return None
-    for step in range(1, _STEPS):
+    for step in range(1, _MAX_STEPS):
         ample = dataclasses.replace(problem, capacity_bytes=problem.capacity_bytes * factor)
         decision = _solved(ample, costs, _with_memory(cluster, factor), job)
         if decision is not None:
@@ -194,7 +195,7 @@ def _closest(
 
 
 def _with_memory(cluster: Cluster, factor: float) -> Cluster:
-    """The same cluster with that many times the plannable memory on every device."""
+    """The cluster with `factor` times the usable memory on every device."""
     devices = tuple(
         dataclasses.replace(d, memory_bytes=d.reserve_bytes + math.ceil(d.usable_bytes * factor), headroom=0.0)
         for d in cluster.devices
@@ -203,19 +204,20 @@ def _with_memory(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _with_devices(cluster: Cluster, times: int) -> Cluster:
-    """The same cluster with that many times as many groups of its outermost level."""
+    """The cluster with `times` as many groups of its outermost level."""
     *inner, outer = cluster.levels
     levels = (*inner, dataclasses.replace(outer, size=outer.size * times))
     return dataclasses.replace(cluster, levels=levels, device_types=np.tile(cluster.device_types, times))
 
 
 def _fits(costs: BlockCosts, cluster: Cluster, job: Job) -> bool:
+    """True if some decision of the leanest problem fits."""
     problem = _leanest(costs, cluster, job)
     return may_fit(problem) and _solved(problem, costs, cluster, job) is not None
 
 
 def _single_samples(costs: BlockCosts, costs_for: CostsFor) -> BlockCosts:
-    """Costs of micro-batches of one sample, or those given where the model's batch cannot be changed."""
+    """Costs of micro-batches of one sample, or the given costs if the model's batch size is fixed."""
     try:
         return costs if costs.micro_batch == 1 else costs_for(1)
     except ModelError:
@@ -223,7 +225,7 @@ def _single_samples(costs: BlockCosts, costs_for: CostsFor) -> BlockCosts:
 
 
 def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for: CostsFor) -> Iterator[str]:
-    """Changes that make the job fit, in words, each verified by solving; the cheapest first."""
+    """Changes that make the job fit, in words, cheapest first; each is verified by solving."""
     costs = priced[0]
     smallest = _single_samples(costs, costs_for)
     options: list[tuple[str, bool, dict[str, Any]]] = [
@@ -237,16 +239,16 @@ def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for
     ]
     state_bytes = [optimizer_state_bytes(name, precision(job.precision)) for name in (job.optimizer, _LEAN_OPTIMIZER)]
     possible = [(words, change) for words, applies, change in options if applies]
-    found = False
+    any_fits = False
     for words, change in possible:
         if _fits(smallest if "micro_batches" in change else costs, cluster, dataclasses.replace(job, **change)):
-            found = True
+            any_fits = True
             yield words
-    everything: dict[str, Any] = {key: value for _, change in possible for key, value in change.items()}
-    if not found and len(possible) > 1 and _fits(smallest, cluster, dataclasses.replace(job, **everything)):
+    all_changes: dict[str, Any] = {key: value for _, change in possible for key, value in change.items()}
+    if not any_fits and len(possible) > 1 and _fits(smallest, cluster, dataclasses.replace(job, **all_changes)):
         yield " with ".join([possible[0][0], " and ".join(words for words, _ in possible[1:])])
-    lean = dataclasses.replace(job, optimizer=_LEAN_OPTIMIZER)
-    if state_bytes[1] < state_bytes[0] and _fits(costs, cluster, lean):
+    lean_job = dataclasses.replace(job, optimizer=_LEAN_OPTIMIZER)
+    if state_bytes[1] < state_bytes[0] and _fits(costs, cluster, lean_job):
         yield f"{_LEAN_OPTIMIZER} instead of {job.optimizer}"
     if cluster.levels:
         for times in _MORE_DEVICES:
@@ -259,32 +261,41 @@ def _changes(priced: Sequence[BlockCosts], cluster: Cluster, job: Job, costs_for
 
 
 Attempt = Callable[[Job], float | None]
-"""Seconds of some plan of a job, None where there is none."""
+"""Iteration time of some plan of a job in seconds; None if it has no plan."""
 
-_OWN = ("tensor_parallel", "meshes", "pipeline_stages", "data_parallel", "keep", "forbid", "uniform", "backends")
-"""Limits that the diagnosis of memory knows nothing of."""
+_USER_LIMITS = (
+    "tensor_parallel",
+    "meshes",
+    "pipeline_stages",
+    "data_parallel",
+    "keep",
+    "forbid",
+    "uniform",
+    "backends",
+)
+"""Limits that the diagnosis of memory ignores."""
 
 
 def limited(job: Job) -> bool:
-    """Whether the user set one of the limits that a conflict is looked for in."""
-    return bool(given(job, _OWN))
+    """True if the job has at least one user limit (`--tp`, `--pp`, ...) that the conflict search can lift."""
+    return bool(given(job, _USER_LIMITS))
 
 
 def conflict(job: Job, attempt: Attempt) -> InfeasibleError | None:
-    """The error to raise where a job with limits has no plan; None where lifting two of them does not help.
+    """The error to raise if a job with limits has no plan; None if lifting up to two of them does not help.
 
     Args:
-        job: with the limits.
-        attempt: looks for a plan of a job with fewer of them.
+        job: the job with its limits.
+        attempt: searches a plan of a job with fewer limits.
     """
-    asked = in_words(job)
+    limits = in_words(job)
     for count in (1, 2):
-        lifted = []
+        remedies = []
         for names in itertools.combinations(given(job), count):
             seconds = attempt(without(job, names))
             if seconds is not None:
                 words = " and ".join(as_written(job, name) for name in names)
-                lifted.append(f"without {words} ({seconds:.3g} s an iteration, say)")
-        if lifted:
-            return InfeasibleError(f"no plan has all of {asked}", hint=f"there are some {' or '.join(lifted)}")
+                remedies.append(f"without {words} ({seconds:.3g} s an iteration, say)")
+        if remedies:
+            return InfeasibleError(f"no plan has all of {limits}", hint=f"there are some {' or '.join(remedies)}")
     return None

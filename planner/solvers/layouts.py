@@ -1,5 +1,7 @@
-"""Layouts of all operators on meshes of devices, as systems choose them that cut every operator: the searches of
-`planner.sharding` over meshes and micro-batch sizes."""
+"""Search tensor layouts of all operators over device meshes and micro-batch sizes, for systems that cut every operator.
+
+Each mesh and size is solved by one of the searches of `planner.sharding`.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +18,32 @@ from planner.memory import fits
 from planner.sharding import Setting as ShardingSetting
 from planner.sharding import StateBytes, mesh_on
 from planner.sharding.searches import ShardingAnswer, get
+from planner.space.cuts import divisors
 from planner.space.jobs import mesh_names, precision_of
 from planner.space.pricer import Pricer
 from planner.space.types import Job
 from planner.units import format_bytes
 
-MOST_TRIED, MOST_FITTING = 5, 3
-"""Micro-batch sizes that are priced on a mesh, largest first, and that may fit before smaller ones are left alone.
+MAX_TRIED, ENOUGH_FITTING = 5, 3
+"""Most micro-batch sizes that are searched on a mesh, largest first, and the number that must fit to stop earlier.
 
-A mesh works on one micro-batch together, so that larger ones have less to exchange for each sample.
+All ranks of a mesh work on one micro-batch, so larger ones exchange less per sample.
 """
 
 SHRINK = 8
-"""How much smaller the next micro-batch is where not even the weights fit: they may lie otherwise with less to keep."""
+"""Factor by which the next micro-batch is smaller if the weights do not fit: fewer activations allow other layouts."""
 
-ROOM_FOR_STATES, MOST_WIDTHS = 0.6, 2
-"""Part of a device's memory that weights, gradients and optimizer state may fill, and widths that are tried."""
+ROOM_FOR_STATES, MAX_WIDTHS = 0.6, 2
+"""Fraction of a device's memory that weights, gradients and optimizer state may fill, and most mesh widths tried."""
 
 LARGE_GRAPH = 1000
-"""With more operators only the largest micro-batch that fits is searched, on the mesh that follows the levels; where a
-dimension has one axis in all tensors (`line`), the largest of all also on the line of all devices."""
+"""Operators above which only the largest micro-batch that fits is searched, on the mesh that follows the levels.
 
-WIDEST_JOIN = 8
-"""Tensors that one operator may join where a search needs an almost linear graph."""
+Systems that give a dimension the same axis in all tensors (`line`) also try the largest size on one axis of all
+devices."""
+
+MAX_JOIN = 8
+"""Most computed inputs of one operator for searches that need an almost linear graph."""
 
 Mesh = tuple[int, ...]
 """Ranks along each axis, outermost first."""
@@ -46,15 +51,15 @@ Mesh = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """How a system that cuts every operator looks for layouts.
+    """How a system that cuts every operator searches for layouts.
 
     Attributes:
         search: a name in `planner.sharding.searches`.
-        within_memory: the search where its fastest layouts exceed the memory; empty for none.
-        one_node: on the devices of one node, as large as they are.
-        chain: needs a coarsened graph that is almost linear.
-        line: tries the line of all devices of large graphs too.
-        wide: tries a model axis over several nodes where a node has too little memory.
+        within_memory: a second search for when the layouts of the first exceed memory; empty for none.
+        one_node: use the devices of one node only.
+        chain: the search needs a coarsened graph that is almost linear.
+        line: also try one axis over all devices for large graphs.
+        wide: also try a model axis over several nodes if a node has too little memory.
     """
 
     search: str
@@ -66,16 +71,16 @@ class Layouts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Laid:
-    """Layouts on a mesh of one micro-batch size, by what the search over layouts says of them.
+class MeshLayouts:
+    """Result of a search over layouts on one mesh at one micro-batch size.
 
     Attributes:
         mesh: ranks along each axis.
-        micro_batch: samples.
-        answer: the search's.
+        micro_batch: samples of a micro-batch.
+        answer: the answer of the search.
         slowest: the device type that sets the pace.
-        iteration_s: of the global batch.
-        fixed_bytes: of a rank, without activations.
+        iteration_s: time of the global batch.
+        fixed_bytes: weights, their states and workspace of a rank, without activations.
         room_bytes: usable memory of the smallest device.
     """
 
@@ -94,21 +99,21 @@ class Laid:
 
     @property
     def fits(self) -> bool:
-        """Whether they fit, by the search."""
+        """True if a rank's memory suffices."""
         return fits(self.needed_bytes, self.room_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutTask:
-    """What layouts are looked for.
+    """The model, cluster and job to search layouts for.
 
     Attributes:
-        prices: of the model.
-        cluster: the machine.
+        prices: prices of the model.
+        cluster: the cluster.
         job: global batch, precision and optimizer.
-        devices: that are used, in line.
+        devices: number of devices used, in line.
         sizes: micro-batch sizes that were priced.
-        only: no other sizes are allowed; else every divisor of the global batch whose activations may fit.
+        only: only these sizes are allowed; else every divisor of the global batch whose activations may fit.
         states_bytes: weights, gradients and optimizer state of the whole model.
     """
 
@@ -127,32 +132,35 @@ class LayoutTask:
 
     @property
     def large(self) -> bool:
-        """Whether the graph is one of many operators."""
+        """True if the graph has more than `LARGE_GRAPH` operators."""
         return len(self.prices.graph.nodes) > LARGE_GRAPH
 
 
-def lay_operators(task: LayoutTask, layouts: Layouts) -> list[Laid]:
-    """Layouts that fit on all meshes, by what the searches over layouts say, fastest first.
+def lay_operators(task: LayoutTask, layouts: Layouts) -> list[MeshLayouts]:
+    """Search layouts on all meshes and return those that fit, fastest first.
 
     Raises:
-        InfeasibleError: none fit, or none need be looked for; says why.
+        InfeasibleError: none fits, or none can fit; says why.
         ShardplanError: no size can be searched on any mesh.
     """
     if obstacle := _obstacle(task, layouts):
         raise InfeasibleError(obstacle)
-    found = list(_every(task, layouts))
-    fitting = sorted((each for each in found if each.fits), key=lambda each: (each.iteration_s, each.micro_batch))
+    searched = list(_layouts_on_all_meshes(task, layouts))
+    fitting = sorted(
+        (candidate for candidate in searched if candidate.fits),
+        key=lambda candidate: (candidate.iteration_s, candidate.micro_batch),
+    )
     if not fitting:
-        raise InfeasibleError(_why(found))
+        raise InfeasibleError(_memory_message(searched))
     return fitting
 
 
 def _obstacle(task: LayoutTask, layouts: Layouts) -> str:
-    """Why no layout need be looked for; empty where some may fit."""
+    """Why no layout can fit, without a search; empty if one may."""
     graph, largest = task.prices.graph, tried_meshes(task, layouts)[-1]
     joins = [sum(name in graph.producer for name in node.inputs if name) for node in graph.nodes]
     widest = max(range(len(joins)), key=joins.__getitem__)
-    if layouts.chain and joins[widest] > WIDEST_JOIN:
+    if layouts.chain and joins[widest] > MAX_JOIN:
         name = graph.nodes[widest].name or graph.nodes[widest].key
         return (
             f"the coarsened graph is no chain: {name} joins {joins[widest]} tensors, "
@@ -164,7 +172,7 @@ def _obstacle(task: LayoutTask, layouts: Layouts) -> str:
 
 
 def uneven_share(states_bytes: float, cluster: Cluster, devices: int) -> str:
-    """That not even a model whose states are cut evenly over so many devices fits; empty where it may."""
+    """A message if the model's state does not fit even when cut evenly over so many devices; else empty."""
     share, device = states_bytes / devices, min(cluster.devices, key=lambda d: d.usable_bytes)
     if fits(share, device.usable_bytes):
         return ""
@@ -174,42 +182,43 @@ def uneven_share(states_bytes: float, cluster: Cluster, devices: int) -> str:
     )
 
 
-def _why(laid: list[Laid]) -> str:
-    """What the layouts that come nearest to fitting need."""
-    least = min(laid, key=lambda each: each.needed_bytes)
-    shape, states = " x ".join(map(str, least.mesh)), least.answer.verdict.weight_bytes
+def _memory_message(layouts: list[MeshLayouts]) -> str:
+    """A message about the memory that the leanest layouts need."""
+    leanest = min(layouts, key=lambda candidate: candidate.needed_bytes)
+    shape, states = " x ".join(map(str, leanest.mesh)), leanest.answer.verdict.weight_bytes
     return (
-        f"does not fit: a device needs {format_bytes(least.needed_bytes)} of {format_bytes(least.room_bytes)},"
+        f"does not fit: a device needs {format_bytes(leanest.needed_bytes)} of {format_bytes(leanest.room_bytes)},"
         f" {format_bytes(states)} of it weights, gradients and optimizer state"
-        f" (mesh of {shape}, micro-batch {least.micro_batch})"
+        f" (mesh of {shape}, micro-batch {leanest.micro_batch})"
     )
 
 
-def _every(task: LayoutTask, layouts: Layouts) -> Iterator[Laid]:
-    """Layouts of the micro-batch sizes on all meshes.
+def _layouts_on_all_meshes(task: LayoutTask, layouts: Layouts) -> Iterator[MeshLayouts]:
+    """Yield layouts of the micro-batch sizes on all meshes.
 
     Raises:
         ShardplanError: no size can be searched on any mesh.
     """
-    tried, large, refused, found = tried_meshes(task, layouts), task.large, InfeasibleError("no mesh"), False
-    for mesh in tried:
-        tries = 1 if large and len(mesh) == 1 and mesh != tried[-1] else MOST_TRIED
+    meshes_tried, large, refused, any_found = tried_meshes(task, layouts), task.large, InfeasibleError("no mesh"), False
+    for mesh in meshes_tried:
+        tries = 1 if large and len(mesh) == 1 and mesh != meshes_tried[-1] else MAX_TRIED
         try:
-            for each in _on_mesh(task, layouts, mesh, 1 if large else MOST_FITTING, tries):
-                found = True
-                yield each
+            for candidate in _on_mesh(task, layouts, mesh, 1 if large else ENOUGH_FITTING, tries):
+                any_found = True
+                yield candidate
         except ShardplanError as error:
             refused = InfeasibleError(str(error))
         except ValueError as error:
             refused = InfeasibleError(f"the tables of the search over layouts exceed what an array can hold: {error}")
-    if not found:
+    if not any_found:
         raise refused
 
 
 def meshes(task: LayoutTask, one_node: bool) -> Iterator[Mesh]:
-    """Meshes over a node or over the cluster: one axis over all devices, and one axis a level.
+    """Meshes over a node or over the cluster: one axis over all devices, and one axis per level.
 
-    Where the devices do not divide the batch, so that most operators could only be repeated on all, as many as do too.
+    If the number of devices does not divide the batch, most operators could only be replicated on them. Then the
+    largest number that divides it is tried too.
     """
     node = task.cluster.node_size or task.devices
     devices = min(node, task.devices) if one_node else task.devices
@@ -225,112 +234,113 @@ def meshes(task: LayoutTask, one_node: bool) -> Iterator[Mesh]:
         yield (devices // 2, 2)
 
 
-def wide_meshes(task: LayoutTask, most: int = MOST_WIDTHS) -> Iterator[Mesh]:
-    """A batch axis beside a model axis as wide as weights, gradients and optimizer state need, where a node is too few.
+def wide_meshes(task: LayoutTask, limit: int = MAX_WIDTHS) -> Iterator[Mesh]:
+    """Meshes of a batch axis and a model axis over several nodes, wide enough for the model state; none if a node is.
 
-    Widths are nodes times powers of two, or thrice that; the batch axis divides the batch.
+    Widths are the node size times 2^k or 3 * 2^k; the batch axis divides the batch.
     """
     node, devices = task.cluster.node_size or task.devices, task.devices
-    room, states = ROOM_FOR_STATES * task.room_bytes, task.states_bytes
+    room_bytes, state_bytes = ROOM_FOR_STATES * task.room_bytes, task.states_bytes
     widths = sorted(node * times * 2**k for times in (1, 3) for k in range(1, 1 + (devices // node).bit_length()))
-    fitting = [w for w in widths if w <= devices and states <= w * room] if states > node * room else []
-    for width in fitting[:most]:
+    if state_bytes <= node * room_bytes:
+        return
+    fitting = [w for w in widths if w <= devices and state_bytes <= w * room_bytes]
+    for width in fitting[:limit]:
         batch = max(d for d in range(1, devices // width + 1) if task.job.global_batch % d == 0)
         yield (batch, width) if batch > 1 else (width,)
 
 
 def tried_meshes(task: LayoutTask, layouts: Layouts) -> list[Mesh]:
-    """The meshes, of a large graph the last, and the first where it is worth it; wide ones before the last."""
-    every, large = list(meshes(task, layouts.one_node)), task.large
-    wide = wide_meshes(task, 1 if large else MOST_WIDTHS) if layouts.wide else ()
+    """All meshes to try, wide ones before the last; of a large graph only the last, and the first if it is worth it."""
+    usual, large = list(meshes(task, layouts.one_node)), task.large
+    wide = wide_meshes(task, 1 if large else MAX_WIDTHS) if layouts.wide else ()
     if large:
-        first = layouts.line or math.prod(every[0]) < math.prod(every[-1])
-        every = [*every[: int(first)], every[-1]]
-    return list(dict.fromkeys([*every[:-1], *(mesh for mesh in wide if mesh != every[-1]), every[-1]]))
+        first = layouts.line or math.prod(usual[0]) < math.prod(usual[-1])
+        usual = [*usual[: int(first)], usual[-1]]
+    *before, last = usual
+    return list(dict.fromkeys([*before, *(mesh for mesh in wide if mesh != last), last]))
 
 
-def _on_mesh(task: LayoutTask, layouts: Layouts, mesh: Mesh, most: int, tries: int) -> Iterator[Laid]:
-    """Layouts of the micro-batch sizes on one mesh, largest first, until so many fit; others are passed over.
+def _on_mesh(task: LayoutTask, layouts: Layouts, mesh: Mesh, enough: int, tries: int) -> Iterator[MeshLayouts]:
+    """Yield layouts of the micro-batch sizes on one mesh, largest first, until `enough` fit or `tries` were searched.
 
     Raises:
         ShardplanError: no size can be searched.
     """
-    seen, fitting, limit = 0, 0, math.inf
+    searched, fitting, limit = 0, 0, math.inf
     refused: ShardplanError | None = None
     for size in _sizes(task, math.prod(mesh)):
         if size > limit:
             continue
         try:
-            each = _searched(task, layouts, mesh, size)
+            candidate = _searched(task, layouts, mesh, size)
         except ShardplanError as error:
             refused = error
             continue
-        yield each
-        seen, fitting = seen + 1, fitting + each.fits
-        if fitting >= most or seen >= tries:
+        yield candidate
+        searched, fitting = searched + 1, fitting + candidate.fits
+        if fitting >= enough or searched >= tries:
             return
-        room, kept = each.room_bytes - each.fixed_bytes, each.answer.verdict.activation_bytes
-        if room <= 0:
+        left_bytes = candidate.room_bytes - candidate.fixed_bytes
+        activation_bytes = candidate.answer.verdict.activation_bytes
+        if left_bytes <= 0:
             limit = max(1.0, size / SHRINK)
-        elif kept > room:
-            limit = max(1.0, size * room / kept)
-    if not seen and refused is not None:
+        elif activation_bytes > left_bytes:
+            limit = max(1.0, size * left_bytes / activation_bytes)
+    if not searched and refused is not None:
         raise refused
 
 
 def _sizes(task: LayoutTask, devices: int) -> list[int]:
-    """Micro-batch sizes, largest first, from the one whose activations would fill all devices when cut evenly."""
+    """Micro-batch sizes, largest first, whose activations fit all devices when cut evenly."""
     if task.only:
         return sorted(task.sizes, reverse=True)
-    own, batch = task.sizes[-1], task.job.global_batch
-    each = float(task.prices.costs(own).saved_bytes[0, -1]) / own / devices
-    divisors = {d for k in range(1, math.isqrt(batch) + 1) if batch % k == 0 for d in (k, batch // k)}
-    return sorted((d for d in divisors if d * each <= task.room_bytes or d == 1), reverse=True)
+    priced_size, batch = task.sizes[-1], task.job.global_batch
+    bytes_per_sample = float(task.prices.costs(priced_size).saved_bytes[0, -1]) / priced_size / devices
+    return sorted((d for d in divisors(batch) if d * bytes_per_sample <= task.room_bytes or d == 1), reverse=True)
 
 
-def _slowest_type(task: LayoutTask, devices: int, size: int) -> int:
-    """The device type that is slowest of those of the first devices."""
-    types: list[int] = sorted(set(task.cluster.device_types[:devices].tolist()))
-    return max(types, key=lambda t: float(task.prices.profiles(size)[t].forward_s.sum()))
+def _searched(task: LayoutTask, layouts: Layouts, mesh: Mesh, size: int) -> MeshLayouts:
+    """Run the system's search on a mesh, and its search within memory if the first finds nothing that fits.
 
-
-def _searched(task: LayoutTask, layouts: Layouts, mesh: Mesh, size: int) -> Laid:
-    """What the system's search finds on a mesh, or, where its fastest layouts exceed the memory, its search within
-    memory. Where that finds nothing, the answer exceeds the memory as little as the system's leanest layouts do.
+    The second search may return layouts that exceed memory; they are then the system's leanest.
 
     Raises:
         InfeasibleError: no layout is legal.
     """
-    chosen, devices, costs = precision_of(task.job, task.cluster), math.prod(mesh), task.prices.costs(size)
-    types = sorted(set(task.cluster.device_types[:devices].tolist()))
-    slow = _slowest_type(task, devices, size)
-    slowest = task.prices.profiles(size)[slow]
+    precision, devices, costs = precision_of(task.job, task.cluster), math.prod(mesh), task.prices.costs(size)
+    types: list[int] = sorted(set(task.cluster.device_types[:devices].tolist()))
+    profiles = task.prices.profiles(size)
+    slowest_type = max(types, key=lambda t: float(profiles[t].forward_s.sum()))
+    slowest_profile = profiles[slowest_type]
     count = task.job.global_batch // size
-    asked = ShardingSetting(
+    setting = ShardingSetting(
         task.prices.graph_at(size),
         mesh_on(task.cluster, dict(zip(mesh_names(mesh), mesh, strict=True))),
-        forward_s=slowest.forward_s,
-        backward_s=slowest.backward_s,
-        saved=slowest.saved,
-        item_bytes=chosen.compute.bits / 8,
+        forward_s=slowest_profile.forward_s,
+        backward_s=slowest_profile.backward_s,
+        saved=slowest_profile.saved,
+        item_bytes=precision.compute.bits / 8,
         state=StateBytes(
-            chosen.held_weight_bytes, chosen.held_gradient_bytes, optimizer_state_bytes(task.job.optimizer, chosen)
+            precision.held_weight_bytes,
+            precision.held_gradient_bytes,
+            optimizer_state_bytes(task.job.optimizer, precision),
         ),
         micro_batches=count,
         sharded_states=False,
-        work_s=slowest.at,
+        work_s=slowest_profile.at,
     )
     workspace = float(costs.workspace_bytes.max()) / devices
     room = float(min(task.cluster.devices[t].usable_bytes for t in types))
     search = get(layouts.search)
     try:
-        answer = search(asked, memory_bytes=room - workspace) if layouts.within_memory else search(asked)
+        answer = search(setting, memory_bytes=room - workspace) if layouts.within_memory else search(setting)
     except InfeasibleError:
         if not layouts.within_memory:
             raise
-        answer = get(layouts.within_memory)(asked)
+        answer = get(layouts.within_memory)(setting)
     verdict, states = answer.verdict, task.states_bytes
-    part = verdict.weight_bytes / states if states else 1.0
-    update_s = float(np.max(costs.update_s[types], axis=0).sum()) * part
+    held_fraction = verdict.weight_bytes / states if states else 1.0
+    update_s = float(np.max(costs.update_s[types], axis=0).sum()) * held_fraction
     seconds = count * verdict.seconds + update_s
-    return Laid(mesh, size, answer, slow, seconds, verdict.weight_bytes + workspace, room)
+    return MeshLayouts(mesh, size, answer, slowest_type, seconds, verdict.weight_bytes + workspace, room)

@@ -1,7 +1,6 @@
-"""The best configurations among shapes of pipelines, for any schedule: the most promising way to share operators first,
-and of each the most promising shapes; each is cut, judged and played.
+"""Search over pipeline shapes, for any schedule: best sharding first, then best shape; each is cut, judged, simulated.
 
-The bound is that of the shapes over every cut: it holds for all that was not tried, too.
+The reported bound is the shapes' bound over every cut, so it also covers the cuts that were not tried.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from planner.errors import InfeasibleError, JobError
 from planner.hardware.types import Cluster
 from planner.schedules import get
 from planner.solvers._candidates import SAME, Candidates, comparable
-from planner.solvers.shape_cuts import TINY, Cut, Cutter, enumerable, moved
-from planner.solvers.shapes import LONGEST, SchedulesFor, Shape, Shapes
+from planner.solvers.shape_cuts import TINY_CHAIN, Cut, Cutter, enumerable, next_start
+from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
-from planner.solvers.types import Key, Refined
+from planner.solvers.types import Floors, Key, Refinement
 from planner.space import Timed, evaluate
 from planner.space.asked import in_words
 from planner.space.configuration import Configuration, StageChoice
@@ -32,44 +31,44 @@ from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job
 
 WAITING = 0.1
-"""Bubble of pipelines with one stage on each worker above which other schedules are looked at, too."""
+"""Bubble fraction of a pipeline with one stage per worker above which other schedules are searched too."""
 
 FAR = 0.1
-"""Shapes whose estimate is slower than the best by more than this are left to the bound."""
+"""Shapes whose estimate is slower than the best by more than this fraction are bounded, not cut."""
 
-MOST_SHAPES = 8
-"""Shapes of one way to share operators that are cut at the most, those that can be enumerated apart."""
+MAX_SHAPES = 8
+"""Most shapes of one sharding group that are cut, apart from those whose cuts are enumerated."""
 
-MOST_FAMILIES = 6
-"""Groups of ways to share operators of which shapes are cut at the most."""
+MAX_GROUPS = 6
+"""Most sharding groups whose shapes are cut."""
 
-MOST_POLISHED = 3
-"""Shapes whose best configuration is improved by playing."""
+MAX_POLISHED = 3
+"""Shapes whose best configuration is improved by local search with the simulator."""
 
-RIVAL = 0.03
-"""Configurations that may be slower than the best by no more than this are played, so that they can be improved."""
+SIMULATE_WITHIN = 0.03
+"""Configurations whose bound is within this fraction of the best time are simulated, so that they can be improved."""
 
-MOST_ACTIONS, ACTIONS_A_JUDGEMENT = 200_000, 500
-"""Actions that may be played to move the boundaries of the best, and as how many judging a stage counts."""
+POLISH_ACTIONS, ACTIONS_A_JUDGEMENT = 200_000, 500
+"""Budget of simulated actions for the local search, and the number of actions that judging a stage counts as."""
 
-WIDE = 4.0
-"""Shapes whose bound is more than so many times what all devices take on end are looked at only where nothing fits."""
+IDEAL_FACTOR = 4.0
+"""Shapes whose bound exceeds the ideal time (`Shapes.ideal_s`) by this factor are tried only if nothing else fits."""
 
-ROOM = (1.0, 0.999, 0.98, 0.9)
-"""Parts of the memory that cuts may fill: less where the judge finds that what they keep beside does not fit."""
+MEMORY_FRACTIONS = (1.0, 0.999, 0.98, 0.9)
+"""Fractions of the memory that cuts may fill, tried in turn until the judge finds that a cut fits."""
 
-CLOSE = 0.03
-"""Cuts that exceed the memory by more than this are not judged where others do not."""
+MAX_EXCESS = 0.03
+"""Cuts estimated to exceed memory by more than this fraction are not judged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """Ways to share operators: worked out, or what none of them is below.
+class ShardingGroup:
+    """Shardings that stages of one pipeline may mix, or the floor of a family of shardings that is not priced yet.
 
     Attributes:
-        costs: by way, on the same ranks with boundaries that lie alike.
-        key: what they are worked out by (`Shardings.refine`); None where they are.
-        floor: what none of them, nor of those that are not offered, is below; None where these are all.
+        costs: costs per sharding, over the same ranks and with the same boundary layouts; the floor alone if unpriced.
+        key: the family's key for `Shardings.refine`; None if the shardings are priced.
+        floor: lower bound on the costs of all shardings of the family, if some were not offered; else None.
     """
 
     costs: tuple[BlockCosts, ...]
@@ -77,20 +76,26 @@ class Ways:
     floor: BlockCosts | None = None
 
 
-Refine = Callable[[int, Key], Refined | None]
+Refine = Callable[[int, Key], Refinement | None]
+
+_Entry = tuple[float, int, ShardingGroup, list[Shape]]
+"""Lowest estimate in seconds, a serial number, and the group with its shapes in order of their estimates."""
 
 
 class ShapeSearch:
-    """Searches shapes.
+    """One search over shapes.
 
     Args:
-        cluster: the machine.
-        job: what is to be trained; its `schedules` are searched.
+        cluster: the cluster.
+        job: the job; its `schedules` are searched.
         schedule_of: schedules by name.
-        shelves: costs by micro-batch size and number of the sharding, for the judge.
-        found: takes what is found, and says how fast the best is.
-        refine: works out ways to share operators; None where that is not worth it.
-        lower: told of a bound: some configurations may be as fast as this (`Account.lower_beside`).
+        costs_by_size: costs by micro-batch size and sharding number, for the judge.
+        candidates: collects the configurations and knows the best time so far.
+        refine: prices the shardings of a floor; returns None if that is not worth it.
+        lower: called with a bound in seconds that some configurations may reach (`Account.lower_other`).
+
+    Attributes:
+        shapes_seen: number of shapes enumerated so far.
     """
 
     def __init__(
@@ -98,135 +103,137 @@ class ShapeSearch:
         cluster: Cluster,
         job: Job,
         schedule_of: SchedulesFor,
-        shelves: dict[int, dict[int, BlockCosts]],
-        found: Candidates,
+        costs_by_size: dict[int, dict[int, BlockCosts]],
+        candidates: Candidates,
         refine: Refine,
         lower: Callable[..., None],
     ) -> None:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
-        self._shelves, self._found, self._refine, self._lower = shelves, found, refine, lower
+        self._costs_by_size, self._candidates, self._refine, self._lower = costs_by_size, candidates, refine, lower
         self._shapes = Shapes(cluster, job, schedule_of)
-        self._count, self._solved = itertools.count(), 0
-        self.nearest: tuple[float, Configuration, Evaluation] | None = None
-        self._blocks = self.looked = 0
-        self._wide, self._thorough = math.inf, False
-        self._tops: dict[tuple[object, ...], tuple[float, Configuration]] = {}
-        self._alike: dict[tuple[int, int], tuple[BlockCosts, ...]] = {}
-        self._judged: dict[int, Known] = {}
+        self._counter, self._groups_solved = itertools.count(), 0
+        self._nearest: tuple[float, Configuration, Evaluation] | None = None
+        self._blocks = self.shapes_seen = 0
+        self._ideal_factor, self._thorough = math.inf, False
+        self._best_by_shape: dict[tuple[object, ...], tuple[float, Configuration]] = {}
+        self._groups_by_sharding: dict[tuple[int, int], tuple[BlockCosts, ...]] = {}
+        self._price_memo: dict[int, Known] = {}
 
     def run(
         self,
-        alone: Sequence[BlockCosts],
-        floors: Sequence[tuple[BlockCosts, Key]],
+        single_device: Sequence[BlockCosts],
+        floors: Floors,
         *,
         any_plan: bool,
         thorough: bool,
         report: Callable[[], None],
     ) -> None:
-        """Search them.
+        """Run the search.
 
         Args:
-            alone: costs where every worker is one device, by micro-batch size.
-            floors: what ways to share operators are not below, by mesh and micro-batch size.
-            any_plan: end with the first configuration that fits.
-            thorough: work out all ways to share operators that may be faster than the best, for the sake of the bound.
-            report: called now and then.
+            single_device: costs with one device per worker, by micro-batch size.
+            floors: floors of families of shardings with their keys, by mesh and micro-batch size.
+            any_plan: stop at the first configuration that fits.
+            thorough: price all shardings that may be faster than the best, to get a tighter bound.
+            report: called after each sharding group.
         """
-        every = [Ways((costs,)) for costs in alone] + [Ways((floor,), key) for floor, key in floors]
+        groups = [ShardingGroup((costs,)) for costs in single_device] + [
+            ShardingGroup((floor,), key) for floor, key in floors
+        ]
         self._thorough = thorough
-        self._blocks = max((len(ways.costs[0].parameter_elements) for ways in every), default=0)
-        for wide in (WIDE, math.inf) if self._blocks > TINY else (math.inf,):
-            self._wide = wide
-            self._search(every, any_plan=any_plan, report=report)
-            if self._found:
+        self._blocks = max((len(group.costs[0].parameter_elements) for group in groups), default=0)
+        for ideal_factor in (IDEAL_FACTOR, math.inf) if self._blocks > TINY_CHAIN else (math.inf,):
+            self._ideal_factor = ideal_factor
+            self._search(groups, any_plan=any_plan, report=report)
+            if self._candidates:
                 break
-        if self._found and not any_plan:
+        if self._candidates and not any_plan:
             self._polish()
 
     def _polish(self) -> None:
-        """Move boundaries of the best of the fastest shapes, and repeat their forwards elsewhere, as long as that makes
-        them faster."""
-        for seconds, best in sorted(self._tops.values(), key=lambda entry: comparable(entry[0]))[:MOST_POLISHED]:
-            tries = MOST_ACTIONS // (len(best.stages) * (2 * best.micro_batches + ACTIONS_A_JUDGEMENT))
-            moved = True
-            while moved and tries > 0:
-                moved = False
+        """Local search with the simulator from the best configurations of the fastest shapes."""
+        for seconds, best in sorted(self._best_by_shape.values(), key=lambda entry: comparable(entry[0]))[
+            :MAX_POLISHED
+        ]:
+            tries = POLISH_ACTIONS // (len(best.stages) * (2 * best.micro_batches + ACTIONS_A_JUDGEMENT))
+            improved = True
+            while improved and tries > 0:
+                improved = False
                 for other in itertools.islice(self._neighbours(best), tries):
                     tries -= 1
                     other_s = self._judge(other, seconds)
                     if other_s < seconds * (1 - SAME):
-                        best, seconds, moved = other, other_s, True
+                        best, seconds, improved = other, other_s, True
                         break
 
     def _neighbours(self, configuration: Configuration) -> Iterator[Configuration]:
-        """All stages' operators shared as those of one stage, each boundary a place up or down, each stage's forward
-        repeated where it is not, or not where it is, and each stage's operators shared in another way."""
+        """Neighbours in the local search: one sharding for all stages, one boundary moved, or one stage changed."""
         stages, alike = configuration.stages, self._job.structure.alike
         numbers = dict.fromkeys(stage.sharding for stage in stages)
         shared = [tuple(dataclasses.replace(s, sharding=number) for s in stages) for number in numbers]
         changed = itertools.chain(
             shared if len(shared) > 1 else (),
-            self._shifted(configuration),
-            () if alike else self._replaced(configuration),
+            self._with_boundary_moved(configuration),
+            () if alike else self._with_stage_changed(configuration),
         )
-        return (dataclasses.replace(configuration, stages=own) for own in changed)
+        return (dataclasses.replace(configuration, stages=neighbour) for neighbour in changed)
 
-    def _shifted(self, configuration: Configuration) -> Iterator[tuple[StageChoice, ...]]:
-        """The stages with each boundary a place up or down."""
+    def _with_boundary_moved(self, configuration: Configuration) -> Iterator[tuple[StageChoice, ...]]:
+        """The stages with one boundary moved to the next allowed place, up or down."""
         stages = configuration.stages
-        starts = stage_starts(self._shelves[configuration.micro_batch][stages[0].sharding], self._job)
+        starts = stage_starts(self._costs_by_size[configuration.micro_batch][stages[0].sharding], self._job)
         for at in range(1, len(stages)):
-            before, here = stages[at - 1], stages[at]
-            for place in (moved(here.start, by, starts) for by in (-1, 1)):
-                if before.start < place < here.stop:
-                    pair = dataclasses.replace(before, stop=place), dataclasses.replace(here, start=place)
+            before, after = stages[at - 1], stages[at]
+            for place in (next_start(after.start, by, starts) for by in (-1, 1)):
+                if before.start < place < after.stop:
+                    pair = dataclasses.replace(before, stop=place), dataclasses.replace(after, start=place)
                     yield (*stages[: at - 1], *pair, *stages[at + 1 :])
 
-    def _replaced(self, configuration: Configuration) -> Iterator[tuple[StageChoice, ...]]:
-        """The stages with one of them run in another way: repeated, or not, then sharing its operators otherwise."""
+    def _with_stage_changed(self, configuration: Configuration) -> Iterator[tuple[StageChoice, ...]]:
+        """The stages with one of them changed: first its recomputation, then its sharding."""
         stages = configuration.stages
-        others = [[dataclasses.replace(s, recompute=not (s.recompute or s.repeats), repeats=())] for s in stages]
-        ways = [self._alike.get((configuration.micro_batch, s.sharding), ()) for s in stages]
-        shared = [
-            [dataclasses.replace(s, sharding=way.sharding) for way in own if way.sharding != s.sharding]
-            for s, own in zip(stages, ways, strict=True)
-        ]
-        for at, other in [(at, other) for found in (others, shared) for at, own in enumerate(found) for other in own]:
+        for at, stage in enumerate(stages):
+            other = dataclasses.replace(stage, recompute=not (stage.recompute or stage.repeats), repeats=())
             yield (*stages[:at], other, *stages[at + 1 :])
+        for at, stage in enumerate(stages):
+            for costs in self._groups_by_sharding.get((configuration.micro_batch, stage.sharding), ()):
+                if costs.sharding != stage.sharding:
+                    other = dataclasses.replace(stage, sharding=costs.sharding)
+                    yield (*stages[:at], other, *stages[at + 1 :])
 
-    def _search(self, every: Sequence[Ways], *, any_plan: bool, report: Callable[[], None]) -> None:
-        """Search ways to share operators, the most promising first."""
-        heap: list[tuple[float, int, Ways, list[Shape]]] = []
-        for ways in every:
-            self._push(heap, ways)
-        self._solved = 0
-        while heap and not (any_plan and self._found):
-            estimate_s, _, ways, shapes = heapq.heappop(heap)
-            far = estimate_s > self._found.best_s * (1 + FAR) or self._solved >= MOST_FAMILIES
-            far = far and self._blocks > TINY
-            closer = ways.key is not None and (self._thorough or not far)
-            refined = self._refine(ways.costs[0].micro_batch, ways.key) if ways.key is not None and closer else None
+    def _search(self, groups: Sequence[ShardingGroup], *, any_plan: bool, report: Callable[[], None]) -> None:
+        """Search sharding groups, lowest estimate first; bound those that are not worth cutting."""
+        heap: list[_Entry] = []
+        for group in groups:
+            self._push(heap, group)
+        self._groups_solved = 0
+        while heap and not (any_plan and self._candidates):
+            estimate_s, _, group, shapes = heapq.heappop(heap)
+            far = estimate_s > self._candidates.best_s * (1 + FAR) or self._groups_solved >= MAX_GROUPS
+            far = far and self._blocks > TINY_CHAIN
+            refine = group.key is not None and (self._thorough or not far)
+            refined = self._refine(group.costs[0].micro_batch, group.key) if group.key is not None and refine else None
             if refined is not None:
-                self._unfold(heap, ways, refined)
-            elif far or ways.key is not None:
+                self._expand(heap, group, refined)
+            elif far or group.key is not None:
                 self._bound(shapes, only_bounds=False)
             else:
-                self._solve(ways, shapes, any_plan=any_plan)
+                self._solve(group, shapes, any_plan=any_plan)
                 report()
         for _, _, _, shapes in heap:
             self._bound(shapes, only_bounds=False)
 
     def error(self, largest: int) -> InfeasibleError:
-        """Why no shape fits: what came nearest.
+        """The error to raise if no shape fits: what the nearest configuration lacks.
 
         Args:
-            largest: micro-batch size beyond which no single block fits; 0 where there is none.
+            largest: micro-batch size beyond which no single block fits; 0 if there is none.
 
         Raises:
             JobError: there is no shape at all.
         """
         names = " or ".join(self._job.schedules)
-        if self.nearest is None:
+        if self._nearest is None:
             if largest:
                 return InfeasibleError(
                     f"{names}: {self._shapes.obstacle(self._blocks)}, with micro-batches of at most {largest} samples; "
@@ -240,7 +247,7 @@ class ShapeSearch:
                 f"{self._shapes.obstacle(self._blocks)}",
                 hint="change the global batch, the devices or the schedule",
             )
-        _, configuration, verdict = self.nearest
+        _, configuration, verdict = self._nearest
         message = verdict.violations[0].message
         shape = f"{len(configuration.stages)} stages, micro-batch {configuration.micro_batch}"
         return InfeasibleError(
@@ -248,105 +255,120 @@ class ShapeSearch:
             hint="use more stages, devices or recomputation",
         )
 
-    def _push(self, heap: list[tuple[float, int, Ways, list[Shape]]], ways: Ways) -> None:
-        far_s = self._wide * self._shapes.least_s(ways.costs)
+    def _push(self, heap: list[_Entry], group: ShardingGroup) -> None:
+        """Enumerate the shapes of a sharding group and queue it by its best estimate."""
+        far_s = self._ideal_factor * self._shapes.ideal_s(group.costs)
         self._lower(far_s, only_bounds=False)
         shapes = sorted(
-            self._shapes.of(ways.costs, min(far_s, self._found.best_s)),
+            self._shapes.of(group.costs, min(far_s, self._candidates.best_s)),
             key=lambda s: (comparable(s.estimate_s), comparable(s.bound_s), s.stages, s.workers, s.adjacent),
         )
         if shapes:
-            self.looked += len(shapes)
-            heapq.heappush(heap, (comparable(shapes[0].estimate_s), next(self._count), ways, shapes))
+            self.shapes_seen += len(shapes)
+            heapq.heappush(heap, (comparable(shapes[0].estimate_s), next(self._counter), group, shapes))
 
-    def _unfold(self, heap: list[tuple[float, int, Ways, list[Shape]]], ways: Ways, refined: Refined) -> None:
-        """Put what a floor stands for in its place."""
-        closer, known, _ = refined
+    def _expand(self, heap: list[_Entry], group: ShardingGroup, refined: Refinement) -> None:
+        """Replace a floor by the closer floors and the priced shardings that it stands for."""
+        closer, priced, _ = refined
         for floor, key in closer:
-            self._push(heap, Ways((floor,), key))
-        if known:
-            self._push(heap, Ways(tuple(known), None, ways.costs[0]))
+            self._push(heap, ShardingGroup((floor,), key))
+        if priced:
+            self._push(heap, ShardingGroup(tuple(priced), None, group.costs[0]))
 
     def _bound(self, shapes: Sequence[Shape], *, only_bounds: bool) -> None:
+        """Lower the search's bound to the least bound of some shapes."""
         if shapes:
             self._lower(min(shape.bound_s for shape in shapes), only_bounds=only_bounds)
 
-    def _solve(self, ways: Ways, shapes: Sequence[Shape], *, any_plan: bool) -> None:
-        """Cut the most promising shapes; what is left of them is bounded."""
-        self._solved += 1
-        self._alike |= {(way.micro_batch, way.sharding): ways.costs for way in ways.costs}
-        left, cut = math.inf, 0
-        tables = functools.cache(
-            lambda whole: stage_options(ways.costs, dataclasses.replace(self._job, whole_stages=whole))
+    def _solve(self, group: ShardingGroup, shapes: Sequence[Shape], *, any_plan: bool) -> None:
+        """Cut the most promising shapes of a sharding group and bound the others."""
+        self._groups_solved += 1
+        self._groups_by_sharding |= {(costs.micro_batch, costs.sharding): group.costs for costs in group.costs}
+        left_out_s, cut = math.inf, 0
+        options_of = functools.cache(
+            lambda whole_stages: stage_options(group.costs, dataclasses.replace(self._job, whole_stages=whole_stages))
         )
         for shape in shapes:
-            options = tables(self._job.whole_stages or shape.repeats)
-            if shape.least_s(options.work_each_s) >= self._found.best_s or (any_plan and self._found):
+            options = options_of(self._job.whole_stages or shape.repeats)
+            if shape.bound_with_work_s(options.work_each_s) >= self._candidates.best_s or (
+                any_plan and self._candidates
+            ):
                 continue
-            few = enumerable(shape, options, self._job)
-            far = shape.estimate_s > self._found.best_s * (1 + FAR) or cut >= MOST_SHAPES
-            if few or not far:
-                cut += not few
-                self._try_shape(shape, options)
-            if not few or shape.zero > 1:  # what is gathered is not known exactly
-                left = min(left, shape.bound_s)
-        self._lower(left, only_bounds=False)
-        if ways.floor is not None:
-            self._bound(list(self._shapes.of((ways.floor,), self._found.best_s)), only_bounds=True)
+            enumerated = enumerable(shape, options, self._job)
+            far = shape.estimate_s > self._candidates.best_s * (1 + FAR) or cut >= MAX_SHAPES
+            if enumerated or not far:
+                cut += not enumerated
+                self._cut_shape(shape, options)
+            if (
+                not enumerated or shape.zero > 1
+            ):  # Bytes of gathered weights are an estimate, so a cut left out may fit.
+                left_out_s = min(left_out_s, shape.bound_s)
+        self._lower(left_out_s, only_bounds=False)
+        if group.floor is not None:
+            self._bound(list(self._shapes.of((group.floor,), self._candidates.best_s)), only_bounds=True)
 
-    def _try_shape(self, shape: Shape, options: StageOptions) -> None:
-        """Judge cuts of a shape, where stages are to be alike in each option on its own."""
+    def _cut_shape(self, shape: Shape, options: StageOptions) -> None:
+        """Judge cuts of a shape; if all stages must be alike, for each option on its own."""
         cutter = Cutter(shape, options, self._cluster, self._job)
-        for each in cutter.alike() if self._job.structure.alike else (cutter,):
-            if each.least_s < self._found.best_s:
-                self._try(each)
+        for variant in cutter.alike() if self._job.structure.alike else (cutter,):
+            if variant.bound_s < self._candidates.best_s:
+                self._judge_cuts(variant)
 
-    def _try(self, cutter: Cutter) -> None:
-        """Judge cuts; where what is kept beside does not fit, cuts that fill less of the memory."""
-        for part in ROOM:
-            smaller = cutter.within(part)
-            cuts = smaller.cuts(self._found.best_s)
-            found = [
-                self._judge(smaller.configuration(cut, self._job), self._found.best_s * (1 + RIVAL))
-                for cut in self._worth(cuts)
+    def _judge_cuts(self, cutter: Cutter) -> None:
+        """Judge cuts; if the judge finds that none fits, again with cuts that fill less of the memory."""
+        for fraction in MEMORY_FRACTIONS:
+            smaller = cutter.within(fraction)
+            cuts = smaller.cuts(self._candidates.best_s)
+            seconds = [
+                self._judge(smaller.configuration(cut, self._job), self._candidates.best_s * (1 + SIMULATE_WITHIN))
+                for cut in self._worth_judging(cuts)
             ]
-            if cutter.few or not found or min(found) < math.inf or cuts[0].over > CLOSE:
+            if cutter.enumerates_all or not seconds or min(seconds) < math.inf or cuts[0].excess > MAX_EXCESS:
                 break
 
-    def _worth(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
-        """Cuts that may fit and be faster; the leanest one where none fits, for what it lacks."""
+    def _worth_judging(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
+        """Cuts that may fit and beat the best; the first one in any case while nothing fits, for the error message."""
         for at, cut in enumerate(cuts):
-            if cut.least_s < self._found.best_s * (1 - SAME) and (cut.over <= CLOSE or (at == 0 and not self._found)):
+            may_fit = cut.excess <= MAX_EXCESS or (at == 0 and not self._candidates)
+            if may_fit and cut.bound_s < self._candidates.best_s * (1 - SAME):
                 yield cut
 
     def _judge(self, configuration: Configuration, cutoff_s: float) -> float:
-        """Seconds of a configuration that fits: played where it may be below the cutoff, else no more than it takes;
-        infinite where it does not fit."""
+        """Judge a configuration, simulate it if its bound is below the cutoff, and return its seconds.
+
+        Returns the bound if it is not simulated, infinity if it does not fit.
+        """
         job, schedule = self._job, self._schedule_of(configuration.schedule)
-        shelf = self._shelves[configuration.micro_batch]
-        known = self._judged.setdefault(configuration.micro_batch, Known())
-        verdict = evaluate(shelf, self._cluster, job, configuration, schedule=schedule, timed=Timed.BOUND, known=known)
+        costs_by_sharding = self._costs_by_size[configuration.micro_batch]
+        memo = self._price_memo.setdefault(configuration.micro_batch, Known())
+        verdict = evaluate(
+            costs_by_sharding, self._cluster, job, configuration, schedule=schedule, timed=Timed.BOUND, known=memo
+        )
         if not verdict.feasible:
-            over = max((v.needed / v.available - 1 for v in verdict.violations if v.kind == "memory"), default=math.inf)
-            if self.nearest is None or over < self.nearest[0]:
-                self.nearest = over, configuration, verdict
+            excess = max(
+                (v.needed / v.available - 1 for v in verdict.violations if v.kind == "memory"), default=math.inf
+            )
+            if self._nearest is None or excess < self._nearest[0]:
+                self._nearest = excess, configuration, verdict
             return math.inf
         key = (configuration.schedule, configuration.copies, configuration.micro_batch, len(configuration.stages))
-        top_s, _ = top = self._tops.get(key, (math.inf, configuration))
-        if verdict.iteration_s >= min(cutoff_s, max(top_s, self._found.best_s)) * (1 - SAME):
+        best_of_shape_s, _ = best_of_shape = self._best_by_shape.get(key, (math.inf, configuration))
+        if verdict.iteration_s >= min(cutoff_s, max(best_of_shape_s, self._candidates.best_s)) * (1 - SAME):
             return verdict.iteration_s
         seconds = play_terms(configuration, schedule, verdict.stages).iteration_s
-        played = dataclasses.replace(verdict, iteration_s=seconds)
+        simulated = dataclasses.replace(verdict, iteration_s=seconds)
         if in_closed_form(configuration, schedule):
-            played = evaluate(shelf, self._cluster, job, configuration, schedule=schedule)
-        self._found.add(configuration, played, least_s=verdict.iteration_s, seconds=seconds)
-        self._tops[key] = min(top, (seconds, configuration), key=lambda entry: comparable(entry[0]))
+            simulated = evaluate(costs_by_sharding, self._cluster, job, configuration, schedule=schedule)
+        self._candidates.add(configuration, simulated, least_s=verdict.iteration_s, seconds=seconds)
+        self._best_by_shape[key] = min(best_of_shape, (seconds, configuration), key=lambda entry: comparable(entry[0]))
         return seconds
 
 
 def waits(configuration: Configuration, evaluation: Evaluation) -> bool:
-    """Whether the pipelines of a judged configuration wait for so long that other orders of work may pay; not where
-    they have too many micro-batches to be played, and so to wait for long."""
-    if 2 * len(configuration.stages) * configuration.micro_batches > LONGEST:
+    """True if a judged configuration has a bubble above `WAITING`, so that other schedules may be faster.
+
+    False without a look if it has too many actions to simulate: with that many micro-batches the bubble is small.
+    """
+    if 2 * len(configuration.stages) * configuration.micro_batches > MAX_ACTIONS:
         return False
     return play_terms(configuration, get(configuration.schedule), evaluation.stages).bubble > WAITING

@@ -1,10 +1,10 @@
-"""Shapes of pipelines whose stages are equally replicated, for any schedule: a bound on each, and an estimate.
+"""Pipeline shapes with equally replicated stages, for any schedule: a lower bound and an estimate for each.
 
-A shape is everything of a configuration but where the chain is cut, which stages repeat their forward, and in which of
-several ways each shares its operators. No configuration of a shape is faster than its bound: each worker of a pipeline
-that drains waits for the forwards of all stages before its first, does its share of all work, and what it has done last
-goes back through those stages. A worker whose first stage is number s waits for s blocks at the least; the mean over
-the workers bounds the slowest, and their mean work does not depend on the cut.
+A shape is a configuration without its cut: where stages begin, which of them recompute and which sharding each uses
+are open. The bound holds for every cut. In a pipeline that drains, a worker waits for the forwards of all stages before
+its first one, does its share of the work, and its last gradient goes back through those stages. A worker whose first
+stage is number s waits for at least s blocks. The mean over the workers bounds the slowest worker, and the mean work
+does not depend on the cut.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ import numpy as np
 from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
-from planner.solvers.shape_figures import Figures, Outline
+from planner.solvers.shape_costs import Outline, ShapeCosts
 from planner.space.cuts import divisors
 from planner.space.repeats import is_allowed
 from planner.space.types import BlockCosts, Job
 
 SchedulesFor = Callable[[str], Schedule]
-"""A schedule by its name, with options."""
+"""Finds a schedule by its name with options."""
 
 
-def schedules_with(own: Schedule | None) -> SchedulesFor:
-    """Schedules of the registry, and one that it does not know."""
-    return lambda name: own if own is not None and own.name == name else get(name)
+def schedules_with(schedule: Schedule | None) -> SchedulesFor:
+    """A lookup in the registry that also knows one unregistered schedule."""
+    return lambda name: schedule if schedule is not None and schedule.name == name else get(name)
 
 
-LONGEST = 1_000_000
-"""Actions of one copy and iteration that a shape may have: all of them are played."""
+MAX_ACTIONS = 1_000_000
+"""Forwards and backwards of one copy in an iteration that a shape may have, since all of them are simulated."""
 
 
 def by_engine(job: Job, schedule_of: SchedulesFor) -> tuple[Job, Job]:
-    """The job with the schedules alone that `Frontier` bounds in closed form, stage by stage, and with the others."""
+    """(the job with only the schedules that `Frontier` bounds in closed form, the job with only the others)."""
     plain = job.transfers is Transfers.BLOCKING and not job.whole_stages
-    lines = tuple(name for name in job.schedules if plain and _stands_in_line(schedule_of(name)))
+    lines = tuple(name for name in job.schedules if plain and _has_closed_form(schedule_of(name)))
     placed = tuple(name for name in job.schedules if name not in lines)
     return dataclasses.replace(job, schedules=lines), dataclasses.replace(job, schedules=placed)
 
 
-def _stands_in_line(schedule: Schedule) -> bool:
-    """Whether its stages stand in line, paced by the slowest, and repeat their forwards within their backwards."""
+def _has_closed_form(schedule: Schedule) -> bool:
+    """True if the schedule has a closed form and recomputes inside its backwards."""
     return schedule.closed_form and not schedule.recomputed_stages(Pipeline((1, 1), 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """All of a configuration but its stages; see the module.
+    """A configuration without its stages; see the module.
 
     Attributes:
         schedule: with its options.
-        ways: costs of the chain, one for each way to share operators that a stage may pick.
+        shardings: costs of the chain, one per sharding that a stage may pick.
         stages, workers: of one copy.
-        copies: of the pipeline.
+        copies: copies of the pipeline.
         micro_batches: of one copy.
         zero: ZeRO stage.
         adjacent: the copies of a worker are neighbours.
         passes: passes through each block that the mean worker runs in an iteration.
-        beside_s: seconds that the mean worker takes beside, at the least.
-        bound_s: no configuration of the shape is faster.
-        estimate_s: with what memory asks to be repeated, the schedule's idle time and the exchange of gradients;
-            infinite where even stages need far more memory than there is.
+        beside_s: lower bound on the mean worker's time apart from these passes: ramp, transfers, exchange.
+        bound_s: lower bound on the iteration time of any configuration of the shape.
+        estimate_s: estimated iteration time with the recomputation that memory requires, idle time and gradient
+            exchange; infinite if even equal stages need far more memory than there is.
     """
 
     schedule: Schedule
-    ways: tuple[BlockCosts, ...]
+    shardings: tuple[BlockCosts, ...]
     stages: int
     workers: int
     copies: int
@@ -84,24 +84,24 @@ class Shape:
 
     @property
     def pipeline(self) -> Pipeline:
-        """One copy."""
+        """One copy of the pipeline."""
         return Pipeline((1,) * self.stages, self.micro_batches)
 
-    def least_s(self, work_s: float) -> float:
-        """No configuration is faster in which a micro-batch's way through all blocks takes so many seconds."""
+    def bound_with_work_s(self, work_s: float) -> float:
+        """The bound for configurations in which one micro-batch takes `work_s` seconds through all blocks."""
         return max(self.bound_s, self.beside_s + self.passes * work_s)
 
     @property
     def repeats(self) -> bool:
-        """Whether the orders repeat forwards by actions of their own."""
+        """True if the schedule's orders have recompute actions."""
         return bool(self.schedule.recomputed_stages(self.pipeline))
 
 
 class Shapes:
-    """The shapes of a job.
+    """Enumerates the shapes of a job.
 
     Args:
-        cluster: the machine.
+        cluster: the cluster.
         job: which schedules, depths, copies, ZeRO stages and choices of recomputation are allowed.
         schedule_of: schedules by name.
     """
@@ -112,122 +112,130 @@ class Shapes:
         self._pipelines = functools.cache(lambda *size: list(self._pipelines_of(*size)))
         self._outlines: dict[tuple[str, Pipeline], Outline] = {}
 
-    def of(self, ways: Sequence[BlockCosts], cutoff_s: float) -> Iterator[Shape]:
-        """Shapes of pipelines of two workers and more whose bound is below a cutoff.
+    def of(self, shardings: Sequence[BlockCosts], cutoff_s: float) -> Iterator[Shape]:
+        """Shapes whose bound is below a cutoff.
 
         Args:
-            ways: costs of the chain at one micro-batch size, by way to share operators on the same ranks.
+            shardings: costs of the chain at one micro-batch size, by sharding over the same ranks.
             cutoff_s: seconds.
 
         O(depths * copies * variants).
         """
-        first, job = ways[0], self._job
-        groups, (parts, rest) = self._devices // first.ranks, divmod(job.global_batch, first.micro_batch)
-        figures, least = Figures(ways, self._cluster, job), self._least_passes
-        deepest = max([figures.blocks, *(own.workers(own.fixed) for own in self._known() if own.fixed)])
-        for copies in () if rest else reversed(divisors(parts, groups)):
+        first, job = shardings[0], self._job
+        groups, (parts, remainder) = self._devices // first.ranks, divmod(job.global_batch, first.micro_batch)
+        costs, fewest_passes = ShapeCosts(shardings, self._cluster, job), self._fewest_passes
+        deepest = max([costs.blocks, *(own.workers(own.fixed) for own in self._schedules() if own.fixed)])
+        for copies in () if remainder else reversed(divisors(parts, groups)):
             for workers in range(1, min(groups // copies, deepest) + 1):
-                if self._allowed(workers, copies) and least * (parts // copies) * figures.work_s / workers < cutoff_s:
-                    yield from self._of_size(figures, workers, copies, parts // copies, cutoff_s)
+                if (
+                    self._size_allowed(workers, copies)
+                    and fewest_passes * (parts // copies) * costs.work_s / workers < cutoff_s
+                ):
+                    yield from self._shapes_of_size(costs, workers, copies, parts // copies, cutoff_s)
 
-    def least_s(self, ways: Sequence[BlockCosts]) -> float:
-        """Seconds of the global batch if all devices worked on it evenly."""
-        groups = max(1, self._devices // ways[0].ranks)
-        work_s = float(np.min([(c.forward_s + c.backward_s).min(axis=0) for c in ways], axis=0).sum())
-        return self._job.global_batch / ways[0].micro_batch * work_s / groups
+    def ideal_s(self, shardings: Sequence[BlockCosts]) -> float:
+        """Lower bound on the time of the global batch: compute spread evenly over all devices, in seconds."""
+        groups = max(1, self._devices // shardings[0].ranks)
+        work_s = float(np.min([(c.forward_s + c.backward_s).min(axis=0) for c in shardings], axis=0).sum())
+        return self._job.global_batch / shardings[0].micro_batch * work_s / groups
 
     @functools.cached_property
-    def _least_passes(self) -> float:
-        """Passes through a stage for each micro-batch, at the least: fewer than one where some run two together."""
-        tried = (
-            (v, Pipeline((1,) * v.stage_counts(2)[0], 4))
-            for own in self._known()
-            for v in ((own,) if own.fixed else own.variants(2, 4, recompute=True))
-            if not own.fixed
-        )
-        return min((self._outline(*each).passes / 4 for each in tried), default=1.0)
+    def _fewest_passes(self) -> float:
+        """Fewest passes through a stage per micro-batch of any schedule; below 1 if two micro-batches run together."""
+        variants = (v for own in self._schedules() if not own.fixed for v in own.variants(2, 4, recompute=True))
+        outlines = (self._outline(v, Pipeline((1,) * v.stage_counts(2)[0], 4)) for v in variants)
+        return min((outline.passes / 4 for outline in outlines), default=1.0)
 
     def _outline(self, schedule: Schedule, pipeline: Pipeline) -> Outline:
+        """The outline of a pipeline, remembered: it does not depend on costs."""
         key = schedule.name, pipeline
         if key not in self._outlines:
             self._outlines[key] = Outline.of(schedule, pipeline)
         return self._outlines[key]
 
-    def _known(self) -> list[Schedule]:
+    def _schedules(self) -> list[Schedule]:
+        """Schedules that the job names."""
         return [self._schedule_of(name) for name in self._job.schedules]
 
-    def _allowed(self, workers: int, copies: int) -> bool:
-        """Whether the job allows so many workers in so many copies."""
+    def _size_allowed(self, workers: int, copies: int) -> bool:
+        """True if the job allows pipelines of this depth and this many copies."""
         job = self._job
-        depths = not job.pipeline_stages or workers in job.pipeline_stages
-        return depths and (not job.data_parallel or any(wide % copies == 0 for wide in job.data_parallel))
+        depth_allowed = not job.pipeline_stages or workers in job.pipeline_stages
+        return depth_allowed and (not job.data_parallel or any(degree % copies == 0 for degree in job.data_parallel))
 
-    def _of_size(self, figures: Figures, workers: int, copies: int, count: int, cutoff_s: float) -> Iterator[Shape]:
-        piped = self._job.structure.zero_in_pipelines or self._job.zero
-        zeros = [stage for stage in self._job.zero if stage in piped]
-        inner = any(way.inner_replicas for way in figures.ways)
-        for schedule, stages in self._pipelines(workers, count, figures.blocks):
+    def _shapes_of_size(
+        self, costs: ShapeCosts, workers: int, copies: int, count: int, cutoff_s: float
+    ) -> Iterator[Shape]:
+        """Shapes of so many workers, copies and micro-batches (`count`) whose bound is below a cutoff."""
+        allowed_zeros = self._job.structure.zero_in_pipelines or self._job.zero
+        zeros = [zero for zero in self._job.zero if zero in allowed_zeros]
+        inner_replicas = any(sharding.inner_replicas for sharding in costs.shardings)
+        for schedule, stages in self._pipelines(workers, count, costs.blocks):
             outline = self._outline(schedule, Pipeline((1,) * stages, count))
             replicas = copies * outline.holders
             if self._job.data_parallel and replicas not in self._job.data_parallel:
                 continue
-            beside_s = figures.beside_s(outline, copies)
-            bound_s = figures.bound_s(outline, beside_s)
+            beside_s = costs.beside_s(outline, copies)
+            bound_s = costs.bound_s(outline, beside_s)
             if bound_s >= cutoff_s:
                 continue
-            for stage in zeros if replicas > 1 or inner else sorted(zeros)[:1]:
-                work_s = figures.even_s(outline, replicas if stage else 0)
+            for zero in zeros if replicas > 1 or inner_replicas else sorted(zeros)[:1]:
+                work_s = costs.even_s(outline, replicas if zero else 0)
                 for adjacent in (True, False) if copies > 1 else (False,):
-                    estimate_s = figures.estimate_s(outline, work_s, copies, stage, adjacent=adjacent)
+                    estimate_s = costs.estimate_s(outline, work_s, copies, zero, adjacent=adjacent)
                     yield Shape(
-                        schedule, figures.ways, stages, workers, copies, count, stage, adjacent,
+                        schedule, costs.shardings, stages, workers, copies, count, zero, adjacent,
                         outline.passes / len(outline.hosted), beside_s, bound_s, max(bound_s, estimate_s),
                     )  # fmt: skip
 
     def _pipelines_of(self, workers: int, count: int, blocks: int) -> Iterator[tuple[Schedule, int]]:
-        """Schedules with their options, and the numbers of stages that they place on so many workers."""
+        """(schedule with its options, number of stages) pairs that fit this many workers and micro-batches."""
         job = self._job
-        most = min(blocks, job.max_stages or blocks)
-        for name, own in zip(job.schedules, self._known(), strict=True):
-            if own.fixed:
-                ours = own.workers(own.fixed) == workers and own.fixed.micro_batches == count
-                if ours and own.fixed.stages <= most and self._wanted(own, own.fixed):
-                    yield own, own.fixed.stages
+        max_stages = min(blocks, job.max_stages or blocks)
+        for name, schedule in zip(job.schedules, self._schedules(), strict=True):
+            if schedule.fixed:
+                matches = schedule.workers(schedule.fixed) == workers and schedule.fixed.micro_batches == count
+                if (
+                    matches
+                    and schedule.fixed.stages <= max_stages
+                    and self._recomputes_as_allowed(schedule, schedule.fixed)
+                ):
+                    yield schedule, schedule.fixed.stages
                 continue
             if workers < 2:
                 continue
-            chosen, again = ":" in name, is_allowed(job.recompute, True, ())
-            for schedule in (own,) if chosen else own.variants(workers, count, recompute=again):
-                for stages in schedule.stage_counts(workers):
-                    fits = stages <= most and 2 * stages * count <= LONGEST
+            has_options, may_recompute = ":" in name, is_allowed(job.recompute, True, ())
+            for variant in (schedule,) if has_options else schedule.variants(workers, count, recompute=may_recompute):
+                for stages in variant.stage_counts(workers):
+                    fits = stages <= max_stages and 2 * stages * count <= MAX_ACTIONS
                     pipeline = Pipeline((1,) * stages, count)
-                    if fits and not schedule.supports(pipeline) and self._wanted(schedule, pipeline):
-                        yield schedule, stages
+                    if fits and not variant.supports(pipeline) and self._recomputes_as_allowed(variant, pipeline):
+                        yield variant, stages
 
-    def _wanted(self, schedule: Schedule, pipeline: Pipeline) -> bool:
-        """Whether orders that repeat forwards by actions of their own repeat those that the job wants."""
+    def _recomputes_as_allowed(self, schedule: Schedule, pipeline: Pipeline) -> bool:
+        """True unless the schedule's own recompute actions contradict what the job allows."""
         repeats = schedule.recomputed_stages(pipeline)
-        said = {stage in repeats for stage in range(pipeline.stages)}
-        return not repeats or all(is_allowed(self._job.recompute, again, ()) for again in said)
+        recompute_flags = {stage in repeats for stage in range(pipeline.stages)}
+        return not repeats or all(is_allowed(self._job.recompute, again, ()) for again in recompute_flags)
 
     def obstacle(self, blocks: int) -> str:
-        """Why the schedules have no shape at all, said of the first reason that is met.
+        """The first reason why no schedule has any shape, as part of an error message.
 
         Args:
-            blocks: of the chain.
+            blocks: number of blocks of the chain.
         """
         job, reasons, fewest = self._job, [], 0
         for name in job.schedules:
-            own = self._schedule_of(name)
-            if own.fixed:
+            schedule = self._schedule_of(name)
+            if schedule.fixed:
                 return (
-                    f"{name} has {own.fixed.stages} stages on {own.workers(own.fixed)} workers and "
-                    f"{own.fixed.micro_batches} micro-batches, which do not come out for {blocks} blocks, "
+                    f"{name} has {schedule.fixed.stages} stages on {schedule.workers(schedule.fixed)} workers and "
+                    f"{schedule.fixed.micro_batches} micro-batches, which do not come out for {blocks} blocks, "
                     f"{self._devices} devices and a global batch of {job.global_batch}"
                 )
             for workers in range(2, self._devices + 1):
-                for stages in own.stage_counts(workers):
-                    reason = own.supports(Pipeline((1,) * stages, job.global_batch))
+                for stages in schedule.stage_counts(workers):
+                    reason = schedule.supports(Pipeline((1,) * stages, job.global_batch))
                     if stages > blocks:
                         reason = f"{stages} stages on {workers} workers need as many blocks, the model has {blocks}"
                     reasons += [f"with {stages} stages {reason}" if stages <= blocks else reason] if reason else []

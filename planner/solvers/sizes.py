@@ -17,15 +17,21 @@ from planner.space.cuts import divisors
 from planner.space.types import BlockCosts, Job
 
 MOST_SIZES = 9
-"""Micro-batch sizes that are priced at the most where each is asked of many searches."""
+"""Most micro-batch sizes that are priced if each is used by many searches."""
 
 SMALL_GRAPH, MOST_SIZES_SMALL = 200, 13
-"""The same for graphs of few operators."""
+"""Operators of a small graph, and the most sizes that are priced for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Micro-batch sizes worth pricing, ascending; whether the model has that one only; what was left out."""
+    """Micro-batch sizes worth pricing.
+
+    Attributes:
+        sizes: ascending.
+        fixed: True if the model's batch size cannot be changed, so that this is the only one.
+        notes: what was left out and why.
+    """
 
     sizes: tuple[int, ...]
     fixed: bool = False
@@ -33,35 +39,35 @@ class Sizes:
 
 
 def worth_pricing(job: Job, cluster: Cluster, graph: Graph, costs: Callable[[int], BlockCosts]) -> Sizes:
-    """Powers of two that divide the global batch, as far as the model can be set to them and a block fits a device.
+    """Powers of two that divide the global batch, up to the first that the model or a device's memory rules out.
 
-    Where there are too many, the smallest and the largest stay.
+    If there are too many, the smallest and the largest ones are kept.
 
     Raises:
         JobError: none divides the global batch.
         ModelError: the model has one size only, which the job does not allow.
     """
-    chosen = [b for b in micro_batch_sizes(job) if job.micro_batches or b & (b - 1) == 0]
-    most = MOST_SIZES_SMALL if len(graph.nodes) <= SMALL_GRAPH else MOST_SIZES
+    candidates = [b for b in micro_batch_sizes(job) if job.micro_batches or b & (b - 1) == 0]
+    limit = MOST_SIZES_SMALL if len(graph.nodes) <= SMALL_GRAPH else MOST_SIZES
     largest = max(device.usable_bytes for device in cluster.devices)
-    found: list[int] = []
+    sizes: list[int] = []
     notes: tuple[str, ...] = ()
-    for size in chosen:
+    for size in candidates:
         try:
-            own = costs(size)
+            block_costs = costs(size)
         except ModelError as error:
-            if not found:
+            if not sizes:
                 return _as_exported(job, graph.batch or 1, error)
-            notes = (f"micro-batches stop at {found[-1]}: {error}",)
+            notes = (f"micro-batches stop at {sizes[-1]}: {error}",)
             break
-        if found and float(np.diagonal(own.saved_bytes).max()) > largest:
+        if sizes and float(np.diagonal(block_costs.saved_bytes).max()) > largest:
             break
-        found.append(size)
-    return Sizes(tuple(found if len(found) <= most else [found[0], *found[1 - most :]]), notes=notes)
+        sizes.append(size)
+    return Sizes(tuple(sizes if len(sizes) <= limit else [sizes[0], *sizes[1 - limit :]]), notes=notes)
 
 
 def _as_exported(job: Job, size: int, reason: ModelError) -> Sizes:
-    """The only size of a model whose batch cannot be changed.
+    """The only size of a model whose batch size is fixed.
 
     Raises:
         ModelError: the job does not allow it.
@@ -89,12 +95,12 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
     sizes = divisors(job.global_batch)
     if not job.micro_batches:
         return sizes
-    chosen = tuple(b for b in sizes if b in job.micro_batches)
-    if not chosen:
-        asked = max(1, *job.micro_batches)
-        near = sorted(sorted(sizes, key=lambda b: (abs(math.log(b / asked)), b))[:6])
+    allowed = tuple(b for b in sizes if b in job.micro_batches)
+    if not allowed:
+        requested = max(1, *job.micro_batches)
+        nearest = sorted(sorted(sizes, key=lambda b: (abs(math.log(b / requested)), b))[:6])
         raise JobError(
             f"no micro-batch size of {either(job.micro_batches)} divides the global batch of {job.global_batch}",
-            hint=f"use a micro-batch size of {either(near)}, or another global batch",
+            hint=f"use a micro-batch size of {either(nearest)}, or another global batch",
         )
-    return chosen
+    return allowed

@@ -1,4 +1,4 @@
-"""What stages of blocks i..j cost and keep in each way to run one: sharded in one way, recomputed in one."""
+"""Time and memory of stages of blocks i..j in each option: one sharding with one choice of recomputation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
 
-MOST_OPTIONS = 8
-"""Options that a stage picks from: of more, those that lie apart."""
+MAX_OPTIONS = 8
+"""Options that a stage picks from; more are thinned out evenly between the fastest and the leanest."""
 
 BINS = 1000
-"""Parts of a worker's memory in which what its stages keep is counted."""
+"""Bins that a worker's memory is divided into for the knapsack over its stages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,20 +24,20 @@ class StageOptions:
     """Tables by option, device type and range of blocks i..j, both inclusive.
 
     Attributes:
-        ways: index of the way to share operators, by option.
-        again: bool, whether all layers are repeated, by option.
-        repeats: names of the modules that are repeated, by option.
+        shardings: index of the sharding, by option.
+        recompute: whether all layers are recomputed, by option.
+        repeats: names of the modules that are recomputed, by option.
         forward_s: [options, types, n, n] of one micro-batch.
-        work_s: [options, types, n, n] forward and backward, and what is repeated.
+        work_s: [options, types, n, n] forward, backward and recomputation of one micro-batch.
         unit_bytes: [options, n, n] kept of each micro-batch in flight.
-        working_bytes: [options, n, n] kept beside of the micro-batch whose forward is repeated.
-        workspace_bytes: [options, n, n].
+        working_bytes: [options, n, n] kept in addition of the micro-batch that is recomputed.
+        workspace_bytes: [options, n, n] scratch memory.
         elements: [options, n, n] trainable elements.
-        shard_elements: [options, n, n] those left to a rank where ranks of a group that hold the same share them out.
+        shard_elements: [options, n, n] elements left to a rank after the ranks of a group divide those they all hold.
     """
 
-    ways: tuple[int, ...]
-    again: tuple[bool, ...]
+    shardings: tuple[int, ...]
+    recompute: tuple[bool, ...]
     repeats: tuple[tuple[str, ...], ...]
     forward_s: np.ndarray
     work_s: np.ndarray
@@ -54,66 +54,69 @@ class StageOptions:
 
     @functools.cached_property
     def work_each_s(self) -> float:
-        """Seconds of a micro-batch's way through all blocks, each in the option and on the device of the least."""
+        """Seconds of one micro-batch through all blocks, each in its fastest option on its fastest device."""
         at = np.arange(self.blocks)
         return float(self.work_s[:, :, at, at].min(axis=(0, 1)).sum())
 
     def worth(
         self, seconds: float, per_element_s: float, units: float, element_bytes: tuple[float, float]
     ) -> StageOptions:
-        """Those that no other is both as fast and as lean as, the fastest first; evenly spread where they are many.
+        """The options on the Pareto front of time and memory, fastest first, at most `MAX_OPTIONS`.
 
         Args:
-            seconds: that a second of work takes in an iteration.
-            per_element_s: exchange of a trainable element.
+            seconds: seconds of an iteration per second of a micro-batch's work.
+            per_element_s: exchange time per trainable element.
             units: micro-batches in flight.
-            element_bytes: kept of a trainable element, and of one that is left to a rank.
+            element_bytes: state bytes per trainable element, and per element left to a rank.
         """
         at = np.arange(self.blocks)
-        elements, left = (table[:, at, at].sum(axis=1) for table in (self.elements, self.shard_elements))
-        took = seconds * self.work_s[:, :, at, at].max(axis=1).sum(axis=1) + per_element_s * left
-        kept = units * self.unit_bytes[:, at, at].sum(axis=1) + element_bytes[0] * elements + element_bytes[1] * left
-        best: list[int] = []
-        for option in np.lexsort((kept, took)).tolist():
-            if not best or kept[option] < kept[best[-1]]:
-                best.append(option)
-        places = np.unique(np.linspace(0, len(best) - 1, min(len(best), MOST_OPTIONS)).round().astype(int))
-        return self.only([best[place] for place in places])
+        elements, shard_elements = (table[:, at, at].sum(axis=1) for table in (self.elements, self.shard_elements))
+        total_s = seconds * self.work_s[:, :, at, at].max(axis=1).sum(axis=1) + per_element_s * shard_elements
+        kept_bytes = (
+            units * self.unit_bytes[:, at, at].sum(axis=1)
+            + element_bytes[0] * elements
+            + element_bytes[1] * shard_elements
+        )
+        front: list[int] = []
+        for option in np.lexsort((kept_bytes, total_s)).tolist():
+            if not front or kept_bytes[option] < kept_bytes[front[-1]]:
+                front.append(option)
+        places = np.unique(np.linspace(0, len(front) - 1, min(len(front), MAX_OPTIONS)).round().astype(int))
+        return self.only([front[place] for place in places])
 
-    def only(self, which: Sequence[int]) -> StageOptions:
+    def only(self, options: Sequence[int]) -> StageOptions:
         """Some of the options."""
         tables = (
             self.forward_s, self.work_s, self.unit_bytes, self.working_bytes, self.workspace_bytes, self.elements,
             self.shard_elements,
         )  # fmt: skip
-        kept = list(which)
+        indices = list(options)
         return StageOptions(
-            tuple(self.ways[o] for o in kept),
-            tuple(self.again[o] for o in kept),
-            tuple(self.repeats[o] for o in kept),
-            *(table[kept] for table in tables),
+            tuple(self.shardings[o] for o in indices),
+            tuple(self.recompute[o] for o in indices),
+            tuple(self.repeats[o] for o in indices),
+            *(table[indices] for table in tables),
         )
 
 
-def stage_options(ways: Sequence[BlockCosts], job: Job) -> StageOptions:
-    """Options among which each stage chooses, or all stages together where they are to be alike. O(ways n^2)."""
-    known = [(number, Ranges(costs)) for number, costs in enumerate(ways)]
-    found = [
-        (number, ranges, way)
-        for number, ranges in known
-        for way in ranges.ways(job.recompute, whole_stages=job.whole_stages)
+def stage_options(shardings: Sequence[BlockCosts], job: Job) -> StageOptions:
+    """All options of a stage: each sharding with each allowed choice of recomputation. O(options n^2)."""
+    options = [
+        (number, ranges, choice)
+        for number, ranges in enumerate(map(Ranges, shardings))
+        for choice in ranges.ways(job.recompute, whole_stages=job.whole_stages)
     ]
     return StageOptions(
-        ways=tuple(number for number, _, _ in found),
-        again=tuple(way.recompute for _, _, way in found),
-        repeats=tuple(way.repeats for _, _, way in found),
-        forward_s=np.stack([ranges.forward_s for _, ranges, _ in found]),
-        work_s=np.stack([ranges.forward_s + ranges.backward_s + way.repeat_s for _, ranges, way in found]),
-        unit_bytes=np.stack([way.saved_bytes for _, _, way in found]),
-        working_bytes=np.stack([way.working_bytes for _, _, way in found]),
-        workspace_bytes=np.stack([ranges.workspace_bytes for _, ranges, _ in found]),
-        elements=np.stack([ranges.elements for _, ranges, _ in found]),
-        shard_elements=np.stack([ranges.shard_elements for _, ranges, _ in found]),
+        shardings=tuple(number for number, _, _ in options),
+        recompute=tuple(choice.recompute for _, _, choice in options),
+        repeats=tuple(choice.repeats for _, _, choice in options),
+        forward_s=np.stack([ranges.forward_s for _, ranges, _ in options]),
+        work_s=np.stack([ranges.forward_s + ranges.backward_s + choice.repeat_s for _, ranges, choice in options]),
+        unit_bytes=np.stack([choice.saved_bytes for _, _, choice in options]),
+        working_bytes=np.stack([choice.working_bytes for _, _, choice in options]),
+        workspace_bytes=np.stack([ranges.workspace_bytes for _, ranges, _ in options]),
+        elements=np.stack([ranges.elements for _, ranges, _ in options]),
+        shard_elements=np.stack([ranges.shard_elements for _, ranges, _ in options]),
     )
 
 
@@ -123,26 +126,31 @@ def run_pairs(edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return pairs[:, 0], pairs[:, 1] - 1
 
 
-def packed(seconds: np.ndarray, kept_bytes_: np.ndarray, room: float) -> np.ndarray | None:
-    """An option of each stage, [stages, options] given, of the least seconds whose bytes fit; None where none do.
+def packed(seconds: np.ndarray, kept_bytes: np.ndarray, room: float) -> np.ndarray | None:
+    """Multiple-choice knapsack: one option per stage with the least total seconds whose bytes fit; None if none do.
 
-    Exact but for the bytes, which are rounded to `BINS` parts of the room. O(stages * options * BINS).
+    Args:
+        seconds: [stages, options].
+        kept_bytes: [stages, options], rounded to `BINS` parts of `room`.
+        room: bytes.
+
+    O(stages * options * BINS).
     """
     if room <= 0:
         return None
-    cost = np.rint(np.minimum(kept_bytes_ / room, 2.0) * BINS).astype(np.int64)
-    best, came = np.zeros(BINS + 1), []
-    for own_s, own in zip(seconds, cost, strict=True):
-        tried = np.full((len(own), BINS + 1), np.inf)
-        for option, (each_s, size) in enumerate(zip(own_s.tolist(), own.tolist(), strict=True)):
+    sizes = np.rint(np.minimum(kept_bytes / room, 2.0) * BINS).astype(np.int64)
+    best_s, picks = np.zeros(BINS + 1), []
+    for stage_s, stage_sizes in zip(seconds, sizes, strict=True):
+        total_s = np.full((len(stage_sizes), BINS + 1), np.inf)
+        for option, (option_s, size) in enumerate(zip(stage_s.tolist(), stage_sizes.tolist(), strict=True)):
             if size <= BINS:
-                tried[option, size:] = best[: BINS + 1 - size] + each_s
-        came.append(tried.argmin(axis=0))
-        best = tried.min(axis=0)
-    if not np.isfinite(best[BINS]):
+                total_s[option, size:] = best_s[: BINS + 1 - size] + option_s
+        picks.append(total_s.argmin(axis=0))
+        best_s = total_s.min(axis=0)
+    if not np.isfinite(best_s[BINS]):
         return None
-    at, chosen = BINS, []
-    for options, own in zip(reversed(came), cost[::-1], strict=True):
-        chosen.append(int(options[at]))
-        at -= int(own[chosen[-1]])
+    used, chosen = BINS, []
+    for pick, stage_sizes in zip(reversed(picks), sizes[::-1], strict=True):
+        chosen.append(int(pick[used]))
+        used -= int(stage_sizes[chosen[-1]])
     return np.array(chosen[::-1])

@@ -1,4 +1,4 @@
-"""What solvers take and give."""
+"""Types that solvers take and return."""
 
 from __future__ import annotations
 
@@ -8,58 +8,67 @@ from typing import Protocol
 
 from planner.space.types import BlockCosts, Candidate, Certificate, Configuration, Evaluation
 
+CostsFor = Callable[[int], BlockCosts]
+"""Block costs by micro-batch size; the caller caches them."""
+
 Judge = Callable[[Configuration], Evaluation]
-"""Prices a decision with code that no solver shares: `planner.space.evaluate` with its inputs filled in."""
+"""Evaluates a configuration independently of the solvers: `planner.space.evaluate` with its inputs filled in."""
 
 Measure = Callable[[Configuration, Evaluation], float]
-"""Seconds of an iteration of a judged decision when it is played out."""
+"""Simulated iteration time of an evaluated configuration, in seconds."""
 
 Progress = Callable[[int, int, float, float], None]
-"""Called with problems done, problems in all, the best seconds so far, and the bound in seconds."""
+"""Called with problems done, problems in total, best time so far and bound, both in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What a solver found out about one problem.
+    """Result of solving one problem.
 
     Attributes:
-        found: feasible decisions faster than the cutoff with the judge's verdicts, fastest first, no two alike.
-        bound_s: no decision of the problem is faster; infinite when none is feasible.
+        decisions: distinct feasible configurations below the cutoff with the judge's evaluations, fastest first.
+        bound_s: lower bound on the time of any configuration of the problem; infinite if none is feasible.
     """
 
-    found: tuple[tuple[Configuration, Evaluation], ...]
+    decisions: tuple[tuple[Configuration, Evaluation], ...]
     bound_s: float
 
 
 Key = tuple[object, ...]
-"""Names what a floor stands for; the search hands it back."""
+"""Identifies the family of shardings that a floor stands for; opaque to the search."""
 
 
-Refined = tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts], BlockCosts | None]
-"""Floors that are closer, and shardings that are worked out."""
+Floors = Sequence[tuple[BlockCosts, Key]]
+"""Lower bounds on the costs of families of shardings, with the families' keys."""
+
+Refinement = tuple[Floors, Sequence[BlockCosts], BlockCosts | None]
+"""(closer floors with their keys, priced shardings, lower bound of those that were not offered if any)."""
 
 
 class Shardings(Protocol):
-    """The ways to share operators among several ranks that a search may ask for, worked out when it does."""
+    """Shardings of operators over several ranks, priced lazily as the search asks for them.
+
+    A floor is a lower bound on the costs of a family of shardings on one mesh.
+    """
 
     def in_words(self) -> str:
-        """Which they are, as part of what a bound speaks of."""
+        """The searched shardings in words, for the description of the bound's space."""
 
-    def floors(self, micro_batch: int) -> Sequence[tuple[BlockCosts, Key]]:
-        """By mesh, what no sharding on it is cheaper than."""
+    def floors(self, micro_batch: int) -> Floors:
+        """One floor per mesh with its key."""
 
     def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
-        """A few shardings that a first plan can be made of, and with each all that stages can choose beside it."""
+        """Shardings for a first plan, each with the others that stages can mix with it."""
 
-    def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
-        """What a floor stands for: closer floors, or shardings worked out, each with a number of its own."""
+    def refine(self, micro_batch: int, key: Key) -> tuple[Floors, Sequence[BlockCosts]]:
+        """Replace a floor by closer floors, or by priced shardings, each with a number of its own."""
 
     def least(self, micro_batch: int, key: Key) -> BlockCosts | None:
-        """What no sharding that a floor stands for is below, with a negative number; None where those that were worked
-        out are all that could be best."""
+        """Lower bound on the costs of the family's shardings that were not priced, with a negative number; None if all
+        that could be best were priced."""
 
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
-        """More shardings that can be mixed with one, where the choice matters most."""
+        """More shardings that stages can mix with a given one, for a closer search around the best plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +76,10 @@ class Answer:
     """The result of a search.
 
     Attributes:
-        best: the fastest decision that was found.
-        runners_up: other decisions that came close, fastest first; all feasible, no two alike, not an exhaustive list.
-        trivial: the plans one would write down without a search, feasible or not: one device, data parallel, even
-            split.
-        certificate: what is proven about `best`.
+        best: the fastest configuration found.
+        runners_up: other feasible, distinct configurations that came close, fastest first; not exhaustive.
+        trivial: plans that need no search, feasible or not: one device, data parallel, even split.
+        certificate: bound and gap proven for `best`.
     """
 
     best: Candidate

@@ -127,7 +127,7 @@ def test_the_solver_finds_what_enumeration_through_the_judge_does(seed: int, cop
         copies = 1
     problem = Formulator(machine, job).problem(costs, copies=copies, schedule="1f1b", zero=NUMBER)
     exact, found = (
-        solve(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1).found
+        solve(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1).decisions
         for solve in (brute_force.solve, chain_dp.solve)
     )
     assert [e.iteration_s for _, e in found] == pytest.approx([e.iteration_s for _, e in exact])

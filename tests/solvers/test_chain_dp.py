@@ -30,7 +30,7 @@ def solve(
 def optimum(costs: BlockCosts, machine: Cluster, job: Job, **options: int) -> float:
     arguments = {"copies": 1, "schedule": "1f1b", "zero": 0, **options}
     solution = solve("chain_dp", Formulator(machine, job).problem(costs, **arguments), costs, machine, job)  # type: ignore[arg-type]
-    return solution.found[0][1].iteration_s if solution.found else math.inf
+    return solution.decisions[0][1].iteration_s if solution.decisions else math.inf
 
 
 @settings(max_examples=120, deadline=None)
@@ -44,15 +44,15 @@ def test_equals_brute_force_through_the_judge(seed: int, schedule: str, zero: in
     problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
     exact = solve("brute_force", problem, costs, machine, job)
     found = solve("chain_dp", problem, costs, machine, job)
-    assert bool(found.found) == bool(exact.found)
-    if not exact.found:
+    assert bool(found.decisions) == bool(exact.decisions)
+    if not exact.decisions:
         assert math.isinf(found.bound_s)
         return
-    best_s = exact.found[0][1].iteration_s
-    assert found.found[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
+    best_s = exact.decisions[0][1].iteration_s
+    assert found.decisions[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
     assert found.bound_s == pytest.approx(best_s, rel=1e-9)
-    assert len({decision for decision, _ in found.found}) == len(found.found)
-    for decision, evaluation in found.found:
+    assert len({decision for decision, _ in found.decisions}) == len(found.decisions)
+    for decision, evaluation in found.decisions:
         assert evaluation == evaluate(costs, machine, job, decision)
         assert evaluation.feasible
         assert evaluation.iteration_s >= found.bound_s * (1 - 1e-9)
@@ -72,12 +72,12 @@ def test_two_ranks_a_replica_and_the_users_limits_equal_brute_force(
     problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
     exact = solve("brute_force", problem, costs, machine, job)
     found = solve("chain_dp", problem, costs, machine, job)
-    assert bool(found.found) == bool(exact.found)
-    if exact.found:
-        best_s = exact.found[0][1].iteration_s
-        assert found.found[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
+    assert bool(found.decisions) == bool(exact.decisions)
+    if exact.decisions:
+        best_s = exact.decisions[0][1].iteration_s
+        assert found.decisions[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
         assert found.bound_s == pytest.approx(best_s, rel=1e-9)
-        assert all(stage.ranks == 2 and stage.sharding == 3 for stage in found.found[0][0].stages)
+        assert all(stage.ranks == 2 and stage.sharding == 3 for stage in found.decisions[0][0].stages)
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,9 +102,9 @@ def test_every_stage_picks_its_own_sharding_as_brute_force_does(seed: int, sched
     judge = lambda d: evaluate({c.sharding: c for c in shelf}, machine, job, d)  # noqa: E731
     exact = brute_force.solve(problem, judge, cutoff_s=math.inf, keep=8)
     found = chain_dp.solve(problem, judge, cutoff_s=math.inf, keep=8)
-    assert bool(found.found) == bool(exact.found)
-    if exact.found:
-        assert found.found[0][1].iteration_s == pytest.approx(exact.found[0][1].iteration_s, rel=1e-9)
+    assert bool(found.decisions) == bool(exact.decisions)
+    if exact.decisions:
+        assert found.decisions[0][1].iteration_s == pytest.approx(exact.decisions[0][1].iteration_s, rel=1e-9)
         assert least_of(shelf).forward_s.sum() <= fast.forward_s.sum()
 
 
@@ -118,11 +118,11 @@ def test_weights_shared_by_any_blocks_keep_the_bound_true(seed: int, copies: int
     problem = formulator.problem(costs, copies=copies, schedule="1f1b", zero=0)
     exact = solve("brute_force", problem, costs, machine, job)
     found = solve("chain_dp", problem, costs, machine, job)
-    assert bool(found.found) == bool(exact.found)
-    if exact.found:
-        best_s = exact.found[0][1].iteration_s
+    assert bool(found.decisions) == bool(exact.decisions)
+    if exact.decisions:
+        best_s = exact.decisions[0][1].iteration_s
         assert found.bound_s <= best_s * (1 + 1e-9)
-        assert found.found[0][1].iteration_s >= best_s * (1 - 1e-9)
+        assert found.decisions[0][1].iteration_s >= best_s * (1 - 1e-9)
         if not problem.tied_elsewhere:
             assert found.bound_s == pytest.approx(best_s, rel=1e-9)
 
@@ -133,14 +133,14 @@ def test_a_cutoff_never_hides_a_better_decision(seed: int, factor: float) -> Non
     costs, machine, job = random_instance(seed)
     problem = Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=0)
     free = solve("chain_dp", problem, costs, machine, job)
-    best_s = free.found[0][1].iteration_s if free.found else 1.0
+    best_s = free.decisions[0][1].iteration_s if free.decisions else 1.0
     cut = solve("chain_dp", problem, costs, machine, job, cutoff_s=best_s * factor)
-    if free.found and factor > 1 + 1e-6:
-        assert cut.found[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
+    if free.decisions and factor > 1 + 1e-6:
+        assert cut.decisions[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
     elif factor < 1 - 1e-6:
-        assert not cut.found
+        assert not cut.decisions
         assert cut.bound_s >= best_s * factor * (1 - 1e-9)
-        assert not free.found or cut.bound_s <= best_s * (1 + 1e-9)
+        assert not free.decisions or cut.bound_s <= best_s * (1 + 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -182,7 +182,7 @@ def test_equal_blocks_give_the_textbook_pipeline() -> None:
     solution = solve(
         "chain_dp", Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=0), costs, machine, job
     )
-    decision, evaluation = solution.found[0]
+    decision, evaluation = solution.decisions[0]
     assert [(s.start, s.stop, s.replicas) for s in decision.stages] == [(0, 2, 1), (2, 4, 1), (4, 6, 1), (6, 8, 1)]
     assert evaluation.iteration_s == pytest.approx(19 * 6.0)
 
@@ -195,8 +195,8 @@ def test_recomputes_only_the_stage_that_does_not_fit() -> None:
     solution = solve(
         "chain_dp", Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=0), costs, machine, job
     )
-    assert [stage.recompute for stage in solution.found[0][0].stages] == [True, False]
-    assert solution.found[0][1].iteration_s == pytest.approx(4.0 + 3.0 + 7 * 4.0)
+    assert [stage.recompute for stage in solution.decisions[0][0].stages] == [True, False]
+    assert solution.decisions[0][1].iteration_s == pytest.approx(4.0 + 3.0 + 7 * 4.0)
 
 
 def test_sixty_blocks_on_two_nodes_are_solved_and_proven() -> None:
@@ -207,7 +207,7 @@ def test_sixty_blocks_on_two_nodes_are_solved_and_proven() -> None:
     solution = solve(
         "chain_dp", Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=1), costs, machine, job
     )
-    assert solution.found[0][1].iteration_s == pytest.approx(solution.bound_s, rel=1e-9)
+    assert solution.decisions[0][1].iteration_s == pytest.approx(solution.bound_s, rel=1e-9)
     compute_s = float(costs.forward_s.sum() + costs.backward_s.sum())
     assert 64 * compute_s / 16 <= solution.bound_s <= 64 * compute_s / 16 * 1.5
 
@@ -221,6 +221,6 @@ def test_coarse_fronts_keep_the_bound_honest(monkeypatch: pytest.MonkeyPatch) ->
     exact = solve("chain_dp", problem, costs, machine, job)
     monkeypatch.setattr(chain_dp, "LABEL_LIMIT", 50)
     coarse = solve("chain_dp", problem, costs, machine, job)
-    assert coarse.found
+    assert coarse.decisions
     assert coarse.bound_s <= exact.bound_s * (1 + 1e-9)
-    assert coarse.found[0][1].iteration_s >= exact.found[0][1].iteration_s * (1 - 1e-9)
+    assert coarse.decisions[0][1].iteration_s >= exact.decisions[0][1].iteration_s * (1 - 1e-9)

@@ -143,5 +143,5 @@ def test_what_is_ruled_out_by_memory_is_found_by_nobody(counts: tuple[int, ...],
         oracle = brute_force.solve(problem, lambda d, c=costs, m=cluster_: evaluate(c, m, job, d))
         if not may_fit(problem):
             ruled_out += 1
-            assert oracle.found == ()
+            assert oracle.decisions == ()
     assert 0 < ruled_out < 7

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from planner.hardware import Cluster
 from planner.solvers import Judge, Solution, chain_dp, critical_path, outer, search
-from planner.solvers._frontier import Alike, Frontier, Task
+from planner.solvers._frontier import Frontier, ProblemGroup, SearchTask
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
-from planner.space import BlockCosts, Formulator, Job, evaluate, played_s
+from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
+from planner.space.problem import StageProblem
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 
@@ -43,11 +44,11 @@ def test_what_enumeration_finds_is_never_ruled_out(
     problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
     measure = {"measure": played_s} if isinstance(objective, LongestChain) else {}
     exact = brute_force.solve(problem, lambda d: evaluate(costs, machine, job, d), keep=1, **measure)
-    task = Task(0.0, costs.micro_batch, copies, problem.slice_devices, schedule, zero)
-    reach = frontier(costs, machine, job, objective).reach(task, costs)
-    if exact.found:
-        assert reach.possible(exact.bound_s * (1 + 1e-12))
-        assert reach.possible(math.inf)
+    task = SearchTask(0.0, costs.micro_batch, copies, problem.slice_devices, schedule, zero)
+    test = frontier(costs, machine, job, objective).feasibility(task, costs)
+    if exact.decisions:
+        assert test.possible(exact.bound_s * (1 + 1e-12))
+        assert test.possible(math.inf)
 
 
 @OBJECTIVES
@@ -57,15 +58,22 @@ def test_tightened_bounds_stay_below_the_best_of_their_problems(objective: Objec
     costs, machine, job = random_instance(seed)
     left = frontier(costs, machine, job, objective)
     formulator = Formulator(machine, job)
-    solver = (critical_path if isinstance(objective, LongestChain) else chain_dp).solve
-    while (alike := left.pop(1e6)) is not None:
-        assert isinstance(alike, Alike)
-        for task in alike.tasks:
+
+    def bound_s(problem: StageProblem) -> float:
+        def judge(decision: Configuration) -> Evaluation:
+            return evaluate(costs, machine, job, decision)
+
+        if isinstance(objective, LongestChain):
+            return critical_path.solve_bounded(critical_path.bounded(problem, math.inf), judge, keep=1).bound_s
+        return chain_dp.solve(problem, judge, cutoff_s=math.inf, keep=1).bound_s
+
+    while (group := left.pop(1e6)) is not None:
+        assert isinstance(group, ProblemGroup)
+        for task in group.tasks:
             problem = formulator.problem(
                 costs, copies=task.copies, schedule=task.schedule, zero=task.zero, slice_devices=task.slice_devices
             )
-            exact = solver(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1)
-            assert task.bound_s <= exact.bound_s * (1 + 1e-9)
+            assert task.bound_s <= bound_s(problem) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("objective", "too_short_s"), [(ClosedForm(), 11.9), (LongestChain(), 10.9)])
@@ -78,11 +86,11 @@ def test_recomputation_that_memory_forces_and_uneven_replicas_are_in_the_bound(
     machine = cluster((3,), (1e12,), memory_bytes=(150,))
     job = Job(global_batch=2, precision="fp32", micro_batches=(1,), max_stages=1)
     left = frontier(costs, machine, job, objective)
-    reach = left.reach(Task(0.0, 1, 1, 3, "1f1b", 0), costs)
-    assert reach.possible(12.0)
-    assert not reach.possible(too_short_s)
-    assert not left.reach(
-        Task(0.0, 1, 1, 3, "1f1b", 0), dataclasses.replace(costs, checkpoint_bytes=costs.saved_bytes)
+    test = left.feasibility(SearchTask(0.0, 1, 1, 3, "1f1b", 0), costs)
+    assert test.possible(12.0)
+    assert not test.possible(too_short_s)
+    assert not left.feasibility(
+        SearchTask(0.0, 1, 1, 3, "1f1b", 0), dataclasses.replace(costs, checkpoint_bytes=costs.saved_bytes)
     ).possible(math.inf)
 
 
@@ -91,20 +99,22 @@ def test_synchronisation_is_in_the_bound(objective: Objective) -> None:
     # One stage on four devices: 400 bytes of gradients, 2 x 3/4 of them at 50 bytes/s, and an update of 1 s.
     costs = chain([1.0], elements=100.0, update_s=1.0)
     machine, job = cluster((4,), (50.0,)), Job(global_batch=8, precision="fp32")
-    reach = frontier(costs, machine, job, objective).reach(Task(0.0, 1, 1, 4, "1f1b", 0), costs)
-    assert reach.possible(6.0 + 12.0 + 1.0)
-    assert not reach.possible(18.9)
+    test = frontier(costs, machine, job, objective).feasibility(SearchTask(0.0, 1, 1, 4, "1f1b", 0), costs)
+    assert test.possible(6.0 + 12.0 + 1.0)
+    assert not test.possible(18.9)
 
 
 @pytest.mark.parametrize("batch", [720, 5040])
 def test_batches_of_many_divisors_are_mostly_ruled_out_unsolved(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    solved, looked_at = list[critical_path.Bounded](), list[int]()
+    solved, looked_at = list[critical_path.BoundedProblem](), list[int]()
 
-    def counted(known: critical_path.Bounded, judge: Judge, *, keep: int, cutoff_s: float = math.inf) -> Solution:
+    def counted(
+        known: critical_path.BoundedProblem, judge: Judge, *, keep: int, cutoff_s: float = math.inf
+    ) -> Solution:
         solved.append(known)
-        return critical_path.settle(known, judge, keep=keep, cutoff_s=cutoff_s)
+        return critical_path.solve_bounded(known, judge, keep=keep, cutoff_s=cutoff_s)
 
-    monkeypatch.setattr(outer, "settle", counted)
+    monkeypatch.setattr(outer, "solve_bounded", counted)
 
     def costs_for(size: int) -> BlockCosts:
         work = [(0.3 + 0.7 * size) * (1 + (k % 3) / 10) for k in range(12)]

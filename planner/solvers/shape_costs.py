@@ -1,0 +1,284 @@
+"""Lower bounds and estimates of pipeline shapes, from the costs of the chain and the outline of a schedule."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.precision import optimizer_state_bytes
+from planner.hardware.collectives import collective_s, send_terms
+from planner.hardware.types import Cluster, Collective
+from planner.play import Transfers
+from planner.schedules import Pipeline, Schedule
+from planner.space.jobs import precision_of
+from planner.space.ranges import Ranges
+from planner.space.types import BlockCosts, Job
+
+MEMORY_TOLERANCE = 1.5
+"""Factor by which the least memory of equal stages may exceed the device's: unequal stages may still fit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """Facts about a schedule on a pipeline of single replicas that do not depend on the stages' costs.
+
+    Attributes:
+        schedule: with its options.
+        pipeline: one copy.
+        hosted: int64 [workers], number of stages on each worker.
+        first: int64, the first stage of each worker that has any.
+        holders: number of workers that hold each stage.
+        passes: passes through a stage in an iteration, summed over its holders, of the stage with the fewest.
+        ramp: see `Schedule.ramp`.
+        crossings: number of boundaries between different workers.
+    """
+
+    schedule: Schedule
+    pipeline: Pipeline
+    hosted: np.ndarray
+    first: np.ndarray
+    holders: int
+    passes: float
+    ramp: tuple[float, float]
+    crossings: int
+
+    @staticmethod
+    def of(schedule: Schedule, pipeline: Pipeline) -> Outline:
+        """The outline of a schedule on a pipeline; O(stages of all workers)."""
+        placement, holders = schedule.placement(pipeline), schedule.holders(pipeline)
+        passes = [0] * pipeline.stages
+        for hosted, counts in zip(placement, schedule.workload(pipeline), strict=True):
+            for stage, count in zip(hosted, counts, strict=True):
+                passes[stage] += count
+        apart = [not set(before) & set(after) for before, after in itertools.pairwise(holders)]
+        crossings = schedule.crossings(pipeline)[1:]
+        return Outline(
+            schedule,
+            pipeline,
+            np.array([len(hosted) for hosted in placement]),
+            np.array([hosted[0] for hosted in placement if hosted]),
+            len(holders[0]),
+            float(min(passes)),
+            schedule.ramp(pipeline),
+            sum(crosses and distinct for crosses, distinct in zip(crossings, apart, strict=True)),
+        )
+
+    @functools.cached_property
+    def held(self) -> np.ndarray:
+        """float64 [workers], peak units of activations on each worker; O(actions of few micro-batches)."""
+        return np.array(self.schedule.held(self.pipeline), float)
+
+    @functools.cached_property
+    def versions(self) -> np.ndarray:
+        """float64 [workers], most versions and buffers of a weight that a worker keeps."""
+        copies = np.array(self.schedule.weight_versions(self.pipeline), float) + self.schedule.weight_buffers
+        return np.array([copies[list(hosted)].max(initial=0.0) for hosted in self.schedule.placement(self.pipeline)])
+
+
+class ShapeCosts:
+    """Costs that all shapes with the same choice of shardings have in common."""
+
+    def __init__(self, shardings: Sequence[BlockCosts], cluster: Cluster, job: Job) -> None:
+        self.shardings, self._cluster, self._job = tuple(shardings), cluster, job
+        forward_s = np.min([costs.forward_s.min(axis=0) for costs in shardings], axis=0)
+        backward_s = np.min([costs.backward_s.min(axis=0) for costs in shardings], axis=0)
+        both_s = np.min([(costs.forward_s + costs.backward_s).min(axis=0) for costs in shardings], axis=0)
+        if job.recompute == "always":
+            repeated = shardings[0].repeated
+            both_s = both_s + (forward_s if job.whole_stages or repeated is None else forward_s * repeated)
+        self.work_s, self._largest_block_s = float(both_s.sum()), float(both_s.max())
+        self._forward_before_s = np.concatenate([[0.0], np.cumsum(forward_s)])
+        self._backward_before_s = np.concatenate([[0.0], np.cumsum(backward_s)])
+        self._forward_share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
+        self._elements = min(float(costs.parameter_elements.sum()) for costs in shardings)
+        self._exchanged = min(float(exchanged_elements(costs).sum()) for costs in shardings)
+        self._exchanged_once = min(
+            float(exchanged_elements(c).sum()) - sum(tie.shard_elements * (len(tie.blocks) - 1) for tie in c.ties)
+            for c in shardings
+        )
+        update_s = min(float(c.update_s.min(axis=0).sum()) for c in shardings)
+        self._update_s = self._exchanged_once / max(self._elements, 1e-300) * update_s
+        self._tail_cache: dict[tuple[int, float], float] = {}
+        self._precision = precision_of(job, cluster)
+        self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
+        self._kept_bytes, self._kept_s = _hull(shardings, job)
+        workspace = min(float(costs.workspace_bytes.max()) for costs in shardings)
+        self._room_bytes = max(device.usable_bytes for device in cluster.devices) - workspace
+        self._exchange_cache: dict[tuple[int, int, bool, bool], float] = {}
+        self._sending_cache: dict[int, tuple[float, float]] = {}
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the chain."""
+        return len(self._forward_before_s) - 1
+
+    def bound_s(self, outline: Outline, beside_s: float) -> float:
+        """Lower bound on the iteration time for any cut, in seconds; `beside_s` from the method of that name."""
+        mean_s = beside_s + outline.passes * self.work_s / len(outline.hosted)
+        return max(mean_s, outline.passes * self._largest_block_s / outline.holders)
+
+    def beside_s(self, outline: Outline, copies: int) -> float:
+        """Lower bound on the mean worker's time apart from its share of the work: ramp, transfers and exchange."""
+        schedule, workers = outline.schedule, len(outline.hosted)
+        forwards, backwards = outline.ramp
+        ramp_s = forwards * self._forward_before_s[outline.first] + backwards * self._backward_before_s[outline.first]
+        sending_s = self._crossings(outline) * outline.passes * self._sending_s(1)[0]
+        mean_s = (float(ramp_s.sum()) + sending_s) / workers
+        if schedule.drains and not schedule.spans and not schedule.launches:
+            mean_s += self._tail_s(workers, outline.holders, copies)
+        return mean_s
+
+    def _tail_s(self, workers: int, holders: int, copies: int) -> float:
+        """Lower bound on the mean worker's time for gradient exchange and update; 0 where the exchange may be hidden.
+
+        The ranks are taken as neighbours that have the links to themselves. Times grow at most in proportion to the
+        bytes, so the time of the mean bytes is no more than the mean time.
+        """
+        job, group, parts = self._job, copies * holders, workers / holders
+        if job.overlap or max(job.zero) > 1:
+            return 0.0
+        if (group, parts) not in self._tail_cache:
+            payload = self._exchanged_once / parts * self._precision.gradient_bytes
+            ranks = np.arange(group, dtype=np.int64) * self.shardings[0].ranks
+            ways_s = [
+                factor * collective_s(self._cluster, kind, ranks, payload, 1)
+                for kind, factor in ((Collective.ALL_REDUCE, 1.0), (Collective.REDUCE_SCATTER, 2.0))
+            ]
+            update_s = self._update_s / parts / (group if max(job.zero) else 1)
+            self._tail_cache[group, parts] = update_s + (min(ways_s) if group > 1 else 0.0)
+        return self._tail_cache[group, parts]
+
+    def even_s(self, outline: Outline, shards: int) -> float:
+        """Seconds that a worker with equal stages works and idles, without transfers; infinite if these cannot fit.
+
+        Args:
+            outline: the schedule on its pipeline.
+            shards: number of replicas that shard the optimizer state; 0 if it is not sharded.
+        """
+        work_s = self._fitting_s(outline, self._exchanged / shards if shards else self._elements)
+        if math.isinf(work_s):
+            return work_s
+        schedule, pipeline = outline.schedule, outline.pipeline
+        each_s = work_s / pipeline.stages
+        idle_s = schedule.idle_s(pipeline, self._forward_share * each_s, (1 - self._forward_share) * each_s)
+        return outline.passes * work_s / len(outline.hosted) + idle_s
+
+    def estimate_s(self, outline: Outline, even_s: float, copies: int, zero: int, *, adjacent: bool) -> float:
+        """Estimated iteration time of equal stages: `even_s` with transfers and gradient exchange."""
+        workers = len(outline.hosted)
+        stride = self.shardings[0].ranks * (copies if adjacent else 1)
+        crossed = outline.passes * self._crossings(outline) / workers
+        busy_s = even_s + crossed * self._sending_s(stride)[1]
+        exchange_s = self._exchange_s(workers // outline.holders, copies * outline.holders, adjacent, zero > 0)
+        return busy_s + exchange_s if outline.schedule.drains else max(busy_s, exchange_s)
+
+    def _crossings(self, outline: Outline) -> int:
+        """Number of boundaries whose transfers block a worker."""
+        return outline.crossings if self._job.transfers is Transfers.BLOCKING else 0
+
+    def _fitting_s(self, outline: Outline, updated: float) -> float:
+        """Seconds of one micro-batch through all blocks with the recomputation that equal stages need to fit.
+
+        Args:
+            outline: the schedule on its pipeline.
+            updated: elements that the ranks of one copy update together.
+        """
+        stages = outline.pipeline.stages
+        element_bytes = outline.versions * self._precision.held_weight_bytes + self._precision.held_gradient_bytes
+        room_bytes = (
+            self._room_bytes - (element_bytes * self._elements + self._state_bytes * updated) * outline.hosted / stages
+        )
+        kept_bytes = np.maximum(room_bytes, 0.0) * stages * outline.schedule.parts / np.maximum(outline.held, 1)
+        if (kept_bytes * MEMORY_TOLERANCE < self._kept_bytes[0]).any():
+            return float("inf")
+        return float(np.interp(kept_bytes, self._kept_bytes, self._kept_s).mean())
+
+    def _sending_s(self, stride: int) -> tuple[float, float]:
+        """(least seconds of any boundary both ways over the fastest link, mean seconds to a rank `stride` away)."""
+        if stride not in self._sending_cache:
+            moved = [np.stack([c.boundary_bytes, c.gradient_boundary_bytes])[:, 1:-1] for c in self.shardings]
+            last = self._cluster.device_count - 1
+            nearest = send_terms(self._cluster, 0, min(1, last), 1)
+            neighbour = send_terms(self._cluster, 0, min(stride, last), stride)
+            least_s, mean_s = [], []
+            for costs, (out, back) in zip(self.shardings, moved, strict=True):
+                if not out.size:
+                    continue
+                gathers = [t[1:-1] for t in (costs.gather_s, costs.gradient_gather_s) if t is not None]
+                gather_s = np.sum(gathers, axis=0) if gathers else np.zeros(len(out))
+                nearest_s, neighbour_s = (
+                    link.seconds(out) * (out > 0) + link.seconds(back) * (back > 0) + gather_s
+                    for link in (nearest, neighbour)
+                )
+                least_s.append(float(nearest_s.min()))
+                mean_s.append(float(neighbour_s.mean()))
+            self._sending_cache[stride] = min(least_s, default=0.0), min(mean_s, default=0.0)
+        return self._sending_cache[stride]
+
+    def _exchange_s(self, workers: int, copies: int, adjacent: bool, sharded: bool) -> float:
+        """Seconds to sum an even share of the gradients over the copies of a worker."""
+        key = (workers, copies, adjacent, sharded)
+        if copies < 2:
+            return 0.0
+        if key not in self._exchange_cache:
+            ranks = self.shardings[0].ranks
+            stride = ranks if adjacent else ranks * workers
+            payload = self._exchanged / workers * self._precision.gradient_bytes
+            kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
+            group = np.minimum(np.arange(copies, dtype=np.int64) * stride, self._cluster.device_count - 1)
+            seconds = collective_s(self._cluster, kind, np.unique(group), payload, ranks * workers)
+            self._exchange_cache[key] = (2.0 if sharded else 1.0) * seconds
+        return self._exchange_cache[key]
+
+
+def exchanged_elements(costs: BlockCosts) -> np.ndarray:
+    """int64 [n], trainable elements of each block that replicas exchange."""
+    return costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
+
+
+def _hull(shardings: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes kept of a micro-batch by all blocks, ascending; least seconds of all blocks that keep no more).
+
+    Every block picks its sharding and its recomputation independently of the others.
+    """
+    options, at = [], np.arange(len(shardings[0].parameter_elements))
+    for costs in shardings:
+        both_s = (costs.forward_s + costs.backward_s).mean(axis=0)
+        for choice in Ranges(costs).ways(job.recompute, whole_stages=job.whole_stages):
+            saved_bytes, repeat_s = costs.saved_bytes[at, at], choice.repeat_s[:, at, at].mean(axis=0)
+            kept_bytes = np.where(repeat_s > 0, np.minimum(choice.saved_bytes[at, at], saved_bytes), saved_bytes)
+            options.append((kept_bytes, both_s + repeat_s))
+    bytes_by_option, s_by_option = (np.array(column) for column in zip(*options, strict=True))
+    steps: list[tuple[float, float, float]] = []
+    least_bytes = least_s = 0.0
+    for block in range(bytes_by_option.shape[1]):
+        points = sorted(zip(bytes_by_option[:, block].tolist(), s_by_option[:, block].tolist(), strict=True))
+        hull = _lower_hull(points)
+        least_bytes, least_s = least_bytes + hull[0][0], least_s + hull[0][1]
+        steps += [((b[1] - a[1]) / (b[0] - a[0]), b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(hull)]
+    steps.sort()
+    return (
+        least_bytes + np.concatenate([[0.0], np.cumsum([step[1] for step in steps])]),
+        least_s + np.concatenate([[0.0], np.cumsum([step[2] for step in steps])]),
+    )
+
+
+def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Lower convex hull of (bytes, seconds) points in ascending order of bytes, from the leanest to the fastest."""
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        if hull and y >= hull[-1][1]:
+            continue
+        while hull and x <= hull[-1][0]:
+            hull.pop()
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (x - hull[-2][0]) >= (y - hull[-2][1]) * (
+            hull[-1][0] - hull[-2][0]
+        ):
+            hull.pop()
+        hull.append((x, y))
+    return hull
