@@ -1,6 +1,5 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
-from planner.sharding.annotations import load_annotations
 from planner.sharding.choices import Options, splits
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
@@ -79,7 +78,6 @@ __all__ = [
     "inner_setting",
     "layout_text",
     "layouts",
-    "load_annotations",
     "mesh_on",
     "parse_layout",
     "priced_once",
