@@ -161,11 +161,8 @@ class Fabric:
 
     def _rate(self, level: Level, child: int, held: int, width: int) -> float:
         """Bandwidth of a child with `held` ranks into a level, after the share of sibling groups."""
-        device = level.device_byte_per_s
-        if level.peer_byte_per_s is not None and width > 1:
-            device = min(device, (width - 1) * level.peer_byte_per_s)
         siblings = max(1, min(self.concurrent, child // held))
-        return level.efficiency * min(level.byte_per_s / siblings, held * device)
+        return level.efficiency * min(level.byte_per_s / siblings, held * level.device_rate(width))
 
     @functools.cached_property
     def rank_ports(self) -> np.ndarray:

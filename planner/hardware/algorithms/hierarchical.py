@@ -1,4 +1,4 @@
-"""Level by level: scatter inside, go across with one share a rank, gather inside; for groups that lie evenly.
+"""Hierarchical: scatter inside, run across with one shard a rank, gather inside; for groups with even levels.
 
 Source: Jia et al., 2018 (arXiv 1807.11205).
 """
@@ -19,7 +19,7 @@ _ROUNDS = {Collective.ALL_REDUCE: 2, Collective.REDUCE_SCATTER: 1, Collective.AL
 
 
 def _affine(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine | None:
-    """Not of gathers that are held to a ring (`Level.gather_ports`)."""
+    """Not for gathers that must use a ring (`Level.gather_ports`)."""
     rounds = _ROUNDS.get(kind, 0)
     held = rounds == 1 and any(tier.level.gather_ports for tier in tiers if tier.width > 1)
     if not rounds or held or not span.even or sum(tier.width > 1 for tier in tiers) < 2:
@@ -31,14 +31,17 @@ def _affine(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine |
         if tier.width == 1:
             continue
         fit = measured_fit(tier.level, Collective.REDUCE_SCATTER, tier.width) if i == 0 else None
-        alpha, beta = fit or ((tier.width - 1) * tier.latency_s, (tier.width - 1) / tier.width / rate)
+        alpha, beta = fit or (
+            (tier.width - 1) * tier.latency_s,
+            moved_bytes(Collective.REDUCE_SCATTER, 1.0, tier.width) / rate,
+        )
         latency_s += rounds * alpha
         s_per_byte += rounds * beta / tier.ranks
     return latency_s, s_per_byte
 
 
 def _hops(ranks: Sequence[int], sizes: Sequence[int], group: np.ndarray) -> Hops:
-    """Rings inside, then rings of the ranks with the same share across."""
+    """Rings inside, then rings across of the ranks with the same shard."""
     found: list[Hops] = []
     places = np.asarray(ranks)
     for size, above in pairwise(sizes):

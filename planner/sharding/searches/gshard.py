@@ -1,8 +1,8 @@
 """GShard: the user gives the layouts of a few tensors, the program completes all others.
 
 Annotated tensors and weights rest as asked (`Setting.annotations`). The rest is chosen exactly, so that work and
-changes of layout take the least time; where annotations do not fit together, the layout is changed between them. If the fastest
-completion exceeds the memory, memory gets a price. `gshard_propagate.py` has the paper's own propagation.
+changes of layout take the least time; where annotations do not fit together, the layout is changed between them. If the
+fastest completion exceeds the memory, memory gets a price. The propagation of the paper is `gshard_propagate.py`.
 
 A mixture of experts needs nothing more: tokens annotated along their groups and expert weights along the experts make
 dispatch and combine changes of layout from one cut to another, which are all-to-alls.

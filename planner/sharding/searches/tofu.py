@@ -1,8 +1,8 @@
-"""Tofu: every tensor cut, one mesh axis after another, so that the bytes fetched and reduced are fewest.
+"""Tofu: every tensor is cut, one mesh axis after another, with the fewest bytes fetched and reduced.
 
-Partition-n-reduce: an operator is cut along one dimension of its loop nest; a worker fetches what it lacks of its
-operands and, where the dimension was reduced, partial results are added. One step cuts everything in p parts; the next
-step does the same inside each part, on what the operators of one part work on. Step i costs `groups_i * delta_i` bytes,
+Partition-n-reduce: an operator is cut along one dimension of its loop nest; a worker fetches the missing parts of its
+operands and, where the dimension is reduced, partial results are added. One step cuts everything in p parts; the next
+step cuts each part again. Step i costs `groups_i * delta_i` bytes,
 groups being the parts made so far. Taking the best step each time is optimal where these never fall from step to step
 (Wang, Huang, Li, EuroSys 2019, theorem 1); `TofuPlan.monotone` says whether they do.
 
@@ -26,8 +26,8 @@ from planner.sharding.choices import shrink, splits
 from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, named_nests
 from planner.sharding.limits import allowed
-from planner.sharding.named_dims import joined
-from planner.sharding.problem import Choice, Facts, Setting
+from planner.sharding.named_dims import group_leaders
+from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, strategies
@@ -52,7 +52,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One way to cut a pass: the dimension and what that makes of each operand; "" repeats the work."""
+    """One cut of a pass: the dimension ("" repeats the work), and the part of each operand and result."""
 
     dim: str
     reads: tuple[Part, ...]
@@ -70,7 +70,7 @@ def _numbered(nest: LoopNest, reads: Sequence[int], writes: Sequence[int]) -> Lo
 
 
 def _gradients(nest: LoopNest, names: Sequence[str], out: str, wanted: frozenset[str], key: str) -> list[Pass]:
-    """A pass for each operand of a nest whose gradient is wanted."""
+    """One pass for each operand of a nest whose gradient is wanted."""
     found = []
     for r, access in enumerate(nest.reads):
         target = names[access.position]
@@ -85,7 +85,7 @@ def _gradients(nest: LoopNest, names: Sequence[str], out: str, wanted: frozenset
 
 
 def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> list[Pass]:
-    """The forward pass of a node and the gradients that training asks of it."""
+    """The forward pass of a node, and the passes of the gradients that training needs."""
     node = graph.nodes[i]
     nests = [n for n in named_nests(OpCall.of(graph, node), spec) if n.reads or n.writes]
     if not nests:
@@ -102,8 +102,8 @@ def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> lis
 
 
 def cuts_of(one: Pass, ranks: int, item_bytes: float) -> list[Cut]:
-    """All cuts of a pass in that many parts; repeating the work only where there is none."""
-    found = []
+    """All cuts of a pass in `ranks` parts; repeated work only where there is none."""
+    cuts = []
     sizes = {d.name: d.size for n in one.nests for d in n.dims}
     widths = {(a.position, k): width for nest in one.nests for a in nest.reads for k, width in a.halo}
     for dim, (reads, writes) in splits(one.nests).items():
@@ -117,14 +117,14 @@ def cuts_of(one: Pass, ranks: int, item_bytes: float) -> list[Cut]:
             tuple(side.get(p, REPLICATED) for p in range(count))
             for side, count in ((reads, len(one.reads)), (writes, len(one.writes)))
         ]
-        found.append(Cut(dim, parts[0], parts[1], halo))
-    if not found:
-        found.append(Cut("", (REPLICATED,) * len(one.reads), (REPLICATED,) * len(one.writes)))
-    return found
+        cuts.append(Cut(dim, parts[0], parts[1], halo))
+    if not cuts:
+        cuts.append(Cut("", (REPLICATED,) * len(one.reads), (REPLICATED,) * len(one.writes)))
+    return cuts
 
 
 def operand_elements(one: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:
-    """Elements of an operand that one group works on: the sizes of the dimensions that index it, windows by results."""
+    """Elements of an operand in one group: the product of the dimensions that index it, windows by their results."""
     for nest in one.nests:
         for access in nest.writes if written else nest.reads:
             if access.position == read:
@@ -138,7 +138,7 @@ def operand_elements(one: Pass, read: int, sizes: Mapping[str, int], *, written:
 
 
 def moved_bytes(rest: Part, used: Part, ranks: int, byte_count: float, *, written: bool = False) -> float:
-    """Bytes that all ranks fetch to use a tensor as `used` when it rests as `rest`, or to bring a result to rest."""
+    """Bytes that all ranks fetch to use a tensor that rests as `rest` as `used`, or to bring a result to rest."""
     if written and used == PARTIAL:
         return byte_count * (ranks - 1) * (1 if rest.cuts else 2)
     have, want = (used, rest) if written else (rest, used)
@@ -164,11 +164,11 @@ class TofuStep:
     """One step of the recursion.
 
     Attributes:
-        ranks: parts that everything is cut in.
-        groups: parts there were before.
+        ranks: number of parts that the step makes of each part.
+        groups: number of parts before the step.
         bytes: bytes that one group moves.
-        rests: how each tensor is cut, by name.
-        cuts: dimension that each pass is cut along, by key.
+        rests: by tensor name, its part.
+        cuts: by pass key, the dimension that is cut.
     """
 
     ranks: int
@@ -185,12 +185,12 @@ class TofuStep:
 
 @dataclass(frozen=True, slots=True)
 class TofuPlan:
-    """What the recursion found.
+    """The result of the recursion.
 
     Attributes:
-        steps: in order.
-        groups: variables left after coarsening.
-        tensors: tensors before it.
+        steps: the steps in order.
+        groups: number of variables after coarsening.
+        tensors: number of tensors before coarsening.
     """
 
     steps: tuple[TofuStep, ...]
@@ -209,7 +209,7 @@ class TofuPlan:
         return all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(totals))
 
     def layout(self, name: str) -> TensorLayout:
-        """Layout of a tensor, one part a step; one that the recursion does not know is whole."""
+        """Layout of a tensor, one part a step; a tensor that the recursion does not know is replicated."""
         return tuple(step.rests.get(name, REPLICATED) for step in self.steps)
 
 
@@ -239,7 +239,7 @@ def _elementwise(one: Pass) -> bool:
 
 
 def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> dict[str, str]:
-    """The group of each tensor: those of element-wise operators are one, and of equal operators that share a weight."""
+    """The group of each tensor: one for an element-wise operator, or for equal operators that share a weight."""
     pairs: list[tuple[str, str]] = []
     shared: dict[tuple[object, ...], Pass] = {}
     for i, one in forward.items():
@@ -254,11 +254,11 @@ def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> dict[str, str]:
             key = (graph.nodes[i].op, weights, tuple(graph.tensors[n].shape for n in (*one.reads, *one.writes)))
             first = shared.setdefault(key, one)
             pairs += zip((*first.reads, *first.writes), (*one.reads, *one.writes), strict=True)
-    return joined(pairs)
+    return group_leaders(pairs)
 
 
 class _Recursion:
-    """Sizes left after the steps done."""
+    """The shapes and loop nests of one part after the steps so far."""
 
     def __init__(self, graph: Graph, passes: list[Pass], groups: Mapping[str, str], item_bytes: float) -> None:
         self.passes, self.item_bytes = passes, item_bytes
@@ -270,14 +270,14 @@ class _Recursion:
         self.index = {r: v for v, r in enumerate(self.roots)}
 
     def rests(self, root: str, ranks: int) -> list[Part]:
-        """Cuts of a group that all its tensors allow; whole only where none is."""
+        """Cuts that all tensors of a group allow; replicated only where there is none."""
         members = [n for n, r in self.root.items() if r == root and n not in self.free]
         rank = min(len(self.shapes[n]) for n in members)
         parts = [Part(d) for d in range(rank) if all(self.shapes[n][d] % ranks == 0 for n in members)]
         return parts or [REPLICATED]
 
     def table(self, one: Pass, ranks: int, rests: Mapping[str, list[Part]]) -> tuple[Factor, np.ndarray, list[Cut]]:
-        """Least bytes of a pass for every way its tensors may rest, and which cut that is."""
+        """Least bytes of a pass for each combination of its tensors' parts, and the cut that reaches it."""
         cuts = cuts_of(one, ranks, self.item_bytes)
         names = [*one.reads, *one.writes]
         bound = [self.root[n] for n in names if n not in self.free]
@@ -294,7 +294,7 @@ class _Recursion:
         return factor([self.index[r] for r in bound], best), which, cuts
 
     def step(self, ranks: int, groups: int) -> TofuStep:
-        """The best step, after which sizes are what one part has."""
+        """Take the best step and shrink shapes and nests to one part."""
         rests = {r: self.rests(r, ranks) for r in self.roots}
         sizes = [len(rests[r]) for r in self.roots]
         tables = [self.table(one, ranks, rests) for one in self.passes]
@@ -341,20 +341,20 @@ def tofu_plan(
 
 
 def _nearest(found: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
-    """The strategy with those cuts, else the one that agrees on most axes."""
+    """The strategy with the wanted cuts, else the one that agrees on the most axes."""
     return max(found, key=lambda s: (sum(a == b for a, b in zip(s.splits, wanted, strict=True)), -found.index(s)))
 
 
 @SEARCHES.entry("tofu")
 def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """Tofu's plan on the axes of a mesh, priced like every other plan; a gradient follows its forward cut.
+    """Tofu's plan on the axes of a mesh, priced like any other decision; a gradient is cut like its tensor.
 
     Raises:
         InfeasibleError: the plan does not fit the memory.
     """
     graph, mesh = setting.graph, setting.mesh
     plan = tofu_plan(graph, mesh.sizes, nodes=setting.members, item_bytes=setting.item_bytes)
-    facts, decision = Facts.of(setting), dict[str, Choice]()
+    facts, decision = GraphFacts.of(setting), dict[str, Choice]()
     for i in setting.members:
         node = graph.nodes[i]
         wanted = [step.cuts.get(node.key, "") for step in plan.steps]
