@@ -297,12 +297,12 @@ def _tiers(
 
 def _json(text: str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except ValueError as error:
         raise HardwareError(f"not JSON: {error}", where=where, hint="give the file as it is") from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise HardwareError("not an object", where=where, hint="give the file as it is")
-    return found
+    return data
 
 
 def _yaml(text: str, where: str) -> dict[str, Any]:
@@ -310,12 +310,12 @@ def _yaml(text: str, where: str) -> dict[str, Any]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        found = YAML(typ="safe").load(text)
+        data = YAML(typ="safe").load(text)
     except YAMLError as error:
         raise HardwareError(f"not YAML: {str(error).splitlines()[0]}", where=where, hint="give it as it is") from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise HardwareError("not a mapping of keys to values", where=where, hint="give the file as it is")
-    return found
+    return data
 
 
 def kind_of(text: str) -> str:

@@ -300,10 +300,10 @@ def slowest_levels(unlike: Sequence[tuple[Level, ...]]) -> tuple[Level, ...]:
 def _slowest(unlike: tuple[tuple[Level, ...], ...]) -> tuple[Level, ...]:
     if len(unlike) == 1:
         return unlike[0]
-    found = []
+    slowest = []
     for same in zip(*unlike, strict=True):
         peers = [level.peer_byte_per_s for level in same if level.peer_byte_per_s is not None]
-        found.append(
+        slowest.append(
             replace(
                 same[0],
                 byte_per_s=min(level.byte_per_s for level in same),
@@ -315,7 +315,7 @@ def _slowest(unlike: tuple[tuple[Level, ...], ...]) -> tuple[Level, ...]:
                 fits=same[0].fits if len({level.fits for level in same}) == 1 else (),
             )
         )
-    return tuple(found)
+    return tuple(slowest)
 
 
 NEIGHBOURS = 3

@@ -38,8 +38,8 @@ def validate(document: Document) -> tuple[ProfileFile | None, list[Problem]]:
     data = document.data
     spec: ProfileFile | None = None
     if isinstance(data, dict):
-        spec, found = _validate_mapping(document, data)
-        problems += found
+        spec, errors = _validate_mapping(document, data)
+        problems += errors
     elif not problems:
         problems.append(document.problem((), "a profile is a mapping of keys to values"))
     problems.sort(key=_place)
@@ -66,10 +66,10 @@ def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[Profile
         )
         return None, [document.problem((), message, hint)]
     model = _KINDS[kinds[0]]
-    own = _mapping(data, "device_types")
+    own_types = _mapping(data, "device_types")
     context = {
         "sources": {**citations(), **_mapping(data, "sources")},
-        "devices": {*device_names(), *own},
+        "devices": {*device_names(), *own_types},
     }
     problems: list[Problem] = []
     if model is ClusterFile:
@@ -134,8 +134,8 @@ def _fields_at(model: type[BaseModel], location: Location) -> Iterable[str]:
 
 def _description(model: type[BaseModel], location: Location) -> str:
     owner = _model_at(model, location[:-1])
-    found = owner.model_fields.get(str(location[-1])) if owner and location else None
-    return (found.description or "") if found else ""
+    field = owner.model_fields.get(str(location[-1])) if owner and location else None
+    return (field.description or "") if field else ""
 
 
 def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
@@ -143,8 +143,8 @@ def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | N
     kind: Any = model
     for part in location:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found = kind.model_fields.get(str(part))
-            kind = found.annotation if found else None
+            field = kind.model_fields.get(str(part))
+            kind = field.annotation if field else None
         else:
             kind = typing.get_args(kind)[-1] if typing.get_args(kind) else None
         kind = _unwrap(kind)
@@ -179,10 +179,10 @@ def _size_problems(document: Document, data: dict[str, Any]) -> list[Problem]:
     findings = arrange([size for size in between[:-1] if size], bool(between), nodes)
     inner = math.prod(size for size in inside if size)
     findings += _devices_fit(inner, nodes, sum(counts)) + too_many(inner, nodes)
-    most = _int(data, "max_nodes")
-    if most is not None and nodes > most:
+    max_nodes = _int(data, "max_nodes")
+    if max_nodes is not None and nodes > max_nodes:
         findings.append(
-            (("nodes",), f"{nodes} nodes are more than max_nodes: {most}", "lower nodes or raise max_nodes")
+            (("nodes",), f"{nodes} nodes are more than max_nodes: {max_nodes}", "lower nodes or raise max_nodes")
         )
     return problems + [document.problem(place, message, hint) for place, message, hint in findings]
 
@@ -285,28 +285,28 @@ EFFICIENCY = 0.02
 OUTER_FASTER = 1.5
 """Factor by which a device may plausibly send faster into an outer tier than into the tier inside it."""
 
-Doubt = tuple[Location, str, str]
+Finding = tuple[Location, str, str]
 """Path, message, hint."""
 
 
 def doubts(document: Document, spec: ProfileFile) -> list[Problem]:
     """Warnings of implausible figures in a valid profile, in the order of the file."""
-    found: list[Doubt] = []
+    warnings: list[Finding] = []
     if isinstance(spec, DeviceFile):
-        found += _device((), spec)
+        warnings += _device((), spec)
     elif isinstance(spec, ClusterFile):
         for name, body in spec.device_types.items():
-            found += _device(("device_types", name), body)
+            warnings += _device(("device_types", name), body)
         for place, levels in (("node", spec.node), ("network", spec.network)):
             for number, level in enumerate(levels):
-                found += _level((place, number), level)
-        found += _faster_outside(spec)
-    return [document.problem(location, message, hint) for location, message, hint in found]
+                warnings += _level((place, number), level)
+        warnings += _faster_outside(spec)
+    return [document.problem(location, message, hint) for location, message, hint in warnings]
 
 
 def _beyond(
     location: Location, what: str, value: float, bounds: tuple[float, float], dimension: Dimension
-) -> Iterator[Doubt]:
+) -> Iterator[Finding]:
     """A warning if a value is outside its bounds."""
     if not bounds[0] <= value <= bounds[1]:
         low, high = (render(bound, dimension, 3) for bound in bounds)
@@ -314,7 +314,7 @@ def _beyond(
         yield location, f"{what} of {render(value, dimension, 4)} is not plausible", hint
 
 
-def _device(head: Location, body: DeviceBody) -> Iterator[Doubt]:
+def _device(head: Location, body: DeviceBody) -> Iterator[Finding]:
     yield from _beyond((*head, "memory"), "memory", body.memory.value, MEMORY_BYTES, Dimension.BYTES)
     rate = body.memory_bandwidth.value
     yield from _beyond((*head, "memory_bandwidth"), "a bandwidth", rate, MEMORY_BYTE_PER_S, Dimension.BYTE_RATE)
@@ -332,7 +332,7 @@ def _device(head: Location, body: DeviceBody) -> Iterator[Doubt]:
         yield (*head, "reserve"), "the reserve is more than a quarter of the memory", "600 MiB to 2 GiB are usual"
 
 
-def _level(head: Location, level: LevelEntry) -> Iterator[Doubt]:
+def _level(head: Location, level: LevelEntry) -> Iterator[Finding]:
     yield from _beyond((*head, "latency"), "a latency", level.latency.value, LATENCY_S, Dimension.SECONDS)
     rate = level.port.byte_per_s * level.port.count
     yield from _beyond((*head, "port"), "a bandwidth", rate, PORT_BYTE_PER_S, Dimension.BYTE_RATE)
@@ -343,7 +343,7 @@ def _level(head: Location, level: LevelEntry) -> Iterator[Doubt]:
         yield (*head, "efficiency"), f"{level.efficiency.value:.1%} of the bandwidth is not plausible", "70% to 95%"
 
 
-def _faster_outside(spec: ClusterFile) -> Iterator[Doubt]:
+def _faster_outside(spec: ClusterFile) -> Iterator[Finding]:
     """Warnings of tiers into which a device sends much faster than into the tier inside them."""
     levels = [("node", i, level) for i, level in enumerate(spec.node)]
     levels += [("network", i, level) for i, level in enumerate(spec.network)]

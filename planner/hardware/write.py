@@ -67,16 +67,16 @@ def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -
     if len(spec.devices) == 1 and spec.devices[0].count == 1:
         content["devices"] = spec.devices[0].type
     content["device_types"] = {name: _plain(with_defaults(body)) for name, (body, _) in types.items()}
-    own = dict(spec.sources)
+    sources = dict(spec.sources)
     for _, extra in types.values():
-        own.update(extra)
-    return _with_sources(content, own)
+        sources.update(extra)
+    return _with_sources(content, sources)
 
 
-def _with_sources(content: dict[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+def _with_sources(content: dict[str, Any], own_sources: Mapping[str, str]) -> dict[str, Any]:
     """The content with the citations that it uses at its end."""
     content.pop("sources", None)
-    known = {**citations(), **own}
+    known = {**citations(), **own_sources}
     used = sorted({name for name in _sources_in(content) if name in known})
     return {**content, "sources": {name: known[name] for name in used}} if used else content
 
@@ -86,8 +86,8 @@ def _sources_in(content: object) -> list[str]:
         return [name for item in content for name in _sources_in(item)]
     if not isinstance(content, dict):
         return []
-    own = [content["source"]] if isinstance(content.get("source"), str) else []
-    return own + [name for item in content.values() for name in _sources_in(item)]
+    names = [content["source"]] if isinstance(content.get("source"), str) else []
+    return names + [name for item in content.values() for name in _sources_in(item)]
 
 
 def _plain(model: BaseModel) -> dict[str, Any]:

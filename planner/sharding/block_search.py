@@ -110,10 +110,10 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         b = self._boundaries.index(boundary)
         if not np.isfinite(self._first.totals[b]) or self._priced is None:
             return ()
-        chosen = self._priced.choices_of(np.asarray([(b, p) for p in range(self._priced.totals.shape[1])]))
-        decisions = [self._joint.decision(at, b) for at in dict.fromkeys(c[: self._joint.count] for c in chosen)]
-        made = undominated([point(self.block, boundary, decision) for decision in decisions])
-        return tuple(sorted(made, key=lambda p: (p.forward_s + p.backward_s, p.figures)))
+        choices = self._priced.choices_of(np.asarray([(b, p) for p in range(self._priced.totals.shape[1])]))
+        decisions = [self._joint.decision(at, b) for at in dict.fromkeys(c[: self._joint.count] for c in choices)]
+        points = undominated([point(self.block, boundary, decision) for decision in decisions])
+        return tuple(sorted(points, key=lambda p: (p.forward_s + p.backward_s, p.figures)))
 
     def __iter__(self) -> Iterator[Boundaries]:
         return iter(self._boundaries)
@@ -252,10 +252,10 @@ class _Joint:
         units = [float(first.totals[at]) / max(1.0, held_bytes) for held_bytes in held]
         return np.asarray([[a * units[0], w * units[1]] for a, w in PAIRS])
 
-    def full(self, chosen: Sequence[int], at: int) -> list[int]:
+    def full(self, choices: Sequence[int], at: int) -> list[int]:
         """Choices of all variables of the block under a boundary layout."""
-        return [int(self.ends[v][at]) if v in self.ends else c for v, c in enumerate(chosen[: self.count])]
+        return [int(self.ends[v][at]) if v in self.ends else c for v, c in enumerate(choices[: self.count])]
 
-    def decision(self, chosen: Sequence[int], at: int) -> dict[str, Choice]:
+    def decision(self, choices: Sequence[int], at: int) -> dict[str, Choice]:
         """The choices of all variables by name."""
-        return self.problem.decision(self.full(chosen, at))
+        return self.problem.decision(self.full(choices, at))

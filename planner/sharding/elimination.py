@@ -143,14 +143,14 @@ class _Elimination:
             self._add(Factor(others, least), numbers)
         return True
 
-    def complete(self, chosen: np.ndarray) -> None:
+    def complete(self, choices: np.ndarray) -> None:
         """Fill in the best choice of every eliminated variable, given the choices of the others.
 
         Args:
-            chosen: int64 [variables, cases], one choice of each variable in each case.
+            choices: int64 [variables, cases], one choice of each variable in each case.
         """
         for v, others, best in reversed(self.done):
-            chosen[v] = best[tuple(chosen[u] for u in others)]
+            choices[v] = best[tuple(choices[u] for u in others)]
 
     def _minimum(self, tables: list[Factor], v: int, others: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """The least sums of a variable's tables, and the choices that reach them, by the choices of its neighbours.
@@ -194,10 +194,10 @@ class Minima:
 
     def choices_of(self, at: np.ndarray) -> list[tuple[int, ...]]:
         """The same for many choices of the kept variables at once, int64 [choices, kept variables]."""
-        chosen = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
-        chosen[list(self._kept)] = at.T
-        self._left.complete(chosen)
-        return [tuple(each) for each in chosen.T.tolist()]
+        choices = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
+        choices[list(self._kept)] = at.T
+        self._left.complete(choices)
+        return [tuple(row) for row in choices.T.tolist()]
 
 
 def minima(
@@ -251,9 +251,9 @@ def minimise(
     return float(least.totals), least.choices(())
 
 
-def value(factors: Sequence[Factor], chosen: Sequence[int]) -> float:
+def value(factors: Sequence[Factor], choices: Sequence[int]) -> float:
     """The sum of all factors at one choice of each variable."""
-    return float(sum(f.table[tuple(chosen[v] for v in f.variables)] for f in factors))
+    return float(sum(f.table[tuple(choices[v] for v in f.variables)] for f in factors))
 
 
 ROUNDS = 3
@@ -276,13 +276,13 @@ class LimitedSolution:
 
     Attributes:
         seconds: seconds of the choice; inf where none fits.
-        chosen: choice of each variable; empty where none fits.
+        choices: choice of each variable; empty where none fits.
         bound_s: lower bound on the seconds of any choice that fits.
         price: the price that gave the bound, in seconds a byte.
     """
 
     seconds: float = math.inf
-    chosen: tuple[int, ...] = ()
+    choices: tuple[int, ...] = ()
     bound_s: float = 0.0
     price: float = 0.0
 
@@ -342,13 +342,13 @@ class _PriceSearch:
             low, high = (low, middle) if self._fits(least.choices((middle,))[:-1]) else (middle, high)
         return (prices[low] if low >= 0 else 0.0), (prices[high] if high < len(prices) else math.inf)
 
-    def _fits(self, chosen: tuple[int, ...]) -> bool:
+    def _fits(self, choices: tuple[int, ...]) -> bool:
         """Whether a choice fits; it is remembered if it is the fastest so far."""
-        if value(self.held, chosen) > self.limit:
+        if value(self.held, choices) > self.limit:
             return False
-        seconds = value(self.times, chosen)
+        seconds = value(self.times, choices)
         if seconds < self.best.seconds:
-            self.best.seconds, self.best.chosen = seconds, chosen
+            self.best.seconds, self.best.choices = seconds, choices
         return True
 
 
@@ -373,7 +373,7 @@ def least_within(
     prices.try_prices((0.0,))
     if not math.isfinite(prices.best.bound_s):
         raise InfeasibleError("no combination of layouts is legal", hint="allow more splits or padding")
-    if prices.best.chosen:
+    if prices.best.choices:
         return prices.best
     unit = max(prices.best.bound_s, 1e-12) / limit
     low, high = prices.try_prices([unit * 4.0**k for k in FIRST_POWERS])

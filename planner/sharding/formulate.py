@@ -105,13 +105,13 @@ class _Builder:
             kind, carries = self.kind_of(tensor), name in self.carrying
             if tensor.kind is TensorKind.PARAMETER:
                 expert = self.experts.get(name, -1)
-                made = self.once(("weight", kind, carries, expert), lambda: self._weight(tensor, carries))
+                columns = self.once(("weight", kind, carries, expert), lambda: self._weight(tensor, carries))
             else:
                 kept, ends = self.kept.get(name, 0), self.ends(tensor)
-                made = self.once(
+                columns = self.once(
                     ("tensor", kind, carries, kept, ends), lambda: self._tensor(tensor, carries, kept, ends)
                 )
-            self.add(name, *made)
+            self.add(name, *columns)
         return self.index[name]
 
     def kind_of(self, tensor: Tensor) -> Hashable:
@@ -184,19 +184,21 @@ class _Builder:
         choices, shares = self.once(("strategies", kind), lambda: self._strategies(i, call))
         work = tuple(self.setting.node_s(i, share) for share in shares)
         key = ("operator", kind, work, trains, extra, node.repeat)
-        made = self.once(key, lambda: self._operator(i, choices, dict(zip(shares, work, strict=True)), trains, extra))
-        own = self.add(f"op:{node.key}", *made)
+        columns = self.once(
+            key, lambda: self._operator(i, choices, dict(zip(shares, work, strict=True)), trains, extra)
+        )
+        operator_var = self.add(f"op:{node.key}", *columns)
         for p, name in enumerate(node.inputs):
-            other = self.resting(name) if name else None
-            if other is not None:
+            tensor_var = self.resting(name) if name else None
+            if tensor_var is not None:
                 saved = any(s.storage == name for s in self.saved[i])
                 weight = self.graph.tensors[name].kind is TensorKind.PARAMETER
                 times = weight_gathers(self.specs[i]) if weight else 1.0 + saved
-                self._link(own, other, name, p, written=False, times=times, repeat=node.repeat)
+                self._link(operator_var, tensor_var, name, p, written=False, times=times, repeat=node.repeat)
         for p, name in enumerate(node.outputs):
-            other = self.resting(name) if name and name in self.graph.tensors else None
-            if other is not None:
-                self._link(own, other, name, p, written=True)
+            tensor_var = self.resting(name) if name and name in self.graph.tensors else None
+            if tensor_var is not None:
+                self._link(operator_var, tensor_var, name, p, written=True)
 
     def _strategies(self, i: int, call: OpCall) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
         """The allowed strategies of a node, and the shares of its work that they leave a rank."""
@@ -238,46 +240,58 @@ class _Builder:
         seconds = np.asarray([spent_s(s) for s in choices])
         return choices, seconds, np.asarray([s.share * extra for s in choices])
 
-    def _parts(self, own: int, p: int, tensor: Tensor, *, written: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _parts(
+        self, operator_var: int, p: int, tensor: Tensor, *, written: bool
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """By strategy, the index in the tensor's table of the layouts of value and gradient of an operand or result."""
 
         def make() -> tuple[tuple[int, ...], tuple[int, ...]]:
             replicated, index = (REPLICATED,) * len(self.mesh.axes), self.table(tensor).index
-            sides = self._layouts(own, written=written)
+            sides = self._layouts(operator_var, written=written)
             values = tuple(index[value.get(p, replicated)] for value, _ in sides)
             return values, tuple(index[gradient.get(p, replicated)] for _, gradient in sides)
 
-        return self.once(("parts", id(self.choices[own]), p, written, self.kind_of(tensor)), make)
+        return self.once(("parts", id(self.choices[operator_var]), p, written, self.kind_of(tensor)), make)
 
-    def _layouts(self, own: int, *, written: bool) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
+    def _layouts(
+        self, operator_var: int, *, written: bool
+    ) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
         """By strategy, the layouts of operands or results by position, and those of their gradients."""
-        made = [choice for choice in self.choices[own] if isinstance(choice, Strategy)]
+        strategies_of = [choice for choice in self.choices[operator_var] if isinstance(choice, Strategy)]
         return self.once(
-            ("layouts", id(self.choices[own]), written),
+            ("layouts", id(self.choices[operator_var]), written),
             lambda: [
                 (dict(s.writes), dict(s.write_gradients)) if written else (dict(s.reads), dict(s.read_gradients))
-                for s in made
+                for s in strategies_of
             ],
         )
 
-    def _rests(self, other: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
+    def _rests(self, tensor_var: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
         """Index in the tensor's table of each resting layout of the value, or of the gradient."""
 
         def make() -> np.ndarray:
-            index, rests = self.table(tensor).index, [rest_of(choice) for choice in self.choices[other]]
+            index, rests = self.table(tensor).index, [rest_of(choice) for choice in self.choices[tensor_var]]
             wanted = [rest.gradient if gradient else rest.value for rest in rests]
             return np.asarray([index[layout] for layout in wanted if layout is not None])
 
-        return self.once(("rests", id(self.choices[other]), gradient, self.kind_of(tensor)), make)
+        return self.once(("rests", id(self.choices[tensor_var]), gradient, self.kind_of(tensor)), make)
 
     def _link(
-        self, own: int, other: int, name: str, p: int, *, written: bool, times: float = 1.0, repeat: int = 1
+        self,
+        operator_var: int,
+        tensor_var: int,
+        name: str,
+        p: int,
+        *,
+        written: bool,
+        times: float = 1.0,
+        repeat: int = 1,
     ) -> None:
         """Add a table over an operator and one of its tensors, lower variable first; equal tables share an array.
 
         Args:
-            own: variable of the operator.
-            other: variable of the tensor.
+            operator_var: variable of the operator.
+            tensor_var: variable of the tensor.
             name: name of the tensor.
             p: its position among the operator's results or operands.
             written: whether it is a result.
@@ -285,36 +299,36 @@ class _Builder:
             repeat: runs of the operator.
         """
         tensor, carries = self.graph.tensors[name], name in self.carrying
-        parts = self._parts(own, p, tensor, written=written)
+        parts = self._parts(operator_var, p, tensor, written=written)
 
         def make() -> np.ndarray:
             seconds, values, gradients = self.table(tensor).seconds, np.asarray(parts[0]), np.asarray(parts[1])
-            rests = self._rests(other, tensor, gradient=False)
+            rests = self._rests(tensor_var, tensor, gradient=False)
             cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
             gathering = self.setting.options.as_layers and tensor.kind is TensorKind.PARAMETER
             if gathering:  # tensor parallel layers never gather a weight
                 cost = np.where(cost > 0.0, np.inf, cost)
             if carries:
-                rests = self._rests(other, tensor, gradient=True)
+                rests = self._rests(tensor_var, tensor, gradient=True)
                 back = seconds[np.ix_(rests, gradients)].T if written else seconds[np.ix_(gradients, rests)]
                 cost = cost + back
             return np.asarray(cost * repeat)
 
         key = (
             "link",
-            id(self.choices[own]),
-            id(self.choices[other]),
+            id(self.choices[operator_var]),
+            id(self.choices[tensor_var]),
             parts,
             self.kind_of(tensor),
             carries,
             times,
             repeat,
         )
-        if own < other:
-            self.links.append(Factor((own, other), self.once((*key, written), make)))
+        if operator_var < tensor_var:
+            self.links.append(Factor((operator_var, tensor_var), self.once((*key, written), make)))
         else:
             turned = self.once(("turned", *key, written), lambda: np.ascontiguousarray(make().T))
-            self.links.append(Factor((other, own), turned))
+            self.links.append(Factor((tensor_var, operator_var), turned))
 
 
 def formulate(setting: Setting, facts: GraphFacts | None = None) -> ShardingProblem:

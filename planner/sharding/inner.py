@@ -309,12 +309,12 @@ def inner_costs(
 @per_model
 def trained_parameters(graph: Graph) -> dict[str, tuple[tuple[str, int], ...]]:
     """By weight tensor, names and elements of the trainable parameters it comes from, ties resolved."""
-    index, found = graph.parameter_index, dict[str, tuple[tuple[str, int], ...]]()
+    index, parameters_of = graph.parameter_index, dict[str, tuple[tuple[str, int], ...]]()
     for tensor, sources in graph.sources.items():
-        own = (graph.parameters[index[source]] for source in sources)
-        resolved = (graph.parameters[index[p.tied_to]] if p.tied_to else p for p in own)
-        found[tensor] = tuple((p.name, p.elements) for p in resolved if p.trainable)
-    return found
+        parameters = (graph.parameters[index[source]] for source in sources)
+        resolved = (graph.parameters[index[p.tied_to]] if p.tied_to else p for p in parameters)
+        parameters_of[tensor] = tuple((p.name, p.elements) for p in resolved if p.trainable)
+    return parameters_of
 
 
 @per_model
@@ -337,9 +337,9 @@ def _shared_places(graph: Graph, blocks: Sequence[BlockView]) -> tuple[tuple[int
     seen: set[str | int] = set()
     twice: set[str | int] = set()
     for block in blocks:
-        own: set[str | int] = {*block.names, *(groups[name] for name in block.names if name in groups)}
-        twice |= seen & own
-        seen |= own
+        names: set[str | int] = {*block.names, *(groups[name] for name in block.names if name in groups)}
+        twice |= seen & names
+        seen |= names
     return tuple(
         tuple(k for k, name in enumerate(block.names) if name in twice or groups.get(name) in twice) for block in blocks
     )

@@ -85,9 +85,9 @@ class BlockView:
         block = chain.blocks[b]
         members = (*block.side, *block.nodes)
         used = dict.fromkeys(n for i in members for n in (*graph.nodes[i].inputs, *graph.nodes[i].outputs) if n)
-        made = {n for i in members for n in graph.nodes[i].outputs}
-        inputs = tuple(n for n in chain.crossing[b] if n in used and n not in made)
-        outputs = tuple(n for n in chain.crossing[b + 1] if n in made)
+        written = {n for i in members for n in graph.nodes[i].outputs}
+        inputs = tuple(n for n in chain.crossing[b] if n in used and n not in written)
+        outputs = tuple(n for n in chain.crossing[b + 1] if n in written)
         kept = [s for i in members for s in facts.saved[i]]
         names = tuple(dict.fromkeys([*used, *(s.storage for s in kept)]))
         return BlockView(members, inputs, outputs, names)
@@ -241,8 +241,8 @@ def rerun_s(block: BlockProblem, point: InnerPoint, members: Sequence[int]) -> f
     names = {setting.tied.get(name, name) for name in names} | {f"op:{graph.nodes[i].key}" for i in members}
     part = {name: choice for name, choice in point.decision.items() if name in names}
     rerun = evaluate(setting, part, facts=block.facts, checked=block.checked)
-    made = (name for i in members for name in graph.nodes[i].outputs)
-    passed_on = {name for name in made if not run.intersection(graph.consumers.get(name, ()))}
+    results = (name for i in members for name in graph.nodes[i].outputs)
+    passed_on = {name for name in results if not run.intersection(graph.consumers.get(name, ()))}
     partial = {name for name in passed_on if _is_partial(point.decision.get(name))}
     summed_s = sum(c.seconds for c in point.communication if c.phase == "forward" and c.tensor in partial)
     return rerun.forward_s + summed_s

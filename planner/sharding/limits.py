@@ -109,8 +109,8 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
         seen.add(id(specs[i]))
         call = OpCall.of(graph, graph.nodes[i])
         dims |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
-        most = max((n for n in _result_ranks(call) if n is not None), default=0)
-        dims |= {str(k) for k in range(-most, most)}
+        rank = max((n for n in _result_ranks(call) if n is not None), default=0)
+        dims |= {str(k) for k in range(-rank, rank)}
         rule = rule_of(call.op)
         dims |= {rule.joint.value} if rule.joint is not None else set()
         dims |= {SplitKind.PARTIAL.value} if rule.linear else set()

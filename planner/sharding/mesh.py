@@ -159,8 +159,8 @@ def _slowest(terms: Terms) -> Terms:
     """Terms of the group that is slowest for large payloads, its latency raised to the largest of all groups."""
     best = np.where(np.isfinite(terms.latency_s), terms.s_per_byte, math.inf).min(axis=1)
     worst = int(np.argmax(best))
-    least = terms.latency_s.min(axis=1)
-    return Terms(terms.latency_s[worst] + (least.max() - least[worst]), terms.s_per_byte[worst])
+    lowest = terms.latency_s.min(axis=1)
+    return Terms(terms.latency_s[worst] + (lowest.max() - lowest[worst]), terms.s_per_byte[worst])
 
 
 def _axes(sizes: Mapping[str, int] | Sequence[int]) -> tuple[Axis, ...]:

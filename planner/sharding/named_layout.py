@@ -86,18 +86,18 @@ def schedule(program: Program) -> tuple[int, ...]:
     """
     size = {t.name: t.item_bytes * math.prod(t.sizes) for t in program.tensors}
     operations = program.operations
-    made = {name: i for i, op in enumerate(operations) for name in op.outputs}
-    readers: dict[str, set[int]] = {name: set() for name in made}
+    writer_of = {name: i for i, op in enumerate(operations) for name in op.outputs}
+    readers: dict[str, set[int]] = {name: set() for name in writer_of}
     waits = []
     for i, op in enumerate(operations):
-        inputs = {name for name in op.inputs if name in made}
-        waits.append({made[name] for name in inputs} - {i})
+        inputs = {name for name in op.inputs if name in writer_of}
+        waits.append({writer_of[name] for name in inputs} - {i})
         for name in inputs:
             readers[name].add(i)
 
     def growth(i: int) -> tuple[float, int]:
         op = operations[i]
-        freed = sum(size[n] for n in dict.fromkeys(op.inputs) if n in made and not readers[n] - {i})
+        freed = sum(size[n] for n in dict.fromkeys(op.inputs) if n in writer_of and not readers[n] - {i})
         return sum(size[n] for n in op.outputs) - freed, i
 
     current = {i: growth(i) for i, need in enumerate(waits) if not need}
@@ -114,7 +114,7 @@ def schedule(program: Program) -> tuple[int, ...]:
         for r in changed:
             waits[r].discard(i)
         for name in operations[i].inputs:
-            if name in made:
+            if name in writer_of:
                 readers[name].discard(i)
                 changed += readers[name] if len(readers[name]) == 1 else ()
         for r in sorted(set(changed)):
@@ -126,17 +126,17 @@ def schedule(program: Program) -> tuple[int, ...]:
 
 def fed(program: Program) -> tuple[str, ...]:
     """Tensors that no operation writes; they are always in memory."""
-    made = {name for op in program.operations for name in op.outputs}
-    return tuple(t.name for t in program.tensors if t.name not in made)
+    results = {name for op in program.operations for name in op.outputs}
+    return tuple(t.name for t in program.tensors if t.name not in results)
 
 
 def alive(program: Program, order: Sequence[int]) -> list[frozenset[str]]:
-    """Results in memory while each scheduled operation runs: from their writer to their last_use reader."""
-    made = {name for op in program.operations for name in op.outputs}
+    """Results in memory while each scheduled operation runs: from their writer to their last reader."""
+    results = {name for op in program.operations for name in op.outputs}
     last_use: dict[str, int] = {}
     for at, i in enumerate(order):
         op = program.operations[i]
-        last_use.update((name, at) for name in (*op.inputs, *op.outputs) if name in made)
+        last_use.update((name, at) for name in (*op.inputs, *op.outputs) if name in results)
     ends: list[list[str]] = [[] for _ in order]
     for name, at in last_use.items():
         ends[at].append(name)

@@ -42,7 +42,7 @@ def _affine(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine |
 
 def _hops(ranks: Sequence[int], sizes: Sequence[int], group: np.ndarray) -> Hops:
     """Rings inside, then rings across of the ranks with the same shard."""
-    found: list[Hops] = []
+    hops: list[Hops] = []
     places = np.asarray(ranks)
     for size, above in pairwise(sizes):
         child = places[group] // size
@@ -53,10 +53,10 @@ def _hops(ranks: Sequence[int], sizes: Sequence[int], group: np.ndarray) -> Hops
             if len(siblings) > 1:
                 table = np.stack(siblings)  # [children, ranks of a child]: columns hold the same share
                 share = moved_bytes(Collective.ALL_REDUCE, 1.0, len(siblings)) / table.shape[1]
-                found.append((table.reshape(-1), np.roll(table, -1, axis=0).reshape(-1), np.full(table.size, share)))
-    if not found:
+                hops.append((table.reshape(-1), np.roll(table, -1, axis=0).reshape(-1), np.full(table.size, share)))
+    if not hops:
         return group[:0], group[:0], np.zeros(0)
-    sources, targets, counts = zip(*found, strict=True)
+    sources, targets, counts = zip(*hops, strict=True)
     return np.concatenate(sources), np.concatenate(targets), np.concatenate(counts)
 
 

@@ -41,13 +41,13 @@ SOLVER_S = 20.0
 
 def _fastest(problem: ShardingProblem) -> LimitedSolution:
     """The fastest choice; of equally fast ones one with little memory."""
-    total, chosen = minimise(problem.sizes, problem.factors())
-    held = problem.memory(chosen)
+    total, choices = minimise(problem.sizes, problem.factors())
+    held = problem.memory(choices)
     if held:
         _, lean = minimise(problem.sizes, problem.factors(1e-9 * total / held))
         if value(problem.factors(), lean) <= total * (1 + 1e-12):
-            chosen = lean
-    return LimitedSolution(total, chosen, total)
+            choices = lean
+    return LimitedSolution(total, choices, total)
 
 
 def by_prices(problem: ShardingProblem, limit: float, close: float = CLOSE) -> LimitedSolution:
@@ -66,9 +66,9 @@ def _reduced(problem: ShardingProblem, limit: float, best: LimitedSolution) -> t
     cutoff = best.seconds + best.price * limit
     keep = []
     for v in range(len(problem.names)):
-        least = minima(problem.sizes, factors, (v,))
+        minimum = minima(problem.sizes, factors, (v,))
         all_choices = np.arange(problem.sizes[v])
-        keep.append(all_choices if least is None else np.flatnonzero(least.totals <= cutoff * (1 + 1e-12)))
+        keep.append(all_choices if minimum is None else np.flatnonzero(minimum.totals <= cutoff * (1 + 1e-12)))
     return problem.restricted(dict(enumerate(keep))), keep
 
 
@@ -126,7 +126,7 @@ def _close(problem: ShardingProblem, limit: float, best: LimitedSolution) -> str
     seconds, bound, picked = integer_program(left, limit)
     if picked and seconds < best.seconds and fits(left.memory(picked), limit):
         best.seconds = seconds
-        best.chosen = tuple(int(k[c]) for k, c in zip(keep, picked, strict=True))
+        best.choices = tuple(int(k[c]) for k, c in zip(keep, picked, strict=True))
     best.bound_s = max(best.bound_s, min(bound, best.seconds))
     return "integer program"
 
@@ -148,21 +148,21 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
     if memory_bytes is None:
         best, method = _fastest(problem), "elimination"
     else:
-        least = float(sum(kept.min() for kept in problem.bytes))
-        if not fits(least, memory_bytes):
+        minimum = float(sum(kept.min() for kept in problem.bytes))
+        if not fits(minimum, memory_bytes):
             raise InfeasibleError(
-                f"every layout needs at least {format_bytes(least)} a device, {format_bytes(memory_bytes)} are there",
+                f"every layout needs at least {format_bytes(minimum)} a device, {format_bytes(memory_bytes)} are there",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
         best, method = by_prices(problem, memory_bytes), "prices"
-        if not best.chosen:
+        if not best.choices:
             raise InfeasibleError(
                 f"no layout was found that fits {format_bytes(memory_bytes)} a device",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
         if not best.closed() and len(problem.names) <= MOST_VARIABLES:
             method = _close(problem, memory_bytes, best)
-    decision = problem.decision(best.chosen)
+    decision = problem.decision(best.choices)
     return ShardingAnswer.of(setting, decision, memory_bytes, method, bound_s=best.bound_s, states=states)
 
 
@@ -187,13 +187,13 @@ def fastest(
         InfeasibleError: no choice was found that fits, or the problem is too large for elimination.
     """
     if memory_bytes is None:
-        bound_s, chosen = minimise(problem.sizes, problem.factors())
+        bound_s, choices = minimise(problem.sizes, problem.factors())
     else:
-        within = by_prices(problem, memory_bytes, CLOSE)
-        if not within.chosen:
+        solution = by_prices(problem, memory_bytes, CLOSE)
+        if not solution.choices:
             raise InfeasibleError(f"no {what} was found that fits {format_bytes(memory_bytes)} a device", hint=hint)
-        bound_s, chosen = within.bound_s, within.chosen
-    return ShardingAnswer.of(setting, problem.decision(chosen), memory_bytes, method, bound_s=bound_s)
+        bound_s, choices = solution.bound_s, solution.choices
+    return ShardingAnswer.of(setting, problem.decision(choices), memory_bytes, method, bound_s=bound_s)
 
 
 DEAR = 1e6
@@ -208,13 +208,13 @@ def leanest(setting: Setting, *, memory_bytes: float | None = None) -> ShardingA
         InfeasibleError: even those do not fit, or exact elimination would need too large a table.
     """
     problem = formulate(setting)
-    seconds, chosen = minimise(problem.sizes, problem.factors())
-    price = DEAR * max(seconds, 1e-12) / max(1.0, problem.memory(chosen))
-    _, chosen = minimise(problem.sizes, problem.factors(price))
-    held = problem.memory(chosen)
+    seconds, choices = minimise(problem.sizes, problem.factors())
+    price = DEAR * max(seconds, 1e-12) / max(1.0, problem.memory(choices))
+    _, choices = minimise(problem.sizes, problem.factors(price))
+    held = problem.memory(choices)
     if memory_bytes is not None and not fits(held, memory_bytes):
         raise InfeasibleError(
             f"every layout needs about {format_bytes(held)} a device, {format_bytes(memory_bytes)} are there",
             hint="use a larger mesh, more recomputation or a smaller micro-batch",
         )
-    return ShardingAnswer.of(setting, problem.decision(chosen), memory_bytes, "a price on memory")
+    return ShardingAnswer.of(setting, problem.decision(choices), memory_bytes, "a price on memory")

@@ -80,8 +80,8 @@ class _NamedProblem:
         domains = [self.domains[n] for n in names]
         key = (key, tuple(places), tuple(map(tuple, domains)))
         if key not in self._tables:
-            found = [choice_at([at[p] if p >= 0 else -1 for p in places]) for at in itertools.product(*domains)]
-            self._tables[key] = np.asarray(found, dtype=np.int64).reshape([len(d) for d in domains])
+            choices = [choice_at([at[p] if p >= 0 else -1 for p in places]) for at in itertools.product(*domains)]
+            self._tables[key] = np.asarray(choices, dtype=np.int64).reshape([len(d) for d in domains])
         return names, self._tables[key]
 
     def _of_operator(self, i: int) -> Implied:
@@ -118,27 +118,27 @@ class _NamedProblem:
 
     def times(self) -> list[Factor]:
         """Tables over the names: seconds of operators, of weight updates and of changes of layout."""
-        own = (self._own_table(v, table, math.inf) for v, table in enumerate(self.problem.seconds))
-        return _summed([*own, *map(self._link, self.problem.links)])
+        own_tables = (self._own_table(v, table, math.inf) for v, table in enumerate(self.problem.seconds))
+        return _summed([*own_tables, *map(self._link, self.problem.links)])
 
     def held(self) -> list[Factor]:
         """Tables over the names: bytes that a rank holds."""
         return _summed(self._own_table(v, table, 0.0) for v, table in enumerate(self.problem.bytes))
 
     def _own_table(self, v: int, table: np.ndarray, otherwise: float) -> Factor:
-        names, chosen = self._implied[v]
-        key = (id(table), id(chosen), otherwise)
+        names, choices = self._implied[v]
+        key = (id(table), id(choices), otherwise)
         if key not in self._tables:
-            self._tables[key] = np.where(chosen < 0, otherwise, table[chosen])
+            self._tables[key] = np.where(choices < 0, otherwise, table[choices])
         return Factor(names, self._tables[key])
 
     def _link(self, link: Factor) -> Factor:
         sides = [self._implied[v] for v in link.variables]
         names = tuple(sorted({n for side, _ in sides for n in side}))
-        key = (id(link.table), *((id(chosen), tuple(map(names.index, side))) for side, chosen in sides))
+        key = (id(link.table), *((id(choices), tuple(map(names.index, side))) for side, choices in sides))
         if key not in self._tables:
             first, second = (
-                chosen.reshape([len(self.domains[n]) if n in side else 1 for n in names]) for side, chosen in sides
+                choices.reshape([len(self.domains[n]) if n in side else 1 for n in names]) for side, choices in sides
             )
             self._tables[key] = np.where((first < 0) | (second < 0), math.inf, link.table[first, second])
         return Factor(names, self._tables[key])
@@ -149,7 +149,7 @@ class _NamedProblem:
         Raises:
             InfeasibleError: an operator or a tensor has no choice that follows from it.
         """
-        choices = [int(chosen[tuple(at[n] for n in names)]) for names, chosen in self._implied]
+        choices = [int(choice_at[tuple(at[n] for n in names)]) for names, choice_at in self._implied]
         for name, c in zip(self.problem.names, choices, strict=True):
             if c < 0:
                 key, operator = name.removeprefix("op:"), name.startswith("op:")
@@ -202,16 +202,16 @@ def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> S
     """
     named = _NamedProblem(setting)
     if memory_bytes is None:
-        _, chosen = minimise(named.sizes, named.times())
+        _, axes = minimise(named.sizes, named.times())
     else:
-        chosen = least_within(named.sizes, named.times(), named.held(), memory_bytes).chosen
-        if not chosen:
+        axes = least_within(named.sizes, named.times(), named.held(), memory_bytes).choices
+        if not axes:
             raise InfeasibleError(
                 f"no layout of named dimensions was found that fits {format_bytes(memory_bytes)} a device",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
     method, states = "elimination over names", math.prod(named.sizes)
-    decision = named.decision(chosen)
+    decision = named.decision(axes)
     return ShardingAnswer.of(setting, decision, memory_bytes, method, states=states, fixed="the fastest layout")
 
 

@@ -71,7 +71,7 @@ def _numbered(nest: LoopNest, reads: Sequence[int], writes: Sequence[int]) -> Lo
 
 def _gradients(nest: LoopNest, names: Sequence[str], out: str, wanted: frozenset[str], key: str) -> list[Pass]:
     """One pass for each operand of a nest whose gradient is wanted."""
-    found = []
+    passes = []
     for r, access in enumerate(nest.reads):
         target = names[access.position]
         if target not in wanted:
@@ -80,8 +80,8 @@ def _gradients(nest: LoopNest, names: Sequence[str], out: str, wanted: frozenset
         others = [names[a.position] for i, a in enumerate(nest.reads) if i != r]
         reads = tuple(replace(a, position=i) for i, a in enumerate(back.reads))
         writes = (replace(back.writes[0], position=0),)
-        found.append(Pass(f"{key}#{r}", (replace(back, reads=reads, writes=writes),), (out, *others), (target,)))
-    return found
+        passes.append(Pass(f"{key}#{r}", (replace(back, reads=reads, writes=writes),), (out, *others), (target,)))
+    return passes
 
 
 def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> list[Pass]:
@@ -94,38 +94,38 @@ def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> lis
     writes = sorted({a.position for n in nests for a in n.writes})
     forward = tuple(_numbered(n, reads, writes) for n in nests)
     names, outs = tuple(node.inputs[p] for p in reads), tuple(node.outputs[p] for p in writes)
-    found = [Pass(node.key, forward, names, outs)]
+    passes = [Pass(node.key, forward, names, outs)]
     if outs[0] in wanted:
         for nest in forward:
-            found += _gradients(nest, names, outs[0], wanted, node.key)
-    return found
+            passes += _gradients(nest, names, outs[0], wanted, node.key)
+    return passes
 
 
-def cuts_of(one: Pass, ranks: int, item_bytes: float) -> list[Cut]:
+def cuts_of(nest_pass: Pass, ranks: int, item_bytes: float) -> list[Cut]:
     """All cuts of a pass in `ranks` parts; repeated work only where there is none."""
     cuts = []
-    sizes = {d.name: d.size for n in one.nests for d in n.dims}
-    widths = {(a.position, k): width for nest in one.nests for a in nest.reads for k, width in a.halo}
-    for dim, (reads, writes) in splits(one.nests).items():
+    sizes = {d.name: d.size for n in nest_pass.nests for d in n.dims}
+    widths = {(a.position, k): width for nest in nest_pass.nests for a in nest.reads for k, width in a.halo}
+    for dim, (reads, writes) in splits(nest_pass.nests).items():
         if sizes[dim] % ranks:
             continue
         halo = 0.0
         for p, part in reads.items():
-            surface = operand_elements(one, p, sizes) / sizes[dim]
+            surface = operand_elements(nest_pass, p, sizes) / sizes[dim]
             halo += 2 * (ranks - 1) * widths.get((p, part.dim), 0) * surface * item_bytes
         parts = [
             tuple(side.get(p, REPLICATED) for p in range(count))
-            for side, count in ((reads, len(one.reads)), (writes, len(one.writes)))
+            for side, count in ((reads, len(nest_pass.reads)), (writes, len(nest_pass.writes)))
         ]
         cuts.append(Cut(dim, parts[0], parts[1], halo))
     if not cuts:
-        cuts.append(Cut("", (REPLICATED,) * len(one.reads), (REPLICATED,) * len(one.writes)))
+        cuts.append(Cut("", (REPLICATED,) * len(nest_pass.reads), (REPLICATED,) * len(nest_pass.writes)))
     return cuts
 
 
-def operand_elements(one: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:
+def operand_elements(nest_pass: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:
     """Elements of an operand in one group: the product of the dimensions that index it, windows by their results."""
-    for nest in one.nests:
+    for nest in nest_pass.nests:
         for access in nest.writes if written else nest.reads:
             if access.position == read:
                 whole = {d.name for d in nest.dims if d.kind is DimKind.WHOLE}
@@ -147,15 +147,15 @@ def moved_bytes(rest: Part, used: Part, ranks: int, byte_count: float, *, writte
     return byte_count * (ranks - 1) / (ranks if want.cuts else 1)
 
 
-def cut_bytes(one: Pass, cut: Cut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
+def cut_bytes(nest_pass: Pass, cut: Cut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
     """Bytes that all ranks move in one pass, given how its tensors rest (reads first, then writes)."""
-    sizes = {d.name: d.size for n in one.nests for d in n.dims}
+    sizes = {d.name: d.size for n in nest_pass.nests for d in n.dims}
     total = cut.halo_bytes
     for p, used in enumerate(cut.reads):
-        total += moved_bytes(rests[p], used, ranks, item_bytes * operand_elements(one, p, sizes))
+        total += moved_bytes(rests[p], used, ranks, item_bytes * operand_elements(nest_pass, p, sizes))
     for p, used in enumerate(cut.writes):
-        elements = operand_elements(one, p, sizes, written=True)
-        total += moved_bytes(rests[len(one.reads) + p], used, ranks, item_bytes * elements, written=True)
+        elements = operand_elements(nest_pass, p, sizes, written=True)
+        total += moved_bytes(rests[len(nest_pass.reads) + p], used, ranks, item_bytes * elements, written=True)
     return total
 
 
@@ -219,20 +219,20 @@ def prime_factors(ranks: int) -> tuple[int, ...]:
     >>> prime_factors(12)
     (2, 2, 3)
     """
-    found, left, p = [], ranks, 2
+    factors, left, p = [], ranks, 2
     while left > 1:
         while left % p == 0:
-            found.append(p)
+            factors.append(p)
             left //= p
         p += 1
-    return tuple(found)
+    return tuple(factors)
 
 
-def _elementwise(one: Pass) -> bool:
+def _elementwise(nest_pass: Pass) -> bool:
     """Whether all full-size operands and results are indexed alike by plain dimensions."""
-    if len(one.nests) != 1 or one.nests[0].matrix_flops:
+    if len(nest_pass.nests) != 1 or nest_pass.nests[0].matrix_flops:
         return False
-    nest = one.nests[0]
+    nest = nest_pass.nests[0]
     dims = nest.writes[0].dims
     plain = all(len(names) == 1 for names in dims) and all(d.kind is DimKind.PARALLEL for d in nest.dims)
     return plain and len(nest.dims) == len(dims)
@@ -242,18 +242,22 @@ def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> dict[str, str]:
     """The group of each tensor: one for an element-wise operator, or for equal operators that share a weight."""
     pairs: list[tuple[str, str]] = []
     shared: dict[tuple[object, ...], Pass] = {}
-    for i, one in forward.items():
-        pairs += [(name, name) for name in (*one.reads, *one.writes)]
-        if _elementwise(one):
-            nest = one.nests[0]
-            alike = [one.reads[a.position] for a in nest.reads if a.dims == nest.writes[0].dims]
-            names = [n for n in (*alike, *one.writes) if graph.tensors[n].kind is not TensorKind.CONSTANT]
+    for i, nest_pass in forward.items():
+        pairs += [(name, name) for name in (*nest_pass.reads, *nest_pass.writes)]
+        if _elementwise(nest_pass):
+            nest = nest_pass.nests[0]
+            same_index = [nest_pass.reads[a.position] for a in nest.reads if a.dims == nest.writes[0].dims]
+            names = [n for n in (*same_index, *nest_pass.writes) if graph.tensors[n].kind is not TensorKind.CONSTANT]
             pairs += [(names[0], name) for name in names[1:]]
-        weights = tuple(n for n in one.reads if graph.tensors[n].kind is TensorKind.PARAMETER)
+        weights = tuple(n for n in nest_pass.reads if graph.tensors[n].kind is TensorKind.PARAMETER)
         if weights:
-            key = (graph.nodes[i].op, weights, tuple(graph.tensors[n].shape for n in (*one.reads, *one.writes)))
-            first = shared.setdefault(key, one)
-            pairs += zip((*first.reads, *first.writes), (*one.reads, *one.writes), strict=True)
+            key = (
+                graph.nodes[i].op,
+                weights,
+                tuple(graph.tensors[n].shape for n in (*nest_pass.reads, *nest_pass.writes)),
+            )
+            first = shared.setdefault(key, nest_pass)
+            pairs += zip((*first.reads, *first.writes), (*nest_pass.reads, *nest_pass.writes), strict=True)
     return group_leaders(pairs)
 
 
@@ -262,7 +266,7 @@ class _Recursion:
 
     def __init__(self, graph: Graph, passes: list[Pass], groups: Mapping[str, str], item_bytes: float) -> None:
         self.passes, self.item_bytes = passes, item_bytes
-        names = sorted({n for one in passes for n in (*one.reads, *one.writes)})
+        names = sorted({n for nest_pass in passes for n in (*nest_pass.reads, *nest_pass.writes)})
         self.free = {n for n in names if graph.tensors[n].kind in (TensorKind.INPUT, TensorKind.CONSTANT)}
         self.shapes = {n: list(graph.tensors[n].shape) for n in names}
         self.root = {n: groups.get(n, n) for n in names}
@@ -276,10 +280,12 @@ class _Recursion:
         parts = [Part(d) for d in range(rank) if all(self.shapes[n][d] % ranks == 0 for n in members)]
         return parts or [REPLICATED]
 
-    def table(self, one: Pass, ranks: int, rests: Mapping[str, list[Part]]) -> tuple[Factor, np.ndarray, list[Cut]]:
+    def table(
+        self, nest_pass: Pass, ranks: int, rests: Mapping[str, list[Part]]
+    ) -> tuple[Factor, np.ndarray, list[Cut]]:
         """Least bytes of a pass for each combination of its tensors' parts, and the cut that reaches it."""
-        cuts = cuts_of(one, ranks, self.item_bytes)
-        names = [*one.reads, *one.writes]
+        cuts = cuts_of(nest_pass, ranks, self.item_bytes)
+        names = [*nest_pass.reads, *nest_pass.writes]
         bound = [self.root[n] for n in names if n not in self.free]
         shape = [len(rests[r]) for r in bound]
         best, which = np.full(shape, math.inf), np.zeros(shape, dtype=np.int64)
@@ -288,7 +294,7 @@ class _Recursion:
             given = [None if n in self.free else rests[self.root[n]][next(picked)] for n in names]
             for c, cut in enumerate(cuts):
                 wanted = [p if p is not None else u for p, u in zip(given, (*cut.reads, *cut.writes), strict=True)]
-                cost = cut_bytes(one, cut, wanted, ranks, self.item_bytes)
+                cost = cut_bytes(nest_pass, cut, wanted, ranks, self.item_bytes)
                 if cost < best[at]:
                     best[at], which[at] = cost, c
         return factor([self.index[r] for r in bound], best), which, cuts
@@ -297,20 +303,26 @@ class _Recursion:
         """Take the best step and shrink shapes and nests to one part."""
         rests = {r: self.rests(r, ranks) for r in self.roots}
         sizes = [len(rests[r]) for r in self.roots]
-        tables = [self.table(one, ranks, rests) for one in self.passes]
-        total, chosen = minimise(sizes, [t for t, _, _ in tables])
-        rest = {n: rests[r][chosen[self.index[r]]] for n, r in self.root.items() if n not in self.free}
+        tables = [self.table(nest_pass, ranks, rests) for nest_pass in self.passes]
+        total, choices = minimise(sizes, [t for t, _, _ in tables])
+        part_of = {n: rests[r][choices[self.index[r]]] for n, r in self.root.items() if n not in self.free}
         cuts, left = {}, []
-        for one, (_, which, options) in zip(self.passes, tables, strict=True):
-            at = tuple(chosen[self.index[self.root[n]]] for n in (*one.reads, *one.writes) if n not in self.free)
+        for nest_pass, (_, which, options) in zip(self.passes, tables, strict=True):
+            at = tuple(
+                choices[self.index[self.root[n]]] for n in (*nest_pass.reads, *nest_pass.writes) if n not in self.free
+            )
             cut = options[int(which[at])]
-            cuts[one.key] = cut.dim
-            left.append(replace(one, nests=tuple(shrink(n, cut.dim, ranks) for n in one.nests)) if cut.dim else one)
-        for name, part in rest.items():
+            cuts[nest_pass.key] = cut.dim
+            left.append(
+                replace(nest_pass, nests=tuple(shrink(n, cut.dim, ranks) for n in nest_pass.nests))
+                if cut.dim
+                else nest_pass
+            )
+        for name, part in part_of.items():
             if part.cuts:
                 self.shapes[name][part.dim] //= ranks
         self.passes = left
-        return TofuStep(ranks, groups, total, rest, cuts)
+        return TofuStep(ranks, groups, total, part_of, cuts)
 
 
 def tofu_plan(
@@ -329,10 +341,10 @@ def tofu_plan(
     forward: dict[int, Pass] = {}
     passes: list[Pass] = []
     for i in members:
-        found = passes_of(graph, i, specs[i], wanted)
-        if found:
-            forward[i] = found[0]
-            passes += found
+        node_passes = passes_of(graph, i, specs[i], wanted)
+        if node_passes:
+            forward[i] = node_passes[0]
+            passes += node_passes
     recursion = _Recursion(graph, passes, coarsen(graph, forward), item_bytes)
     steps: list[TofuStep] = []
     for p in prime_factors(ranks) if isinstance(ranks, int) else ranks:
@@ -340,9 +352,11 @@ def tofu_plan(
     return TofuPlan(tuple(steps), len(recursion.roots), len(recursion.shapes) - len(recursion.free))
 
 
-def _nearest(found: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
+def _nearest(candidates: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
     """The strategy with the wanted cuts, else the one that agrees on the most axes."""
-    return max(found, key=lambda s: (sum(a == b for a, b in zip(s.splits, wanted, strict=True)), -found.index(s)))
+    return max(
+        candidates, key=lambda s: (sum(a == b for a, b in zip(s.splits, wanted, strict=True)), -candidates.index(s))
+    )
 
 
 @SEARCHES.entry("tofu")
@@ -360,8 +374,10 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
         wanted = [step.cuts.get(node.key, "") for step in plan.steps]
         options = replace(setting.options, interleaved=False)
         call = OpCall.of(graph, node)
-        found = allowed(strategies(call, facts.specs[i], mesh, setting.item_bytes, options), call, facts.forbidden[i])
-        decision[f"op:{node.key}"] = _nearest(found, wanted)
+        candidates = allowed(
+            strategies(call, facts.specs[i], mesh, setting.item_bytes, options), call, facts.forbidden[i]
+        )
+        decision[f"op:{node.key}"] = _nearest(candidates, wanted)
         for name in (*node.inputs, *node.outputs):
             if name:
                 _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in facts.carrying)
