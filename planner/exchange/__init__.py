@@ -1,4 +1,4 @@
-"""How gradients and weights are exchanged between the replicas of a model; one scheme a file.
+"""Exchange of gradients and weights between the replicas of a model; one scheme a file.
 
 >>> from planner.hardware import load_cluster
 >>> from planner.exchange import Step, Variable, fabric_of, get

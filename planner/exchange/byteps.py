@@ -73,7 +73,7 @@ class BytePS(ThroughServers):
         return self.bucket_pushes(pack(step, 0.0), self.shares(fabric))
 
     def transport(self, fabric: Fabric) -> Transport:
-        """How messages travel; two ranks beside each network card unless the option says otherwise."""
+        """The transport, by default with two ranks beside each network card."""
         card_ranks = self.card_ranks or 2 * fabric.cards
         return dataclasses.replace(ThroughServers.transport(self, fabric), card_ranks=card_ranks)
 

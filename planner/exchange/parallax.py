@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.collectives import plan_recipe
 from planner.exchange.fabric import Fabric
@@ -54,12 +53,6 @@ class Parallax(Scheme):
         source="Kim et al., EuroSys 2019",
         memory="dense variables and the rows looked up; sparse variables and their state on the servers",
     )
-
-    def check_options(self) -> None:
-        """Refuse a negative number of partitions."""
-        Scheme.check_options(self)
-        if self.partitions < 0:
-            raise UsageError(f"{self.partitions} partitions", where=self.name, hint="use 0 for one a machine, or more")
 
     def by_servers(self, step: Step) -> tuple[str, ...]:
         """Names of the variables that go through servers."""

@@ -20,7 +20,7 @@ from planner.hardware import Cluster, Collective, Terms, collective_s, collectiv
 
 
 class Content(StrEnum):
-    """What a step moves."""
+    """Data that a step moves."""
 
     GRADIENTS = "gradients"
     WEIGHTS = "weights"

@@ -23,6 +23,9 @@ MEGABYTE = 1e6
 POSITIVE_OPTIONS = ("efficiency", "sum_byte_per_s", "partition_bytes")
 """Options that must be above 0 in every scheme that has them."""
 
+COUNT_OPTIONS = ("clock_distance", "prefetch", "partitions")
+"""Options that must not be negative in any scheme that has them."""
+
 
 @dataclass(frozen=True)
 class MessagePlan:
@@ -79,7 +82,7 @@ class Scheme(Protocol):
     per_tensor: ClassVar[bool] = True
     """Whether some variables can travel by this scheme and others by another."""
     assumes: ClassVar[str] = ""
-    """What the scheme needs of the hardware that no profile states; empty for nothing."""
+    """Hardware features that the scheme requires and no profile states; empty for none."""
 
     @property
     def name(self) -> str:
@@ -103,17 +106,6 @@ class Scheme(Protocol):
         """Why the fabric cannot run it; empty when it can."""
         return ""
 
-    def check_options(self) -> None:
-        """Refuse options that make no sense.
-
-        Raises:
-            UsageError: names the option.
-        """
-        for option in POSITIVE_OPTIONS:
-            value = getattr(self, option, 1.0)
-            if not value > 0:
-                raise UsageError(f"option {option} is {value}", where=self.name, hint="use a value above 0")
-
     def added_servers(self, machines: int) -> Servers:
         """The machines without accelerators that it adds to a group of `machines` machines.
 
@@ -128,7 +120,7 @@ class Scheme(Protocol):
         ...
 
     def price(self, fabric: Fabric, step: Step) -> Exchange:
-        """What the exchange of one step costs; the gradients of the last micro-batch overlap with its backward.
+        """The cost of the exchange of one step; the gradients of the last micro-batch overlap with its backward.
 
         Raises:
             UsageError: the fabric cannot run the scheme, or an option makes no sense.
@@ -138,7 +130,7 @@ class Scheme(Protocol):
 
 
 def require(scheme: Scheme, fabric: Fabric) -> None:
-    """Refuse a fabric that the scheme cannot run on, and options that make no sense.
+    """Refuse a fabric that the scheme cannot run on, and options that are out of range.
 
     Raises:
         UsageError: says why.
@@ -146,7 +138,11 @@ def require(scheme: Scheme, fabric: Fabric) -> None:
     reason = scheme.supports(fabric)
     if reason:
         raise UsageError(reason, where=scheme.name, hint="change the scheme, the ranks or the servers")
-    scheme.check_options()
+    for option in (*POSITIVE_OPTIONS, *COUNT_OPTIONS):
+        value, positive = getattr(scheme, option, 1), option in POSITIVE_OPTIONS
+        if not (value > 0 or (value == 0 and not positive)):
+            hint = "use a value above 0" if positive else "use 0 or more"
+            raise UsageError(f"option {option} is {value}", where=scheme.name, hint=hint)
 
 
 def scheduled(scheme: Scheme, step: Step, plan: MessagePlan) -> Exchange:

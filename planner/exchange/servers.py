@@ -31,7 +31,7 @@ from planner.hardware import Collective
 
 
 class ServerPlacement(StrEnum):
-    """How variables are laid on servers: in equal shards, or each on one server, the least loaded one or in turn."""
+    """Placement of variables on servers: equal shards, or each on one server, the least loaded one or in turn."""
 
     EVEN = "even"
     GREEDY = "greedy"
@@ -70,10 +70,10 @@ class PushPull:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How messages travel to the servers and back.
+    """Options of the transport to the servers and back.
 
     Attributes:
-        method: what the transfers are called.
+        method: name of the transfers.
         inside: how the ranks of a machine sum first.
         partition_bytes: size of the pieces in which a message is pulled while it is still pushed.
         efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
@@ -204,7 +204,7 @@ class ThroughServers(Scheme):
     __slots__ = ()
 
     method = "ps"
-    """What its transfers are called."""
+    """Name of its transfers."""
     inside: Inside = Inside.SCATTER
     partition_bytes: float
     efficiency: float
@@ -216,7 +216,7 @@ class ThroughServers(Scheme):
         ...
 
     def transport(self, fabric: Fabric) -> Transport:
-        """How messages travel, from the options."""
+        """The transport, from the options."""
         return Transport(self.method, self.inside, self.partition_bytes, self.efficiency, self.sum_byte_per_s)
 
     def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:

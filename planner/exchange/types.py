@@ -130,7 +130,7 @@ class MemoryFactors:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How many updates, in mini-batches, a weight may lack compared to synchronous training; 0 when synchronous.
+    """Updates that a weight may lack compared to synchronous training, in mini-batches; 0 when synchronous.
 
     Attributes:
         local: missing updates of the worker itself.
@@ -148,7 +148,7 @@ class Staleness:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which servers hold a variable: `shares[e]` of it at endpoint e (the machines of the group, then the servers)."""
+    """The servers of a variable: `shares[e]` of it at endpoint e (the machines of the group, then the servers)."""
 
     variable: str
     shares: tuple[float, ...]

@@ -12,7 +12,6 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import Fabric, Servers
 from planner.exchange.formulas import wsp_period_s, wsp_staleness
@@ -57,14 +56,8 @@ class WaveSynchronous(ThroughServers):
     )
 
     def staleness(self, step: Step) -> Staleness:
-        """How many updates weights lack, in mini-batches: of the virtual worker itself, and of all."""
+        """Updates that weights lack, in mini-batches: of the virtual worker itself, and of all workers."""
         return wsp_staleness(step.micro_batches, self.clock_distance)
-
-    def check_options(self) -> None:
-        """Refuse a negative clock distance."""
-        if self.clock_distance < 0:
-            raise UsageError(f"clock distance {self.clock_distance}", where=self.name, hint="use 0 or more")
-        Scheme.check_options(self)
 
     def pushes(self, fabric: Fabric, step: Step) -> tuple[PushPull, ...]:
         """The pushes and pulls of one wave, in equal shards on all servers."""

@@ -24,7 +24,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.collectives import plan_recipe, priced
 from planner.exchange.fabric import Fabric
@@ -295,11 +294,6 @@ class ShardedWeights(Sharded):
             optimizer=Group.REPLICAS,
             gathered_units=0 if self.keep_gathered else 1 + self.prefetch,
         )
-
-    def check_options(self) -> None:
-        """Refuse a negative prefetch."""
-        if self.prefetch < 0:
-            raise UsageError(f"prefetch is {self.prefetch}", where=self.name, hint="use 0 or more")
 
     def price(self, fabric: Fabric, step: Step) -> Exchange:
         """Gathers ahead of each unit's computation, scatters after its backward; errors as of `price_sharded`."""

@@ -20,7 +20,7 @@ MOST_BLOCKS = 8
 
 
 class SplitKind(StrEnum):
-    """How an axis runs an operator."""
+    """The way in which an axis runs an operator."""
 
     REPEAT = "repeat"
     """Every rank does the same work."""
@@ -38,7 +38,7 @@ class SplitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which splits count.
+    """Splits that searches may use.
 
     Attributes:
         padded: uneven cuts: every rank works on and holds as much as the largest piece. Padding is zeros, so dimensions
@@ -74,11 +74,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class LocalNest:
-    """What one rank runs after some axes: nests of local sizes, its share of the work, the kind of each axis."""
+    """The work of one rank after some axes: nests of local sizes, share of the operator's work, kind of each axis."""
 
     nests: tuple[LoopNest, ...]
     share: float = 1.0
     kinds: tuple[SplitKind, ...] = ()
+
+    def then(self, kind: SplitKind) -> LocalNest:
+        """The local nest after one more axis, of a kind that does not change the nests."""
+        return replace(self, kinds=(*self.kinds, kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +181,7 @@ def expert_dims(call: OpCall, nests: Sequence[LoopNest]) -> dict[int, int]:
 def _free_choices(call: OpCall, spec: OpSpec, local: LocalNest, ranks: int, options: Options) -> list[AxisChoice]:
     choices = []
     if options.replicate or ranks == 1:
-        choices.append(
-            AxisChoice(
-                SplitKind.REPEAT, "", {}, {}, LocalNest(local.nests, local.share, (*local.kinds, SplitKind.REPEAT))
-            )
-        )
+        choices.append(AxisChoice(SplitKind.REPEAT, "", {}, {}, local.then(SplitKind.REPEAT)))
     if ranks == 1:
         return choices
     rule = rule_of(call.op)
@@ -202,11 +202,7 @@ def _free_choices(call: OpCall, spec: OpSpec, local: LocalNest, ranks: int, opti
         choices += _cut_choice(call, local, ("s", "u"), DimKind.PARALLEL, SplitKind.RING, ranks)
     for row in _dispatched(call, local, ranks) if options.coupled else ():
         choices += _cut_choice(call, local, (row, "e"), DimKind.PARALLEL, SplitKind.EXPERTS, ranks)
-    if (
-        options.partial
-        and rule.linear
-        and all(m in (SplitKind.REPEAT, SplitKind.PARTIAL, SplitKind.CUT) for m in local.kinds)
-    ):
+    if options.partial and rule.linear and {SplitKind.REPEAT, SplitKind.PARTIAL, SplitKind.CUT}.issuperset(local.kinds):
         choices.append(_pass_partial(local))
     if not options.interleaved:
         return [c for c in choices if not _interleaves(c)]
@@ -218,7 +214,7 @@ def _interleaves(choice: AxisChoice) -> bool:
 
 
 def _interleaved(choice: AxisChoice, local: LocalNest, blocks: int, ranks: int) -> AxisChoice | None:
-    """The same cut, interleaved in blocks: which points of the dimension go to which rank does not matter."""
+    """A choice with its cut interleaved in blocks; None where the dimension does not divide into them."""
     if choice.kind not in (SplitKind.CUT, SplitKind.STATISTICS) or _interleaves(choice):
         return None
     size = next(d.size for nest in local.nests for d in nest.dims if d.name == choice.name)
@@ -384,10 +380,4 @@ def _pass_partial(local: LocalNest) -> AxisChoice:
     """Partial operands and results: the operator is linear, so sums commute with it."""
     reads = {a.position: PARTIAL for nest in local.nests for a in nest.reads}
     writes = {a.position: PARTIAL for nest in local.nests for a in nest.writes}
-    return AxisChoice(
-        SplitKind.PARTIAL,
-        "partial",
-        reads,
-        writes,
-        LocalNest(local.nests, local.share, (*local.kinds, SplitKind.PARTIAL)),
-    )
+    return AxisChoice(SplitKind.PARTIAL, "partial", reads, writes, local.then(SplitKind.PARTIAL))

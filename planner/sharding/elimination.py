@@ -193,7 +193,7 @@ class Minima:
         return self.choices_of(np.asarray([at], dtype=np.int64))[0]
 
     def choices_of(self, at: np.ndarray) -> list[tuple[int, ...]]:
-        """The same for many choices of the kept variables at once, int64 [choices, kept variables]."""
+        """`choices` for many rows of choices of the kept variables, int64 [rows, kept variables]."""
         choices = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
         choices[list(self._kept)] = at.T
         self._left.complete(choices)
@@ -257,7 +257,7 @@ def value(factors: Sequence[Factor], choices: Sequence[int]) -> float:
 
 
 ROUNDS = 3
-"""How often the interval of prices is refined."""
+"""Number of refinements of the interval of prices."""
 STEPS = 9
 """Prices that each refinement tries."""
 FIRST_POWERS = range(-8, 9)
@@ -265,7 +265,7 @@ FIRST_POWERS = range(-8, 9)
 TILT = 0.02
 """Fraction by which a tilted price rises from the first variable to the last."""
 TILTED_ROUNDS = 2
-"""How often the interval of tilted prices is refined."""
+"""Number of refinements of the interval of tilted prices."""
 CLOSE = 1e-6
 """Relative gap at which a choice counts as optimal."""
 

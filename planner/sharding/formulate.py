@@ -115,7 +115,7 @@ class _Builder:
         return self.index[name]
 
     def kind_of(self, tensor: Tensor) -> Hashable:
-        """What the layouts of a tensor and their changes depend on."""
+        """A key, equal for tensors with equal layouts and equal costs of layout changes."""
         return tensor.shape, tensor.dtype, self.tags_of(tensor.name)
 
     def tags_of(self, name: str) -> tuple[Part, ...]:
@@ -187,18 +187,18 @@ class _Builder:
         columns = self.once(
             key, lambda: self._operator(i, choices, dict(zip(shares, work, strict=True)), trains, extra)
         )
-        operator_var = self.add(f"op:{node.key}", *columns)
+        op_var = self.add(f"op:{node.key}", *columns)
         for p, name in enumerate(node.inputs):
             tensor_var = self.resting(name) if name else None
             if tensor_var is not None:
                 saved = any(s.storage == name for s in self.saved[i])
                 weight = self.graph.tensors[name].kind is TensorKind.PARAMETER
                 times = weight_gathers(self.specs[i]) if weight else 1.0 + saved
-                self._link(operator_var, tensor_var, name, p, written=False, times=times, repeat=node.repeat)
+                self._link(op_var, tensor_var, name, p, written=False, times=times, repeat=node.repeat)
         for p, name in enumerate(node.outputs):
             tensor_var = self.resting(name) if name and name in self.graph.tensors else None
             if tensor_var is not None:
-                self._link(operator_var, tensor_var, name, p, written=True)
+                self._link(op_var, tensor_var, name, p, written=True)
 
     def _strategies(self, i: int, call: OpCall) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
         """The allowed strategies of a node, and the shares of its work that they leave a rank."""
@@ -206,26 +206,17 @@ class _Builder:
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
         if blocks:
             options = replace(options, interleaved=True, blocks=blocks)
-        allowed_strategies = self.expressible(
-            node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
-        )
-        allowed_strategies = allowed(allowed_strategies, call, self.forbids[i])
-        allowed_strategies = layer_strategies(
-            allowed_strategies, call, self.specs[i], options, self.mesh.sizes, self.weight_elements
-        )
-        if not allowed_strategies:
+        legal = strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
+        legal = allowed(self.expressible(node, legal), call, self.forbids[i])
+        legal = layer_strategies(legal, call, self.specs[i], options, self.mesh.sizes, self.weight_elements)
+        if not legal:
             why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
             raise InfeasibleError(why, where=node.name or node.key, hint=hint)
-        return allowed_strategies, tuple(dict.fromkeys(s.share for s in allowed_strategies))
+        return legal, tuple(dict.fromkeys(s.share for s in legal))
 
     def _operator(
-        self,
-        i: int,
-        choices: tuple[Strategy, ...],
-        work: Mapping[float, tuple[float, float]],
-        trains: bool,
-        extra: float,
+        self, i: int, legal: tuple[Strategy, ...], work: Mapping[float, tuple[float, float]], trains: bool, extra: float
     ) -> Columns:
         repeat = self.graph.nodes[i].repeat
 
@@ -237,32 +228,28 @@ class _Builder:
                 total += repeat * exchange_s(self.mesh, strategy, backward=backward, beside_s=beside_s)
             return total
 
-        seconds = np.asarray([spent_s(s) for s in choices])
-        return choices, seconds, np.asarray([s.share * extra for s in choices])
+        seconds = np.asarray([spent_s(s) for s in legal])
+        return legal, seconds, np.asarray([s.share * extra for s in legal])
 
-    def _parts(
-        self, operator_var: int, p: int, tensor: Tensor, *, written: bool
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _parts(self, op_var: int, p: int, tensor: Tensor, *, written: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """By strategy, the index in the tensor's table of the layouts of value and gradient of an operand or result."""
 
         def make() -> tuple[tuple[int, ...], tuple[int, ...]]:
             replicated, index = (REPLICATED,) * len(self.mesh.axes), self.table(tensor).index
-            sides = self._layouts(operator_var, written=written)
+            sides = self._layouts(op_var, written=written)
             values = tuple(index[value.get(p, replicated)] for value, _ in sides)
             return values, tuple(index[gradient.get(p, replicated)] for _, gradient in sides)
 
-        return self.once(("parts", id(self.choices[operator_var]), p, written, self.kind_of(tensor)), make)
+        return self.once(("parts", id(self.choices[op_var]), p, written, self.kind_of(tensor)), make)
 
-    def _layouts(
-        self, operator_var: int, *, written: bool
-    ) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
+    def _layouts(self, op_var: int, *, written: bool) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
         """By strategy, the layouts of operands or results by position, and those of their gradients."""
-        strategies_of = [choice for choice in self.choices[operator_var] if isinstance(choice, Strategy)]
         return self.once(
-            ("layouts", id(self.choices[operator_var]), written),
+            ("layouts", id(self.choices[op_var]), written),
             lambda: [
                 (dict(s.writes), dict(s.write_gradients)) if written else (dict(s.reads), dict(s.read_gradients))
-                for s in strategies_of
+                for s in self.choices[op_var]
+                if isinstance(s, Strategy)
             ],
         )
 
@@ -277,20 +264,12 @@ class _Builder:
         return self.once(("rests", id(self.choices[tensor_var]), gradient, self.kind_of(tensor)), make)
 
     def _link(
-        self,
-        operator_var: int,
-        tensor_var: int,
-        name: str,
-        p: int,
-        *,
-        written: bool,
-        times: float = 1.0,
-        repeat: int = 1,
+        self, op_var: int, tensor_var: int, name: str, p: int, *, written: bool, times: float = 1.0, repeat: int = 1
     ) -> None:
         """Add a table over an operator and one of its tensors, lower variable first; equal tables share an array.
 
         Args:
-            operator_var: variable of the operator.
+            op_var: variable of the operator.
             tensor_var: variable of the tensor.
             name: name of the tensor.
             p: its position among the operator's results or operands.
@@ -299,7 +278,7 @@ class _Builder:
             repeat: runs of the operator.
         """
         tensor, carries = self.graph.tensors[name], name in self.carrying
-        parts = self._parts(operator_var, p, tensor, written=written)
+        parts = self._parts(op_var, p, tensor, written=written)
 
         def make() -> np.ndarray:
             seconds, values, gradients = self.table(tensor).seconds, np.asarray(parts[0]), np.asarray(parts[1])
@@ -316,7 +295,7 @@ class _Builder:
 
         key = (
             "link",
-            id(self.choices[operator_var]),
+            id(self.choices[op_var]),
             id(self.choices[tensor_var]),
             parts,
             self.kind_of(tensor),
@@ -324,11 +303,11 @@ class _Builder:
             times,
             repeat,
         )
-        if operator_var < tensor_var:
-            self.links.append(Factor((operator_var, tensor_var), self.once((*key, written), make)))
+        if op_var < tensor_var:
+            self.links.append(Factor((op_var, tensor_var), self.once((*key, written), make)))
         else:
             turned = self.once(("turned", *key, written), lambda: np.ascontiguousarray(make().T))
-            self.links.append(Factor((tensor_var, operator_var), turned))
+            self.links.append(Factor((tensor_var, op_var), turned))
 
 
 def formulate(setting: Setting, facts: GraphFacts | None = None) -> ShardingProblem:

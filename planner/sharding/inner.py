@@ -233,7 +233,7 @@ class InnerCosts:
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """What the search leaves out, as messages; empty where it is exact for every block."""
+        """Messages on what the search leaves out; empty where it is exact for every block."""
         tied: dict[tuple[int, ...], list[int]] = {}
         for block in self.blocks:
             if block.points.tied:

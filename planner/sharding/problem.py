@@ -34,7 +34,7 @@ Choice = Strategy | TensorChoice | WeightChoice
 
 @dataclass(frozen=True)
 class Setting:
-    """What to shard, on which mesh, at which prices and under which limits.
+    """A sharding task: graph, mesh, prices and limits.
 
     Attributes:
         graph: the model.
@@ -116,7 +116,7 @@ class ShardingProblem:
     """The choices of each variable, and their costs as tables.
 
     Attributes:
-        setting: what to shard.
+        setting: the sharding task.
         names: names of the variables: `op:` and the key of a node, or the name of a tensor.
         choices: by variable.
         seconds: by variable, float64 [choices] of its own time.

@@ -109,7 +109,7 @@ def _joint_moves(
 
 @dataclass(frozen=True)
 class _Skeleton:
-    """What tables of the same layouts share, for tensors of any shape.
+    """Data that tables of the same layouts share, for tensors of any shape.
 
     Attributes:
         index: position of each layout.

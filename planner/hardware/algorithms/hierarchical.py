@@ -30,11 +30,9 @@ def _affine(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine |
         rate = min(rate, tier.stream)
         if tier.width == 1:
             continue
+        share = moved_bytes(Collective.REDUCE_SCATTER, 1.0, tier.width)
         fit = measured_fit(tier.level, Collective.REDUCE_SCATTER, tier.width) if i == 0 else None
-        alpha, beta = fit or (
-            (tier.width - 1) * tier.latency_s,
-            moved_bytes(Collective.REDUCE_SCATTER, 1.0, tier.width) / rate,
-        )
+        alpha, beta = fit or ((tier.width - 1) * tier.latency_s, share / rate)
         latency_s += rounds * alpha
         s_per_byte += rounds * beta / tier.ranks
     return latency_s, s_per_byte

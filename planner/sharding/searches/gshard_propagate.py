@@ -8,8 +8,9 @@ changes; what is then unknown is replicated. Replication does not travel. Lepikh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
@@ -24,57 +25,40 @@ from planner.sharding.strategies import Strategy
 Place = tuple[str, int]
 """A tensor and a mesh axis."""
 
+Use = tuple[Place, Part, bool]
+"""A place, the part that a strategy gives it, and whether the tensor is a result of the operator."""
 
-@dataclass(frozen=True, slots=True)
-class _KnownPart:
-    """What is known of a tensor on an axis, and the annotation that it comes from."""
+
+class _KnownPart(NamedTuple):
+    """The known part of a place, and the annotation that it comes from."""
 
     part: Part
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """What a strategy makes of an operand or a result (`written`) on an axis."""
+def _uses(setting: Setting, i: int, strategy: Strategy) -> tuple[Use, ...]:
+    """The uses of operands and results by a strategy of node i."""
+    node = setting.graph.nodes[i]
+    sides = ((node.inputs, strategy.reads, False), (node.outputs, strategy.writes, True))
+    return tuple(
+        ((setting.tied.get(names[p], names[p]), axis), part, written)
+        for names, layouts, written in sides
+        for p, layout in layouts
+        if p < len(names) and names[p] in setting.graph.tensors
+        for axis, part in enumerate(layout)
+    )
 
-    place: Place
-    part: Part
-    written: bool
 
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A strategy of an operator with its uses of the tensors around it."""
-
-    strategy: Strategy
-    uses: tuple[_Use, ...]
-
-    @staticmethod
-    def of(setting: Setting, i: int, strategy: Strategy) -> _Candidate:
-        """The candidate of a strategy of node i."""
-        node, uses = setting.graph.nodes[i], []
-        for written, names, layouts in ((False, node.inputs, strategy.reads), (True, node.outputs, strategy.writes)):
-            for p, layout in layouts:
-                if p < len(names) and names[p] in setting.graph.tensors:
-                    name = setting.tied.get(names[p], names[p])
-                    uses += [_Use((name, axis), part, written) for axis, part in enumerate(layout)]
-        return _Candidate(strategy, tuple(uses))
-
-    @property
-    def cost(self) -> tuple[int, float]:
-        """Partial sums, then the share of the work that a rank does."""
-        return sum(use.part == PARTIAL for use in self.uses), self.strategy.share
-
-    def agrees(self, known: Mapping[Place, _KnownPart]) -> bool:
-        """Whether it respects what is known of some places; a partial sum may become any result."""
-        return all(
-            use.place not in known or known[use.place].part == use.part or (use.written and use.part == PARTIAL)
-            for use in self.uses
-        )
+def _agree(uses: Iterable[Use], known: Mapping[Place, _KnownPart]) -> bool:
+    """Whether uses respect what is known of some places; a partial sum may become any result."""
+    return all(
+        place not in known or known[place].part == part or (written and part == PARTIAL)
+        for place, part, written in uses
+    )
 
 
 class _Propagation:
-    """What is known of tensors so far, by tensor and axis."""
+    """The parts of tensors that are known so far."""
 
     def __init__(self, setting: Setting, problem: ShardingProblem, annotations: Mapping[str, Annotation]) -> None:
         self.setting, self.graph = setting, setting.graph
@@ -84,13 +68,9 @@ class _Propagation:
             for axis, part in enumerate(annotation.layout)
             if part is not None
         }
-        index = {name: v for v, name in enumerate(problem.names)}
-        self.candidates = {
-            i: [
-                _Candidate.of(setting, i, choice)
-                for choice in problem.choices[index[f"op:{self.graph.nodes[i].key}"]]
-                if isinstance(choice, Strategy)
-            ]
+        choices = dict(zip(problem.names, problem.choices, strict=True))
+        self.strategies = {
+            i: [(s, _uses(setting, i, s)) for s in choices[f"op:{self.graph.nodes[i].key}"] if isinstance(s, Strategy)]
             for i in setting.members
         }
 
@@ -105,61 +85,56 @@ class _Propagation:
         Raises:
             InfeasibleError: two annotations meet at the node, which cannot respect both.
         """
-        places = dict.fromkeys(use.place for candidate in self.candidates[i] for use in candidate.uses)
-        origin_of: dict[int, str] = {}
-        for place in places:
-            if place in self.known and self.known[place].part.cuts:
-                origin_of.setdefault(place[1], self.known[place].origin)
-        if not origin_of:
+        places = dict.fromkeys(place for _, uses in self.strategies[i] for place, _, _ in uses)
+        cuts = {place: self.known[place] for place in places if place in self.known and self.known[place].part.cuts}
+        if not cuts:
             return False
+        origin_of = {axis: known.origin for (_, axis), known in reversed(cuts.items())}
         quiet = [
-            candidate
-            for candidate in self.candidates[i]
-            if all(not dim or axis in origin_of for axis, dim in enumerate(candidate.strategy.splits))
+            (strategy, uses)
+            for strategy, uses in self.strategies[i]
+            if all(not dim or axis in origin_of for axis, dim in enumerate(strategy.splits))
         ]
-        fitting = [candidate for candidate in quiet if candidate.agrees(self.known)]
+        fitting = [(strategy, uses) for strategy, uses in quiet if _agree(uses, self.known)]
         if not fitting:
-            self._refuse_conflict(i, places, quiet)
+            self._refuse_conflict(i, cuts, [uses for _, uses in quiet])
             return False
+        _, best = min(fitting, key=lambda entry: (sum(part == PARTIAL for _, part, _ in entry[1]), entry[0].share))
         changed = False
-        for use in min(fitting, key=lambda candidate: candidate.cost).uses:
-            if use.part.cuts and use.place not in self.known and self._may_cut(use.place, use.part):
-                self.known[use.place] = _KnownPart(use.part, origin_of[use.place[1]])
+        for place, part, _ in best:
+            if part.cuts and place not in self.known and self._may_cut(place, part):
+                self.known[place] = _KnownPart(part, origin_of[place[1]])
                 changed = True
         return changed
 
     def _may_cut(self, place: Place, part: Part) -> bool:
         """Whether the tensor can be cut so, given what is known of its other axes."""
         tensor, axis = self.graph.tensors[place[0]], place[1]
-        if tensor.kind is TensorKind.CONSTANT:
-            return False
         layout = self.layout(place[0])
         cut = (*layout[:axis], part, *layout[axis + 1 :])
-        return not refusal(tensor.shape, cut, self.setting.mesh.sizes, padded=self.setting.options.padded)
+        padded = self.setting.options.padded
+        return tensor.kind is not TensorKind.CONSTANT and not refusal(
+            tensor.shape, cut, self.setting.mesh.sizes, padded=padded
+        )
 
-    def _refuse_conflict(self, i: int, places: Collection[Place], quiet: list[_Candidate]) -> None:
+    def _refuse_conflict(self, i: int, cuts: Mapping[Place, _KnownPart], quiet: Sequence[tuple[Use, ...]]) -> None:
         """Name two annotations that no strategy of a node can both respect.
 
         Cuts that come from one annotation along two paths, or that the operator cannot use at all, are no conflict:
         there the layout is changed.
         """
-        cuts = {place: self.known[place] for place in places if place in self.known and self.known[place].part.cuts}
-
-        def possible(*some: Place) -> bool:
-            return any(candidate.agrees({place: cuts[place] for place in some}) for candidate in quiet)
-
-        usable = [place for place in cuts if possible(place)]
-        for k, first in enumerate(usable):
-            for second in usable[k + 1 :]:
-                if cuts[first].origin != cuts[second].origin and not possible(first, second):
-                    node = self.graph.nodes[i]
-                    raise InfeasibleError(
-                        f"annotations {cuts[first].origin!r} and {cuts[second].origin!r} meet at {node.key} "
-                        f"({node.op}), which cannot take {first[0]} as {cuts[first].part} and {second[0]} as "
-                        f"{cuts[second].part} on axis {self.setting.mesh.names[first[1]]!r}",
-                        where=node.key,
-                        hint="remove one of them, or let the search change the layout between them (gshard)",
-                    )
+        usable = [place for place in cuts if any(_agree(uses, {place: cuts[place]}) for uses in quiet)]
+        for first, second in itertools.combinations(usable, 2):
+            pair = {place: cuts[place] for place in (first, second)}
+            if cuts[first].origin != cuts[second].origin and not any(_agree(uses, pair) for uses in quiet):
+                node = self.graph.nodes[i]
+                raise InfeasibleError(
+                    f"annotations {cuts[first].origin!r} and {cuts[second].origin!r} meet at {node.key} ({node.op}), "
+                    f"which cannot take {first[0]} as {cuts[first].part} and {second[0]} as {cuts[second].part} on "
+                    f"axis {self.setting.mesh.names[first[1]]!r}",
+                    where=node.key,
+                    hint="remove one of them, or let the search change the layout between them (gshard)",
+                )
 
 
 def propagate(

@@ -101,31 +101,31 @@ def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> lis
     return passes
 
 
-def cuts_of(nest_pass: Pass, ranks: int, item_bytes: float) -> list[Cut]:
+def cuts_of(op: Pass, ranks: int, item_bytes: float) -> list[Cut]:
     """All cuts of a pass in `ranks` parts; repeated work only where there is none."""
     cuts = []
-    sizes = {d.name: d.size for n in nest_pass.nests for d in n.dims}
-    widths = {(a.position, k): width for nest in nest_pass.nests for a in nest.reads for k, width in a.halo}
-    for dim, (reads, writes) in splits(nest_pass.nests).items():
+    sizes = {d.name: d.size for n in op.nests for d in n.dims}
+    widths = {(a.position, k): width for nest in op.nests for a in nest.reads for k, width in a.halo}
+    for dim, (reads, writes) in splits(op.nests).items():
         if sizes[dim] % ranks:
             continue
         halo = 0.0
         for p, part in reads.items():
-            surface = operand_elements(nest_pass, p, sizes) / sizes[dim]
+            surface = operand_elements(op, p, sizes) / sizes[dim]
             halo += 2 * (ranks - 1) * widths.get((p, part.dim), 0) * surface * item_bytes
         parts = [
             tuple(side.get(p, REPLICATED) for p in range(count))
-            for side, count in ((reads, len(nest_pass.reads)), (writes, len(nest_pass.writes)))
+            for side, count in ((reads, len(op.reads)), (writes, len(op.writes)))
         ]
         cuts.append(Cut(dim, parts[0], parts[1], halo))
     if not cuts:
-        cuts.append(Cut("", (REPLICATED,) * len(nest_pass.reads), (REPLICATED,) * len(nest_pass.writes)))
+        cuts.append(Cut("", (REPLICATED,) * len(op.reads), (REPLICATED,) * len(op.writes)))
     return cuts
 
 
-def operand_elements(nest_pass: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:
+def operand_elements(op: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:
     """Elements of an operand in one group: the product of the dimensions that index it, windows by their results."""
-    for nest in nest_pass.nests:
+    for nest in op.nests:
         for access in nest.writes if written else nest.reads:
             if access.position == read:
                 whole = {d.name for d in nest.dims if d.kind is DimKind.WHOLE}
@@ -147,15 +147,15 @@ def moved_bytes(rest: Part, used: Part, ranks: int, byte_count: float, *, writte
     return byte_count * (ranks - 1) / (ranks if want.cuts else 1)
 
 
-def cut_bytes(nest_pass: Pass, cut: Cut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
+def cut_bytes(op: Pass, cut: Cut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
     """Bytes that all ranks move in one pass, given how its tensors rest (reads first, then writes)."""
-    sizes = {d.name: d.size for n in nest_pass.nests for d in n.dims}
+    sizes = {d.name: d.size for n in op.nests for d in n.dims}
     total = cut.halo_bytes
     for p, used in enumerate(cut.reads):
-        total += moved_bytes(rests[p], used, ranks, item_bytes * operand_elements(nest_pass, p, sizes))
+        total += moved_bytes(rests[p], used, ranks, item_bytes * operand_elements(op, p, sizes))
     for p, used in enumerate(cut.writes):
-        elements = operand_elements(nest_pass, p, sizes, written=True)
-        total += moved_bytes(rests[len(nest_pass.reads) + p], used, ranks, item_bytes * elements, written=True)
+        elements = operand_elements(op, p, sizes, written=True)
+        total += moved_bytes(rests[len(op.reads) + p], used, ranks, item_bytes * elements, written=True)
     return total
 
 
@@ -228,11 +228,11 @@ def prime_factors(ranks: int) -> tuple[int, ...]:
     return tuple(factors)
 
 
-def _elementwise(nest_pass: Pass) -> bool:
+def _elementwise(op: Pass) -> bool:
     """Whether all full-size operands and results are indexed alike by plain dimensions."""
-    if len(nest_pass.nests) != 1 or nest_pass.nests[0].matrix_flops:
+    if len(op.nests) != 1 or op.nests[0].matrix_flops:
         return False
-    nest = nest_pass.nests[0]
+    nest = op.nests[0]
     dims = nest.writes[0].dims
     plain = all(len(names) == 1 for names in dims) and all(d.kind is DimKind.PARALLEL for d in nest.dims)
     return plain and len(nest.dims) == len(dims)
@@ -242,22 +242,18 @@ def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> dict[str, str]:
     """The group of each tensor: one for an element-wise operator, or for equal operators that share a weight."""
     pairs: list[tuple[str, str]] = []
     shared: dict[tuple[object, ...], Pass] = {}
-    for i, nest_pass in forward.items():
-        pairs += [(name, name) for name in (*nest_pass.reads, *nest_pass.writes)]
-        if _elementwise(nest_pass):
-            nest = nest_pass.nests[0]
-            same_index = [nest_pass.reads[a.position] for a in nest.reads if a.dims == nest.writes[0].dims]
-            names = [n for n in (*same_index, *nest_pass.writes) if graph.tensors[n].kind is not TensorKind.CONSTANT]
+    for i, op in forward.items():
+        pairs += [(name, name) for name in (*op.reads, *op.writes)]
+        if _elementwise(op):
+            nest = op.nests[0]
+            same_index = [op.reads[a.position] for a in nest.reads if a.dims == nest.writes[0].dims]
+            names = [n for n in (*same_index, *op.writes) if graph.tensors[n].kind is not TensorKind.CONSTANT]
             pairs += [(names[0], name) for name in names[1:]]
-        weights = tuple(n for n in nest_pass.reads if graph.tensors[n].kind is TensorKind.PARAMETER)
+        weights = tuple(n for n in op.reads if graph.tensors[n].kind is TensorKind.PARAMETER)
         if weights:
-            key = (
-                graph.nodes[i].op,
-                weights,
-                tuple(graph.tensors[n].shape for n in (*nest_pass.reads, *nest_pass.writes)),
-            )
-            first = shared.setdefault(key, nest_pass)
-            pairs += zip((*first.reads, *first.writes), (*nest_pass.reads, *nest_pass.writes), strict=True)
+            key = (graph.nodes[i].op, weights, tuple(graph.tensors[n].shape for n in (*op.reads, *op.writes)))
+            first = shared.setdefault(key, op)
+            pairs += zip((*first.reads, *first.writes), (*op.reads, *op.writes), strict=True)
     return group_leaders(pairs)
 
 
@@ -266,7 +262,7 @@ class _Recursion:
 
     def __init__(self, graph: Graph, passes: list[Pass], groups: Mapping[str, str], item_bytes: float) -> None:
         self.passes, self.item_bytes = passes, item_bytes
-        names = sorted({n for nest_pass in passes for n in (*nest_pass.reads, *nest_pass.writes)})
+        names = sorted({n for op in passes for n in (*op.reads, *op.writes)})
         self.free = {n for n in names if graph.tensors[n].kind in (TensorKind.INPUT, TensorKind.CONSTANT)}
         self.shapes = {n: list(graph.tensors[n].shape) for n in names}
         self.root = {n: groups.get(n, n) for n in names}
@@ -280,12 +276,10 @@ class _Recursion:
         parts = [Part(d) for d in range(rank) if all(self.shapes[n][d] % ranks == 0 for n in members)]
         return parts or [REPLICATED]
 
-    def table(
-        self, nest_pass: Pass, ranks: int, rests: Mapping[str, list[Part]]
-    ) -> tuple[Factor, np.ndarray, list[Cut]]:
+    def table(self, op: Pass, ranks: int, rests: Mapping[str, list[Part]]) -> tuple[Factor, np.ndarray, list[Cut]]:
         """Least bytes of a pass for each combination of its tensors' parts, and the cut that reaches it."""
-        cuts = cuts_of(nest_pass, ranks, self.item_bytes)
-        names = [*nest_pass.reads, *nest_pass.writes]
+        cuts = cuts_of(op, ranks, self.item_bytes)
+        names = [*op.reads, *op.writes]
         bound = [self.root[n] for n in names if n not in self.free]
         shape = [len(rests[r]) for r in bound]
         best, which = np.full(shape, math.inf), np.zeros(shape, dtype=np.int64)
@@ -294,7 +288,7 @@ class _Recursion:
             given = [None if n in self.free else rests[self.root[n]][next(picked)] for n in names]
             for c, cut in enumerate(cuts):
                 wanted = [p if p is not None else u for p, u in zip(given, (*cut.reads, *cut.writes), strict=True)]
-                cost = cut_bytes(nest_pass, cut, wanted, ranks, self.item_bytes)
+                cost = cut_bytes(op, cut, wanted, ranks, self.item_bytes)
                 if cost < best[at]:
                     best[at], which[at] = cost, c
         return factor([self.index[r] for r in bound], best), which, cuts
@@ -303,21 +297,15 @@ class _Recursion:
         """Take the best step and shrink shapes and nests to one part."""
         rests = {r: self.rests(r, ranks) for r in self.roots}
         sizes = [len(rests[r]) for r in self.roots]
-        tables = [self.table(nest_pass, ranks, rests) for nest_pass in self.passes]
+        tables = [self.table(op, ranks, rests) for op in self.passes]
         total, choices = minimise(sizes, [t for t, _, _ in tables])
         part_of = {n: rests[r][choices[self.index[r]]] for n, r in self.root.items() if n not in self.free}
         cuts, left = {}, []
-        for nest_pass, (_, which, options) in zip(self.passes, tables, strict=True):
-            at = tuple(
-                choices[self.index[self.root[n]]] for n in (*nest_pass.reads, *nest_pass.writes) if n not in self.free
-            )
+        for op, (_, which, options) in zip(self.passes, tables, strict=True):
+            at = tuple(choices[self.index[self.root[n]]] for n in (*op.reads, *op.writes) if n not in self.free)
             cut = options[int(which[at])]
-            cuts[nest_pass.key] = cut.dim
-            left.append(
-                replace(nest_pass, nests=tuple(shrink(n, cut.dim, ranks) for n in nest_pass.nests))
-                if cut.dim
-                else nest_pass
-            )
+            cuts[op.key] = cut.dim
+            left.append(replace(op, nests=tuple(shrink(n, cut.dim, ranks) for n in op.nests)) if cut.dim else op)
         for name, part in part_of.items():
             if part.cuts:
                 self.shapes[name][part.dim] //= ranks
