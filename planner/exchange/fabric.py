@@ -17,6 +17,7 @@ import numpy as np
 
 from planner.errors import HardwareError, JobError
 from planner.hardware import Cluster, Level
+from planner.hardware.tiers import child_sizes
 
 HOST_SUM_BYTE_PER_S = 40e9
 """Rate at which a host sums gradients: three accesses a byte at some 120 GB/s of host memory. An estimate."""
@@ -136,7 +137,7 @@ class Fabric:
 
     def child_size(self, level: int) -> int:
         """Devices in a child of a level."""
-        return (1, *self.cluster.group_sizes())[level]
+        return child_sizes(self.cluster)[level]
 
     @functools.cached_property
     def ports(self) -> tuple[LinkPort, ...]:

@@ -195,7 +195,8 @@ class Device:
 class CollectiveFit:
     """A measured collective on one level: `seconds = latency_s + traffic / byte_per_s`.
 
-    Traffic is what a ring moves per rank: 2 (n-1)/n of the payload for all-reduce, (n-1)/n for the other collectives.
+    Traffic is `planner.hardware.moved_bytes` of the payload: 2 (n-1)/n of it for an all-reduce, all of it for a
+    broadcast, (n-1)/n for the others.
     """
 
     collective: Collective

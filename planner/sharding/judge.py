@@ -19,7 +19,7 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.problem import Choice, GraphFacts, Setting, weight_gathers
 from planner.sharding.reshard import ReshardStep, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along
-from planner.sharding.strategies import Reason, Strategy, exchange_bytes, exchange_s, strategies
+from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,6 @@ def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iter
         if e.backward and not trains:
             continue
         times = float(e.times * node.repeat)
-        sides = 2 if e.reason is Reason.HALO else 1
         yield CollectiveUse(
             node.key,
             e.reason.value,
@@ -336,7 +335,7 @@ def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iter
             e.collective,
             (mesh.names[e.axis],),
             e.payload_bytes,
-            moved_bytes(e.collective, sides * times * e.payload_bytes, mesh.axes[e.axis].size),
+            moved_bytes(e.collective, e.receivers * times * e.payload_bytes, mesh.axes[e.axis].size),
             times,
             times * float(mesh.seconds(e.collective, (e.axis,), e.payload_bytes)),
         )

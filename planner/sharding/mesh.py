@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware import ALGORITHMS, Cluster, Collective, Terms, collective_terms, moved_bytes, send_terms
+from planner.hardware.tiers import child_sizes
 
 
 class AxisRole(StrEnum):
@@ -149,7 +150,7 @@ def _constant(s_per_byte: float) -> Terms:
 
 def _distinct(groups: np.ndarray, cluster: Cluster) -> np.ndarray:
     """One group of each kind: groups that cross the same boundaries between links cost the same."""
-    sizes = np.asarray((1, *cluster.group_sizes()))
+    sizes = np.asarray(child_sizes(cluster))
     first = groups[:, :1, None] // sizes * sizes
     _, keep = np.unique((groups[:, :, None] - first) // sizes, axis=0, return_index=True)
     return groups[np.sort(keep)]

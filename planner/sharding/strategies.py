@@ -64,6 +64,11 @@ class InnerExchange:
     times: int = 1
     backward: bool = False
 
+    @property
+    def receivers(self) -> int:
+        """Number of ranks that each rank sends its payload to: both neighbours for a halo."""
+        return 2 if self.reason is Reason.HALO else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
@@ -296,6 +301,6 @@ def exchange_bytes(mesh: Mesh, strategy: Strategy, *, backward: bool) -> float:
     total = 0.0
     for e in strategy.exchanges:
         if e.backward is backward:
-            sides = 2 if e.reason is Reason.HALO else 1
-            total += moved_bytes(e.collective, sides * e.times * e.payload_bytes, mesh.axes[e.axis].size)
+            sent_bytes = e.receivers * e.times * e.payload_bytes
+            total += moved_bytes(e.collective, sent_bytes, mesh.axes[e.axis].size)
     return total
