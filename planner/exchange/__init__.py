@@ -1,4 +1,4 @@
-"""How gradients and weights are exchanged between the replicas of a model; one file a scheme.
+"""Exchange of gradients and weights between the replicas of a model; one scheme a file.
 
 >>> from planner.hardware import load_cluster
 >>> from planner.exchange import Step, Variable, fabric_of, get
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from planner.exchange.choosing import choose
 from planner.exchange.collectives import step_traffic
-from planner.exchange.fabric import Fabric, LevelTraffic, Port, Servers, Traffic, fabric_of
+from planner.exchange.fabric import Fabric, LevelTraffic, LinkPort, Servers, Traffic, fabric_of
 from planner.exchange.recipe import (
     Content,
     ExchangeStep,
@@ -32,7 +32,7 @@ from planner.exchange.recipe import (
     step_s,
     step_terms,
 )
-from planner.exchange.scheme import Facts, Scheme
+from planner.exchange.scheme import Scheme, SchemeSummary
 from planner.exchange.types import (
     Choice,
     Exchange,
@@ -71,16 +71,16 @@ __all__ = [
     "Exchange",
     "ExchangeStep",
     "Fabric",
-    "Facts",
     "Group",
     "Kept",
     "LevelTraffic",
+    "LinkPort",
     "MemoryFactors",
     "Phase",
     "Placement",
-    "Port",
     "Recipe",
     "Scheme",
+    "SchemeSummary",
     "Servers",
     "Sizes",
     "Staleness",

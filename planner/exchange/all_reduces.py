@@ -1,45 +1,41 @@
-"""All-reduces: each algorithm by itself, and whichever is cheapest.
+"""All-reduces of gradients: by one algorithm, or by the cheapest for each bucket.
 
-- ring: everyone passes shards to the next, once around to add and once around to spread: 2(n-1)/n M through every port,
-  each direction, in 2(n-1) steps (Patarasuk and Yuan, JPDC 2009);
+- ring: every rank passes shards to the next, once around to add and once around to spread: 2(n-1)/n M through every
+  port, each direction, in 2(n-1) steps (Patarasuk and Yuan, JPDC 2009);
 - tree: sums go up a tree and results down it, in two trees that share the work; the payload passes every port once up
   and down, start-up grows with log(n) (Sanders, Speck and Traeff, 2009);
 - hierarchical: scatter inside each machine, all-reduce the shards across, gather inside. With g ranks a machine and m
-  machines, 2(g-1)/g M pass a device's port inside and 2(m-1)/m M a machine's, less than in one ring over all, and
-  start-up is that of 2(g-1) steps inside and 2(m-1) across. Every machine needs as many ranks;
+  machines, 2(g-1)/g M pass a device's port inside and 2(m-1)/m M a machine's, less than in one ring over all ranks;
+  start-up is that of 2(g-1) steps inside and 2(m-1) across. Every machine needs the same number of ranks;
 - all-reduce: the cheapest for each bucket, as collective libraries choose by size.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from planner.exchange import SCHEMES
-from planner.exchange.collectives import affine, draft_recipe
+from planner.exchange.collectives import affine, plan_recipe
 from planner.exchange.fabric import Fabric
-from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, positive
+from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, SchemeSummary
 from planner.exchange.types import Step
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class OneAlgorithm(Scheme):
-    """Gradients summed by one algorithm, bucket by bucket.
+    """An all-reduce of each bucket by one algorithm.
 
     Attributes:
-        bucket_bytes: gradients that travel together; 0 sends each by itself.
-        efficiency: what the transport reaches of the hardware profile's achievable bandwidth.
+        bucket_bytes: size of a bucket of gradients; 0 sends each gradient by itself.
+        efficiency: the fraction of the hardware profile's achievable bandwidth that the transport reaches.
     """
 
     bucket_bytes: float = 25 * MEGABYTE
     efficiency: float = 1.0
 
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """Buckets one after the other; O(variables + ranks * levels)."""
-        positive(self, "efficiency")
-        return draft_recipe(
-            fabric, step, self.recipe, self.bucket_bytes, algorithm=self.key, efficiency=self.efficiency
-        )
+    def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
+        """One message a bucket; O(variables + ranks * levels)."""
+        return plan_recipe(fabric, step, self.recipe, self.bucket_bytes, algorithm=self.key, efficiency=self.efficiency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +43,10 @@ class Ring(OneAlgorithm):
     """One ring over all ranks."""
 
     key = "ring"
-    facts = Facts(
+    facts = SchemeSummary(
         decides="buckets of 25 MB in order of arrival",
         time="2(n-1) latency + 2(n-1)/n M/B",
         traffic="2(n-1)/n M",
-        memory="all of it",
         source="Patarasuk and Yuan, JPDC 2009",
     )
 
@@ -64,11 +59,10 @@ class Tree(OneAlgorithm):
     """Two binary trees over all ranks, along the levels of the topology."""
 
     key = "tree"
-    facts = Facts(
+    facts = SchemeSummary(
         decides="buckets of 25 MB in order of arrival",
         time="2 log2(n) latency + 2 M/B",
         traffic="at most 2 M",
-        memory="all of it",
         source="Sanders, Speck and Traeff, Parallel Computing 2009",
     )
 
@@ -78,19 +72,18 @@ SCHEMES.register("tree", Tree())
 
 @dataclass(frozen=True, slots=True)
 class Hierarchical(OneAlgorithm):
-    """Rings level by level."""
+    """A ring on each level of the topology."""
 
     key = "hierarchical"
-    facts = Facts(
+    facts = SchemeSummary(
         decides="buckets of 25 MB in order of arrival; levels of the topology",
         time="2(g-1) latency + 2(g-1)/g M/B inside, then 2(m-1) latency + 2(m-1)/m M/B across",
         traffic="2(m-1)/m M a machine, 2(g-1)/g M a device inside",
-        memory="all of it",
         source="Jia et al., 2018 (arXiv 1807.11205)",
     )
 
     def supports(self, fabric: Fabric) -> str:
-        """As many ranks in every machine."""
+        """Requires the same number of ranks in every machine."""
         if affine(fabric, self.recipe.steps[0], self.key) is None:
             return "a hierarchical all-reduce needs the same number of ranks in every part of the topology"
         return ""
@@ -104,24 +97,23 @@ class AllReduce(Scheme):
     """The cheapest of ring, tree and hierarchical, bucket by bucket.
 
     Attributes:
-        bucket_bytes: gradients that travel together; 0 sends each by itself.
+        bucket_bytes: size of a bucket of gradients; 0 sends each gradient by itself.
     """
 
     bucket_bytes: float = 25 * MEGABYTE
 
     key = "all-reduce"
     zero = 0
-    facts = Facts(
+    facts = SchemeSummary(
         decides="buckets of 25 MB; ring, tree or hierarchical for each",
         time="the least of the three",
         traffic="2(n-1)/n M to 2 M",
-        memory="all of it",
         source="Li et al., PyTorch Distributed, VLDB 2020",
     )
 
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """Buckets one after the other; O(variables + ranks * levels)."""
-        return draft_recipe(fabric, step, self.recipe, self.bucket_bytes)
+    def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
+        """One message a bucket; O(variables + ranks * levels)."""
+        return plan_recipe(fabric, step, self.recipe, self.bucket_bytes)
 
 
 SCHEMES.register("all-reduce", AllReduce())

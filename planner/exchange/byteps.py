@@ -1,4 +1,4 @@
-"""BytePS: every machine sums a share, CPU machines more, so that all ports are busy to the end.
+"""BytePS: every machine sums a share, CPU machines a larger one, so that all ports are busy until the end.
 
 With k CPU machines beside n GPU machines: 2n(n-1)M/((n^2+kn-2k)B), a ring's time at k = 0 and half of it, nearly, at
 k = n (Jiang et al., OSDI 2020). Servers only sum, so gradients are pulled and the update runs on the GPUs. The shares
@@ -7,27 +7,29 @@ are best for one flat network and equal GPU machines; they follow the servers' b
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Servers
 from planner.exchange.formulas import byteps_shares
+from planner.exchange.inside import Inside
 from planner.exchange.messages import pack
-from planner.exchange.scheme import Draft, Facts, Scheme, dense_note, positive
-from planner.exchange.servers import SUMMED_ON_SERVERS, Inside, Sending, Transport, draft_servers, sent
+from planner.exchange.scheme import SchemeSummary
+from planner.exchange.servers import SUMMED_ON_SERVERS, PushPull, ThroughServers, Transport
 from planner.exchange.types import Step
 
 
 @dataclass(frozen=True, slots=True)
-class BytePS(Scheme):
-    """Summation services on all machines; the CPU machines are the fabric's servers.
+class BytePS(ThroughServers):
+    """Summation services on all machines; the CPU machines are the servers of the fabric.
 
     Attributes:
-        inside: how a machine sums first.
-        partition_bytes: tensors are cut in pieces of this size, pushed and pulled at the same time.
-        card_ranks: ranks under a network card's switch, for `inside=nvlink`; 0 for two for each card of a machine.
-        efficiency: what the transport reaches of the network's achievable bandwidth.
+        inside: how the ranks of a machine sum first.
+        partition_bytes: size of the pieces that are pushed and pulled at the same time.
+        card_ranks: ranks beside the network cards, for `inside=nvlink`; 0 for two for each card of a machine.
+        efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
         sum_byte_per_s: rate at which a GPU machine's host sums what it receives.
         cpu_machines: machines without accelerators that a job adds, "n" for as many as it has with them.
     """
@@ -39,42 +41,41 @@ class BytePS(Scheme):
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
     cpu_machines: str = "0"
 
-    key = "byteps"
+    key = method = "byteps"
     recipe = SUMMED_ON_SERVERS
-    facts = Facts(
+    facts = SchemeSummary(
         decides="shares of the CPU and GPU machines; how a machine sums inside",
         time="2n(n-1)/(n^2+kn-2k) M/B",
         traffic="2n(n-1)/(n^2+kn-2k) M, every machine",
-        memory="all of it",
         source="Jiang et al., OSDI 2020",
     )
 
     def added_servers(self, machines: int) -> Servers:
-        """As many as the option says."""
+        """As many as `cpu_machines` says."""
         wanted = self.cpu_machines
         if wanted != "n" and not wanted.isdecimal():
             raise UsageError(f"cannot read {wanted!r}", where="cpu_machines", hint="use a number, or n for as many")
         return Servers(machines if wanted == "n" else int(wanted))
 
     def shares(self, fabric: Fabric) -> tuple[float, ...]:
-        """The part that each endpoint sums, the machines first."""
-        count, servers = len(fabric.machines), fabric.servers.count
+        """The fraction that each endpoint sums, the machines first."""
+        machines, servers = len(fabric.machines), fabric.servers.count
         ratio = 1.0
         if servers:
-            own = min(fabric.ports[p].byte_per_s for p in fabric.machine_ports[0, :count])
-            ratio = min(fabric.ports[-1].byte_per_s, fabric.servers.sum_byte_per_s / self.efficiency) / own
-        found = byteps_shares(count, servers, ratio)
-        return (found.gpu,) * count + (found.cpu,) * servers
+            machine_rate = min(fabric.ports[p].byte_per_s for p in fabric.machine_ports[0, :machines])
+            server_rate = min(fabric.ports[-1].byte_per_s, fabric.servers.sum_byte_per_s / self.efficiency)
+            ratio = server_rate / machine_rate
+        best = byteps_shares(machines, servers, ratio)
+        return (best.gpu,) * machines + (best.cpu,) * servers
 
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
+    def pushes(self, fabric: Fabric, step: Step) -> list[PushPull]:
         """One message a tensor."""
-        positive(self, "efficiency", "sum_byte_per_s", "partition_bytes")
-        shares = self.shares(fabric)
-        sendings = [Sending(b.variables, *sent(self.recipe, b), b.ready_s, shares) for b in pack(step, 0.0)]
-        beside = self.card_ranks or 2 * fabric.cards
-        transport = Transport("byteps", self.inside, self.partition_bytes, self.efficiency, self.sum_byte_per_s, beside)
-        draft = draft_servers(fabric, sendings, transport)
-        return Draft(draft.messages, draft.traffic, draft.methods, draft.placements, dense_note(step))
+        return self.bucket_pushes(pack(step, 0.0), self.shares(fabric))
+
+    def transport(self, fabric: Fabric) -> Transport:
+        """The transport, by default with two ranks beside each network card."""
+        card_ranks = self.card_ranks or 2 * fabric.cards
+        return dataclasses.replace(ThroughServers.transport(self, fabric), card_ranks=card_ranks)
 
 
 SCHEMES.register("byteps", BytePS())

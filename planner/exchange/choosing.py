@@ -1,4 +1,4 @@
-"""The cheapest way for each tensor on the actual topology, among the ways that are allowed."""
+"""The cheapest allowed scheme for each tensor on the actual topology."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from planner.errors import UsageError
 from planner.exchange.fabric import Fabric
-from planner.exchange.scheme import MEGABYTE, Scheme, merge, settle
+from planner.exchange.scheme import MEGABYTE, Scheme, merge, scheduled
 from planner.exchange.types import Choice, Exchange, MemoryFactors, Step, Variable
 from planner.units import format_seconds
 
@@ -18,15 +18,15 @@ def choose(
     """Take the cheapest scheme for each variable, and keep the mixture if no single scheme beats it.
 
     A variable is priced by itself on idle ports; one below `bucket_bytes` as its part of a bucket, since it will not
-    travel alone. The mixture and each allowed scheme for the whole step are then laid in time, and the one with the
-    least exposed time is taken (then the fewest seconds, then the order of `allowed`), so the answer is never worse
-    than any allowed scheme.
+    travel alone. The mixture and each allowed scheme are then scheduled for the full step, and the one with the least
+    exposed time is taken (then the fewest seconds, then the order of `allowed`), so the result is never worse than any
+    allowed scheme.
 
     Args:
         fabric: the ranks, with servers where there are any.
-        step: what is exchanged.
-        allowed: schemes, with options; when None all that exchange tensor by tensor, fit the fabric, and assume nothing
-            of the hardware that its profile does not say.
+        step: the training step.
+        allowed: schemes, with options; None for all that exchange tensor by tensor, fit the fabric, and assume nothing
+            about the hardware that its profile does not state.
         bucket_bytes: size from which a variable is priced by itself.
 
     Returns:
@@ -44,7 +44,7 @@ def choose(
         if len({c.method for c in mixture.choices}) > 1:
             candidates.append((mixture, "each by its cheapest"))
     best, why = min(candidates, key=lambda c: (c[0].exposed_s, c[0].seconds))
-    choices = best.choices or _alike(best, why, step, candidates)
+    choices = best.choices or _same_choice(best, why, step, candidates)
     return dataclasses.replace(best, choices=choices, notes=(*best.notes, *notes))
 
 
@@ -69,8 +69,8 @@ def _usable(fabric: Fabric, step: Step, allowed: Sequence[str] | None) -> tuple[
 
 def _prices(fabric: Fabric, step: Step, scheme: Scheme, bucket_bytes: float) -> dict[str, float]:
     """Seconds of each variable by itself; equal variables are priced once."""
-    known: dict[Variable, float] = {}
-    found = {}
+    priced: dict[Variable, float] = {}
+    seconds = {}
     for v in step.variables:
         size = max(v.gradient_bytes, v.pulled_bytes)
         scale = max(1.0, bucket_bytes / size) if size > 0 else 1.0
@@ -81,37 +81,37 @@ def _prices(fabric: Fabric, step: Step, scheme: Scheme, bucket_bytes: float) -> 
             gradient_bytes=v.gradient_bytes * scale,
             weight_bytes=v.pulled_bytes * scale,
         )
-        if alone not in known:
-            known[alone] = scheme.price(fabric, Step((alone,))).seconds
-        found[v.name] = known[alone] / scale
-    return found
+        if alone not in priced:
+            priced[alone] = scheme.price(fabric, Step((alone,))).seconds
+        seconds[v.name] = priced[alone] / scale
+    return seconds
 
 
 def _mixture(fabric: Fabric, step: Step, schemes: list[Scheme], prices: dict[str, dict[str, float]]) -> Exchange:
     """Every variable by the scheme with its lowest price, all on the same ports."""
-    chosen: dict[str, list[Variable]] = {}
+    variables_of: dict[str, list[Variable]] = {}
     choices = []
     for v in step.variables:
         ranked = sorted(schemes, key=lambda s: prices[s.name][v.name])
-        chosen.setdefault(ranked[0].name, []).append(v)
+        variables_of.setdefault(ranked[0].name, []).append(v)
         cost, second = (prices[s.name][v.name] for s in ranked[:2])
         reason = f"{format_seconds(cost)} by itself; next {ranked[1].name} with {format_seconds(second)}"
         choices.append(Choice(v.name, ranked[0].name, cost, reason))
-    used = [s for s in schemes if s.name in chosen]
-    parts = [dataclasses.replace(step, variables=tuple(chosen[s.name])) for s in used]
-    draft = merge(fabric, [s.draft(fabric, part) for s, part in zip(used, parts, strict=True)])
-    found = settle(used[0], fabric, step, draft)
+    used = [s for s in schemes if s.name in variables_of]
+    parts = [dataclasses.replace(step, variables=tuple(variables_of[s.name])) for s in used]
+    plan = merge(fabric, [s.plan_messages(fabric, part) for s, part in zip(used, parts, strict=True)])
+    exchange = scheduled(used[0], step, plan)
     memories = [s.memory(fabric, part) for s, part in zip(used, parts, strict=True)]
     return dataclasses.replace(
-        found,
+        exchange,
         scheme="+".join(s.name for s in used),
-        memory=_together(memories, parts, step),
+        memory=_mean_memory(memories, parts, step),
         choices=tuple(choices),
     )
 
 
-def _together(memories: list[MemoryFactors], parts: list[Step], step: Step) -> MemoryFactors:
-    """Factors weighted by the bytes that each scheme has; the fullest servers are taken to be the same one."""
+def _mean_memory(memories: list[MemoryFactors], parts: list[Step], step: Step) -> MemoryFactors:
+    """Memory factors weighted by the bytes of each scheme; the fullest servers are taken to be the same machine."""
     total = sum(v.pulled_bytes for v in step.variables)
     if total == 0:
         return MemoryFactors()
@@ -121,8 +121,8 @@ def _together(memories: list[MemoryFactors], parts: list[Step], step: Step) -> M
     return MemoryFactors(**mean, transient_bytes=max(m.transient_bytes for m in memories))
 
 
-def _alike(best: Exchange, why: str, step: Step, candidates: list[tuple[Exchange, str]]) -> tuple[Choice, ...]:
-    """One reason for all: what the whole step exposes, and what the next best would."""
+def _same_choice(best: Exchange, why: str, step: Step, candidates: list[tuple[Exchange, str]]) -> tuple[Choice, ...]:
+    """The choice of one scheme for all variables: what the step exposes, and what the next best would."""
     others = sorted((c[0].exposed_s, c[0].seconds, c[1]) for c in candidates if c[0] is not best)
     reason = f"{why}: {format_seconds(best.exposed_s)} exposed of {format_seconds(best.seconds)}"
     if others:

@@ -1,4 +1,4 @@
-"""Collectives on the actual topology: seconds from the hardware's own models, bytes by counting every flow."""
+"""Steps of a recipe on the actual topology: seconds from the hardware's cost models, bytes by counting every flow."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ import numpy as np
 from planner.exchange.fabric import Fabric, Traffic, nothing, rank_traffic
 from planner.exchange.messages import Leg, Message, pack
 from planner.exchange.recipe import ExchangeStep, Phase, Recipe, groups_of, step_terms
-from planner.exchange.scheme import Draft, dense_note
+from planner.exchange.scheme import MessagePlan, dense_note
 from planner.exchange.types import Step
 from planner.hardware import ALGORITHMS, DIRECT, MEASURED, Cluster, Collective, algorithms
 
 CHEAPEST = ""
+"""In place of an algorithm: whichever is cheapest for the payload."""
 
 
 def unmeasured(cluster: Cluster) -> Cluster:
-    """The cluster without its measured collectives, which say nothing of algorithms that were not measured."""
+    """The cluster without its measured collectives, which do not apply to algorithms that were not measured."""
     return dataclasses.replace(cluster, levels=tuple(dataclasses.replace(v, fits=()) for v in cluster.levels))
 
 
 def affine(fabric: Fabric, step: ExchangeStep, algorithm: str) -> tuple[float, float] | None:
-    """Start-up seconds and seconds a byte of one algorithm, None where the group cannot use it.
+    """Start-up seconds and seconds a byte of one algorithm; None where the group cannot use it.
 
-    A measured collective stands for what libraries run at large sizes; some algorithms are another on a single level.
+    Measured collectives replace the algorithms that libraries run at large sizes. On a single level some algorithms
+    are the same as another one.
     """
-    own = (algorithms.ALGORITHMS.get(algorithm).alone if _single_level(fabric) else "") or algorithm
-    measured = algorithms.ALGORITHMS.get(own).measured
+    equivalent = (algorithms.ALGORITHMS.get(algorithm).alone if _single_level(fabric) else "") or algorithm
+    measured = algorithms.ALGORITHMS.get(equivalent).measured
     cluster = fabric.cluster if measured else unmeasured(fabric.cluster)
     terms = step_terms(cluster, step, fabric.ranks, fabric.concurrent)
-    for name in (MEASURED, own, DIRECT):
+    for name in (MEASURED, equivalent, DIRECT):
         column = ALGORITHMS.index(name)
         if np.isfinite(terms.latency_s[column]):
             return float(terms.latency_s[column]), float(terms.s_per_byte[column])
@@ -40,20 +42,22 @@ def affine(fabric: Fabric, step: ExchangeStep, algorithm: str) -> tuple[float, f
 def priced(
     fabric: Fabric, step: ExchangeStep, payload_bytes: float, algorithm: str = CHEAPEST, efficiency: float = 1.0
 ) -> tuple[str, float]:
-    """The algorithm, or the cheapest of all, and its seconds; a measured one counts as the first of all.
+    """The algorithm that runs a step (the cheapest one by default), and its seconds.
+
+    A measured collective goes by the name of the first algorithm.
 
     Raises:
         ValueError: the ranks cannot use the algorithm.
     """
     if algorithm == CHEAPEST:
-        found = step_terms(fabric.cluster, step, fabric.ranks, fabric.concurrent)
-        name = found.algorithm(payload_bytes)
-        return (algorithms.algorithm_names()[0] if name == MEASURED else name), float(found.seconds(payload_bytes))
-    terms = affine(fabric, step, algorithm)
-    if terms is None:
+        terms = step_terms(fabric.cluster, step, fabric.ranks, fabric.concurrent)
+        name = terms.algorithm(payload_bytes)
+        return (algorithms.algorithm_names()[0] if name == MEASURED else name), float(terms.seconds(payload_bytes))
+    costs = affine(fabric, step, algorithm)
+    if costs is None:
         raise ValueError(f"{algorithm} cannot serve this group")
-    used = algorithm if len(fabric.ranks) > 1 else DIRECT
-    return used, terms[0] + terms[1] / efficiency * payload_bytes
+    latency_s, s_per_byte = costs
+    return algorithm if len(fabric.ranks) > 1 else DIRECT, latency_s + s_per_byte / efficiency * payload_bytes
 
 
 def _single_level(fabric: Fabric) -> bool:
@@ -66,9 +70,9 @@ def step_traffic(
     """Bytes through every port when a step moves one byte of payload; a scatter or a gather is half an all-reduce.
 
     Args:
-        fabric: where.
-        step: what.
-        algorithm: how.
+        fabric: the ranks and their ports.
+        step: the step of a recipe.
+        algorithm: the collective algorithm.
         members: positions of the ranks that exchange, ascending; all of the fabric's when None.
     """
     positions = np.arange(len(fabric.ranks)) if members is None else members
@@ -84,7 +88,7 @@ def step_traffic(
     return traffic * ((1.0 if step.collective is Collective.ALL_REDUCE else 0.5) / step.shares(groups))
 
 
-def draft_recipe(
+def plan_recipe(
     fabric: Fabric,
     step: Step,
     recipe: Recipe,
@@ -93,27 +97,27 @@ def draft_recipe(
     algorithm: str = CHEAPEST,
     efficiency: float = 1.0,
     method: str = "",
-) -> Draft:
-    """The steps of a recipe bucket by bucket, by one algorithm or each by its cheapest.
+) -> MessagePlan:
+    """One message a bucket, a leg for each step of a recipe, by one algorithm or the cheapest for each leg.
 
-    A message passes each step once; the bytes are those of all passes of a training step. What travels is named after
-    `method`, or after the algorithm. O(buckets * steps + ranks * levels).
+    A message passes each step once; the traffic is that of all micro-batches of a training step. Transfers are named
+    after `method`, or after the algorithm. O(buckets * steps + ranks * levels).
     """
     buckets = pack(step, bucket_bytes)
     moved: dict[tuple[str, ExchangeStep], float] = {}
     messages = []
     for bucket in buckets:
-        used, legs = method, []
+        name_of_transfer, legs = method, []
         for part in recipe.steps:
             payload = part.payload(bucket)
             name, seconds = priced(fabric, part, payload, algorithm, efficiency)
             times = 1 if part.phase is Phase.END else step.micro_batches
             moved[name, part] = moved.get((name, part), 0.0) + payload * times
-            legs += [Leg(fabric.everything(seconds))] if seconds > 0 else []
-            used = used or name
-        messages.append(Message(bucket.variables, used, bucket.gradient_bytes, bucket.ready_s, tuple(legs)))
+            legs += [Leg(fabric.busy_everywhere(seconds))] if seconds > 0 else []
+            name_of_transfer = name_of_transfer or name
+        messages.append(Message(bucket.variables, name_of_transfer, bucket.gradient_bytes, bucket.ready_s, tuple(legs)))
     traffic = nothing(fabric)
     for (name, part), size in moved.items():
         traffic = traffic + step_traffic(fabric, part, name) * size
     methods = {v: m.method for m in messages for v in m.variables}
-    return Draft(tuple(messages), traffic, methods, notes=dense_note(step))
+    return MessagePlan(tuple(messages), traffic, methods, notes=dense_note(step))

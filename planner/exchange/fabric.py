@@ -1,11 +1,9 @@
-"""The group as an exchange sees it: ranks in machines, ports and the bytes through them, servers beside.
+"""The ranks of an exchange in their machines, the ports between them and the bytes through them, and servers.
 
-A port is the way of one child of a level into that level, as in `planner.hardware.collectives`: devices into the
-innermost level, machines into the network, and so on. Traffic inside a machine passes the ports of the machine's own
-levels; traffic between machines is counted from the machine's network port outward, because a machine's servers and
-network cards hang on its host.
-
-`Traffic` counts bytes through the ports.
+A port connects one child of a level to that level, as in `planner.hardware.collectives`: a device to the innermost
+level, a machine to the network, and so on. Traffic inside a machine passes the ports of the machine's own levels;
+traffic between machines is counted from the machine's network port outward, because a machine's servers and network
+cards are attached to its host. `Traffic` counts bytes through the ports.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import numpy as np
 
 from planner.errors import HardwareError, JobError
 from planner.hardware import Cluster, Level
+from planner.hardware.tiers import child_sizes
 
 HOST_SUM_BYTE_PER_S = 40e9
 """Rate at which a host sums gradients: three accesses a byte at some 120 GB/s of host memory. An estimate."""
@@ -29,9 +28,10 @@ class Servers:
     """Machines without accelerators that take part in the exchange, on the level that joins the group.
 
     Attributes:
-        count: how many.
-        byte_per_s: of one's network port, each direction, achievable; None for that of a machine of the group.
-        sum_byte_per_s: rate at which one sums what it receives.
+        count: number of servers.
+        byte_per_s: achievable bandwidth of a server's network port, each direction; None for that of a machine of the
+            group.
+        sum_byte_per_s: rate at which a server sums what it receives.
     """
 
     count: int
@@ -45,15 +45,15 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
-    """The way of one child into a level.
+class LinkPort:
+    """The connection of one child to a level.
 
     Attributes:
         level: index into the cluster's levels.
         child: number of the child on that level, -1 - s for server s.
         ranks: ranks of the group behind it, 0 for a server.
         byte_per_s: achievable bandwidth for this group, each direction.
-        network: joins machines (else devices of one).
+        network: whether the level joins machines, not devices of one machine.
     """
 
     level: int
@@ -68,12 +68,12 @@ class Fabric:
     """Ranks of a cluster that exchange, in machines, with servers beside them.
 
     Attributes:
-        cluster: the machine.
+        cluster: where the ranks are.
         ranks: the group, ascending.
-        servers: machines beside it.
+        servers: machines without accelerators that take part.
         concurrent: groups of this shape that exchange at the same time through the same ports.
 
-    Endpoints are numbered: the machines of the group first, then the servers.
+    Endpoints are the machines of the group, then the servers, numbered in this order.
     """
 
     cluster: Cluster
@@ -104,14 +104,14 @@ class Fabric:
     @functools.cached_property
     def machines(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each machine."""
-        found: dict[int, list[int]] = {}
+        ranks_of: dict[int, list[int]] = {}
         for rank in self.ranks:
-            found.setdefault(rank // self.node_size, []).append(rank)
-        return tuple(tuple(ranks) for ranks in found.values())
+            ranks_of.setdefault(rank // self.node_size, []).append(rank)
+        return tuple(tuple(ranks) for ranks in ranks_of.values())
 
     @property
     def endpoints(self) -> int:
-        """Machines and servers."""
+        """Number of endpoints: machines and servers."""
         return len(self.machines) + self.servers.count
 
     def inside(self, level: int) -> bool:
@@ -123,7 +123,7 @@ class Fabric:
 
     @functools.cached_property
     def top(self) -> int:
-        """The lowest level that joins the whole group, and at least the first network level when there are servers."""
+        """The lowest level that joins all ranks of the group; with servers at least the first network level."""
         sizes = self.cluster.group_sizes()
         joins = [i for i, size in enumerate(sizes) if self.ranks[0] // size == self.ranks[-1] // size]
         top = joins[0] if len(self.ranks) > 1 else -1
@@ -131,39 +131,39 @@ class Fabric:
 
     @property
     def cards(self) -> int:
-        """Network cards of a machine, as many as devices fill its way out; 1 where there is no network."""
+        """Network cards of a machine, estimated as the devices that saturate its network port; 1 without a network."""
         levels = [self.cluster.levels[i] for i in self._network_levels()]
         return max(1, round(levels[0].byte_per_s / levels[0].device_byte_per_s)) if levels else 1
 
     def child_size(self, level: int) -> int:
         """Devices in a child of a level."""
-        return (1, *self.cluster.group_sizes())[level]
+        return child_sizes(self.cluster)[level]
 
     @functools.cached_property
-    def ports(self) -> tuple[Port, ...]:
-        """All ports that the exchange can pass through, innermost level first, the servers' last."""
-        found = []
+    def ports(self) -> tuple[LinkPort, ...]:
+        """All ports that the exchange can use, innermost level first, those of servers last."""
+        ports = []
         for i in range(self.top + 1):
             level, size = self.cluster.levels[i], self.child_size(i)
             children, counts = np.unique(np.asarray(self.ranks) // size, return_counts=True)
             width = max(1, int(np.unique(children // level.size, return_counts=True)[1].max()))
-            found += [
-                Port(i, int(child), int(held), self._rate(level, size, int(held), width), not self.inside(i))
+            ports += [
+                LinkPort(i, int(child), int(held), self._rate(level, size, int(held), width), not self.inside(i))
                 for child, held in zip(children, counts, strict=True)
             ]
-        own = self.servers.byte_per_s
-        if self.servers.count and own is None:
+        server_rate = self.servers.byte_per_s
+        if self.servers.count and server_rate is None:
             first = self._network_levels()[0]
-            own = min(port.byte_per_s for port in found if port.level == first)
-        return (*found, *(Port(self.top, -1 - s, 0, float(own or 0.0), True) for s in range(self.servers.count)))
+            server_rate = min(port.byte_per_s for port in ports if port.level == first)
+        return (
+            *ports,
+            *(LinkPort(self.top, -1 - s, 0, float(server_rate or 0.0), True) for s in range(self.servers.count)),
+        )
 
     def _rate(self, level: Level, child: int, held: int, width: int) -> float:
-        """What a child of `held` ranks can send into a level, its sibling groups' share taken off."""
-        device = level.device_byte_per_s
-        if level.peer_byte_per_s is not None and width > 1:
-            device = min(device, (width - 1) * level.peer_byte_per_s)
+        """Bandwidth of a child with `held` ranks into a level, after the share of sibling groups."""
         siblings = max(1, min(self.concurrent, child // held))
-        return level.efficiency * min(level.byte_per_s / siblings, held * device)
+        return level.efficiency * min(level.byte_per_s / siblings, held * level.device_rate(width))
 
     @functools.cached_property
     def rank_ports(self) -> np.ndarray:
@@ -199,26 +199,26 @@ class Fabric:
         efficiency: float = 1.0,
         server_byte_per_s: float = math.inf,
     ) -> np.ndarray:
-        """Seconds that some bytes keep every port busy, ways out first, then ways in, float64 [2 ports].
+        """Seconds that some bytes keep every port busy, outgoing then incoming, float64 [2 ports].
 
         Args:
-            out_bytes: that leave through each port, float64 [ports].
-            in_bytes: that come in.
-            efficiency: what the transport reaches of the network's achievable bandwidth.
-            server_byte_per_s: rate at which a machine of the group can take (and sum) what comes from the network.
+            out_bytes: bytes that leave through each port, float64 [ports].
+            in_bytes: bytes that come in through each port, float64 [ports].
+            efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
+            server_byte_per_s: rate at which a machine of the group receives (and sums) data from the network.
         """
         rates = np.where(self._network, self._rates * efficiency, self._rates)
-        own = rates.copy()
+        in_rates = rates.copy()
         if len(self.machine_ports):
-            own[self.machine_ports[0, : len(self.machines)]] = np.minimum(
-                own[self.machine_ports[0, : len(self.machines)]], server_byte_per_s
+            in_rates[self.machine_ports[0, : len(self.machines)]] = np.minimum(
+                in_rates[self.machine_ports[0, : len(self.machines)]], server_byte_per_s
             )
         if self.servers.count:
-            own[-self.servers.count :] = np.minimum(own[-self.servers.count :], self.servers.sum_byte_per_s)
-        return np.concatenate([out_bytes / rates, in_bytes / own])
+            in_rates[-self.servers.count :] = np.minimum(in_rates[-self.servers.count :], self.servers.sum_byte_per_s)
+        return np.concatenate([out_bytes / rates, in_bytes / in_rates])
 
-    def everything(self, seconds: float) -> np.ndarray:
-        """The same time on every port of the group (not the servers'), float64 [2 ports]."""
+    def busy_everywhere(self, seconds: float) -> np.ndarray:
+        """Busy times with the same seconds on every port of the group, none on those of servers, float64 [2 ports]."""
         busy = np.full(len(self.ports), seconds)
         if self.servers.count:
             busy[-self.servers.count :] = 0.0
@@ -237,13 +237,13 @@ def fabric_of(cluster: Cluster, ranks: Sequence[int] | None = None, servers: Ser
         JobError: ranks that are not in the cluster, or twice.
         HardwareError: servers on a cluster without a network.
     """
-    chosen = range(cluster.device_count) if ranks is None else ranks
-    return Fabric(cluster, tuple(sorted(int(r) for r in chosen)), servers or Servers(0))
+    members = range(cluster.device_count) if ranks is None else ranks
+    return Fabric(cluster, tuple(sorted(int(r) for r in members)), servers or Servers(0))
 
 
 @dataclass(frozen=True, slots=True)
 class LevelTraffic:
-    """Bytes through the ports of one level: the busiest port each way, and all ports together."""
+    """Bytes through the ports of one level: the busiest port in each direction, and the sum of all outgoing bytes."""
 
     level: str
     out_bytes: float
@@ -253,7 +253,7 @@ class LevelTraffic:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes through every port of a fabric in one step, float64 [ports] each way."""
+    """Bytes through every port of a fabric in one step, float64 [ports] each direction."""
 
     fabric: Fabric
     out_bytes: np.ndarray
@@ -266,7 +266,7 @@ class Traffic:
         return Traffic(self.fabric, self.out_bytes * factor, self.in_bytes * factor)
 
     def turned(self) -> Traffic:
-        """The same bytes the other way."""
+        """The same bytes in the other direction."""
         return Traffic(self.fabric, self.in_bytes, self.out_bytes)
 
     def busy_s(self, efficiency: float = 1.0, server_byte_per_s: float = math.inf) -> np.ndarray:
@@ -284,15 +284,15 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> float:
-        """What all devices (and servers) send: each byte counted where it leaves a device, or a machine for another."""
+        """Bytes that all devices and servers send, each counted where it leaves a device, or a machine for another."""
         ports = self.fabric.ports
         levels = ({p.level for p in ports if p.network is network} for network in (False, True))
-        first = {min(own) for own in levels if own}
+        first = {min(numbers) for numbers in levels if numbers}
         counted = np.array([p.level in first or p.child < 0 for p in ports], dtype=bool)
         return float(self.out_bytes[counted].sum()) if len(counted) else 0.0
 
     def by_level(self) -> tuple[LevelTraffic, ...]:
-        """The busiest port and the sum of every level, innermost first."""
+        """The busiest port and the sum of each level, innermost level first."""
         level_of = np.asarray([p.level for p in self.fabric.ports], dtype=np.int64)
         return tuple(
             LevelTraffic(
@@ -329,7 +329,7 @@ def rank_traffic(fabric: Fabric, source: np.ndarray, target: np.ndarray, byte_co
 def push_traffic(fabric: Fabric, shares: np.ndarray) -> Traffic:
     """Traffic when every machine of the group sends `shares[e]` bytes to each endpoint e but itself.
 
-    What goes to a server on the same machine passes no port. O(endpoints * network levels).
+    Data for a server on the same machine passes no port. O(endpoints * network levels).
     """
     count = len(fabric.machines)
     out_bytes, in_bytes = np.zeros(len(fabric.ports)), np.zeros(len(fabric.ports))
@@ -346,17 +346,17 @@ def push_traffic(fabric: Fabric, shares: np.ndarray) -> Traffic:
 
 
 def spread_traffic(fabric: Fabric, held_bytes: np.ndarray) -> Traffic:
-    """Traffic when every rank pushes what it holds to servers on all machines, and pulls as much, shards spread evenly.
+    """Traffic when every rank pushes what it holds to servers on all machines and pulls as much, in equal shards.
 
     Of the B_i bytes that the ranks of machine i hold, each of N machines serves a part: machine i pushes B_i / N to
-    machine j and answers the pulls of j's ranks with B_j / N. A rank's own port passes what it holds.
+    machine j and answers the pulls of machine j with B_j / N. A rank's own port passes what the rank holds.
 
     Args:
-        fabric: of the ranks.
-        held_bytes: float64 [ranks], in the order of `fabric.ranks`.
+        fabric: the ranks and their ports.
+        held_bytes: bytes that each rank holds, float64 [ranks], in the order of `fabric.ranks`.
     """
     held = dict(zip(fabric.ranks, held_bytes.tolist(), strict=True))
-    machine = np.array([sum(held[rank] for rank in own) for own in fabric.machines])
+    machine = np.array([sum(held[rank] for rank in ranks) for ranks in fabric.machines])
     flows = (machine[:, None] + machine[None, :]) / len(machine)
     out_bytes, in_bytes = np.zeros(len(fabric.ports)), np.zeros(len(fabric.ports))
     for level in range(fabric.top + 1):

@@ -1,8 +1,8 @@
-"""The published closed forms of gradient exchange: bytes, shares and seconds on equal machines without start-up times.
+"""Published closed forms of gradient exchange: bytes, shares and seconds on equal machines without start-up times.
 
-They are what the papers print; the schemes of this package are priced on the actual ports, and tested equal to these
-where a fabric is as simple as the papers'. n: GPU machines (or ranks), k: machines without, M: bytes, B: bytes/s of a
-machine's port, each direction (full duplex).
+The schemes of this package are priced on the actual ports, and tested to be equal to these formulas where a fabric is
+as simple as in the papers. n: GPU machines (or ranks), k: CPU machines, M: bytes, B: bytes/s of a machine's port, each
+direction (full duplex).
 
 Parallax's search for the number of partitions of a sparse variable, by samples of the iteration time, is here too.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import UsageError, positive, whole
-from planner.exchange.recipe import Sizes, recipe_of, sent_bytes
+from planner.exchange.recipe import Sizes, kept_bytes, recipe_of, sent_bytes
 from planner.exchange.types import Staleness
 from planner.hardware import Collective, moved_bytes
 
@@ -81,7 +81,7 @@ def ring_all_reduce_s(payload_bytes: float, ranks: int, byte_per_s: float) -> fl
 
 @dataclass(frozen=True, slots=True)
 class BytePSShares:
-    """The part of the gradients that each machine sums: of one CPU machine, and of one GPU machine."""
+    """Fraction of the gradients that one CPU machine sums, and that one GPU machine sums."""
 
     cpu: float
     gpu: float
@@ -179,7 +179,7 @@ def herring_s(payload_bytes: float, machines: int, byte_per_s: float, efficiency
 
 @dataclass(frozen=True, slots=True)
 class ParallaxTransfer:
-    """Bytes that the busiest machine sends and receives together, by kind of variable and way."""
+    """Bytes that the busiest machine sends and receives together, by kind of variable and exchange."""
 
     dense_servers: float
     dense_all_reduce: float
@@ -213,7 +213,7 @@ def zero_state_bytes(
 ) -> float:
     """Bytes of model state a rank keeps: 16 P; 4 P + 12 P/N; 2 P + 14 P/N; 16 P/N for stages 0 to 3.
 
-    Scheme are mixed-precision Adam: 2 bytes of weight, 2 of gradient, 12 of optimizer state a parameter.
+    The defaults are mixed-precision Adam: 2 bytes of weight, 2 of gradient, 12 of optimizer state a parameter.
 
     >>> [formulas.zero_state_bytes(7.5e9, 64, stage) / 1e9 for stage in range(4)]
     [120.0, 31.40625, 16.640625, 1.875]
@@ -224,8 +224,9 @@ def zero_state_bytes(
         UsageError: a stage other than 0 to 3, or no rank.
     """
     whole(ranks=ranks)
-    sizes = zip((weight, gradient, optimizer), recipe_of(stage).held, strict=True)
-    return parameters * sum(size if group is None else size / ranks for size, group in sizes)
+    sizes = Sizes(gradient, weight)
+    kept = kept_bytes(recipe_of(stage), sizes, optimizer, lambda group: 1 if group is None else ranks, parameters)
+    return float(kept.weights + kept.gradients + kept.optimizer)
 
 
 def zero_elements(parameters: float, stage: int, ranks: int | None = None) -> float:
@@ -277,7 +278,7 @@ def wsp_period_s(wave_s: float, exchange_s: float, clock_distance: int) -> float
 
 @dataclass(frozen=True, slots=True)
 class PartitionFit:
-    """`t(P) = c + b/P + a(P - 1)`: fixed time, work that partitions share, and what each further partition costs.
+    """`t(P) = c + b/P + a(P - 1)`: fixed time, work divided by the partitions, and overhead of each further partition.
 
     Attributes:
         fixed_s: c.

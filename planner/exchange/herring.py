@@ -1,30 +1,31 @@
-"""Herring: servers on the GPU machines, fed from fusion buffers that are cut in equal shards.
+"""Herring: servers on the GPU machines, filled from fusion buffers that are cut in equal shards.
 
-Gradients fill fixed buffers in order of arrival, and every server takes the same part of each buffer, so none waits for
-another whatever the sizes of the variables (Thangakrishnan et al., SC 2020). Bytes are a ring's: 2(n-1)/n M between
-machines; the published gain is one of bandwidth reached on a many-path network, which is `efficiency` here.
+Gradients fill buffers of a fixed size in order of arrival. Every server takes an equal part of each buffer, so no
+server waits for another, whatever the sizes of the variables (Thangakrishnan et al., SC 2020). Bytes are those of a
+ring: 2(n-1)/n M between machines. The published gain is higher bandwidth on a many-path network, `efficiency` here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric
 from planner.exchange.messages import fuse
-from planner.exchange.scheme import MEGABYTE, Draft, Facts, Scheme, dense_note, positive
-from planner.exchange.servers import SUMMED_ON_SERVERS, Inside, Sending, Transport, draft_servers, even, sent
+from planner.exchange.scheme import MEGABYTE, MessagePlan, SchemeSummary
+from planner.exchange.servers import SUMMED_ON_SERVERS, PushPull, ThroughServers, even
 from planner.exchange.types import Step
 
 
 @dataclass(frozen=True, slots=True)
-class Herring(Scheme):
+class Herring(ThroughServers):
     """Balanced fusion buffers.
 
     Attributes:
         buffer_bytes: size of a fusion buffer.
-        partition_bytes: pushed and pulled at the same time in pieces of this size.
-        efficiency: what the transport reaches of the network's achievable bandwidth.
+        partition_bytes: size of the pieces that are pushed and pulled at the same time.
+        efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
         sum_byte_per_s: rate at which a machine's processors sum what they receive.
     """
 
@@ -33,26 +34,23 @@ class Herring(Scheme):
     efficiency: float = 1.0
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
-    key = "herring"
+    key = method = "herring"
     recipe = SUMMED_ON_SERVERS
-    facts = Facts(
+    facts = SchemeSummary(
         decides="fusion buffers of 25 MB, an equal shard of each on every machine",
         time="2(n-1)/n M/(eta B), eta the transport's efficiency",
         traffic="2(n-1)/n M",
-        memory="all of it",
         source="Thangakrishnan et al., SC 2020",
     )
 
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
+    def pushes(self, fabric: Fabric, step: Step) -> list[PushPull]:
         """One message a buffer."""
-        positive(self, "efficiency", "sum_byte_per_s", "partition_bytes")
-        shares = even(fabric, 0, len(fabric.machines))
-        buffers = fuse(step, self.buffer_bytes)
-        sendings = [Sending(b.variables, *sent(self.recipe, b), b.ready_s, shares) for b in buffers]
-        transport = Transport("herring", Inside.SCATTER, self.partition_bytes, self.efficiency, self.sum_byte_per_s)
-        draft = draft_servers(fabric, sendings, transport)
-        methods = {v.name: "herring" for v in step.variables}
-        return Draft(draft.messages, draft.traffic, methods, draft.placements, dense_note(step))
+        return self.bucket_pushes(fuse(step, self.buffer_bytes), even(fabric, 0, len(fabric.machines)))
+
+    def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
+        """Push and pull each buffer; variables without bytes, which no buffer holds, are named too."""
+        methods = {v.name: self.method for v in step.variables}
+        return dataclasses.replace(ThroughServers.plan_messages(self, fabric, step), methods=methods)
 
 
 SCHEMES.register("herring", Herring())

@@ -1,10 +1,10 @@
-"""Gradients packed for sending, and messages in time.
+"""Packing of gradients into messages, and the simulation of messages on ports.
 
-Gradients are packed in the order in which the backward completes them. A message passes its legs in turn, and every
-port serves messages first come, first served. A leg keeps each port it uses busy for a time of its own. The next leg of
-a message may begin when a first chunk of it has arrived (a tensor cut in partitions is pushed and pulled at the same
-time), and cannot end before the last chunk has passed. Where all messages use the same ports alike, this is a single
-link that serves one after the other.
+Gradients are packed in the order in which the backward completes them. A message passes its legs in turn; every port
+serves messages first come, first served. A leg keeps each port it uses busy for its own time. The next leg of a message
+may begin when the first chunk has arrived (a tensor cut in partitions is pushed and pulled at the same time), and
+cannot end before the last chunk has passed. If all messages use the same ports alike, the ports act as a single link
+that serves one message after the other.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Leg:
     """One leg of a message.
 
     Attributes:
-        busy_s: how long it keeps every port busy, float64 [2 ports].
-        latency_s: until its end has arrived, during which the ports are free again.
+        busy_s: seconds that it keeps every port busy, float64 [2 ports].
+        latency_s: seconds from there until its end has arrived; the ports are free again.
     """
 
     busy_s: np.ndarray
@@ -37,12 +37,12 @@ class Message:
     """Gradients that travel together.
 
     Attributes:
-        variables: whose gradients, or parts of them, these are.
-        method: how they travel.
-        payload_bytes: what each machine contributes.
-        ready_s: when the last of them is complete.
-        legs: what it passes, in order.
-        chunk: part of the payload that must have passed a leg before the next can begin, 0..1.
+        variables: names of the variables whose gradients, or parts of them, it holds.
+        method: how it travels.
+        payload_bytes: bytes that each machine contributes.
+        ready_s: when the last of its gradients is complete.
+        legs: its legs, in order.
+        chunk: fraction of the payload that must have passed a leg before the next leg can begin, 0..1.
     """
 
     variables: tuple[str, ...]
@@ -57,8 +57,8 @@ def play(messages: Sequence[Message], ports: int) -> tuple[Transfer, ...]:
     """When each message arrives, in the order given.
 
     Args:
-        messages: what is sent, each from its ready time on.
-        ports: number of ports; legs are over twice as many (ways out, then ways in).
+        messages: each is sent from its ready time on.
+        ports: number of ports; legs have an entry for each direction of each port (outgoing, then incoming).
 
     Returns:
         One transfer a message. O(legs * (log(legs) + ports)), and deterministic: equal times in message order.
@@ -69,20 +69,20 @@ def play(messages: Sequence[Message], ports: int) -> tuple[Transfer, ...]:
     heapq.heapify(queue)
     while queue:
         ready, i, leg = heapq.heappop(queue)
-        passed, chunk = messages[i].legs[leg], messages[i].chunk
-        used = passed.busy_s > 0
-        longest = float(passed.busy_s.max(initial=0.0))
+        current, chunk = messages[i].legs[leg], messages[i].chunk
+        used = current.busy_s > 0
+        longest = float(current.busy_s.max(initial=0.0))
         end = first = ready
         if used.any():
-            busy = passed.busy_s[used]
-            begun = np.maximum(free[used], ready)
-            free[used] = begun + busy
-            end, first = float((begun + busy).max()), float((begun + chunk * busy).max())
+            busy = current.busy_s[used]
+            start_s = np.maximum(free[used], ready)
+            free[used] = start_s + busy
+            end, first = float((start_s + busy).max()), float((start_s + chunk * busy).max())
         if leg:
             end = max(end, ends[i] + chunk * longest)
-        ends[i] = end + passed.latency_s
+        ends[i] = end + current.latency_s
         if leg + 1 < len(messages[i].legs):
-            heapq.heappush(queue, (first + passed.latency_s, i, leg + 1))
+            heapq.heappush(queue, (first + current.latency_s, i, leg + 1))
     return tuple(
         Transfer(m.variables, m.method, m.payload_bytes, m.ready_s, end) for m, end in zip(messages, ends, strict=True)
     )
@@ -93,10 +93,10 @@ class Bucket:
     """Gradients that are sent as one.
 
     Attributes:
-        variables: whose gradients it holds, or parts of them.
-        gradient_bytes: what it holds.
-        ready_s: when the last of it is complete, from the start of the backward.
-        weight_bytes: bytes of the same variables' weights.
+        variables: names of the variables whose gradients, or parts of them, it holds.
+        gradient_bytes: bytes of these gradients.
+        ready_s: when the last of them is complete, from the start of the backward.
+        weight_bytes: bytes of the weights of the same variables.
     """
 
     variables: tuple[str, ...]
@@ -115,7 +115,7 @@ def _bucket(step: Step, members: list[Variable]) -> Bucket:
 
 
 def pack(step: Step, bucket_bytes: float) -> tuple[Bucket, ...]:
-    """Whole gradients in order of arrival; a bucket closes with the one that fills it. 0: each gradient by itself.
+    """Buckets of uncut gradients in order of arrival; the gradient that fills a bucket closes it. 0: one gradient each.
 
     O(variables log variables). After PyTorch's DistributedDataParallel (Li et al., VLDB 2020), without its smaller
     first bucket.
@@ -125,20 +125,20 @@ def pack(step: Step, bucket_bytes: float) -> tuple[Bucket, ...]:
     """
     if bucket_bytes < 0:
         raise UsageError(f"buckets of {bucket_bytes} bytes", hint="use a size of 0 or more")
-    found: list[Bucket] = []
+    buckets: list[Bucket] = []
     members: list[Variable] = []
     filled = 0.0
     for v in step.arrivals():
         members.append(v)
         filled += v.gradient_bytes
         if filled >= bucket_bytes:
-            found.append(_bucket(step, members))
+            buckets.append(_bucket(step, members))
             members, filled = [], 0.0
-    return (*found, _bucket(step, members)) if members else tuple(found)
+    return (*buckets, _bucket(step, members)) if members else tuple(buckets)
 
 
 def fuse(step: Step, buffer_bytes: float) -> tuple[Bucket, ...]:
-    """Gradients poured into buffers of exactly one size in order of arrival, cut where a buffer is full.
+    """Buffers of one exact size, filled with gradients in order of arrival; a gradient is cut where a buffer is full.
 
     After Herring's balanced fusion buffers (Thangakrishnan et al., SC 2020). O(variables + buffers).
 
@@ -147,7 +147,7 @@ def fuse(step: Step, buffer_bytes: float) -> tuple[Bucket, ...]:
     """
     if not buffer_bytes > 0:
         raise UsageError(f"fusion buffers of {buffer_bytes} bytes", hint="use a size above 0")
-    found: list[Bucket] = []
+    buffers: list[Bucket] = []
     names: list[str] = []
     filled = pulled = ready = 0.0
     for v in step.arrivals():
@@ -158,6 +158,6 @@ def fuse(step: Step, buffer_bytes: float) -> tuple[Bucket, ...]:
             filled, left, ready = filled + part, left - part, step.ready_s(v)
             pulled += v.pulled_bytes * part / v.gradient_bytes
             if filled >= buffer_bytes:
-                found.append(Bucket(tuple(names), filled, ready, pulled))
+                buffers.append(Bucket(tuple(names), filled, ready, pulled))
                 names, filled, pulled = [], 0.0, 0.0
-    return (*found, Bucket(tuple(names), filled, ready, pulled)) if names else tuple(found)
+    return (*buffers, Bucket(tuple(names), filled, ready, pulled)) if names else tuple(buffers)

@@ -1,9 +1,9 @@
-"""What an exchange is, said once as data: which collective moves what, when and among whom, and what is kept in shards.
+"""Recipe of an exchange: which collectives move gradients or weights, when, among which ranks, and who shards what.
 
-A scheme states its recipe in its own file. Seconds, bytes, memory, a plan's collectives and closed forms are read off
-the recipe by the functions of this module, which know no scheme. Payloads are whole: of all gradients or weights that
-the ranks have in common. Concurrent groups are as many of the same shape as exchange at the same time on the same
-links.
+A scheme states its recipe in its own file. Seconds, bytes, memory, the collectives of a plan and closed forms are read
+off the recipe by the functions of this module, which depend on no scheme. A payload is the full size of the gradients
+or weights that the ranks have in common. `concurrent` counts groups of the same shape that exchange at the same time on
+the same links.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from planner.hardware import Cluster, Collective, Terms, collective_s, collectiv
 
 
 class Content(StrEnum):
-    """What a step moves."""
+    """Data that a step moves."""
 
     GRADIENTS = "gradients"
     WEIGHTS = "weights"
 
 
 class Phase(StrEnum):
-    """When a step runs: in every forward or backward pass, unit by unit, or once an iteration, around the update."""
+    """When a step runs: unit by unit in every forward or backward pass, or once an iteration, around the update."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -35,11 +35,12 @@ class Phase(StrEnum):
 
 
 class Group(StrEnum):
-    """Who takes part in a step, or holds the shards of something.
+    """Which ranks take part in a step, or hold the shards of some state.
 
-    REPLICAS are all replicas of a stage. INSIDE are those of one machine, ACROSS those of all machines that hold the
-    same shard of what is sharded inside; where machines hold unequal numbers of replicas, each is alone inside.
-    SERVERS are parameter servers, which hold the shards that ranks scatter to and gather from.
+    REPLICAS: all replicas of a stage. INSIDE: the replicas of one machine. ACROSS: the replicas, one of each machine,
+    that hold the same shard of what is sharded INSIDE. Where machines hold unequal numbers of replicas, each replica is
+    a group of its own for INSIDE. SERVERS: parameter servers, which hold the shards that ranks scatter to and gather
+    from.
     """
 
     REPLICAS = "replicas"
@@ -53,18 +54,18 @@ class ElementBytes(Protocol):
 
     @property
     def gradient_bytes(self) -> float:
-        """Of gradients, in the format in which they travel."""
+        """Bytes of gradients, in the format in which they travel."""
         ...
 
     @property
     def weight_bytes(self) -> float:
-        """Of weights."""
+        """Bytes of weights."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of gradients and of weights, as the protocol has them."""
+    """Bytes of gradients and of weights; an `ElementBytes`."""
 
     gradient_bytes: float
     weight_bytes: float
@@ -72,7 +73,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeStep:
-    """One collective of a recipe; its payload is all of the content, for ACROSS the shard that a rank holds."""
+    """One collective of a recipe; its payload is the full content, for ACROSS the shard that a rank holds."""
 
     collective: Collective
     content: Content
@@ -81,7 +82,7 @@ class ExchangeStep:
 
     @property
     def way(self) -> tuple[Collective, Group]:
-        """What its cost depends on beside the payload."""
+        """Collective and group, on which the cost of a byte depends."""
         return self.collective, self.group
 
     def payload(self, sizes: ElementBytes) -> float:
@@ -89,21 +90,22 @@ class ExchangeStep:
         return sizes.gradient_bytes if self.content is Content.GRADIENTS else sizes.weight_bytes
 
     def shares(self, groups: np.ndarray) -> int:
-        """How many of a step's groups (`groups_of`) share out the payload: across machines one for each shard."""
+        """Number of groups (`groups_of`) that divide the payload among them: for ACROSS one group a shard, else 1."""
         return len(groups) if self.group is Group.ACROSS else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The steps of an exchange, in order, and who holds the model's state in shards.
+    """The steps of an exchange, in order, and which group shards the model state.
 
     Attributes:
-        steps: what is run; those of one phase follow each other.
-        weights: over whom weights are sharded between the passes; None where every rank holds all of them.
-        gradients: the same of gradients, while they accumulate; those of one unit are whole before they are scattered.
-        optimizer: the same of the optimizer state, and of its update.
-        gathered_units: units whose weights are whole at a time where weights are sharded: the one at work and those
-            gathered ahead of it; 0 where all stay gathered.
+        steps: the collectives; those of one phase run one after the other.
+        weights: the group over which weights are sharded between the passes; None where every rank holds all of them.
+        gradients: the group over which gradients are sharded while they accumulate; the gradients of one unit are
+            complete on a rank before they are scattered.
+        optimizer: the group over which the optimizer state and its update are sharded.
+        gathered_units: number of units whose weights are gathered at a time, where weights are sharded: the one at work
+            and those gathered ahead of it; 0 where all stay gathered.
     """
 
     steps: tuple[ExchangeStep, ...]
@@ -114,12 +116,12 @@ class Recipe:
 
     @property
     def held(self) -> tuple[Group | None, Group | None, Group | None]:
-        """Over whom weights, gradients and optimizer state are sharded."""
+        """The groups over which weights, gradients and optimizer state are sharded."""
         return self.weights, self.gradients, self.optimizer
 
     @property
     def among_inner(self) -> tuple[ExchangeStep, ...]:
-        """The steps that ranks of one replica run that hold the same, before those across machines or replicas."""
+        """The steps without those ACROSS machines."""
         return tuple(step for step in self.steps if step.group is not Group.ACROSS)
 
     def during(self, *phases: Phase) -> tuple[ExchangeStep, ...]:
@@ -128,14 +130,14 @@ class Recipe:
 
 
 SUMMED = Recipe((ExchangeStep(Collective.ALL_REDUCE, Content.GRADIENTS),))
-"""Gradients summed on every rank, once an iteration."""
+"""One all-reduce of the gradients an iteration."""
 
 
 Count = TypeVar("Count", float, np.ndarray)
 
 
 def recipes() -> dict[int, Recipe]:
-    """The recipes that jobs, decisions and plans can choose, by the number that they are chosen by: the ZeRO stage."""
+    """The recipes that jobs, decisions and plans can choose, by ZeRO stage."""
     from planner.exchange import SCHEMES
 
     return {scheme.zero: scheme.recipe for _, scheme in SCHEMES.items() if scheme.zero is not None}
@@ -154,15 +156,15 @@ def recipe_of(zero: int) -> Recipe:
 
 
 def groups_of(machine: np.ndarray, ranks: np.ndarray, group: Group) -> np.ndarray:
-    """The ranks that take part in a step with each other, one group a row, all of them at work at once.
+    """The groups of ranks that run a step at the same time, int64 [groups, ranks of a group].
 
     Args:
         machine: machine of each rank, aligned with `ranks`.
         ranks: all ranks that exchange, ascending.
-        group: who of them.
+        group: which of them form a group.
 
     Raises:
-        UsageError: servers, which are no ranks.
+        UsageError: the group is SERVERS, which are no ranks.
     """
     if group is Group.SERVERS:
         raise UsageError("parameter servers are no ranks of a stage", hint="use a scheme of collectives")
@@ -174,10 +176,15 @@ def groups_of(machine: np.ndarray, ranks: np.ndarray, group: Group) -> np.ndarra
 
 
 def parts_of(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group | None) -> int:
-    """Parts into which a group of these ranks cuts what it shards; 1 where nothing is sharded."""
+    """Number of shards into which a group of these ranks cuts some state; 1 for None."""
     if group is None or group is Group.REPLICAS:
         return 1 if group is None else len(ranks)
     return int(_groups(cluster, ranks, group).shape[1])
+
+
+def rank_part(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group | None) -> float:
+    """The part of something that each rank keeps when `group` shards it; 0 of what servers hold."""
+    return 0.0 if group is Group.SERVERS else 1 / parts_of(cluster, ranks, group)
 
 
 def _groups(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group) -> np.ndarray:
@@ -185,8 +192,8 @@ def _groups(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group) -
     return groups_of(members // (cluster.node_size or 1), members, group)
 
 
-def _laid(cluster: Cluster, step: ExchangeStep, ranks: Sequence[int] | np.ndarray) -> tuple[np.ndarray, int]:
-    """Ranks of one of a step's groups, and how many share out the payload (across machines, one for each shard)."""
+def _first_group(cluster: Cluster, step: ExchangeStep, ranks: Sequence[int] | np.ndarray) -> tuple[np.ndarray, int]:
+    """The ranks of one group of a step, and the number of groups that divide the payload (`ExchangeStep.shares`)."""
     if step.group is Group.REPLICAS:
         return np.asarray(ranks), 1
     groups = _groups(cluster, ranks, step.group)
@@ -194,8 +201,8 @@ def _laid(cluster: Cluster, step: ExchangeStep, ranks: Sequence[int] | np.ndarra
 
 
 def step_terms(cluster: Cluster, step: ExchangeStep, ranks: Sequence[int] | np.ndarray, concurrent: int = 1) -> Terms:
-    """Affine cost of a step for payloads of any size."""
-    members, shares = _laid(cluster, step, ranks)
+    """Affine cost of a step, for payloads of any size."""
+    members, shares = _first_group(cluster, step, ranks)
     terms = collective_terms(cluster, step.collective, members, concurrent * shares)
     return terms if shares == 1 else Terms(terms.latency_s, terms.s_per_byte / shares)
 
@@ -207,10 +214,10 @@ def step_s(
     payload_bytes: float,
     concurrent: int = 1,
 ) -> float:
-    """Seconds of a step; none for a single rank or an empty payload."""
+    """Seconds of a step; 0 for a single rank or an empty payload."""
     if len(ranks) < 2 or not payload_bytes:
         return 0.0
-    members, shares = _laid(cluster, step, ranks)
+    members, shares = _first_group(cluster, step, ranks)
     return collective_s(cluster, step.collective, members, payload_bytes / shares, concurrent * shares)
 
 
@@ -223,7 +230,7 @@ def phase_s(
     elements: float = 1.0,
     concurrent: int = 1,
 ) -> float:
-    """Seconds of all steps of one phase, one after the other, for some elements of `sizes` bytes each."""
+    """Seconds of all steps of one phase, one after the other, for `elements` elements of `sizes` bytes each."""
     return sum(step_s(cluster, s, ranks, elements * s.payload(sizes), concurrent) for s in recipe.during(phase))
 
 
@@ -237,10 +244,10 @@ def sent_bytes(
     """Bytes that a rank sends in an iteration.
 
     Args:
-        recipe: what is exchanged.
-        sizes: bytes of an element's gradient, and of its weight.
-        parts: ranks of each group.
-        elements: of the model part.
+        recipe: the steps.
+        sizes: bytes of the gradient and of the weight of an element.
+        parts: number of ranks of each group.
+        elements: elements of the model part.
         passes: forward and backward passes of an iteration.
     """
     total = 0.0
@@ -253,12 +260,12 @@ def sent_bytes(
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes of a model's state that a rank keeps; floats, or arrays where the shards are.
+    """Bytes of model state that a rank keeps; arrays where the numbers of shards are arrays.
 
     Attributes:
-        weights, gradients, optimizer: between the passes.
-        gathered: of weights that stay gathered.
-        transient: of the units that are whole while they are at work.
+        weights, gradients, optimizer: state between the passes.
+        gathered: weights that stay gathered.
+        transient: gathered weights and unscattered gradients of the units at work.
     """
 
     weights: float | np.ndarray
@@ -278,29 +285,29 @@ def kept_bytes(
     spare_bytes: float = 0.0,
     copy_bytes: float = 0.0,
 ) -> Kept:
-    """Bytes of a model's state that a rank keeps.
+    """Bytes of model state that a rank keeps.
 
     Args:
-        recipe: who holds what in shards.
-        sizes: bytes of an element.
-        state_bytes: bytes of optimizer state, an element.
-        parts: parts into which a group cuts what it shards, 1 for None.
-        elements: of the model part.
-        largest: of its largest unit.
-        spare_bytes: bytes of gradients, an element, that are kept whole beside those of `sizes`.
-        copy_bytes: bytes of copies of the weights, an element: of all that a rank has between the passes, or of the
-            units that are gathered.
+        recipe: which group shards what.
+        sizes: bytes of the gradient and of the weight of an element.
+        state_bytes: bytes of optimizer state of an element.
+        parts: number of shards into which a group cuts some state, 1 for None.
+        elements: elements of the model part.
+        largest: elements of its largest unit.
+        spare_bytes: bytes of unsharded gradients of an element, kept beside those of `sizes`.
+        copy_bytes: bytes of further copies of the weight of an element: of the weights that are not sharded, or of the
+            gathered units.
     """
     weights, gradients = parts(recipe.weights), parts(recipe.gradients)
-    held = sizes.weight_bytes + copy_bytes
-    whole = largest * sizes.gradient_bytes * (np.asarray(gradients) > 1)
+    gathered_bytes = sizes.weight_bytes + copy_bytes
+    transient = largest * sizes.gradient_bytes * (np.asarray(gradients) > 1)
     if recipe.gathered_units:
-        whole = whole + recipe.gathered_units * largest * held * (np.asarray(weights) > 1)
-    stays = 0 if recipe.gathered_units else elements * held * (np.asarray(weights) > 1)
+        transient = transient + recipe.gathered_units * largest * gathered_bytes * (np.asarray(weights) > 1)
+    stays = 0 if recipe.gathered_units else elements * gathered_bytes * (np.asarray(weights) > 1)
     return Kept(
         weights=elements * (sizes.weight_bytes / weights + copy_bytes * (np.asarray(weights) == 1)),
         gradients=elements * (sizes.gradient_bytes / gradients + spare_bytes),
         optimizer=elements * state_bytes / parts(recipe.optimizer),
         gathered=stays,
-        transient=whole,
+        transient=transient,
     )

@@ -1,163 +1,37 @@
-"""Exchange through servers: machines push what they summed to whoever holds a share, and pull the result.
+"""Exchange through servers: every machine pushes what it summed to the servers' shares, and pulls the result.
 
-Parameter servers on the group's own machines: gradients are pushed, updated weights are pulled.
+Colocated servers run on the group's own machines. With equal shares each machine moves 2(n-1)/n M each direction,
+exactly as in a ring all-reduce; any gain of such servers must come from the transport (`efficiency`), from start-up
+times, or from sparse gradients. With full variables on one server each (`greedy`, `round-robin`) the fullest server
+moves (n-1) times what it holds, each direction.
 
-With equal shards each machine moves 2(n-1)/n M each direction, exactly as in a ring all-reduce; whatever such servers
-gain must come from the transport (`efficiency`), from start-up times, or from sparse gradients. Whole variables on one
-server each (`greedy`, `round-robin`) leave the fullest server with (n-1) times what it holds, each direction.
-
-Parameter servers on machines of their own: max(M/B, nM/(kB)) for k of them, pushes and pulls at the same time.
-
-Half the bytes of a ring for the n workers, but each of the k servers moves n/k M each direction (Jiang et al., BytePS,
-OSDI 2020, section 2), so fewer servers than workers are the bottleneck.
-
-Inside a machine the ranks sum before its servers or its network port, and the result is spread among them afterwards.
+Separate servers run on machines of their own: max(M/B, nM/(kB)) for k of them, pushes and pulls at the same time. That
+is half the bytes of a ring for the n workers, but each of the k servers moves n/k M each direction (Jiang et al.,
+BytePS, OSDI 2020, section 2), so fewer servers than workers are the bottleneck.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from planner.errors import UsageError
 from planner.exchange import SCHEMES
-from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Traffic, nothing, push_traffic, rank_traffic
-from planner.exchange.messages import Leg, Message
+from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Traffic, nothing, push_traffic
+from planner.exchange.inside import Inside, MachineSum, machine_sum
+from planner.exchange.messages import Bucket, Leg, Message
 from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
-from planner.exchange.scheme import Draft, Facts, Scheme, positive
+from planner.exchange.scheme import MessagePlan, Scheme, SchemeSummary, dense_note
 from planner.exchange.types import MemoryFactors, Placement, Step
-from planner.hardware import Collective, Terms, collective_terms, moved_bytes
-
-
-class Inside(StrEnum):
-    """How the ranks of a machine sum.
-
-    SCATTER leaves each rank with its shard, which it hands over by itself. PCIE scatters under each switch and has the
-    host sum one copy a switch. NVLINK scatters over all ranks and gathers the shards on those beside the network card.
-    AUTO is PCIE where the innermost level of a machine is named so, else NVLINK.
-    """
-
-    AUTO = "auto"
-    SCATTER = "scatter"
-    PCIE = "pcie"
-    NVLINK = "nvlink"
-
-
-@dataclass(frozen=True)
-class Local:
-    """The legs inside the machines, affine in the payload except for the choice of a collective's algorithm.
-
-    Attributes:
-        fabric: where.
-        groups: ports (indices into both ways, int64) kept busy by a reduce-scatter, with its cost.
-        copy_s_per_byte: further seconds a byte on every port, float64 [2 ports], for the way to the host or card.
-        latency_s: start-up time of that copy.
-        traffic: bytes of summing one byte; the way back moves them the other way.
-    """
-
-    fabric: Fabric
-    groups: tuple[tuple[np.ndarray, Terms], ...]
-    copy_s_per_byte: np.ndarray
-    latency_s: float
-    traffic: Traffic
-
-    def legs(self, push_bytes: float, pull_bytes: float) -> tuple[Leg, Leg]:
-        """Before the network and after it; a gather costs what the scatter does."""
-        ports = len(self.fabric.ports)
-        back = np.concatenate([self.copy_s_per_byte[ports:], self.copy_s_per_byte[:ports]])
-        return self._leg(push_bytes, self.copy_s_per_byte), self._leg(pull_bytes, back)
-
-    def _leg(self, payload_bytes: float, copy_s_per_byte: np.ndarray) -> Leg:
-        busy = copy_s_per_byte * payload_bytes
-        for ports, terms in self.groups:
-            busy[ports] += float(terms.seconds(payload_bytes))
-        return Leg(busy, self.latency_s)
-
-
-def local(fabric: Fabric, inside: Inside, card_ranks: int = 2) -> Local:
-    """The legs of a strategy.
-
-    Args:
-        fabric: where.
-        inside: the strategy.
-        card_ranks: ranks beside the network card, for NVLINK.
-
-    Raises:
-        UsageError: no rank beside the network card.
-    """
-    if card_ranks < 1:
-        raise UsageError(f"{card_ranks} ranks beside the network card", hint="use at least one")
-    levels = [i for i in range(fabric.top + 1) if fabric.cluster.group_sizes()[i] <= fabric.node_size]
-    if inside is Inside.AUTO:
-        inside = Inside.PCIE if levels and "pcie" in fabric.cluster.levels[0].name else Inside.NVLINK
-    if not levels:
-        return Local(fabric, (), np.zeros(2 * len(fabric.ports)), 0.0, nothing(fabric))
-    if inside is Inside.PCIE:
-        return _through_host(fabric, levels)
-    extra = _to_card(fabric, card_ranks) if inside is Inside.NVLINK else nothing(fabric)
-    used = bool(extra.out_bytes.any())
-    latency_s = fabric.cluster.levels[levels[-1]].latency_s if used else 0.0
-    positions = _split(fabric, fabric.node_size)
-    groups = tuple(_scatter(fabric, machine, levels) for machine in positions if len(machine) > 1)
-    traffic = extra + _ring(fabric, positions)
-    return Local(fabric, groups, extra.busy_s(), latency_s, traffic)
-
-
-def _split(fabric: Fabric, size: int) -> list[np.ndarray]:
-    """Positions of the ranks in each run of `size` devices."""
-    blocks = np.asarray(fabric.ranks) // size
-    return [np.flatnonzero(blocks == block) for block in np.unique(blocks)]
-
-
-def _scatter(fabric: Fabric, positions: np.ndarray, levels: list[int]) -> tuple[np.ndarray, Terms]:
-    """Ports that a reduce-scatter of some ranks keeps busy, and what it costs."""
-    ports = np.unique(fabric.rank_ports[np.ix_(np.asarray(levels, dtype=np.int64), positions)])
-    ranks = [fabric.ranks[i] for i in positions]
-    terms = collective_terms(fabric.cluster, Collective.REDUCE_SCATTER, ranks, fabric.concurrent)
-    return np.concatenate([ports, ports + len(fabric.ports)]), terms
-
-
-def _ring(fabric: Fabric, groups: list[np.ndarray]) -> Traffic:
-    """A reduce-scatter of one byte in each group."""
-    several = [g for g in groups if len(g) > 1]
-    if not several:
-        return nothing(fabric)
-    source = np.concatenate(several)
-    target = np.concatenate([np.roll(g, -1) for g in several])
-    counts = np.concatenate([np.full(len(g), moved_bytes(Collective.REDUCE_SCATTER, 1.0, len(g))) for g in several])
-    return rank_traffic(fabric, source, target, counts)
-
-
-def _to_card(fabric: Fabric, card_ranks: int) -> Traffic:
-    """The shards of one byte going to the first ranks of each machine, which are beside the card."""
-    sources, targets, counts = [], [], []
-    for positions in _split(fabric, fabric.node_size):
-        beside, others = positions[:card_ranks], positions[card_ranks:]
-        pairs = np.stack(np.meshgrid(others, beside, indexing="ij"), axis=-1).reshape(-1, 2)
-        sources.append(pairs[:, 0])
-        targets.append(pairs[:, 1])
-        counts.append(np.full(len(pairs), 1 / len(positions) / len(beside)))
-    return rank_traffic(fabric, np.concatenate(sources), np.concatenate(targets), np.concatenate(counts))
-
-
-def _through_host(fabric: Fabric, levels: list[int]) -> Local:
-    """Scatter under each switch, then one copy a switch to the host: 1 byte out through each switch's way."""
-    host = levels[-1]
-    switches = _split(fabric, fabric.child_size(host))
-    groups = tuple(_scatter(fabric, s, levels[:-1]) for s in switches if len(s) > 1)
-    up = nothing(fabric)
-    for positions in switches:
-        for level in levels:
-            np.add.at(up.out_bytes, fabric.rank_ports[level, positions], 1 / len(positions))
-    return Local(fabric, groups, up.busy_s(), fabric.cluster.levels[host].latency_s, up + _ring(fabric, switches))
+from planner.hardware import Collective
 
 
 class ServerPlacement(StrEnum):
-    """Where variables lie: in equal shards everywhere, or whole, dealt to the least loaded server or in turn."""
+    """Placement of variables on servers: equal shards, or each on one server, the least loaded one or in turn."""
 
     EVEN = "even"
     GREEDY = "greedy"
@@ -165,11 +39,11 @@ class ServerPlacement(StrEnum):
 
 
 def through_servers(pulled: Content, optimizer: Group | None = None) -> Recipe:
-    """Gradients pushed to the servers' shards, and what these make of them pulled by every rank.
+    """The recipe of an exchange through servers: a scatter of gradients to them (push), a gather from them (pull).
 
     Args:
         pulled: gradients from servers that only sum, weights from servers that update.
-        optimizer: who has the optimizer state in shards.
+        optimizer: who shards the optimizer state.
     """
     push = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, group=Group.SERVERS)
     pull = ExchangeStep(Collective.ALL_GATHER, pulled, group=Group.SERVERS)
@@ -177,15 +51,15 @@ def through_servers(pulled: Content, optimizer: Group | None = None) -> Recipe:
 
 
 SUMMED_ON_SERVERS = through_servers(Content.GRADIENTS)
-"""Servers that only sum; every rank updates."""
+"""The servers only sum; every rank updates its weights."""
 
 UPDATED_ON_SERVERS = through_servers(Content.WEIGHTS, Group.SERVERS)
-"""Servers that hold the optimizer state and update."""
+"""The servers hold the optimizer state and update the weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
-    """What goes to the servers as one message; `shares[e]` of it is endpoint e's, and they sum to 1."""
+class PushPull:
+    """One message to the servers and back; `shares[e]` of it goes to endpoint e, and the shares sum to 1."""
 
     variables: tuple[str, ...]
     push_bytes: float
@@ -196,13 +70,13 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How messages travel to the servers and back.
+    """Options of the transport to the servers and back.
 
     Attributes:
-        method: what the transfers are called.
-        inside: how a machine sums first.
-        partition_bytes: a message is pulled partition by partition while it is pushed.
-        efficiency: what the transport reaches of the network's achievable bandwidth.
+        method: name of the transfers.
+        inside: how the ranks of a machine sum first.
+        partition_bytes: size of the pieces in which a message is pulled while it is still pushed.
+        efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
         sum_byte_per_s: rate at which a machine of the group sums what it receives.
         card_ranks: ranks beside the network card.
     """
@@ -215,12 +89,12 @@ class Transport:
     card_ranks: int = 2
 
 
-def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transport) -> Draft:
+def plan_pushes(fabric: Fabric, sendings: Sequence[PushPull], transport: Transport) -> MessagePlan:
     """Messages of four legs: sum inside, push, pull, spread inside.
 
-    O(messages + kinds * ports), a kind being a size with its shares.
+    O(messages + kinds * ports), where messages of one kind have equal sizes and shares.
     """
-    inside = local(fabric, transport.inside, transport.card_ranks)
+    inside = machine_sum(fabric, transport.inside, transport.card_ranks)
     kinds: dict[tuple[tuple[float, ...], float, float], tuple[Leg, ...]] = {}
     totals: dict[tuple[float, ...], tuple[float, float]] = {}
     units = {shares: push_traffic(fabric, np.asarray(shares)) for shares in {s.shares for s in sendings}}
@@ -238,11 +112,11 @@ def draft_servers(fabric: Fabric, sendings: Sequence[Sending], transport: Transp
     for shares, (pushed, pulled) in totals.items():
         total = total + (units[shares] + inside.traffic) * pushed + (units[shares] + inside.traffic).turned() * pulled
     methods = {v: transport.method for s in sendings for v in s.variables}
-    return Draft(tuple(messages), total, methods, placements(sendings))
+    return MessagePlan(tuple(messages), total, methods, placements(sendings))
 
 
-def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: Transport) -> tuple[Leg, ...]:
-    """The legs that keep some port busy."""
+def _legs(fabric: Fabric, s: PushPull, unit: Traffic, inside: MachineSum, transport: Transport) -> tuple[Leg, ...]:
+    """The legs of a message, without those that keep no port busy."""
     before, after = inside.legs(s.push_bytes, s.pull_bytes)
     busy = (
         (unit * s.push_bytes).busy_s(transport.efficiency, transport.sum_byte_per_s),
@@ -252,16 +126,16 @@ def _legs(fabric: Fabric, s: Sending, unit: Traffic, inside: Local, transport: T
     return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
 
 
-def placements(sendings: Sequence[Sending]) -> tuple[Placement, ...]:
-    """Where each variable lies: its pieces' shares by their bytes (by their number when they have none)."""
-    found: dict[str, list[Sending]] = {}
+def placements(sendings: Sequence[PushPull]) -> tuple[Placement, ...]:
+    """The servers of each variable: the mean of its pieces' shares, weighted by bytes (equally when all are empty)."""
+    pieces_of: dict[str, list[PushPull]] = {}
     for s in sendings:
         for name in s.variables:
-            found.setdefault(name, []).append(s)
-    return tuple(Placement(name, _mean(pieces)) for name, pieces in found.items())
+            pieces_of.setdefault(name, []).append(s)
+    return tuple(Placement(name, _mean(pieces)) for name, pieces in pieces_of.items())
 
 
-def _mean(pieces: list[Sending]) -> tuple[float, ...]:
+def _mean(pieces: list[PushPull]) -> tuple[float, ...]:
     if all(p.shares == pieces[0].shares for p in pieces):
         return pieces[0].shares
     weights = np.asarray([p.push_bytes for p in pieces])
@@ -270,57 +144,52 @@ def _mean(pieces: list[Sending]) -> tuple[float, ...]:
 
 
 def even(fabric: Fabric, first: int, count: int) -> tuple[float, ...]:
-    """Equal shares at `count` endpoints from `first` on."""
+    """Equal shares for `count` endpoints, from `first` on."""
     shares = [0.0] * fabric.endpoints
     shares[first : first + count] = [1 / count] * count
     return tuple(shares)
 
 
-def one(fabric: Fabric, endpoint: int) -> tuple[float, ...]:
-    """All of it at one endpoint."""
-    return even(fabric, endpoint, 1)
-
-
 def least_loaded(sizes: Sequence[float], servers: int) -> tuple[int, ...]:
-    """A server for each size: largest first, each to the one with the least so far; ties to the lowest number.
+    """The server of each size: largest size first, each to the server with the least load; ties to the lowest number.
 
     At most 4/3 - 1/(3k) times the best possible load (Graham, 1969). O(sizes * (log(sizes) + servers)).
     """
     loads = [0.0] * servers
-    chosen = [0] * len(sizes)
+    server_of = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        chosen[i] = min(range(servers), key=lambda s: loads[s])
-        loads[chosen[i]] += sizes[i]
-    return tuple(chosen)
+        server_of[i] = min(range(servers), key=lambda s: loads[s])
+        loads[server_of[i]] += sizes[i]
+    return tuple(server_of)
 
 
-def sent(recipe: Recipe, sizes: ElementBytes) -> tuple[float, float]:
-    """Bytes that a machine pushes and pulls."""
+def push_pull_bytes(recipe: Recipe, sizes: ElementBytes) -> tuple[float, float]:
+    """Bytes that a machine pushes, and pulls, under a recipe of `through_servers`."""
     push, pull = (step.payload(sizes) for step in recipe.steps)
     return push, pull
 
 
-def whole_or_cut(
+def place_variables(
     fabric: Fabric, step: Step, recipe: Recipe, first: int, count: int, placement: str
-) -> tuple[Sending, ...]:
-    """Every variable to `count` servers from endpoint `first` on."""
+) -> tuple[PushPull, ...]:
+    """One message a variable to `count` servers, from endpoint `first` on, laid on them by `placement`."""
     arrivals = step.arrivals()
-    sizes = [sent(recipe, v.sent) for v in arrivals]
+    sizes = [push_pull_bytes(recipe, v.sent) for v in arrivals]
     if placement is ServerPlacement.EVEN:
         shares = [even(fabric, first, count)] * len(arrivals)
     else:
-        loads = [sum(sent(recipe, v.sent)) for v in step.variables]
-        dealt = least_loaded(loads, count) if placement is ServerPlacement.GREEDY else range(len(loads))
-        server = {v.name: number % count for v, number in zip(step.variables, dealt, strict=True)}
-        shares = [one(fabric, first + server[v.name]) for v in arrivals]
+        loads = [sum(push_pull_bytes(recipe, v.sent)) for v in step.variables]
+        numbers = least_loaded(loads, count) if placement is ServerPlacement.GREEDY else range(len(loads))
+        server = {v.name: number % count for v, number in zip(step.variables, numbers, strict=True)}
+        shares = [even(fabric, first + server[v.name], 1) for v in arrivals]
     return tuple(
-        Sending((v.name,), push, pull, step.ready_s(v), share)
+        PushPull((v.name,), push, pull, step.ready_s(v), share)
         for v, (push, pull), share in zip(arrivals, sizes, shares, strict=True)
     )
 
 
-def fullest(sendings: Sequence[Sending], step: Step) -> float:
-    """The part of all weights that the fullest server holds."""
+def fullest(sendings: Sequence[PushPull], step: Step) -> float:
+    """The fraction of all weights on the fullest server."""
     total = sum(v.pulled_bytes for v in step.variables)
     if total == 0 or not sendings:
         return 0.0
@@ -329,14 +198,45 @@ def fullest(sendings: Sequence[Sending], step: Step) -> float:
     return float(loads.max() / total)
 
 
+class ThroughServers(Scheme):
+    """A scheme that sends every variable through servers. Subclasses are dataclasses of its options."""
+
+    __slots__ = ()
+
+    method = "ps"
+    """Name of its transfers."""
+    inside: Inside = Inside.SCATTER
+    partition_bytes: float
+    efficiency: float
+    sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
+
+    @abstractmethod
+    def pushes(self, fabric: Fabric, step: Step) -> Sequence[PushPull]:
+        """The messages to the servers and back."""
+        ...
+
+    def transport(self, fabric: Fabric) -> Transport:
+        """The transport, from the options."""
+        return Transport(self.method, self.inside, self.partition_bytes, self.efficiency, self.sum_byte_per_s)
+
+    def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
+        """Push and pull each message; servers that only sum get sparse gradients in full."""
+        plan = plan_pushes(fabric, self.pushes(fabric, step), self.transport(fabric))
+        return dataclasses.replace(plan, notes=dense_note(step)) if self.recipe is SUMMED_ON_SERVERS else plan
+
+    def bucket_pushes(self, buckets: Sequence[Bucket], shares: tuple[float, ...]) -> list[PushPull]:
+        """One message a bucket, each cut in the same shares."""
+        return [PushPull(b.variables, *push_pull_bytes(self.recipe, b), b.ready_s, shares) for b in buckets]
+
+
 @dataclass(frozen=True, slots=True)
-class HeldOnServers(Scheme):
-    """Weights that parameter servers hold and update.
+class ParameterServers(ThroughServers):
+    """Servers that hold and update the weights.
 
     Attributes:
         placement: how variables are laid on the servers.
-        partition_bytes: pushed and pulled at the same time in pieces of this size.
-        efficiency: what the transport reaches of the network's achievable bandwidth.
+        partition_bytes: size of the pieces that are pushed and pulled at the same time.
+        efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
     """
 
     placement: ServerPlacement = ServerPlacement.EVEN
@@ -347,75 +247,63 @@ class HeldOnServers(Scheme):
 
     def memory(self, fabric: Fabric, step: Step) -> MemoryFactors:
         """Weights and gradients on every rank, the optimizer state on the servers."""
-        return MemoryFactors(1.0, 1.0, 0.0, fullest(self._sendings(fabric, step), step))
-
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """One message a variable, sparse ones with the touched rows alone."""
-        positive(self, "efficiency", "partition_bytes")
-        return draft_servers(fabric, self._sendings(fabric, step), self.transport())
-
-    def transport(self) -> Transport:
-        """How messages travel."""
-        return Transport("ps", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
+        fullest_part = fullest(self.pushes(fabric, step), step)
+        return dataclasses.replace(Scheme.memory(self, fabric, step), server_optimizer=fullest_part)
 
     def servers(self, fabric: Fabric) -> tuple[int, int]:
         """First endpoint of the servers, and how many there are: all machines of the group."""
         return 0, len(fabric.machines)
 
-    def _sendings(self, fabric: Fabric, step: Step) -> tuple[Sending, ...]:
-        return whole_or_cut(fabric, step, self.recipe, *self.servers(fabric), self.placement)
+    def pushes(self, fabric: Fabric, step: Step) -> tuple[PushPull, ...]:
+        """One message a variable; of a sparse one only the touched rows."""
+        return place_variables(fabric, step, self.recipe, *self.servers(fabric), self.placement)
 
 
 @dataclass(frozen=True, slots=True)
-class ColocatedServers(HeldOnServers):
-    """A server on every machine.
+class ColocatedServers(ParameterServers):
+    """A server on every machine of the group.
 
     Attributes:
         placement: how variables are laid on the servers.
-        partition_bytes: pushed and pulled at the same time in pieces of this size.
-        efficiency: what the transport reaches of the network's achievable bandwidth.
+        partition_bytes: size of the pieces that are pushed and pulled at the same time.
+        efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
         sum_byte_per_s: rate at which a machine sums what it receives.
     """
 
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
     key = "ps-colocated"
-    facts = Facts(
+    facts = SchemeSummary(
         decides="a server for each variable, or equal shards",
         time="2(n-1)/n M/B with equal shards; (n-1) times the fullest server's bytes with whole variables",
         traffic="2(n-1)/n M with equal shards",
-        memory="weights and gradients; optimizer state on the servers",
         source="Li et al., OSDI 2014",
+        memory="weights and gradients; optimizer state on the servers",
     )
-
-    def transport(self) -> Transport:
-        """How messages travel; the machines of the group are the servers."""
-        positive(self, "sum_byte_per_s")
-        return dataclasses.replace(HeldOnServers.transport(self), sum_byte_per_s=self.sum_byte_per_s)
 
 
 SCHEMES.register("ps-colocated", ColocatedServers())
 
 
 @dataclass(frozen=True, slots=True)
-class SeparateServers(HeldOnServers):
-    """The fabric's servers hold the weights."""
+class SeparateServers(ParameterServers):
+    """The servers of the fabric hold the weights."""
 
     key = "ps-separate"
-    facts = Facts(
+    facts = SchemeSummary(
         decides="a server for each variable, or equal shards",
         time="max(M/B, n/k M/B) for k servers",
         traffic="M a worker, n/k M a server",
-        memory="weights and gradients; optimizer state on the servers",
         source="Li et al., OSDI 2014; bound: Jiang et al., OSDI 2020",
+        memory="weights and gradients; optimizer state on the servers",
     )
 
     def supports(self, fabric: Fabric) -> str:
-        """A fabric with servers."""
+        """Requires a fabric with servers."""
         return "" if fabric.servers.count else "separate parameter servers need servers beside the group"
 
     def servers(self, fabric: Fabric) -> tuple[int, int]:
-        """The fabric's servers."""
+        """The servers of the fabric."""
         return len(fabric.machines), fabric.servers.count
 
 

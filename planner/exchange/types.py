@@ -1,6 +1,6 @@
-"""What is exchanged in a training step, and what an exchange costs: the types that every scheme reads and returns.
+"""The types that every scheme reads and returns: a training step to exchange, and the cost of an exchange.
 
-`step_of` makes a step from a model's graph and the times of its nodes.
+`step_of` makes a step from the graph of a model and the times of its nodes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Variable:
 
     Attributes:
         name: unique in the step.
-        gradient_bytes: bytes of the whole gradient, in the number format in which it travels.
-        ready_s: when the gradient is complete, from the start of the backward; None when only at its end.
-        sparse: the gradient is of rows of an embedding, of which one step touches a part.
-        touched: that part, of the rows that the ranks of one machine touch together (alpha), 0 < touched <= 1.
-        weight_bytes: bytes of the weights where they travel instead of gradients; None when as many.
+        gradient_bytes: bytes of the full gradient, in the number format in which it travels.
+        ready_s: when the gradient is complete, from the start of the backward; None for its end.
+        sparse: whether it is an embedding of which one step touches only some rows.
+        touched: fraction of the rows that the ranks of one machine touch together (alpha), 0 < touched <= 1.
+        weight_bytes: bytes of the weights where they travel instead of gradients; None for as many.
     """
 
     name: str
@@ -56,19 +56,19 @@ class Variable:
 
     @property
     def sent(self) -> Sizes:
-        """What a machine sends and takes of it through servers: of a sparse variable the rows that it touches."""
+        """Bytes that a machine exchanges with servers: of a sparse variable only the rows that it touches."""
         part = self.touched if self.sparse else 1.0
         return Sizes(part * self.gradient_bytes, part * self.pulled_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step of a data-parallel group, as every rank lives it.
+    """One optimizer step of a data-parallel group, the same on every rank.
 
     Attributes:
-        variables: what must be exchanged.
-        backward_s: the backward of one micro-batch.
-        forward_s: the forward of one micro-batch.
+        variables: the variables to exchange.
+        backward_s: seconds of the backward of one micro-batch.
+        forward_s: seconds of the forward of one micro-batch.
         micro_batches: micro-batches whose gradients are accumulated before the update.
 
     Raises:
@@ -111,14 +111,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFactors:
-    """What a rank keeps, as a part of the whole model's, so that any number format can be multiplied in.
+    """Fractions of the model state that a rank keeps; independent of number formats.
 
     Attributes:
-        weights: part of the weights kept between the steps.
-        gradients: part of the gradients kept until the update.
-        optimizer: part of the optimizer state.
-        server_optimizer: part of the optimizer state on the fullest server, in host memory; 0 without servers.
-        transient_bytes: bytes beside that: gathered weights and unsharded gradients under way.
+        weights: fraction of the weights kept between the steps.
+        gradients: fraction of the gradients kept until the update.
+        optimizer: fraction of the optimizer state.
+        server_optimizer: fraction of the optimizer state on the fullest server, in host memory; 0 without servers.
+        transient_bytes: further bytes of gathered weights and of gradients before they are scattered.
     """
 
     weights: float = 1.0
@@ -130,11 +130,11 @@ class MemoryFactors:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How many updates a weight may lack that a synchronous step would have: mini-batches, 0 when synchronous.
+    """Updates that a weight may lack compared to synchronous training, in mini-batches; 0 when synchronous.
 
     Attributes:
-        local: updates of the worker itself.
-        overall: updates of any worker.
+        local: missing updates of the worker itself.
+        overall: missing updates of all workers.
     """
 
     local: int = 0
@@ -142,13 +142,13 @@ class Staleness:
 
     @property
     def synchronous(self) -> bool:
-        """Whether training means the same as on one device."""
+        """Whether training is mathematically the same as on one device."""
         return self.local == 0 and self.overall == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which servers hold a variable: `shares[e]` of it at endpoint e (the machines of the group, then the servers)."""
+    """The servers of a variable: `shares[e]` of it at endpoint e (the machines of the group, then the servers)."""
 
     variable: str
     shares: tuple[float, ...]
@@ -167,7 +167,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a variable travels: the method, what it costs there by itself, and why it was taken."""
+    """The method chosen for a variable: the seconds it takes by itself, and why it was chosen."""
 
     variable: str
     method: str
@@ -177,19 +177,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one step's exchange costs under one scheme.
+    """The cost of the exchange of one step under one scheme.
 
     Attributes:
-        scheme: its name with its options.
-        seconds: what it takes when everything is ready at once and nothing else runs.
-        exposed_s: what it adds to the step beside forward and backward.
+        scheme: name of the scheme with its options.
+        seconds: duration when all gradients are ready at once and nothing else runs.
+        exposed_s: seconds that it adds to forward and backward.
         traffic: bytes through every port of the fabric in one step.
-        memory: what a rank keeps.
+        memory: fractions of the model state that a rank keeps.
         staleness: of the weights that gradients are computed with.
-        transfers: the messages in time; empty where weights travel in the forward too (ZeRO, WSP).
-        methods: how each variable travels, by name.
-        placements: where servers hold it, where there are servers.
-        choices: why, where something was chosen.
+        transfers: the messages with their times; empty where weights travel in the forward too (ZeRO, WSP).
+        methods: by variable, how it travels.
+        placements: by variable, which servers hold it; empty without servers.
+        choices: by variable, why the method was chosen; empty where nothing was chosen.
         notes: what the model leaves out in this case.
     """
 
@@ -218,21 +218,22 @@ def step_of(
 ) -> Step:
     """The trained parameters as variables, each ready when the backward has passed the first node that reads it.
 
-    A parameter that only look-ups (`Gather` along its rows) read is sparse; the part of its rows that is touched is at
-    most indices over rows, which is taken. Tied copies are one variable, as large as one and ready with the last.
+    A parameter read only by look-ups (`Gather` along its rows) is sparse; the fraction of touched rows is taken as the
+    number of indices over the number of rows, its upper bound. Tied copies are one variable with the bytes of one copy,
+    ready with the last.
 
     Args:
-        graph: the model, at the micro-batch that the times are for.
+        graph: the model at the micro-batch size of the times.
         forward_s: seconds of each node, float64 [nodes].
         backward_s: seconds of each node's backward, float64 [nodes].
         gradient_bytes: bytes an element of a gradient takes when it travels.
         weight_bytes: bytes an element of a weight takes; None for as many.
         micro_batches: micro-batches whose gradients accumulate.
-        lookups: micro-batches whose touched rows come together before they are sent: those of a step times the ranks
-            of a machine.
+        lookups: micro-batches whose touched rows are merged before they are sent: the micro-batches of a step times the
+            ranks of a machine.
 
     Raises:
-        ModelError: times that are not one a node.
+        ModelError: the number of times is not the number of nodes.
 
     O(nodes + parameters).
     """
@@ -259,7 +260,7 @@ def step_of(
 
 
 def _readers(graph: Graph) -> tuple[dict[str, int], dict[str, float]]:
-    """The first node that reads each parameter (or a tied copy), and the rows read of those that are only looked up."""
+    """The first node that reads each parameter (or a tied copy), and the rows read of each that is only looked up."""
     owner = {p.name: p.tied_to or p.name for p in graph.parameters}
     first: dict[str, int] = {}
     rows: dict[str, float] = {}
@@ -280,7 +281,7 @@ def _readers(graph: Graph) -> tuple[dict[str, int], dict[str, float]]:
 
 
 def _rows_read(graph: Graph, index: int, position: int) -> float | None:
-    """How many rows a look-up reads of a parameter; None when the node is no look-up along its rows."""
+    """Number of rows of a parameter that a look-up reads; None when the node is no look-up along the rows."""
     node = graph.nodes[index]
     if node.op != "Gather" or position != 0 or node.attributes.get("axis", 0) != 0:
         return None

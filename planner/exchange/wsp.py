@@ -12,32 +12,31 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 
-from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import Fabric, Servers
 from planner.exchange.formulas import wsp_period_s, wsp_staleness
 from planner.exchange.recipe import Content
-from planner.exchange.scheme import Draft, Facts, Scheme, positive, require, settle
-from planner.exchange.servers import ServerPlacement, Transport, draft_servers, through_servers, whole_or_cut
+from planner.exchange.scheme import MessagePlan, Scheme, SchemeSummary
+from planner.exchange.servers import PushPull, ServerPlacement, ThroughServers, place_variables, through_servers
 from planner.exchange.types import Exchange, Staleness, Step
 
 
 class ShardPlacement(StrEnum):
-    """Servers on all machines of the cluster, or on those alone that hold the stage (then none need be crossed)."""
+    """Servers on all machines of the cluster, or only on the machines of the group."""
 
     SPREAD = "spread"
     LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
-class WaveSynchronous(Scheme):
+class WaveSynchronous(ThroughServers):
     """Parameter servers with a clock distance.
 
     Attributes:
         clock_distance: waves that a virtual worker may be ahead of the slowest, D.
         placement: where the servers are.
-        partition_bytes: pushed and pulled at the same time in pieces of this size.
-        efficiency: what the transport reaches of the network's achievable bandwidth.
+        partition_bytes: size of the pieces that are pushed and pulled at the same time.
+        efficiency: the fraction of the network's achievable bandwidth that the transport reaches.
     """
 
     clock_distance: int = 0
@@ -45,46 +44,39 @@ class WaveSynchronous(Scheme):
     partition_bytes: float = 4e6
     efficiency: float = 1.0
 
-    key = "wsp"
+    key = method = "wsp"
     recipe = through_servers(Content.WEIGHTS)
     per_tensor = False
-    facts = Facts(
+    facts = SchemeSummary(
         decides="clock distance D, where the servers are",
         time="between waves max(w, x, (w+x)/(D+1)), w a wave's work and x its exchange",
         traffic="2(n-1)/n M a wave",
-        memory="all of it; a copy of the weights on the servers",
         source="Park et al., HetPipe, USENIX ATC 2020",
+        memory="all of it; a copy of the weights on the servers",
     )
 
     def staleness(self, step: Step) -> Staleness:
-        """In mini-batches: of the virtual worker's own updates, and of all."""
+        """Updates that weights lack, in mini-batches: of the virtual worker itself, and of all workers."""
         return wsp_staleness(step.micro_batches, self.clock_distance)
 
-    def draft(self, fabric: Fabric, step: Step) -> Draft:
-        """The pushes and pulls of one wave."""
-        positive(self, "efficiency", "partition_bytes")
-        wide = self._spread(fabric) if self.placement is ShardPlacement.SPREAD else fabric
-        count = wide.endpoints if self.placement is ShardPlacement.SPREAD else len(wide.machines)
-        transport = Transport("wsp", partition_bytes=self.partition_bytes, efficiency=self.efficiency)
-        return draft_servers(wide, whole_or_cut(wide, step, self.recipe, 0, count, ServerPlacement.EVEN), transport)
+    def pushes(self, fabric: Fabric, step: Step) -> tuple[PushPull, ...]:
+        """The pushes and pulls of one wave, in equal shards on all servers."""
+        count = fabric.endpoints if self.placement is ShardPlacement.SPREAD else len(fabric.machines)
+        return place_variables(fabric, step, self.recipe, 0, count, ServerPlacement.EVEN)
 
-    def _spread(self, fabric: Fabric) -> Fabric:
-        """The fabric with the cluster's other machines as servers, where it has none of its own."""
+    def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
+        """The messages of one wave; spread servers are on the cluster's other machines too."""
         others = fabric.cluster.device_count // fabric.node_size - len(fabric.machines)
-        if fabric.servers.count or others <= 0:
-            return fabric
-        return dataclasses.replace(fabric, servers=Servers(others))
+        if self.placement is ShardPlacement.SPREAD and not fabric.servers.count and others > 0:
+            fabric = dataclasses.replace(fabric, servers=Servers(others))
+        return ThroughServers.plan_messages(self, fabric, step)
 
     def price(self, fabric: Fabric, step: Step) -> Exchange:
-        """What a wave's exchange costs; exposed is what it adds between waves, with equal virtual workers."""
-        if self.clock_distance < 0:
-            raise UsageError(f"clock distance {self.clock_distance}", where=self.name, hint="use 0 or more")
-        require(self, fabric)
-        draft = self.draft(fabric, step)
-        found = settle(self, draft.traffic.fabric, step, draft)
+        """The cost of a wave's exchange; exposed is what it adds to each wave, with equally fast virtual workers."""
+        exchange = Scheme.price(self, fabric, step)
         wave_s = step.micro_batches * (step.forward_s + step.backward_s)
-        period_s = wsp_period_s(wave_s, found.seconds, self.clock_distance)
-        return dataclasses.replace(found, exposed_s=max(0.0, period_s - wave_s), transfers=())
+        period_s = wsp_period_s(wave_s, exchange.seconds, self.clock_distance)
+        return dataclasses.replace(exchange, exposed_s=max(0.0, period_s - wave_s), transfers=())
 
 
 SCHEMES.register("wsp", WaveSynchronous())

@@ -1,12 +1,12 @@
-"""What transfers and collectives cost on a cluster: start-up plus bytes over bandwidth, for the cheapest algorithm.
+"""Costs of transfers and collectives on a cluster: start-up time plus bytes over bandwidth, by the cheapest algorithm.
 
 Every algorithm is affine in the payload (the alpha-beta model of Thakur, Rabenseifner and Gropp, IJHPCA 2005):
-`seconds = latency_s + s_per_byte * payload_bytes`. The alternatives stay side by side, because which one is cheapest
-depends on the size. Payloads are bytes a rank: the whole reduced tensor for all-reduce and reduce-scatter, the gathered
-one for all-gather, all that a rank sends (its own share included) for all-to-all.
+`seconds = latency_s + s_per_byte * payload_bytes`. All algorithms are kept side by side, because the cheapest one
+depends on the payload. Payloads are bytes a rank: the full reduced tensor for all-reduce and reduce-scatter, the
+gathered one for all-gather, all that a rank sends (its own share included) for all-to-all.
 
 How links are shared: data that crosses a level passes through the ports of all levels below it too; a device drives
-at most `device_byte_per_s`, and the ranks of one child share `byte_per_s` with each other and with sibling groups.
+at most `device_byte_per_s`, and the ranks of one child share `byte_per_s` with each other and with concurrent groups.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.hardware import algorithms
-from planner.hardware.tiers import Affine, Span, direct, link_tiers, measured_fit, sent_once, span_of
+from planner.hardware.tiers import Affine, Span, child_sizes, direct, link_tiers, measured_fit, sent_once, span_of
 from planner.hardware.types import Cluster, Collective, Level
 
 DIRECT, MEASURED = "direct", "measured"
@@ -31,18 +31,18 @@ _FREE: Affine = (0.0, 0.0)
 
 @dataclass(frozen=True)
 class Terms:
-    """Affine costs of one or many groups, one column an algorithm (`ALGORITHMS`); the cost is the least of them.
+    """Affine costs of one or many groups, one column an algorithm (`ALGORITHMS`); the cost is the minimum over columns.
 
     Attributes:
         latency_s: seconds for an empty payload, float64 [..., algorithms]; inf where an algorithm does not apply.
-        s_per_byte: seconds for one more byte, float64 [..., algorithms].
+        s_per_byte: seconds of each further byte, float64 [..., algorithms].
     """
 
     latency_s: np.ndarray
     s_per_byte: np.ndarray
 
     def seconds(self, payload_bytes: np.ndarray | float) -> np.ndarray:
-        """Seconds for payloads of any shape that broadcasts with the groups', never less for more bytes."""
+        """Seconds for payloads of any shape that broadcasts with the groups; monotone in the payload."""
         payload = np.asarray(payload_bytes, dtype=np.float64)[..., None]
         return np.asarray((self.latency_s + self.s_per_byte * payload).min(axis=-1))
 
@@ -57,18 +57,18 @@ def collective_terms(
     """Cost of a collective among any ranks.
 
     Args:
-        cluster: the machine.
+        cluster: the cluster.
         kind: which collective; `SEND` takes two ranks.
         ranks: each rank once, in any order; a single rank costs nothing.
-        concurrent: groups of this shape at work at the same time on the same ports; capped at how many fit there.
-        copies: of each row in the payload of an all-to-all, which crosses a link once for all that go the same way
-            (`planner.hardware.tiers.sent_once`); 1 where every byte is another.
+        concurrent: groups of this shape at work at the same time on the same ports; capped by the size of a child.
+        copies: copies of each row in the payload of an all-to-all; a row crosses a link once for all copies in that
+            direction (`planner.hardware.tiers.sent_once`). 1 where no rows repeat.
 
     Returns:
         Terms of shape [algorithms].
 
     Raises:
-        ValueError: ranks that are not a group of the cluster.
+        ValueError: the ranks are no group of the cluster.
     """
     latency, slope = np.full((2, len(ALGORITHMS)), math.inf)
     slope[:] = 0.0
@@ -87,20 +87,20 @@ def collective_s(
 
 
 def send_terms(cluster: Cluster, source: np.ndarray | int, target: np.ndarray | int, concurrent: int = 1) -> Terms:
-    """Cost of handing a payload from one rank to another, for arrays of ranks that broadcast; to itself it is free.
+    """Cost of sending a payload from one rank to another, for arrays of ranks that broadcast; to itself it is free.
 
-    Where nodes have links of their own, those of the slowest count. Beside the transfer, the hosts hand over
-    (`Device.handover_s`, the slowest device type's).
+    If the links of nodes differ, the slowest count. The hand-over of the hosts is added (`Device.handover_s`, that of
+    the slowest device type).
 
     Args:
-        cluster: the machine.
+        cluster: the cluster.
         source: sending ranks.
         target: receiving ranks.
         concurrent: devices of one child that send at the same time (the whole tensor-parallel group of a stage, say).
     """
     first, second = np.broadcast_arrays(np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64))
-    sizes = np.asarray((1, *cluster.group_sizes()))
-    # The number of group sizes that tell the two ranks apart is one more than the level that joins them.
+    sizes = np.asarray(child_sizes(cluster))
+    # The number of sizes that separate the two ranks is one more than the index of the level that joins them.
     depth = (first[..., None] // sizes != second[..., None] // sizes).sum(axis=-1)
     handover_s = max(device.handover_s for device in cluster.devices)
     latency, slope = _sends(cluster.levels, handover_s, concurrent)
@@ -109,7 +109,7 @@ def send_terms(cluster: Cluster, source: np.ndarray | int, target: np.ndarray | 
 
 @lru_cache(maxsize=1 << 10)
 def _sends(levels: tuple[Level, ...], handover_s: float, concurrent: int) -> tuple[np.ndarray, np.ndarray]:
-    """Latency and slope, [1 + levels, algorithms]: to itself, and to a rank that each level joins."""
+    """Latency and slope, [1 + levels, algorithms]: of a send to itself, and to a rank that each level joins."""
     straight = [direct(levels, top, concurrent) for top in range(len(levels))]
     table = [_FREE] + [(latency_s + handover_s, s_per_byte) for latency_s, s_per_byte in straight]
     latency, slope = np.full((2, len(table), len(ALGORITHMS)), math.inf)
@@ -122,7 +122,7 @@ def _sends(levels: tuple[Level, ...], handover_s: float, concurrent: int) -> tup
 def _alternatives(
     levels: tuple[Level, ...], kind: Collective, span: Span, concurrent: int, copies: int
 ) -> Mapping[str, Affine]:
-    """The algorithms that a group of that shape can use, each with its affine cost."""
+    """By algorithm that a group of some shape can use, its affine cost."""
     if span.ranks == 1:
         return {DIRECT: _FREE}
     if kind is Collective.SEND:
@@ -133,5 +133,5 @@ def _alternatives(
     fit = measured_fit(levels[0], kind, span.ranks) if len(tiers) == 1 else None
     if fit is not None:
         return {MEASURED: (fit[0], fit[1] * sent_once(copies, span.ranks))}
-    found = ((name, entry.affine(kind, span, tiers)) for name, entry in algorithms.ALGORITHMS.items())
-    return {name: affine for name, affine in found if affine is not None}
+    costs = ((name, entry.affine(kind, span, tiers)) for name, entry in algorithms.ALGORITHMS.items())
+    return {name: affine for name, affine in costs if affine is not None}

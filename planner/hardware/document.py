@@ -1,6 +1,5 @@
-"""Where the bundled profiles lie, and a YAML file as plain data that remembers where everything stands.
-
-A finding can so point at its place in the file.
+"""YAML files as plain data with the position of each value, so that an error can point at its place in the file;
+and the folder of the bundled profiles.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ Location = tuple[str | int, ...]
 _MAX_DEPTH = 32
 _MAX_VALUES = 50_000
 LONGEST = 160
-"""Characters of a line that are shown at the most."""
+"""Longest excerpt of a source line in a message, in characters."""
 _TOO_MUCH = "too deep or too large for a profile"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in a file: line and column from 0, and how many characters a caret underlines."""
+class Position:
+    """A position in a file: line and column from 0, and the number of characters to underline."""
 
     line: int
     column: int
@@ -36,33 +35,33 @@ class Document:
     """A parsed file.
 
     Attributes:
-        name: the file as messages call it.
-        lines: its text.
+        name: name of the file in messages.
+        lines: lines of the file.
         data: mappings, lists and scalars; of a duplicate key the first value.
-        values: where each value starts, by its path of keys and indices.
-        keys: where each key stands, by the path of its value.
-        problems: what the YAML itself has wrong (syntax, duplicate keys, tags).
+        values: by path of keys and indices, the position of the value.
+        keys: by path of a value, the position of its key.
+        problems: errors of the YAML itself (syntax, duplicate keys, tags).
     """
 
     name: str
     lines: list[str]
     data: Any = None
-    values: dict[Location, Mark] = field(default_factory=dict)
-    keys: dict[Location, Mark] = field(default_factory=dict)
+    values: dict[Location, Position] = field(default_factory=dict)
+    keys: dict[Location, Position] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def problem(self, location: Location, message: str, hint: str = "", *, at_key: bool = False) -> Problem:
-        """A finding at a path, or at the closest enclosing one that stands in the file."""
+        """A problem at a path, or at the closest enclosing path that is in the file."""
         path = location
         while path:
             mark = (self.keys.get(path) if at_key else None) or self.values.get(path) or self.keys.get(path)
             if mark is not None:
                 return self.problem_at(mark, message, hint)
             path = path[:-1]
-        return self.problem_at(Mark(0, 0), message, hint)
+        return self.problem_at(Position(0, 0), message, hint)
 
-    def problem_at(self, mark: Mark, message: str, hint: str = "") -> Problem:
-        """A finding at a place: `file:line:col`, the source line, and a caret under it."""
+    def problem_at(self, mark: Position, message: str, hint: str = "") -> Problem:
+        """A problem at a position: `file:line:col`, the source line, and a caret under it."""
         text = self.lines[mark.line] if mark.line < len(self.lines) else ""
         number = f"{mark.line + 1:>5} | "
         cut = max(0, mark.column - LONGEST // 2) if len(text) > LONGEST else 0
@@ -75,7 +74,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML 1.2 file; what is wrong with its syntax is in `problems`, not raised.
+    """Read a YAML 1.2 file; syntax errors are collected in `problems`, not raised.
 
     Raises:
         HardwareError: the file cannot be read, or is not text.
@@ -99,30 +98,30 @@ def parse_document(text: str, name: str) -> Document:
         root = YAML(typ="safe", pure=True).compose(io.StringIO(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = Mark(mark.line, mark.column) if mark else Mark(0, 0)
+        where = Position(mark.line, mark.column) if mark else Position(0, 0)
         what = error.problem or error.context or "cannot be parsed"
         what = f"{error.context} {what}" if what.startswith("but ") else what
         document.problems.append(document.problem_at(where, f"not valid YAML: {what}"))
         return document
     except YAMLError as error:
-        document.problems.append(document.problem_at(Mark(0, 0), f"not valid YAML: {str(error).splitlines()[0]}"))
+        document.problems.append(document.problem_at(Position(0, 0), f"not valid YAML: {str(error).splitlines()[0]}"))
         return document
     except RecursionError:
-        document.problems.append(document.problem_at(Mark(0, 0), _TOO_MUCH, "a profile is a few levels deep"))
+        document.problems.append(document.problem_at(Position(0, 0), _TOO_MUCH, "a profile is a few levels deep"))
         return document
     except Exception as error:  # of the library alone: it stumbles over text that is no YAML 1.1 or 1.2 in many ways
         what = " ".join(f"{type(error).__name__} {error}".split())
-        document.problems.append(document.problem_at(Mark(0, 0), f"not valid YAML: {what}", "write YAML 1.2"))
+        document.problems.append(document.problem_at(Position(0, 0), f"not valid YAML: {what}", "write YAML 1.2"))
         return document
     if root is None:
-        document.problems.append(document.problem_at(Mark(0, 0), "the file is empty"))
+        document.problems.append(document.problem_at(Position(0, 0), "the file is empty"))
         return document
     document.data = _construct(document, root, ())
     return document
 
 
 def _construct(document: Document, node: Any, path: Location) -> Any:  # noqa: ANN401
-    """Plain data of a YAML node; marks of it and of all inside are noted."""
+    """Plain data of a YAML node; records the positions of it and of all nodes inside."""
     document.values.setdefault(path, _mark(node))
     if len(path) > _MAX_DEPTH or len(document.values) > _MAX_VALUES:
         if not any(p.message == _TOO_MUCH for p in document.problems):
@@ -137,30 +136,29 @@ def _construct(document: Document, node: Any, path: Location) -> Any:  # noqa: A
 
 
 def _mapping(document: Document, node: Any, path: Location) -> dict[str, Any]:  # noqa: ANN401
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
         if type(key_node).__name__ != "ScalarNode":
             document.problems.append(document.problem_at(_mark(key_node), "a key must be a plain word"))
             continue
         key = str(key_node.value)
-        if key in found:
+        if key in mapping:
             first = document.keys[(*path, key)].line + 1
             hint = f"first given in line {first}: keep one"
             document.problems.append(document.problem_at(_mark(key_node), f"duplicate key {key!r}", hint))
             continue
         document.keys[(*path, key)] = _mark(key_node)
         if not value_node.value and value_node.start_mark.line != key_node.start_mark.line:
-            document.values[(*path, key)] = _mark(
-                key_node
-            )  # nothing stands there: the parser says where the next key is
-        found[key] = _construct(document, value_node, (*path, key))
-    return found
+            # The value is empty: the parser would give the position of the next key.
+            document.values[(*path, key)] = _mark(key_node)
+        mapping[key] = _construct(document, value_node, (*path, key))
+    return mapping
 
 
-def _mark(node: Any) -> Mark:  # noqa: ANN401
+def _mark(node: Any) -> Position:  # noqa: ANN401
     start, end = node.start_mark, node.end_mark
     width = end.column - start.column if end.line == start.line else 1
-    return Mark(start.line, start.column, max(1, width))
+    return Position(start.line, start.column, max(1, width))
 
 
 def _scalar(document: Document, node: Any) -> str | int | float | bool | None:  # noqa: ANN401
@@ -187,15 +185,15 @@ def _number(text: str) -> str | int | float:
 
 _SOURCES = "sources.yaml"
 _TABLES = (_SOURCES, "errors.yaml")
-"""Files beside the profiles that describe no cluster."""
+"""Files in the folder that describe no cluster."""
 
 
 @cache
 def profile_folder() -> Path:
-    """The folder of the bundled profiles: inside the installed package, else beside it in a checkout.
+    """The folder of the bundled profiles: in the installed package, or next to it in a checkout.
 
     Raises:
-        HardwareError: neither is there.
+        HardwareError: there is no such folder.
     """
     return _folder_of(Path(__file__).resolve().parents[1])
 
@@ -209,36 +207,36 @@ def _folder_of(package: Path) -> Path:
 
 def cluster_names() -> tuple[str, ...]:
     """Names of the bundled clusters, sorted."""
-    return tuple(sorted(p.stem for p in profile_folder().glob("*.yaml") if p.name not in _TABLES))
+    return _names("")
 
 
 def device_names() -> tuple[str, ...]:
     """Names of the bundled devices, sorted."""
-    return tuple(sorted(p.stem for p in (profile_folder() / "devices").glob("*.yaml")))
+    return _names("devices")
 
 
 def stack_names() -> tuple[str, ...]:
     """Names of the bundled stacks, sorted."""
-    return tuple(sorted(p.stem for p in (profile_folder() / "stacks").glob("*.yaml")))
+    return _names("stacks")
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(p.stem for p in (profile_folder() / folder).glob("*.yaml") if p.name not in _TABLES))
 
 
 def bundled_path(name: str) -> Path | None:
-    """The file of a bundled cluster, device or stack, None when there is none of that name."""
-    folders = {"": cluster_names(), "devices": device_names(), "stacks": stack_names()}
-    return next(
-        (profile_folder() / folder / f"{name}.yaml" for folder, names in folders.items() if name in names), None
-    )
+    """The file of a bundled cluster, device or stack; None when none has that name."""
+    folders = ("", "devices", "stacks")
+    return next((profile_folder() / folder / f"{name}.yaml" for folder in folders if name in _names(folder)), None)
 
 
 @cache
 def citations() -> dict[str, str]:
-    """The citations that every profile may use, by short name."""
-    from planner.hardware.document import read_document
-
+    """By short name, the citations that every profile may use."""
     data = read_document(profile_folder() / _SOURCES).data
     return {str(key): str(text) for key, text in data.items()}
 
 
 def looks_like_path(text: str) -> bool:
-    """Whether a name on the command line means a file."""
+    """Whether an argument is a path, not a name."""
     return text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text

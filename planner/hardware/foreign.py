@@ -1,4 +1,4 @@
-"""What other tools say of a machine, as a cluster of ours: `nvidia-smi topo -m`, nccl-tests, Calculon, ASTRA-sim."""
+"""Imports descriptions of machines from other tools: `nvidia-smi topo -m`, nccl-tests, Calculon, ASTRA-sim."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.errors import HardwareError
 from planner.hardware.sketch import ClusterSketch, LinkSketch
+from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.units import Dimension, render
 
@@ -20,21 +21,21 @@ NVLINK_BYTE_PER_S: Mapping[str, float] = {
     "p100": 20e9, "v100": 25e9, "a100": 25e9, "a800": 25e9, "h100": 25e9, "h200": 25e9, "h800": 25e9, "b200": 50e9,
     "b300": 50e9, "gb200": 50e9, "gb300": 50e9,
 }  # fmt: skip
-"""One NVLink in one direction, by generation of device (NVIDIA's data sheets)."""
+"""Bandwidth of one NVLink in one direction, by generation of device (NVIDIA's data sheets)."""
 
 PCIE_BYTE_PER_S = 32e9
-"""A device's PCIe in one direction where only its presence is known: generation 4 with 16 lanes."""
+"""Assumed PCIe bandwidth of a device in one direction: generation 4 with 16 lanes."""
 
 _PCIE = re.compile(r"^(PIX|PXB|PHB|NODE|SYS)$")
 _SMI = "nvidia-smi topo -m"
 
 
 def from_topology(text: str, *, name: str, device: str) -> ClusterSketch:
-    """A node from what `nvidia-smi topo -m` prints.
+    """A node from the output of `nvidia-smi topo -m`.
 
-    GPUs with NVLinks among them are a tier; groups of these are joined over PCIe. Where some pairs of a group have no
-    NVLink of their own, the group is a mesh, whose single wires are told. Network cards are counted, but their speed is
-    not in the matrix.
+    GPUs joined by NVLinks are a tier; groups of these are joined over PCIe. If some pairs of a group have no NVLink of
+    their own, the group is a mesh with the bandwidth of single wires. Network cards are left out, as the matrix does
+    not say their speed.
 
     Args:
         text: the matrix, with or without its legend.
@@ -42,7 +43,7 @@ def from_topology(text: str, *, name: str, device: str) -> ClusterSketch:
         device: name of the device, from which the speed of its NVLinks follows.
 
     Raises:
-        HardwareError: there is no matrix of GPUs, or the groups are not of one size.
+        HardwareError: the text has no matrix of GPUs, or the groups differ in size.
     """
     links = _matrix(text)
     count = len(links)
@@ -60,10 +61,10 @@ def from_topology(text: str, *, name: str, device: str) -> ClusterSketch:
 
 
 def _matrix(text: str) -> list[list[int]]:
-    """NVLinks between each two GPUs, 0 over PCIe.
+    """Number of NVLinks between each pair of GPUs, 0 for PCIe.
 
     Raises:
-        HardwareError: it is no square matrix.
+        HardwareError: the text has no square matrix.
     """
     rows: list[list[str]] = []
     for line in text.splitlines():
@@ -86,7 +87,7 @@ def _matrix(text: str) -> list[list[int]]:
 
 
 def _groups(links: Sequence[Sequence[int]]) -> list[set[int]]:
-    """GPUs that NVLinks join, directly or through others."""
+    """Connected components of GPUs over NVLinks."""
     groups: list[set[int]] = []
     for gpu, row in enumerate(links):
         joined = {gpu, *(other for other, count in enumerate(row) if count)}
@@ -96,14 +97,14 @@ def _groups(links: Sequence[Sequence[int]]) -> list[set[int]]:
 
 
 def _nvlink(links: Sequence[Sequence[int]], groups: Sequence[set[int]], device: str) -> LinkSketch:
-    """The tier of NVLinks: all links of a GPU behind a switch, or a mesh where pairs have wires of their own."""
-    each = next((rate for kind, rate in NVLINK_BYTE_PER_S.items() if kind in device.lower()), 25e9)
+    """The tier of NVLinks: all links of a GPU behind a switch, or a mesh where pairs have their own wires."""
+    link_rate = next((rate for kind, rate in NVLINK_BYTE_PER_S.items() if kind in device.lower()), 25e9)
     size = len(groups[0])
     pairs = [links[i][j] for group in groups for i in group for j in group if i != j]
     wired = min(pairs) == 0 or len(set(pairs)) > 1
-    least = min(sum(row) for row in links) if wired else pairs[0]
-    peer = each * min(count for count in pairs if count) if wired else None
-    return LinkSketch("nvlink", each, least, size, peer_byte_per_s=peer, source=f"{_SMI}, NV{least} a GPU")
+    count = min(sum(row) for row in links) if wired else pairs[0]
+    peer = link_rate * min(n for n in pairs if n) if wired else None
+    return LinkSketch("nvlink", link_rate, count, size, peer_byte_per_s=peer, source=f"{_SMI}, NV{count} a GPU")
 
 
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+\w+(?:\s+([a-z]\w*))?(?:\s+(-?\d+))?\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s")
@@ -118,19 +119,19 @@ _KINDS = {
 
 
 def from_nccl_tests(text: str, *, collective: str = "") -> tuple[Collective, dict[str, Any]]:
-    """A measured collective from the table that nccl-tests print: `seconds = latency + traffic / bandwidth`.
+    """A measured collective from the output of nccl-tests: `seconds = latency + traffic / bandwidth`.
 
-    Latency and bandwidth are fitted to the out-of-place times with equal relative weights, by least squares.
+    Latency and bandwidth are fitted to the out-of-place times by least squares of relative errors.
 
     Args:
-        text: what a test printed, with its heading.
-        collective: which one it was, where the text does not name the test: `all_reduce`, `all_gather`, ...
+        text: output of a test, with its heading.
+        collective: name of the collective, if the text does not name the test: `all_reduce`, `all_gather`, ...
 
     Returns:
-        The collective, and its row of a profile's `measured`.
+        The collective, and its row for `measured` of a profile.
 
     Raises:
-        HardwareError: no table, no number of ranks, or a collective that is not said.
+        HardwareError: the text has no table or no number of ranks, or the collective is not known.
     """
     where = "nccl-tests"
     ranks = len(re.findall(r"^#?\s*Rank\s+\d+\s", text, re.M))
@@ -149,18 +150,18 @@ def from_nccl_tests(text: str, *, collective: str = "") -> tuple[Collective, dic
 
 
 def measured_row(kind: Collective, ranks: int, seconds_of: Mapping[int, float]) -> dict[str, Any]:
-    """A row of a profile's `measured`: `seconds = latency + traffic / bandwidth`, by least squares of relative errors.
+    """A row for `measured` of a profile: `seconds = latency + traffic / bandwidth`; least squares of relative errors.
 
     Args:
         kind: the collective.
-        ranks: that took part.
-        seconds_of: by the bytes that all ranks hold together before or after it, as nccl-tests count them.
+        ranks: number of ranks.
+        seconds_of: by payload in bytes (that all ranks hold together, as nccl-tests count it), the seconds.
 
     Raises:
         HardwareError: times do not grow with sizes.
     """
-    factor = (2 if kind is Collective.ALL_REDUCE else 1) * (ranks - 1) / ranks
-    latency_s, byte_per_s = fitted_line([size * factor for size in seconds_of], list(seconds_of.values()))
+    traffic = [moved_bytes(kind, float(size), ranks) for size in seconds_of]
+    latency_s, byte_per_s = fitted_line(traffic, list(seconds_of.values()))
     return {
         "ranks": ranks,
         "latency": render(latency_s, Dimension.SECONDS, 3),
@@ -169,7 +170,7 @@ def measured_row(kind: Collective, ranks: int, seconds_of: Mapping[int, float]) 
 
 
 def fitted_line(traffic: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Latency and bandwidth of least squared relative errors; the latency at least half of the shortest time.
+    """Latency and bandwidth with the least squared relative errors; the latency is at least half the shortest time.
 
     Raises:
         HardwareError: times do not grow with sizes.
@@ -185,12 +186,13 @@ _CALCULON_FORMATS = {"float8": "fp8", "float16": "bf16", "bfloat16": "bf16", "fl
 
 
 def from_calculon(text: str, *, name: str) -> ClusterSketch:
-    """A cluster from a system file of Calculon (Isaev et al. 2023), its device written out.
+    """A cluster from a system file of Calculon (Isaev et al. 2023), with its device written out.
 
-    Networks are innermost first, their bandwidth that of one processor and direction in GB/s; the last joins nodes.
+    Networks are innermost first; their bandwidth is that of one processor in one direction, in GB/s; the last one joins
+    nodes.
 
     Raises:
-        HardwareError: it is no such file, or a figure is missing.
+        HardwareError: the text is no such file, or a figure is missing.
     """
     where = "Calculon system"
     data = _json(text, where)
@@ -224,7 +226,7 @@ def from_calculon(text: str, *, name: str) -> ClusterSketch:
 
 
 def _curve(points: Any, unit: str) -> dict[str, str]:  # noqa: ANN401
-    """An efficiency curve; the value that holds down to nothing is taken to hold at a thousandth of the next size."""
+    """An efficiency curve; a value at size 0 is moved to a thousandth of the next size."""
     listed = points.items() if isinstance(points, dict) else points
     pairs = sorted((float(size), float(share)) for size, share in listed)
     if pairs[0][0] == 0:
@@ -234,13 +236,13 @@ def _curve(points: Any, unit: str) -> dict[str, str]:  # noqa: ANN401
 
 
 def from_astra(text: str, *, name: str, device: str) -> ClusterSketch:
-    """A cluster from a network of ASTRA-sim's analytical backend: YAML of today, or JSON of before.
+    """A cluster from a network of ASTRA-sim's analytical backend: YAML, or JSON of older versions.
 
     Dimensions are innermost first. The bandwidth is of one link and direction in GB/s: a ring has two links a device, a
     full mesh one to each other device, a switch one; latencies are in nanoseconds.
 
     Raises:
-        HardwareError: it is no such file, or its lists are not of one length.
+        HardwareError: the text is no such file, or its lists differ in length.
     """
     where = "ASTRA-sim network"
     data = _yaml(text, where)
@@ -264,13 +266,13 @@ def _dimension(
     index: int, shape: str, count: int, gb_per_s: float, latency_ns: float, links: int | None, where: str
 ) -> LinkSketch:
     """One dimension of a topology."""
-    own = {"Ring": 2 if count > 2 else 1, "FullyConnected": count - 1, "Switch": 1}
-    if shape not in own:
-        raise ValueError(f"topology {shape!r} is not one of {', '.join(own)}")
+    links_of = {"Ring": 2 if count > 2 else 1, "FullyConnected": count - 1, "Switch": 1}
+    if shape not in links_of:
+        raise ValueError(f"topology {shape!r} is not one of {', '.join(links_of)}")
     wired = shape != "Switch"
     rate = float(gb_per_s) * 1e9
-    peer = rate * (links / own[shape] if links else 1) if wired else None
-    ports = links or own[shape]
+    peer = rate * (links / links_of[shape] if links else 1) if wired else None
+    ports = links or links_of[shape]
     return LinkSketch(f"dim{index + 1}", rate, int(ports), int(count), float(latency_ns) * 1e-9, 1.0, peer, where)
 
 
@@ -283,7 +285,7 @@ def _tiers(
     nodes: int,
     device_types: Mapping[str, Any] | None = None,
 ) -> ClusterSketch:
-    """A cluster whose last tier joins nodes, if there are several; figures of tiers are those of one device."""
+    """A cluster whose last tier joins nodes, if there are several tiers; figures are those of one device."""
     *inside, last = links
     about = f"from a file of the kind {where}"
     if not inside:
@@ -295,12 +297,12 @@ def _tiers(
 
 def _json(text: str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except ValueError as error:
         raise HardwareError(f"not JSON: {error}", where=where, hint="give the file as it is") from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise HardwareError("not an object", where=where, hint="give the file as it is")
-    return found
+    return data
 
 
 def _yaml(text: str, where: str) -> dict[str, Any]:
@@ -308,20 +310,20 @@ def _yaml(text: str, where: str) -> dict[str, Any]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        found = YAML(typ="safe").load(text)
+        data = YAML(typ="safe").load(text)
     except YAMLError as error:
         raise HardwareError(f"not YAML: {str(error).splitlines()[0]}", where=where, hint="give it as it is") from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise HardwareError("not a mapping of keys to values", where=where, hint="give the file as it is")
-    return found
+    return data
 
 
 def kind_of(text: str) -> str:
-    """Which tool a text is of: "topology", "nccl", "calculon" or "astra"; "" where it is none of them."""
-    marks = {
+    """Which tool wrote a text: "topology", "nccl", "calculon" or "astra"; "" for none of them."""
+    patterns = {
         "nccl": r"algbw\s+busbw",
         "topology": r"^\S*GPU0\S*\s+X\b",
         "calculon": r'"mem1"\s*:',
         "astra": r"\bnpus_count\b|units-count",
     }
-    return next((kind for kind, mark in marks.items() if re.search(mark, text, re.M)), "")
+    return next((kind for kind, pattern in patterns.items() if re.search(pattern, text, re.M)), "")

@@ -1,30 +1,23 @@
-"""The front door to profiles: find one by name or path, check it, change figures, and hand over the machine in it.
-
-A change, `network.bandwidth=200Gbit/s`, names a field by its path: of the cluster's file (`nodes`, `node_price`), of a
-tier of links (`network` or `node` for all tiers there, or a tier by its name: `infiniband.latency`), of the devices
-(`device.memory`) or of the software (`stack.launch`). The changed profile is checked as a file is.
-"""
+"""Loads profiles: finds one by name or path, checks it, changes figures, and builds the machine or software in it."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import HardwareError, Problem, UsageError
+from planner.errors import HardwareError, Problem
+from planner.hardware.changes import DEVICE, STACK, Change, changed_profile, changes_of, read_changes
 from planner.hardware.document import (
     Document,
     bundled_path,
     cluster_names,
     device_names,
     looks_like_path,
-    parse_document,
     read_document,
     stack_names,
 )
@@ -37,7 +30,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_STACK = "megatron-2025"
-"""Today's practice."""
+"""Stack of current practice."""
 
 
 def load_cluster(
@@ -48,19 +41,19 @@ def load_cluster(
     stack: str | Path | Stack = "",
     changes: Sequence[str] = (),
 ) -> Cluster:
-    """A bundled cluster by name, or one from a YAML file; a device stands for a cluster of one.
+    """Load a bundled cluster by name, or one from a YAML file; a device makes a cluster of one.
 
     Args:
         name_or_path: `dgx-a100`, or the path of a profile.
-        nodes: how many nodes, the profile's own number when absent; `4x64` for 64 devices of each of 4.
-        devices: in place of nodes, how many devices: of as few nodes as can give equally many of them.
-        stack: the software that trains: a `Stack`, or as in `load_stack`.
-        changes: figures in place of those of the profiles, as `network.bandwidth=200Gbit/s` (`planner.hardware.loader`
-            says how fields are named). The cluster's name says them.
+        nodes: number of nodes, by default that of the profile; `4x64` for 64 devices of each of 4 nodes.
+        devices: number of devices in place of nodes: equally many of each of as few nodes as possible.
+        stack: the software that trains: a `Stack`, or an argument of `load_stack`.
+        changes: changed figures, such as `network.bandwidth=200Gbit/s` (`planner.hardware.changes`). The name of the
+            cluster lists them.
 
     Raises:
-        HardwareError: no such profile, findings in its file (`problems` has all of them), or a number of nodes or
-            devices that the profile cannot have; or a changed figure that is none.
+        HardwareError: no such profile, errors in its file (`problems` lists all of them), a number of nodes or devices
+            that the profile cannot have, or a wrong changed figure.
         UsageError: a change names no field.
 
     >>> load_cluster("dgx-a100", nodes=2).device_count
@@ -68,11 +61,13 @@ def load_cluster(
     >>> load_cluster("gb200-nvl72", devices=256).node_size
     64
     """
-    own = read_changes(changes)
-    on_links, on_devices, on_stack = (changes_of(own, root) for root in ("", DEVICE, STACK))
+    read = read_changes(changes)
+    on_links, on_devices, on_stack = (changes_of(read, root) for root in ("", DEVICE, STACK))
     inline = getattr(read_profile(name_or_path), "device_types", ())
     on_links += tuple(
-        dataclasses.replace(each, path=("device_types", name, *each.path)) for name in inline for each in on_devices
+        dataclasses.replace(change, path=("device_types", name, *change.path))
+        for name in inline
+        for change in on_devices
     )
     spec = _changed(name_or_path, on_links)
     from planner.hardware import resolve
@@ -89,21 +84,21 @@ def load_cluster(
             hint = "take a cluster profile, or write one with `shardplan hardware init`"
             raise HardwareError(f"{spec.device!r} is a single device, not a cluster", hint=hint)
         device: Any = _changed(name_or_path, on_devices)
-        found = resolve.single_device(
+        cluster = resolve.single_device(
             device.device, resolve.build_device(device.device, device, device.sources, software)
         )
     else:
         types = device_types(spec, on_devices)
-        found = resolve.build_cluster(spec, types, resolve.nodes_of(spec, nodes, devices), software)
-    said = "".join(f", {change.text}" for change in own)
-    return dataclasses.replace(found, name=found.name + said)
+        cluster = resolve.build_cluster(spec, types, resolve.nodes_of(spec, nodes, devices), software)
+    suffix = "".join(f", {change.text}" for change in read)
+    return dataclasses.replace(cluster, name=cluster.name + suffix)
 
 
 def load_stack(name_or_path: str | Path = "") -> Stack:
-    """The software that trains: a bundled stack by name, or one from a YAML file; `DEFAULT_STACK` without a name.
+    """Load the software that trains: a bundled stack by name, or one from a YAML file; `DEFAULT_STACK` without a name.
 
     Raises:
-        HardwareError: no such stack, findings in its file, or stacks that are based on each other.
+        HardwareError: no such stack, errors in its file, or stacks that are based on each other.
 
     >>> load_stack("megatron-2021").launch_s
     6.5e-05
@@ -128,10 +123,10 @@ def load_stack(name_or_path: str | Path = "") -> Stack:
 
 
 def load_device(name_or_path: str | Path, *, stack: str | Path = "") -> Device:
-    """A bundled device by name, or one from a YAML file, driven by a stack as in `load_stack`.
+    """Load a bundled device by name, or one from a YAML file, driven by a stack as in `load_stack`.
 
     Raises:
-        HardwareError: no such device, or findings in its file.
+        HardwareError: no such device, or errors in its file.
     """
     from planner.hardware import resolve
     from planner.hardware.schema import DeviceFile
@@ -145,30 +140,30 @@ def load_device(name_or_path: str | Path, *, stack: str | Path = "") -> Device:
 
 
 def device_types(spec: ClusterFile, changes: Sequence[Change] = ()) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Each device type that a cluster uses, with the sources of the file that describes it.
+    """By name, each device type that a cluster uses, with the sources of the file that describes it.
 
     Raises:
-        UsageError: a change of the devices names no field of theirs.
-        HardwareError: a changed figure is none.
+        UsageError: a change names no field of a device.
+        HardwareError: a changed figure is wrong.
     """
-    found: dict[str, tuple[Any, dict[str, str]]] = {}
+    types: dict[str, tuple[Any, dict[str, str]]] = {}
     for part in spec.devices:
         if part.type in spec.device_types:
-            found[part.type] = (spec.device_types[part.type], dict(spec.sources))
+            types[part.type] = (spec.device_types[part.type], dict(spec.sources))
         else:
             device: Any = _changed(part.type, changes)
-            found[part.type] = (device, device.sources)
-    return found
+            types[part.type] = (device, device.sources)
+    return types
 
 
 def _changed(name_or_path: str | Path, changes: Sequence[Change]) -> ProfileFile:
-    """The checked content of a profile file, with some of its figures changed."""
+    """The checked content of a profile file, with some figures changed."""
     spec = read_profile(name_or_path)
     return changed_profile(read_document(profile_path(name_or_path)), changes) if changes else spec
 
 
 def lint(path: str | Path) -> list[Problem]:
-    """All findings in a profile file, in the order of the file; empty when it can be loaded.
+    """All errors in a profile file, in the order of the file; empty when it can be loaded.
 
     Raises:
         HardwareError: the file cannot be read.
@@ -177,7 +172,7 @@ def lint(path: str | Path) -> list[Problem]:
 
 
 def warnings(path: str | Path) -> list[Problem]:
-    """Figures of a sound profile file that are not plausible, in the order of the file; none of a file with findings.
+    """Implausible figures of a valid profile file, in the order of the file; empty for a file with errors.
 
     Raises:
         HardwareError: the file cannot be read.
@@ -192,7 +187,7 @@ def warnings(path: str | Path) -> list[Problem]:
 def profile_json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 7, which editors read) of profile files: it accepts what `lint` accepts.
 
-    Names of sources and devices, and figures that must agree with each other, are left to `lint`.
+    Names of sources and devices, and figures that must agree with each other, are only checked by `lint`.
     """
     from pydantic.json_schema import models_json_schema
 
@@ -200,14 +195,14 @@ def profile_json_schema() -> dict[str, Any]:
 
     kinds = [(kind, "validation") for kind in (ClusterFile, DeviceFile, StackFile, DeviceCount)]
     _, body = models_json_schema(kinds, ref_template="#/definitions/{model}")  # type: ignore[arg-type]
-    found: dict[str, Any] = _draft7(
+    draft7: dict[str, Any] = _draft7(
         {
             "title": "shardplan hardware profile",
             "oneOf": [{"$ref": f"#/definitions/{kind}"} for kind in ("ClusterFile", "DeviceFile", "StackFile")],
             "definitions": body["$defs"],
         }
     )
-    text = json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **found})
+    text = json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **draft7})
     for name, entry in body["$defs"].items():
         text = text.replace(f'{name}"', f'{entry["title"]}"')
     schema: dict[str, Any] = json.loads(text)
@@ -215,7 +210,7 @@ def profile_json_schema() -> dict[str, Any]:
 
 
 def _draft7(schema: Any) -> Any:  # noqa: ANN401
-    """A schema of 2020-12 in the words of draft 7: lists of fixed length are `items`."""
+    """A schema of draft 2020-12 as draft 7: lists of fixed length are `items`."""
     if isinstance(schema, list):
         return [_draft7(item) for item in schema]
     if not isinstance(schema, dict):
@@ -228,7 +223,7 @@ def profile_path(name_or_path: str | Path) -> Path:
     """The file of a profile.
 
     Raises:
-        HardwareError: there is none; the hint names the closest ones.
+        HardwareError: there is no such profile; the hint names the closest ones.
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or looks_like_path(text):
@@ -248,7 +243,7 @@ def read_profile(name_or_path: str | Path) -> ProfileFile:
     """The checked content of a profile file.
 
     Raises:
-        HardwareError: no such profile, or findings in its file.
+        HardwareError: no such profile, or errors in its file.
     """
     path = profile_path(name_or_path)
     if path == bundled_path(str(name_or_path)):
@@ -274,143 +269,3 @@ def _check(path: Path) -> tuple[ProfileFile | None, list[Problem]]:
     from planner.hardware.validate import validate
 
     return validate(read_document(path))
-
-
-DEVICE, STACK = "device", "stack"
-TIERS = ("node", "network")
-BANDWIDTH, PORT = "bandwidth", "port"
-"""What people call the figure of a tier's ports."""
-_NAMES = ("cluster", "device", "stack", "base", "about", "sources", "devices", "level")
-"""Fields that say what a profile is, not what it is like."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One changed figure.
-
-    Attributes:
-        path: names on the way to the field: `("network", "bandwidth")`.
-        value: as YAML has it: a number, text with a unit, a list.
-        text: as the user wrote it.
-    """
-
-    path: tuple[str, ...]
-    value: Any
-    text: str
-
-
-def read_changes(texts: Sequence[str]) -> tuple[Change, ...]:
-    """Changes written as `path.to.field=value`.
-
-    Raises:
-        UsageError: a text is not of that form, or names a field twice.
-    """
-    found: dict[tuple[str, ...], Change] = {}
-    for text in texts:
-        path, sign, value = text.partition("=")
-        names = tuple(name.strip() for name in path.split("."))
-        if not sign or not all(names) or not value.strip():
-            raise UsageError(f"{text!r} is no change", hint="write a field and a value: network.bandwidth=200Gbit/s")
-        if names in found:
-            raise UsageError(f"{path} is changed twice", hint="leave one of them out")
-        document = parse_document(f"value: {value.strip()}", text)
-        if document.problems:
-            raise UsageError(f"{value!r} is no value", where=text, hint=document.problems[0].message)
-        found[names] = Change(names, document.data["value"], f"{'.'.join(names)}={value.strip()}")
-    return tuple(found.values())
-
-
-def changed_profile(document: Document, changes: Sequence[Change]) -> ProfileFile:
-    """The profile in a document with some of its figures changed.
-
-    Raises:
-        UsageError: there is no such field; the hint names the closest.
-        HardwareError: the changed profile is wrong: a unit, a size, a range.
-    """
-    from planner.hardware.validate import validate
-
-    changed = copy.copy(document)
-    changed.data = copy.deepcopy(document.data)
-    for change in changes:
-        _set(changed.data, change)
-    spec, problems = validate(changed)
-    if spec is None:
-        said = ", ".join(change.text for change in changes)
-        raise HardwareError(problems[0].message, where=said, hint=problems[0].hint)
-    return spec
-
-
-def changes_of(changes: Sequence[Change], root: str) -> tuple[Change, ...]:
-    """Those of the devices (`DEVICE`) or of the software (`STACK`), their paths from there on; "" the cluster's own."""
-    if not root:
-        return tuple(change for change in changes if change.path[0] not in (DEVICE, STACK))
-    return tuple(replace(change, path=change.path[1:]) for change in changes if change.path[0] == root)
-
-
-def _set(data: dict[str, Any], change: Change) -> None:
-    """Write a change into the data of a profile.
-
-    Raises:
-        UsageError: there is no such field.
-    """
-    owners = _tiers(data, change.path[0])
-    names = change.path[1:] if owners else change.path
-    if names and names[0].isdecimal() and owners:
-        owners, names = owners[int(names[0]) : int(names[0]) + 1], names[1:]
-    for owner in owners or [data]:
-        if owners and names[:1] in ((BANDWIDTH,), (PORT,), ("latency",), ("efficiency",), ("peer",)):
-            owner.pop("measured", None)  # measured collectives would hide the change
-        way = tuple(PORT if name == BANDWIDTH and owners else name for name in names)
-        if not way or way[0] not in _fields(data, tier=bool(owners)):
-            raise UsageError(f"no field {change.text.partition('=')[0]!r}", hint=_near(data, change))
-        _put(owner, way, change.value)
-
-
-def _tiers(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The tiers of links that a name stands for: all of a section, or one by its own name."""
-    sections = {section: data.get(section, []) for section in TIERS}
-    if name in sections:
-        return list(sections[name])
-    return [tier for tiers in sections.values() for tier in tiers if tier["level"] == name]
-
-
-def _put(owner: dict[str, Any], way: Sequence[str], value: Any) -> None:  # noqa: ANN401
-    """Set a field; of a figure with a source its value alone."""
-    for name in way[:-1]:
-        inner = owner.get(name)
-        owner[name] = dict(inner) if isinstance(inner, dict) else {} if inner is None else {"value": inner}
-        owner = owner[name]
-    old = owner.get(way[-1])
-    if isinstance(old, dict) and "value" in old and not isinstance(value, dict):
-        kept = {key: old[key] for key in old if key not in ("source", "note", "verified")}
-        value = {**kept, "value": value, "source": "changed by hand"}
-    owner[way[-1]] = value
-
-
-def _fields(data: dict[str, Any], *, tier: bool) -> list[str]:
-    """Fields that can be changed, of a tier of links or of the profile itself."""
-    from planner.hardware.schema import LevelEntry
-    from planner.hardware.validate import kind_of
-
-    model = LevelEntry if tier else kind_of(data)
-    return [name for name in model.model_fields if name not in (*_NAMES, *TIERS)]
-
-
-def _near(data: dict[str, Any], change: Change) -> str:
-    """The closest fields to one that is not there."""
-    wanted, _, _ = change.text.partition("=")
-    head = wanted.removesuffix(".".join(change.path))
-    return did_you_mean(wanted, [head + name for name in _known(data)])
-
-
-def _known(data: dict[str, Any]) -> Iterator[str]:
-    yield from _fields(data, tier=False)
-    names = [*(section for section in TIERS if data.get(section))]
-    names += [tier["level"] for section in TIERS for tier in data.get(section, [])]
-    fields = [BANDWIDTH, *_fields(data, tier=True)]
-    yield from (f"{name}.{field}" for name in names for field in fields)
-    if "cluster" in data:
-        from planner.hardware.schema import DeviceBody, StackFile
-
-        for root, model in ((DEVICE, DeviceBody), (STACK, StackFile)):
-            yield from (f"{root}.{name}" for name in model.model_fields if name not in _NAMES)

@@ -1,7 +1,7 @@
-"""This machine's processor as a device profile: what matrix products, copies and single calls take in fp32 here.
+"""Measures the processor of this machine as a device profile: matrix products, copies and single calls in fp32.
 
-All is run by numpy, whose products and copies use all cores. Peaks are the best rate of any size, and the curves say
-what each size reaches of it. Other accelerators, and links, are not measured.
+Numpy runs all of it; its products and copies use all cores. A peak is the best rate over all sizes, and a curve has the
+fraction that each size reaches. Accelerators and links are not measured.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from planner.errors import UsageError
 from planner.hardware.write import profile_yaml
 
 SIDES = (64, 128, 256, 512, 1024, 2048)
-"""Sides of the square matrices that are multiplied."""
+"""Sizes of the square matrices that are multiplied."""
 
 COPIED_BYTES = (100_000, 1_000_000, 10_000_000, 100_000_000)
-"""Bytes that are read and written by the copies."""
+"""Bytes that each copy reads and writes."""
 
 _RUNS, _ENOUGH_S = 9, 0.5
 Progress = Callable[[int, int, str], None]
@@ -31,15 +31,15 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class MachineFigures:
-    """What was measured.
+    """Measured figures of a machine.
 
     Attributes:
-        machine: processor and cores.
-        memory_bytes: of the machine.
-        product_flop_per_s: by FLOPs of a product of square matrices.
-        copy_byte_per_s: by bytes that a copy reads and writes.
-        vector_flop_per_s: sums of numbers in a cache.
-        launch_s: of a call that does nothing to speak of.
+        machine: processor and number of cores.
+        memory_bytes: memory of the machine.
+        product_flop_per_s: by FLOPs of a matrix product, its rate.
+        copy_byte_per_s: by bytes that a copy reads and writes, its rate.
+        vector_flop_per_s: rate of element-wise sums in cache.
+        launch_s: duration of a call on one number.
     """
 
     machine: str
@@ -51,7 +51,7 @@ class MachineFigures:
 
 
 def machine_name() -> str:
-    """What a measurement is bound to besides the software: processor and number of cores."""
+    """Identity of the machine in measurements: processor and number of cores."""
     model = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -67,7 +67,7 @@ def measure_machine(progress: Progress | None = None) -> MachineFigures:
     """Run products, copies and small calls on this machine's processor; some seconds.
 
     Args:
-        progress: told what is run: steps done, steps in all, the next one.
+        progress: called with the number of steps done, the number of steps, and the next step.
 
     Raises:
         UsageError: the machine does not say how much memory it has.
@@ -87,18 +87,18 @@ def measure_machine(progress: Progress | None = None) -> MachineFigures:
         target = np.empty_like(source)
         copies[float(size)] = size / _seconds(lambda s=source, t=target: np.copyto(t, s))  # type: ignore[misc]
     _tell(progress, total - 2, total, "element-wise work")
-    some = np.ones(4096, dtype=np.float32)
-    sums = np.empty_like(some)
-    vector = len(some) / _seconds(lambda: np.add(some, some, out=sums))
+    values = np.ones(4096, dtype=np.float32)
+    sums = np.empty_like(values)
+    vector = len(values) / _seconds(lambda: np.add(values, values, out=sums))
     _tell(progress, total - 1, total, "small calls")
-    one = np.ones(1, dtype=np.float32)
+    number = np.ones(1, dtype=np.float32)
     return MachineFigures(
         machine_name(),
         _memory_bytes(),
         products,
         copies,
         vector,
-        _seconds(lambda: np.add(one, one, out=sums[:1])),
+        _seconds(lambda: np.add(number, number, out=sums[:1])),
     )
 
 
@@ -108,19 +108,19 @@ def _tell(progress: Progress | None, done: int, total: int, what: str) -> None:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Seconds of a call that nothing else disturbed: the least of some; short ones are timed many at a time."""
+    """Seconds of a call: the minimum of several timings, each of many calls if they are short."""
     run()
     start = time.perf_counter()
     run()
     once = max(time.perf_counter() - start, 1e-9)
     times = max(1, min(10_000, round(0.01 / once)))
-    found: list[float] = []
-    while len(found) < _RUNS and (len(found) < 3 or sum(found) * times < _ENOUGH_S):
+    seconds: list[float] = []
+    while len(seconds) < _RUNS and (len(seconds) < 3 or sum(seconds) * times < _ENOUGH_S):
         start = time.perf_counter()
         for _ in range(times):
             run()
-        found.append((time.perf_counter() - start) / times)
-    return min(found)
+        seconds.append((time.perf_counter() - start) / times)
+    return min(seconds)
 
 
 def _memory_bytes() -> int:
@@ -130,16 +130,16 @@ def _memory_bytes() -> int:
         raise UsageError("the machine does not say how much memory it has", hint="write the profile by hand") from None
 
 
-def measured_profile_text(found: MachineFigures, name: str) -> str:
-    """A device profile (YAML) of what was measured, each figure with its source."""
+def measured_profile_text(figures: MachineFigures, name: str) -> str:
+    """A device profile (YAML) of measured figures, each with its source."""
     head = "# Measured by `shardplan hardware init --measure`: fp32 on the processor; links are not measured.\n"
-    return head + profile_yaml({"device": name, **measured_device(found)})
+    return head + profile_yaml({"device": name, **measured_device(figures)})
 
 
-def measured_device(found: MachineFigures, ranks: int = 1) -> dict[str, Any]:
-    """The same as plain data without a name, of the memory of the machine the part that one of some ranks has."""
-    product, copy = max(found.product_flop_per_s.values()), max(found.copy_byte_per_s.values())
-    source = f"measured on {found.machine} by numpy {np.__version__}"
+def measured_device(figures: MachineFigures, ranks: int = 1) -> dict[str, Any]:
+    """A device profile as plain data without a name, with 1/ranks of the memory of the machine."""
+    product, copy = max(figures.product_flop_per_s.values()), max(figures.copy_byte_per_s.values())
+    source = f"measured on {figures.machine} by numpy {np.__version__}"
 
     def figure(value: str, note: str) -> dict[str, str]:
         return {"value": value, "source": source, "note": note}
@@ -149,12 +149,12 @@ def measured_device(found: MachineFigures, ranks: int = 1) -> dict[str, Any]:
         return {"points": points, "source": source}
 
     return {
-        "about": found.machine,
-        "memory": {"value": f"{found.memory_bytes / 2**30 / ranks:.1f} GiB", "source": "the operating system"},
+        "about": figures.machine,
+        "memory": {"value": f"{figures.memory_bytes / 2**30 / ranks:.1f} GiB", "source": "the operating system"},
         "memory_bandwidth": figure(f"{copy / 1e9:.4g} GB/s", "best copy, read and write"),
         "matrix": {"fp32": figure(f"{product / 1e9:.5g} GFLOP/s", "best product")},
-        "vector": figure(f"{found.vector_flop_per_s / 1e9:.4g} GFLOP/s", "sums in a cache"),
-        "launch": figure(f"{found.launch_s * 1e6:.3g} us", "a call on one number"),
-        "matrix_efficiency": curve(found.product_flop_per_s, "MFLOP", 1e6, product),
-        "memory_efficiency": curve(found.copy_byte_per_s, "KB", 1e3, copy),
+        "vector": figure(f"{figures.vector_flop_per_s / 1e9:.4g} GFLOP/s", "sums in a cache"),
+        "launch": figure(f"{figures.launch_s * 1e6:.3g} us", "a call on one number"),
+        "matrix_efficiency": curve(figures.product_flop_per_s, "MFLOP", 1e6, product),
+        "memory_efficiency": curve(figures.copy_byte_per_s, "KB", 1e3, copy),
     }

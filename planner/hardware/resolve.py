@@ -1,4 +1,4 @@
-"""From a validated profile file to the machine that the planner computes with, defaults filled in."""
+"""Builds clusters, devices and stacks in SI units from validated profile files, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _MEMORY_SHAPE = {0.1e6: 0.20, 1e6: 0.40, 10e6: 0.55, 100e6: 0.62}
 
 
 def with_defaults(body: DeviceBody) -> DeviceBody:
-    """The same device with every optional figure spelled out, each saying that it is a default.
+    """The device with every optional figure filled in, each marked as a default.
 
-    The default curves are those of an A100, moved along the sizes by the ratio of the peaks, because small operations
-    are slow by the time they take rather than by the work they do.
+    The default curves are those of an A100 with sizes scaled by the ratio of the peaks, because small operations are
+    limited by their duration, not by their work.
     """
     fastest = max(figure.value for kind, figure in body.matrix.items() if kind not in NARROW_FORMATS)
     reduced = fastest / _A100_BF16
@@ -78,7 +78,7 @@ def _assumed(note: str) -> dict[str, Any]:
 def build_device(
     name: str, body: DeviceBody, own_sources: Mapping[str, str], stack: Stack, price: float | None = None
 ) -> Device:
-    """A device in SI units, driven by a stack; `price` replaces the device's own where the node's price is known."""
+    """A device in SI units, driven by a stack; `price` replaces its own where the price of a node is known."""
     full = with_defaults(body)
     if full.reserve is None or full.matrix_efficiency is None or full.memory_efficiency is None:
         raise HardwareError(f"device {name!r} has no defaults")
@@ -107,7 +107,7 @@ def build_device(
 
 
 def _cited(body: DeviceBody) -> Iterator[tuple[str, Cited]]:
-    """The figures of a device by name, `matrix.bf16` where there is one for each number format."""
+    """The figures of a device by name; those with a value for each number format as `matrix.bf16`."""
     for key in DeviceBody.model_fields:
         figure = getattr(body, key)
         if isinstance(figure, Cited):
@@ -117,7 +117,7 @@ def _cited(body: DeviceBody) -> Iterator[tuple[str, Cited]]:
 
 
 def _curve(points: Mapping[float, float], factor: float) -> Curve:
-    """A curve with its fractions times a factor, none above 1."""
+    """A curve with its fractions times a factor, capped at 1."""
     return Curve(tuple(points), tuple(min(1.0, factor * part) for part in points.values()))
 
 
@@ -128,11 +128,11 @@ _STACK_FIELDS = {
     "attention": "attention_rate",
     "loss": "loss_passes",
 }
-"""Fields of `Stack` that have another name in its file."""
+"""By name in the file, fields of `Stack` with another name."""
 
 
 def build_stack(spec: StackFile, base: Stack) -> Stack:
-    """A stack in SI units; what its file leaves out is the base's."""
+    """A stack in SI units; figures that its file leaves out are those of the base."""
     cited = {key: item for key in type(spec).model_fields if isinstance(item := getattr(spec, key), Cited)}
     sources = {key: cite(item, spec.sources) for key, item in cited.items()}
     figures: dict[str, Any] = {_STACK_FIELDS.get(key, key): item.value for key, item in cited.items()}  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ def build_stack(spec: StackFile, base: Stack) -> Stack:
 
 
 def cite(item: Cited, own_sources: Mapping[str, str]) -> str:
-    """Source, standing and note of a figure in one line."""
+    """Source, verification and note of a figure in one line."""
     source = (
         own_sources.get(item.source or "") or citations().get(item.source or "") or item.source or "no source given"
     )
@@ -154,19 +154,19 @@ def node_size_of(spec: ClusterFile) -> int:
 
 
 def nodes_of(spec: ClusterFile, nodes: int | str | None, devices: int | None = None) -> tuple[int, int]:
-    """How many nodes, and how many devices of each; arguments as of `load_cluster`.
+    """Number of nodes, and of devices of each that are used; arguments as of `load_cluster`.
 
     Raises:
-        HardwareError: neither a number of nodes nor `4x64`, or devices that no nodes can give equally.
+        HardwareError: neither a number of nodes nor `4x64`, or a number of devices that no nodes can give equally.
     """
     full = node_size_of(spec)
     if devices is not None:
-        able = ((n, devices // n) for n in range(max(1, -(-devices // full)), devices + 1) if devices % n == 0)
-        found = next((each for each in able if nodes is None and _sizes_within(spec, each[1])), None)
-        if found is None:
+        splits = ((n, devices // n) for n in range(max(1, -(-devices // full)), devices + 1) if devices % n == 0)
+        fewest = next((split for split in splits if nodes is None and _sizes_within(spec, split[1])), None)
+        if fewest is None:
             hint = "give a number of nodes or of devices, 1 or more"
             raise HardwareError(f"no {devices} devices of {spec.cluster}", hint=hint)
-        return found
+        return fewest
     texts = str(spec.nodes if nodes is None else nodes).split("x")
     numbers = [int(text) if text.isdigit() else 0 for text in texts]
     if len(numbers) not in (1, 2) or min(numbers) < 1:
@@ -177,8 +177,7 @@ def nodes_of(spec: ClusterFile, nodes: int | str | None, devices: int | None = N
 
 
 def _sizes_within(spec: ClusterFile, used: int) -> list[int] | None:
-    """What each level of a node joins if only so many devices are used, the innermost filled first; None where they
-    do not fill a level."""
+    """Sizes of the levels of a node with only the first `used` devices; None if they do not fill a level."""
     sizes, left = [], used
     for entry in spec.node:
         sizes.append(min(entry.size or 1, left))
@@ -189,7 +188,7 @@ def _sizes_within(spec: ClusterFile, used: int) -> list[int] | None:
 
 
 def part_of_nodes(spec: ClusterFile, used: int) -> ClusterFile:
-    """The profile of a cluster of whose nodes only the first devices are used. Ports that are the idle ones' own idle.
+    """The profile with only the first devices of each node; ports of idle devices are removed.
 
     Raises:
         HardwareError: a node has fewer devices, or they do not fill its levels.
@@ -212,7 +211,7 @@ def part_of_nodes(spec: ClusterFile, used: int) -> ClusterFile:
 
 
 def _fewer_ports(entry: LevelEntry, used: int, full: int) -> LevelEntry:
-    """A tier between nodes of which only so many devices of all are used: ports that are a device's own go with it."""
+    """A tier between nodes with `used` of `full` devices: if each device has its own ports, those of idle ones go."""
 
     def of(figures: LevelEntry | LinkFigures) -> dict[str, Any]:
         port = figures.port
@@ -220,7 +219,7 @@ def _fewer_ports(entry: LevelEntry, used: int, full: int) -> LevelEntry:
             return {}
         return {"port": port.model_copy(update={"count": port.count * used // full})}
 
-    unlike = {device: own.model_copy(update=of(own)) for device, own in entry.nodes_of.items()}
+    unlike = {device: figures.model_copy(update=of(figures)) for device, figures in entry.nodes_of.items()}
     return entry.model_copy(update={**of(entry), "nodes_of": unlike})
 
 
@@ -230,26 +229,27 @@ def build_cluster(
     wanted: tuple[int, int],
     stack: Stack,
 ) -> Cluster:
-    """The cluster with so many nodes.
+    """The cluster of a profile with some number of nodes.
 
     Args:
-        spec: its profile.
-        types: each device type of the profile with the sources of its file.
-        wanted: nodes, and devices of each that are used.
+        spec: the profile.
+        types: by name, each device type of the profile with the sources of its file.
+        wanted: number of nodes, and of devices of each that are used.
         stack: the software that trains.
 
     Raises:
-        HardwareError: the number of nodes, or of their devices, does not go with the sizes of the profile.
+        HardwareError: the number of nodes, or of their devices, does not fit the sizes of the levels.
     """
     nodes, node_size = wanted
     full = node_size_of(spec)
     spec = part_of_nodes(spec, node_size)
-    wrong = arrange([entry.size or 1 for entry in spec.network[:-1]], bool(spec.network), nodes)
+    errors = arrange([entry.size or 1 for entry in spec.network[:-1]], bool(spec.network), nodes)
     if spec.max_nodes is not None and nodes > spec.max_nodes:
-        wrong.append((("nodes",), f"{nodes} nodes are more than there can be", f"at most {spec.max_nodes}"))
-    wrong += too_many(node_size, nodes)
-    if wrong:
-        raise HardwareError(wrong[0][1], where=spec.cluster, hint=wrong[0][2])
+        errors.append((("nodes",), f"{nodes} nodes are more than there can be", f"at most {spec.max_nodes}"))
+    errors += too_many(node_size, nodes)
+    if errors:
+        _, message, hint = errors[0]
+        raise HardwareError(message, where=spec.cluster, hint=hint)
     price = spec.node_price.value / node_size if spec.node_price else None
     pattern = [part.type for part in spec.devices for _ in range(part.count)]
     ranks = [pattern[i % len(pattern)] for i in range(node_size * nodes)]
@@ -278,7 +278,7 @@ def _links_differ(spec: ClusterFile) -> bool:
 
 
 def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tuple[Level, ...]:
-    """Levels that join more than one child, innermost first, as nodes of a device type have them."""
+    """The levels that join more than one child, innermost first, for nodes of a device type."""
     levels: list[Level] = []
     child, left = 1, nodes
     for i, entry in enumerate((*spec.node, *spec.network)):
@@ -293,19 +293,19 @@ def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tu
 
 
 def _sources(spec: ClusterFile) -> dict[str, str]:
-    """Where each figure of the levels comes from, and the price of a node."""
-    found: dict[str, Cited | None] = {"node_price": spec.node_price}
+    """By name, the source of each figure of the levels, and of the price of a node."""
+    cited: dict[str, Cited | None] = {"node_price": spec.node_price}
     for entry in (*spec.node, *spec.network):
         figures: list[tuple[str, LevelEntry | LinkFigures]] = [(entry.level, entry)]
         figures += [(f"{entry.level} of {device}", own) for device, own in entry.nodes_of.items()]
         for name, own in figures:
-            found |= {f"{name}.{key}": getattr(own, key) for key in LinkFigures.model_fields}
-        found[f"{entry.level}.measured"] = entry.measured
-    return {key: cite(item, spec.sources) for key, item in found.items() if item is not None}
+            cited |= {f"{name}.{key}": getattr(own, key) for key in LinkFigures.model_fields}
+        cited[f"{entry.level}.measured"] = entry.measured
+    return {key: cite(item, spec.sources) for key, item in cited.items() if item is not None}
 
 
 def _level(entry: LevelEntry, size: int, child: int, stack: Stack, *, across: bool) -> Level:
-    """A level; the stack's gathers are held to its ports where it goes across nodes."""
+    """A level; between nodes the stack may limit gathers to some ports."""
     port: Port = entry.port
     peer: PeerLink | None = entry.peer
     fits = entry.measured.rows() if entry.measured else []
@@ -336,7 +336,7 @@ def _fingerprint(
     levels: Sequence[Level],
     unlike: Sequence[Sequence[Level]] = (),
 ) -> str:
-    """sha256 of everything that a plan depends on: figures, sizes and device names, not names of levels or sources."""
+    """sha256 of all that a plan depends on: figures, sizes and device names, but not names of levels or sources."""
     changes = np.flatnonzero(np.diff(device_types, prepend=-1))
     runs = [
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
@@ -355,5 +355,5 @@ def _fingerprint(
 
 
 def _figures(entry: Device | Level | Stack, *words: str, **absent: object) -> dict[str, Any]:
-    """Fields by name, without words and without what has the value that says nothing."""
+    """Fields by name, without those in `words` and those with the value in `absent`."""
     return {k: v for k, v in asdict(entry).items() if k not in words and (k not in absent or v != absent[k])}

@@ -116,11 +116,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_serializer(mode="wrap")
-    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """In the notation of the files: without what is absent or says nothing, and where figures come from last."""
-        found = handler(self)
-        told = {k: v for k, v in found.items() if v not in (None, "", [], {}) and (k, v) not in _SILENT}
-        return dict(sorted(told.items(), key=lambda entry: entry[0] in Cited.model_fields))
+        fields = handler(self)
+        written = {k: v for k, v in fields.items() if v not in (None, "", [], {}) and (k, v) not in _SILENT}
+        return dict(sorted(written.items(), key=lambda entry: entry[0] in Cited.model_fields))
 
 
 class Cited(Strict):
@@ -318,8 +318,8 @@ class LevelEntry(Strict):
 
     def of(self, device: str) -> LevelEntry:
         """The tier as nodes of a device type have it."""
-        own = self.nodes_of.get(device)
-        figures = {} if own is None else {k: v for k in type(own).model_fields if (v := getattr(own, k)) is not None}
+        special = self.nodes_of.get(device)
+        figures = {k: v for k in LinkFigures.model_fields if (v := getattr(special, k, None)) is not None}
         return self.model_copy(update=figures | ({"measured": None} if figures else {}))
 
     @field_validator("device_ports")

@@ -1,6 +1,6 @@
-"""A cluster in a few figures, as a person knows it, and the profile that they make.
+"""A sketch of a cluster: a few figures, from which a profile is made.
 
-What is not given has a default, which the profile says beside the figure.
+Figures that are not given have defaults, which the profile marks as such.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ USUAL_LINKS: Mapping[str, tuple[float, float]] = {
     "roce": (15e-6, 0.85),
     "ethernet": (50e-6, 0.8),
 }
-"""Latency of a message in seconds and achievable part of the bandwidth, by kind of link, where none are given."""
+"""By kind of link, the default latency of a message in seconds and fraction of the bandwidth that is achievable."""
 
 _OTHER = (20e-6, 0.8)
-"""The same for links of another name."""
+"""Defaults of links of another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class LinkSketch:
     """One tier of links.
 
     Attributes:
-        name: of the tier, mostly a kind of `USUAL_LINKS`.
-        byte_per_s: of one port, one direction.
-        ports: equal ports of a device, or of a node for links between nodes.
-        size: devices or groups that it joins; None for the outermost between nodes.
-        latency_s: of a message; None for the usual one.
-        efficiency: achievable part of the bandwidth; None for the usual one.
-        peer_byte_per_s: of the wire between two single devices, one direction, in a mesh; None behind a switch.
-        source: where the figures come from, "" for the user.
-        measured: collectives that were measured on it, as `measured` of a profile has them.
+        name: name of the tier, usually a key of `USUAL_LINKS`.
+        byte_per_s: bandwidth of one port, one direction.
+        ports: number of equal ports of a device, or of a node for links between nodes.
+        size: number of devices or groups that it joins; None for the outermost tier between nodes.
+        latency_s: start-up time of a message; None for the default.
+        efficiency: achievable fraction of the bandwidth; None for the default.
+        peer_byte_per_s: bandwidth between two single devices, one direction, in a mesh; None behind a switch.
+        source: where the figures come from; "" for the user.
+        measured: measured collectives, as `measured` of a profile.
     """
 
     name: str
@@ -57,39 +57,39 @@ class LinkSketch:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
-        """The tier as a profile has it, with defaults said."""
+        """The tier as an entry of a profile, with defaults marked."""
         kind = next((known for known in USUAL_LINKS if self.name.lower().startswith(known)), "")
         latency_s, efficiency = USUAL_LINKS.get(kind, _OTHER)
         note = f"usual for {kind or 'a link'}, not measured here"
-        told = {"source": self.source} if self.source else {}
+        cited = {"source": self.source} if self.source else {}
         port = {"value": render(self.byte_per_s, Dimension.BYTE_RATE), "direction": "per-direction"}
-        found: dict[str, Any] = {"level": self.name}
-        found |= {"size": self.size} if self.size is not None else {}
-        found["port"] = port | ({"count": self.ports} if self.ports > 1 else {}) | told
+        entry: dict[str, Any] = {"level": self.name}
+        entry |= {"size": self.size} if self.size is not None else {}
+        entry["port"] = port | ({"count": self.ports} if self.ports > 1 else {}) | cited
         if self.peer_byte_per_s is not None:
             rate = render(self.peer_byte_per_s, Dimension.BYTE_RATE)
-            found["peer"] = {"value": rate, "direction": "per-direction", **told}
+            entry["peer"] = {"value": rate, "direction": "per-direction", **cited}
         for key, value, usual, dimension in (
             ("latency", self.latency_s, latency_s, Dimension.SECONDS),
             ("efficiency", self.efficiency, efficiency, Dimension.FRACTION),
         ):
-            said = render(usual if value is None else value, dimension)
+            text = render(usual if value is None else value, dimension)
             assumed = {"source": "estimate", "verified": False, "note": note}
-            found[key] = {"value": said, **(assumed if value is None else told)}
-        return found | ({"measured": dict(self.measured)} if self.measured else {})
+            entry[key] = {"value": text, **(assumed if value is None else cited)}
+        return entry | ({"measured": dict(self.measured)} if self.measured else {})
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSketch:
-    """A cluster in a few figures.
+    """A sketch of a cluster.
 
     Attributes:
-        name: of the cluster.
+        name: name of the cluster.
         device: name of a bundled device, or of one in `device_types`.
-        inside: links inside a node, innermost first; their sizes multiply to the devices of a node.
+        inside: links inside a node, innermost first; the product of their sizes is the devices of a node.
         between: links that join nodes, innermost first.
-        nodes: how many nodes there are.
-        device_types: devices of one's own as a profile writes them, by name.
+        nodes: number of nodes.
+        device_types: by name, further devices as in a profile.
         about: one line on what it is.
     """
 
@@ -110,13 +110,13 @@ class ClusterSketch:
         if self.device not in (*device_names(), *self.device_types):
             hint = f"{did_you_mean(self.device, device_names())}; `shardplan hardware list --devices` has all"
             raise UsageError(f"there is no device {self.device!r}", hint=hint)
-        found: dict[str, Any] = {"cluster": self.name}
-        found |= {"about": self.about} if self.about else {}
-        found["devices"] = self.device
-        found |= {"nodes": self.nodes} if self.nodes > 1 else {}
+        profile: dict[str, Any] = {"cluster": self.name}
+        profile |= {"about": self.about} if self.about else {}
+        profile["devices"] = self.device
+        profile |= {"nodes": self.nodes} if self.nodes > 1 else {}
         for key, links in (("node", self.inside), ("network", self.between)):
-            found |= {key: [link.entry() for link in links]} if links else {}
-        return found | ({"device_types": dict(self.device_types)} if self.device_types else {})
+            profile |= {key: [link.entry() for link in links]} if links else {}
+        return profile | ({"device_types": dict(self.device_types)} if self.device_types else {})
 
 
 _OPTIONS = {"ports": "a whole number", "size": "a whole number", "latency": "a time", "efficiency": "a fraction"}
@@ -126,48 +126,48 @@ def read_link(text: str, *, where: str = "") -> LinkSketch:
     """Read `nvlink:450GB/s`, or `infiniband:400Gbit/s,ports=8,latency=10us,efficiency=90%,size=32`.
 
     Args:
-        text: name and bandwidth of one port and direction, and what else is known.
-        where: the option that it was given to.
+        text: name, bandwidth of one port in one direction, and further figures.
+        where: the command-line option, for errors.
 
     Raises:
-        UsageError: it reads otherwise.
+        UsageError: the text is no link.
     """
     head, *options = [part.strip() for part in text.split(",")]
     name, colon, rate = head.partition(":")
     if not (name and colon and rate):
         raise UsageError(f"{text!r} is no link", where=where, hint="write NAME:BANDWIDTH, such as nvlink:450GB/s")
-    said: dict[str, str] = {}
+    figures: dict[str, str] = {}
     for option in options:
         key, sign, value = (part.strip() for part in option.partition("="))
-        if key not in _OPTIONS or not sign or key in said:
+        if key not in _OPTIONS or not sign or key in figures:
             raise UsageError(f"{option!r} is no figure of a link", where=where, hint=did_you_mean(key, _OPTIONS))
         if key in ("ports", "size") and not re.fullmatch(r"0*[1-9]\d*", value):
             raise UsageError(f"{option!r} is not {_OPTIONS[key]}", where=where, hint=f"such as {key}=8")
-        said[key] = value
+        figures[key] = value
     return LinkSketch(
         name.strip(),
         parse(rate.strip(), Dimension.BYTE_RATE),
-        int(said.get("ports", 1)),
-        int(said["size"]) if "size" in said else None,
-        parse(said["latency"], Dimension.SECONDS) if "latency" in said else None,
-        parse(said["efficiency"], Dimension.FRACTION) if "efficiency" in said else None,
+        int(figures.get("ports", 1)),
+        int(figures["size"]) if "size" in figures else None,
+        parse(figures["latency"], Dimension.SECONDS) if "latency" in figures else None,
+        parse(figures["efficiency"], Dimension.FRACTION) if "efficiency" in figures else None,
     )
 
 
 def sized(links: Sequence[LinkSketch], joined: int, *, where: str) -> tuple[LinkSketch, ...]:
-    """Links whose sizes multiply to what they join; the last without a size takes the rest.
+    """Links with all sizes, whose product is `joined`; a last link without a size gets what is left.
 
     Raises:
-        UsageError: they do not.
+        UsageError: the product of the sizes is not `joined`.
     """
-    found, left = [], joined
+    complete, left = [], joined
     for number, link in enumerate(links):
         size = link.size or (left if number == len(links) - 1 else 0)
         if not size or left % size:
             hint = "give each but the last a size, such as nvlink:50GB/s,size=2"
             raise UsageError(f"the links do not join {joined}", where=where, hint=hint)
-        found.append(dataclasses.replace(link, size=size))
+        complete.append(dataclasses.replace(link, size=size))
         left //= size
     if left > 1:
         raise UsageError(f"the links join {joined // left} of {joined}", where=where, hint="let the sizes multiply")
-    return tuple(found)
+    return tuple(complete)

@@ -1,7 +1,6 @@
-"""The links of each level as a group of ranks sees them: how the group lies on the levels, and what is measured of
-them.
+"""The links of each level for a group of ranks: the shape of the group on the levels, and measured collectives.
 
-Costs depend on the shape of a group alone, not on which ranks have it, so thousands of groups share a few dozen shapes.
+Costs depend on the shape of a group, not on its ranks, so thousands of groups share a few dozen shapes.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from planner.hardware.types import Cluster, Collective, CollectiveFit, Level
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """The group on one level: the level joins children (groups of the level below) into one parent each.
+    """The shape of a group on one level, which joins children (groups of the level below) into parents.
 
     Attributes:
-        width: most children that one parent holds of the group; 1 when the level is not used.
-        fewest: fewest ranks of the group in any child that holds some.
-        most: most ranks of the group in any child.
+        width: largest number of children of one parent with ranks of the group; 1 when the level is not crossed.
+        fewest: smallest number of ranks of the group in a child that has any.
+        most: largest number of ranks of the group in a child.
     """
 
     width: int
@@ -35,12 +34,12 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A group of `ranks` devices and its shape on each level from the innermost to the lowest that holds all of it.
+    """The shape of a group of ranks, on each level from the innermost to the lowest that joins all of them.
 
     Attributes:
-        ranks: how many.
-        tiers: by level.
-        types: the types of its devices, where nodes of unlike types have links of their own; else empty.
+        ranks: number of ranks.
+        tiers: shape on each level.
+        types: device types of its ranks, if links differ by device type; else empty.
     """
 
     ranks: int
@@ -70,7 +69,7 @@ def span_of(cluster: Cluster, ranks: Sequence[int] | np.ndarray) -> Span:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _span(sizes: tuple[int, ...], ranks: bytes) -> Span:
-    """Shape of int64 ranks: searches ask again and again for the same groups."""
+    """The shape of int64 ranks; cached, because searches ask for the same groups many times."""
     given = np.frombuffer(ranks, dtype=np.int64)
     members = np.unique(given)
     if not len(members) or len(members) != len(given):
@@ -95,19 +94,19 @@ def doublings(width: int) -> int:
 Payload = TypeVar("Payload", float, np.ndarray)
 
 Affine = tuple[float, float]
-"""Seconds of an empty payload, and of each byte more."""
+"""Seconds of an empty payload, and of each further byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTier:
-    """One level as a group of some shape sees it; bandwidths are achievable ones, in bytes/s, one direction.
+    """The links of one level for a group of some shape; bandwidths are achievable, in bytes/s, one direction.
 
     Attributes:
-        width: most children of one parent.
-        ranks: fewest ranks of the group in a child.
+        width: largest number of children of one parent.
+        ranks: smallest number of ranks of the group in a child.
         latency_s: start-up time of one message.
-        device: what one device can send.
-        port: what one child can send for this group, its siblings' share taken off.
+        device: bandwidth of one device.
+        port: bandwidth of one child for this group, after the share of concurrent groups.
         level: the level, for its measured collectives.
     """
 
@@ -120,12 +119,12 @@ class LinkTier:
 
     @property
     def stream(self) -> float:
-        """What each rank can send when all ranks of a child send at once."""
+        """Bandwidth of each rank when all ranks of a child send at once."""
         return min(self.device, self.port / self.ranks)
 
     @property
     def channel(self) -> float:
-        """What the ranks of a child can send together: the rate of rings or trees laid over all of them."""
+        """Bandwidth of all ranks of a child together: the rate of rings or trees over all of them."""
         return min(self.port, self.ranks * self.device)
 
     def middle_s_per_byte(self, ranks: int) -> float:
@@ -143,51 +142,47 @@ class LinkTier:
 
 
 def link_tiers(levels: tuple[Level, ...], span: Span, concurrent: int, copies: int = 1) -> list[LinkTier]:
-    """The levels as a group of a shape sees them, with so many groups at work at the same time; innermost first.
+    """The links of each level for a group, innermost first.
 
     Args:
-        levels: of the cluster.
-        span: the group.
-        concurrent: groups at work.
-        copies: ranks drawn at random to which each row of an all-to-all goes, where a row crosses a level once for each
-            child that holds some of them: links seem faster by what that saves.
+        levels: levels of the cluster.
+        span: shape of the group.
+        concurrent: groups of this shape at work at the same time.
+        copies: number of random ranks that each row of an all-to-all goes to, where a row crosses a level once for each
+            child that holds any of them; the bandwidths are raised by what that saves.
     """
     child, tiers = 1, []
     for level, tier in zip(levels, span.tiers, strict=False):
         siblings = max(1, min(concurrent, child // tier.most))
-        device = level.device_byte_per_s
-        if level.peer_byte_per_s is not None and tier.width > 1:
-            device = min(device, (tier.width - 1) * level.peer_byte_per_s)
         port = level.byte_per_s / siblings
         rate = level.efficiency / sent_once(copies, span.ranks / tier.fewest)
-        tiers.append(LinkTier(tier.width, tier.fewest, level.latency_s, device * rate, port * rate, level))
+        device = level.device_rate(tier.width) * rate
+        tiers.append(LinkTier(tier.width, tier.fewest, level.latency_s, device, port * rate, level))
         child *= level.size
     return tiers
 
 
 def sent_once(copies: int, children: float) -> float:
-    """Part of a row's copies that are left where it is sent once to each child: `n (1 - (1 - 1/n)**k) / k`.
+    """Fraction of a row's copies that are sent if each child gets the row once: `n (1 - (1 - 1/n)**k) / k`.
 
-    A row has k copies for experts that lie on n children, each as likely to be on any of them; so many children hold
-    one at least, on average.
+    A row has k copies for experts on n children, each child equally likely; the numerator is the mean number of
+    children with at least one of the experts.
     """
     return children * (1 - (1 - 1 / children) ** copies) / copies
 
 
 def direct(levels: tuple[Level, ...], top: int, concurrent: int) -> Affine:
-    """A transfer between two devices that level `top` joins."""
+    """Affine cost of a transfer between two devices that level `top` joins."""
     rate, child = math.inf, 1
     for i, level in enumerate(levels[: top + 1]):
-        device = level.device_byte_per_s
-        if i == top and level.peer_byte_per_s is not None:
-            device = min(device, level.peer_byte_per_s)
+        device = level.device_rate(2 if i == top else 1)
         rate = min(rate, level.efficiency * min(device, level.byte_per_s / max(1, min(concurrent, child))))
         child *= level.size
     return levels[top].latency_s, 1 / rate
 
 
 def moved_bytes(kind: Collective, payload_bytes: Payload, ranks: int) -> Payload:
-    """Bytes that each rank sends in a collective around a ring, or to its peers; payloads as in `collective_terms`.
+    """Bytes that each rank sends in a collective around a ring, or to its peers; payloads as of `collective_terms`.
 
     2 (n-1)/n of the payload for an all-reduce, (n-1)/n for a reduce-scatter, all-gather or all-to-all, the least
     possible (Patarasuk and Yuan, JPDC 2009); all of it for a send or broadcast, nothing for a single rank.
@@ -200,13 +195,13 @@ def moved_bytes(kind: Collective, payload_bytes: Payload, ranks: int) -> Payload
 
 
 def measured_fit(level: Level, kind: Collective, ranks: int) -> Affine | None:
-    """A measured collective of that many ranks, or half a measured all-reduce, which is a scatter and a gather."""
-    found = _find(level, kind, ranks)
-    if found is not None:
-        return found.latency_s, moved_bytes(kind, 1.0, ranks) / found.byte_per_s
-    whole = _find(level, Collective.ALL_REDUCE, ranks)
-    if whole is not None and kind in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER):
-        return whole.latency_s / 2, moved_bytes(kind, 1.0, ranks) / whole.byte_per_s
+    """The measured collective of that many ranks; for a scatter or gather else half a measured all-reduce."""
+    measured = _find(level, kind, ranks)
+    if measured is not None:
+        return measured.latency_s, moved_bytes(kind, 1.0, ranks) / measured.byte_per_s
+    all_reduce = _find(level, Collective.ALL_REDUCE, ranks)
+    if all_reduce is not None and kind in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER):
+        return all_reduce.latency_s / 2, moved_bytes(kind, 1.0, ranks) / all_reduce.byte_per_s
     return None
 
 

@@ -22,15 +22,15 @@ from typing import overload
 import numpy as np
 
 MOST_DEVICES = 1 << 20
-"""Devices that a cluster has at the most."""
+"""Largest number of devices of a cluster."""
 
 
 NARROW_FORMATS = frozenset({"fp8", "mxfp8", "fp4", "mxfp4", "nvfp4", "int8"})
-"""Number formats of matrix units by which no curve of efficiency is stated."""
+"""Number formats of matrix units that no efficiency curve is stated for."""
 
 
 class Collective(StrEnum):
-    """Ways in which a group of devices exchanges data."""
+    """Collectives by which a group of devices exchanges data."""
 
     SEND = "send"
     ALL_REDUCE = "all_reduce"
@@ -59,41 +59,42 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The software that trains: what it adds to a machine, and what it reaches of it. The defaults add nothing.
+    """The software that trains: the times that it adds, and the rates that it reaches. The defaults add nothing.
 
     Attributes:
         name: as in its file, `megatron-2021`; "" for none.
         about: one line on what it is.
         launch_s: host time of one forward operation: the framework's own and the launch of its kernel.
-        backward_launch: part of it that an operation takes in backward.
+        backward_launch: fraction of `launch_s` that an operation takes in backward.
         kernel_launch_s: host time of a kernel that a library launches by itself within its call.
-        waits: the host waits for each kernel before it launches the next, so that launches add to the device's time.
-        handover_s: host time of passing a micro-batch to another stage, in which the device gets no work.
-        stretch: factor on the time of all work: what runs beside it, and waiting for the slowest of many ranks.
-        matrix_rate: factor on the device's curve of matrix efficiency.
-        memory_rate: factor on its curve of memory efficiency.
-        link_rate: factor on the bandwidths of the links.
-        attention_rate: what a fused attention kernel reaches of a plain product's rate, by pattern of device names;
-            the first that matches.
-        causal_part: part of the score products that a fused attention kernel does under a causal mask.
-        unaligned_rate: what a product of two computed matrices reaches of its rate where rows are no multiple of 16
-            bytes long and attention is not fused.
-        fused: kernels that run several operators as one, by name (`planner.operators.patterns`): what is inside takes
-            no launch, no traffic and no memory.
-        loss_passes: times that the loss reads or writes its logits in forward and in backward.
-        accumulation_bytes: traffic of adding the gradient of a weight to the sum over micro-batches, an element.
-        overlap: part of the work of a pass behind which exchanges of gradients and weights hide.
-        inner_overlap: part of the communication among ranks that share operators that runs beside their work, by
-            pattern of the mesh axis's name (`tensor`, `context`, `expert`, ...); the first that matches, else none.
-        rows_once: a row crosses a link once for all experts behind it, and is copied there, on its way to experts and
-            back; otherwise once for each expert.
+        waits: whether the host waits for each kernel before it launches the next; launches then add to device time.
+        handover_s: host time of passing a micro-batch to another stage, during which the device is idle.
+        stretch: factor on the time of all work, for other work beside it and waiting for the slowest of many ranks.
+        matrix_rate: factor on the matrix efficiency of devices.
+        memory_rate: factor on the memory efficiency of devices.
+        link_rate: factor on the bandwidths of links.
+        attention_rate: by pattern of device names, the rate of a fused attention kernel over that of a plain product;
+            the first match counts.
+        causal_part: fraction of the score products that a fused attention kernel does under a causal mask.
+        unaligned_rate: fraction of its rate that a product of two activations reaches where rows are no multiple of 16
+            bytes and attention is not fused.
+        fused: kernels that run several operators as one, by name (`planner.operators.patterns`); operators inside take
+            no launch, traffic or memory.
+        loss_passes: number of times that the loss reads or writes its logits in forward and in backward.
+        accumulation_bytes: traffic of adding an element of a gradient to the sum over micro-batches.
+        overlap: fraction of the work of a pass behind which exchanges of gradients and weights are hidden.
+        inner_overlap: by pattern of mesh axis names (`tensor`, `context`, `expert`, ...), the fraction of communication
+            along the axis that is hidden behind work; the first match counts, 0 without one.
+        rows_once: whether a row crosses a link once for all experts behind it and is copied there; else once for each
+            expert.
         gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
             all ports, by the cheapest algorithm.
-        allocator_cache: memory that the allocator holds, over the tensors at the peak. The usual figure was fitted to
+        allocator_cache: memory that the allocator holds over that of the tensors at the peak. The default was fitted to
             every second one of 36 peaks that nvidia-smi showed in the BigScience runs of 2021 and 2022, and compared
             with the others (docs/accuracy.md).
-        compared: of a calibrated stack, runs it was held against and the 80 % interval of measured over predicted.
-        sources: where each figure comes from, by its key in the file.
+        compared: for a calibrated stack, the number of runs compared and the 80 % interval of measured over predicted
+            time.
+        sources: by key in the file, where the figure comes from.
     """
 
     name: str = ""
@@ -122,17 +123,17 @@ class Stack:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def attention_on(self, device: str) -> float:
-        """What fused attention reaches of a plain product's rate on a device of that name."""
+        """Rate of fused attention over that of a plain product, on a device of that name."""
         return next((rate for pattern, rate in self.attention_rate.items() if fnmatchcase(device, pattern)), 1.0)
 
     def hidden_along(self, axes: Iterable[str]) -> float:
-        """Part of the communication along mesh axes of these names that their ranks' work hides."""
+        """Fraction of the communication along mesh axes of these names that is hidden behind work."""
         parts = self.inner_overlap.items()
         return min((next((p for name, p in parts if fnmatchcase(axis, name)), 0.0) for axis in axes), default=0.0)
 
 
 NO_STACK = Stack()
-"""Kernels that start by themselves, one after the other."""
+"""A stack without overheads: kernels run one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Device:
     Attributes:
         name: as in the profile, `a100-sxm-80gb`.
         memory_bytes: all of the device's memory that a program can see.
-        reserve_bytes: what the runtime keeps for itself: its context and the kernels that are loaded; not plannable.
+        reserve_bytes: memory of the runtime's context and loaded kernels; not available to plans.
         matrix_flop_per_s: nominal dense peak of the matrix units by data type (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`,
             `mxfp8`, `nvfp4`).
         matrix_efficiency: achievable fraction of that peak by FLOPs of one operation.
@@ -153,12 +154,12 @@ class Device:
         price_per_hour: US dollars a device and hour, 0 when unknown.
         sources: where each figure comes from, by its key in the profile, with notes and "not verified" where so.
         about: one line on what it is.
-        handover_s: host time of passing a micro-batch to another stage, in which the device gets no work.
-        stack: the software; its launch and hand-over hold where the profile has none of its own.
+        handover_s: host time of passing a micro-batch to another stage, during which the device is idle.
+        stack: the software; its launch and hand-over times apply where the profile has none.
         neighbour_bytes: buffers that the collective library keeps for each neighbour of a rank in one of its groups
             (`planner.hardware.types`).
-        headroom: part of the memory that plans leave free.
-        format_rates: part of `matrix_efficiency` that products of a number format reach, where that is not all.
+        headroom: fraction of the memory that plans leave free.
+        format_rates: by number format, the fraction of `matrix_efficiency` that products reach, where below 1.
     """
 
     name: str
@@ -186,7 +187,7 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory a plan may use; at least a byte, so that parts of it are numbers."""
+        """Memory that a plan may use; at least a byte, so that fractions of it are defined."""
         return max(1, self.capacity_bytes - self.reserve_bytes)
 
 
@@ -194,7 +195,8 @@ class Device:
 class CollectiveFit:
     """A measured collective on one level: `seconds = latency_s + traffic / byte_per_s`.
 
-    Traffic is what a ring moves per rank: 2 (n-1)/n of the payload for all-reduce, (n-1)/n for the other collectives.
+    Traffic is `planner.hardware.moved_bytes` of the payload: 2 (n-1)/n of it for an all-reduce, all of it for a
+    broadcast, (n-1)/n for the others.
     """
 
     collective: Collective
@@ -215,10 +217,10 @@ class Level:
         latency_s: start-up time of one message.
         efficiency: achievable fraction of the nominal bandwidths, applied by the pricing functions.
         fits: measured collectives that override the model.
-        peer_byte_per_s: what a device can send to one single peer of this tier, one direction, where links are wired
+        peer_byte_per_s: what a device can send to a single peer of this tier, one direction, where links are wired
             point to point (a mesh or torus); None behind a switch, where one peer can take all of `device_byte_per_s`.
-        torus: dimensions of the torus as which the groups of this tier are wired, its sides taken equal; 0 for none.
-            What passes the middle of a torus limits an all-to-all.
+        torus: dimensions of the torus in which the groups of this tier are wired, with equal sides; 0 for none. The
+            bandwidth across its middle limits an all-to-all.
         gather_ports: ports of a group that carry a gather or a scatter, which then goes around a ring; 0 for all of
             them, by the cheapest algorithm.
     """
@@ -234,21 +236,27 @@ class Level:
     torus: int = 0
     gather_ports: int = 0
 
+    def device_rate(self, width: int) -> float:
+        """Bytes/s that one device can send into this tier when a communicating group spans `width` of its children."""
+        if self.peer_byte_per_s is None or width < 2:
+            return self.device_byte_per_s
+        return min(self.device_byte_per_s, (width - 1) * self.peer_byte_per_s)
+
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices in a line, numbered so that neighbours share the innermost level.
+    """Devices in a line, numbered so that consecutive ranks share the innermost level.
 
     Attributes:
         name: as in the profile, with the number of nodes where the user gave one.
         fingerprint: sha256 (hex) of the resolved profile, the identity that plans are bound to.
         devices: the distinct device types.
         device_types: int64 [device_count], index into `devices` for each rank.
-        levels: innermost first; empty for a single device. Where nodes differ, each figure of the slowest.
+        levels: innermost first; empty for a single device. If nodes differ, each figure is that of the slowest.
         node_size: devices in one node, 0 when the profile has none.
         about: one line on what this machine is.
-        sources: where each figure of the levels comes from, by `level.figure`.
-        unlike: the levels as nodes of each device type have them, by index in `devices`; empty where all are alike.
+        sources: by `level.figure`, where the figure comes from.
+        unlike: by index in `devices`, the levels of nodes of that device type; empty if all nodes have equal links.
     """
 
     name: str
@@ -276,7 +284,7 @@ class Cluster:
         return self.devices[int(self.device_types[rank])]
 
     def links(self, types: Iterable[int]) -> tuple[Level, ...]:
-        """The levels as devices of some types see them together: each figure of the slowest among them."""
+        """The levels for a group of devices of some types: each figure is that of the slowest type."""
         return slowest_levels([self.unlike[t] for t in types]) if self.unlike else self.levels
 
     def group_sizes(self) -> tuple[int, ...]:
@@ -285,7 +293,7 @@ class Cluster:
 
 
 def slowest_levels(unlike: Sequence[tuple[Level, ...]]) -> tuple[Level, ...]:
-    """Levels of several types of nodes as a group that spans all of them sees them: each figure of the slowest."""
+    """The levels for a group that spans several types of nodes: each figure is that of the slowest type."""
     return _slowest(tuple(dict.fromkeys(unlike)))
 
 
@@ -293,10 +301,10 @@ def slowest_levels(unlike: Sequence[tuple[Level, ...]]) -> tuple[Level, ...]:
 def _slowest(unlike: tuple[tuple[Level, ...], ...]) -> tuple[Level, ...]:
     if len(unlike) == 1:
         return unlike[0]
-    found = []
+    slowest = []
     for same in zip(*unlike, strict=True):
         peers = [level.peer_byte_per_s for level in same if level.peer_byte_per_s is not None]
-        found.append(
+        slowest.append(
             replace(
                 same[0],
                 byte_per_s=min(level.byte_per_s for level in same),
@@ -308,17 +316,17 @@ def _slowest(unlike: tuple[tuple[Level, ...], ...]) -> tuple[Level, ...]:
                 fits=same[0].fits if len({level.fits for level in same}) == 1 else (),
             )
         )
-    return tuple(found)
+    return tuple(slowest)
 
 
 NEIGHBOURS = 3
-"""Neighbours of a rank in a group: the one before it in a ring, and parent and child in a tree (NCCL 2.4 and later)."""
+"""Neighbours of a rank in a group: the one before it in a ring, parent and child in a tree (NCCL 2.4 and later)."""
 
 PIPELINE_NEIGHBOURS = 2
-"""Stages that a worker of a pipeline sends to and receives from: the one before and the one after."""
+"""Neighbours of a pipeline stage: the stage before and the stage after."""
 
 HEADROOM = 0.05
-"""Part of a device's memory that a search leaves free, unless the job says otherwise."""
+"""Fraction of a device's memory that a search leaves free by default."""
 
 STEP_BYTES = 4
 """Bytes an element of an fp32 copy of 16-bit gradients, which the optimizer step makes for the part that it updates:
@@ -330,22 +338,22 @@ def neighbours(tensor: int, data: int, piped: bool) -> int: ...
 @overload
 def neighbours(tensor: int, data: np.ndarray, piped: bool | np.ndarray) -> np.ndarray: ...
 def neighbours(tensor: int, data: int | np.ndarray, piped: bool | np.ndarray) -> int | np.ndarray:
-    """Neighbours of a rank, summed over its groups: those of its tensor and data parallel groups, of its pipeline, and
-    of all ranks together where it has two groups or more.
+    """Neighbours of a rank, summed over its groups: tensor and data parallel group, pipeline, and the group of all
+    ranks if it is in two groups or more.
 
     Args:
-        tensor: ranks that share operators.
-        data: replicas of a stage over all copies of the pipeline.
+        tensor: tensor-parallel size.
+        data: data-parallel size over all copies of the pipeline.
         piped: whether there are several stages.
     """
     groups = (tensor > 1) + np.greater(data, 1).astype(int) + np.asarray(piped).astype(int)
-    own = min(tensor - 1, NEIGHBOURS) + np.minimum(np.subtract(data, 1), NEIGHBOURS)
-    found = own + PIPELINE_NEIGHBOURS * np.asarray(piped) + NEIGHBOURS * (groups > 1)
-    return found if np.ndim(found) else int(found)
+    inside = min(tensor - 1, NEIGHBOURS) + np.minimum(np.subtract(data, 1), NEIGHBOURS)
+    count = inside + PIPELINE_NEIGHBOURS * np.asarray(piped) + NEIGHBOURS * (groups > 1)
+    return count if np.ndim(count) else int(count)
 
 
 def with_headroom(cluster: Cluster, headroom: float) -> Cluster:
-    """The same machine, of whose memory plans leave a part free."""
+    """The cluster with a fraction of each device's memory left free by plans."""
     if all(device.headroom == headroom for device in cluster.devices):
         return cluster
     devices = (dataclasses.replace(device, headroom=headroom) for device in cluster.devices)
@@ -353,14 +361,14 @@ def with_headroom(cluster: Cluster, headroom: float) -> Cluster:
 
 
 def shown_bytes(tensor_bytes: float, reserve_bytes: float, cache: float, stepped_elements: float = 0.0) -> float:
-    """Estimate of what a driver's tool (nvidia-smi) shows, in bytes.
+    """Estimate of the memory that nvidia-smi shows, in bytes.
 
     Args:
-        tensor_bytes: tensors at the peak.
-        reserve_bytes: context and communication buffers.
-        cache: what the allocator holds, over the tensors (`Stack.allocator_cache`).
+        tensor_bytes: bytes of tensors at the peak.
+        reserve_bytes: bytes of context and communication buffers.
+        cache: memory that the allocator holds over that of the tensors (`Stack.allocator_cache`).
         stepped_elements: elements whose 16-bit gradients the optimizer step casts to fp32 on this rank; the allocator
-            keeps that memory beside what a pass needs.
+            keeps that memory besides the memory of a pass.
     """
     return (tensor_bytes + STEP_BYTES * stepped_elements) * cache + reserve_bytes
 

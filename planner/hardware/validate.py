@@ -1,7 +1,7 @@
-"""Checks a profile file and collects all that is wrong with it, each with its place, its line and a hint.
+"""Validation of a profile file: all errors at once, each with its position, source line and a hint.
 
-Figures that read well and cannot be (a unit that slipped, bits for bytes, a time in the wrong unit) are warnings, which
-do not keep a profile from use; their bounds are wide, an order of magnitude beyond what has been built.
+Implausible figures (a wrong unit, bits for bytes) are warnings, which do not keep a profile from use. Their bounds are
+wide: an order of magnitude beyond existing hardware.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from planner.units import Dimension, render
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from planner.hardware.schema import ClusterFile, DeviceBody, LevelEntry
+    from planner.hardware.schema import DeviceBody, LevelEntry
 
 
 ProfileFile = ClusterFile | DeviceFile | StackFile
 _KINDS: Mapping[str, type[ProfileFile]] = {"cluster": ClusterFile, "device": DeviceFile, "stack": StackFile}
-"""What a profile describes, by the key that names it."""
+"""By the key that names a profile, the model of its file."""
 
 
 def validate(document: Document) -> tuple[ProfileFile | None, list[Problem]]:
-    """The profile in a file, or None, with all findings in the order of the file."""
+    """The profile in a file (None if it has errors), and all errors in the order of the file."""
     problems = list(document.problems)
     data = document.data
     spec: ProfileFile | None = None
     if isinstance(data, dict):
-        spec, found = _validate_mapping(document, data)
-        problems += found
+        spec, errors = _validate_mapping(document, data)
+        problems += errors
     elif not problems:
         problems.append(document.problem((), "a profile is a mapping of keys to values"))
     problems.sort(key=_place)
@@ -52,7 +52,7 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 
 def kind_of(data: Mapping[str, Any]) -> type[ProfileFile]:
-    """What the data of a profile describes, by the key that names it; a cluster where no key does."""
+    """The model of a profile, by the key that names it; that of a cluster if there is none."""
     return next((model for key, model in _KINDS.items() if key in data), ClusterFile)
 
 
@@ -66,14 +66,14 @@ def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[Profile
         )
         return None, [document.problem((), message, hint)]
     model = _KINDS[kinds[0]]
-    own = _mapping(data, "device_types")
+    own_types = _mapping(data, "device_types")
     context = {
         "sources": {**citations(), **_mapping(data, "sources")},
-        "devices": {*device_names(), *own},
+        "devices": {*device_names(), *own_types},
     }
     problems: list[Problem] = []
     if model is ClusterFile:
-        problems = _size_problems(document, data) + _same_levels(document, data) + _others(document, data)
+        problems = _size_problems(document, data) + _same_levels(document, data) + _unknown_nodes(document, data)
     try:
         return model.model_validate(data, context=context), problems
     except ValidationError as error:
@@ -87,7 +87,7 @@ def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _problem(document: Document, model: type[BaseModel], detail: ErrorDetails) -> Problem:
-    """One finding of the schema in the user's terms."""
+    """A validation error of the schema as a problem for the user."""
     location: Location = tuple(part for part in detail["loc"] if part != "[key]")
     name = str(location[-1]) if location else ""
     context = detail.get("ctx", {})
@@ -134,17 +134,17 @@ def _fields_at(model: type[BaseModel], location: Location) -> Iterable[str]:
 
 def _description(model: type[BaseModel], location: Location) -> str:
     owner = _model_at(model, location[:-1])
-    found = owner.model_fields.get(str(location[-1])) if owner and location else None
-    return (found.description or "") if found else ""
+    field = owner.model_fields.get(str(location[-1])) if owner and location else None
+    return (field.description or "") if field else ""
 
 
 def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """The model that describes what stands at a path of the file."""
+    """The model of the mapping at a path of the file; None if there is no mapping."""
     kind: Any = model
     for part in location:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found = kind.model_fields.get(str(part))
-            kind = found.annotation if found else None
+            field = kind.model_fields.get(str(part))
+            kind = field.annotation if field else None
         else:
             kind = typing.get_args(kind)[-1] if typing.get_args(kind) else None
         kind = _unwrap(kind)
@@ -159,7 +159,7 @@ def _unwrap(kind: Any) -> Any:  # noqa: ANN401
 
 
 def _size_problems(document: Document, data: dict[str, Any]) -> list[Problem]:
-    """Sizes that do not multiply; what is not a number is left to the schema's own findings."""
+    """Sizes of levels that do not multiply; values that are not numbers are left to the schema."""
     inside = [_int(entry, "size") for entry in _list(data, "node")]
     between = [_int(entry, "size") for entry in _list(data, "network")]
     devices = data.get("devices")
@@ -179,16 +179,16 @@ def _size_problems(document: Document, data: dict[str, Any]) -> list[Problem]:
     findings = arrange([size for size in between[:-1] if size], bool(between), nodes)
     inner = math.prod(size for size in inside if size)
     findings += _devices_fit(inner, nodes, sum(counts)) + too_many(inner, nodes)
-    most = _int(data, "max_nodes")
-    if most is not None and nodes > most:
+    max_nodes = _int(data, "max_nodes")
+    if max_nodes is not None and nodes > max_nodes:
         findings.append(
-            (("nodes",), f"{nodes} nodes are more than max_nodes: {most}", "lower nodes or raise max_nodes")
+            (("nodes",), f"{nodes} nodes are more than max_nodes: {max_nodes}", "lower nodes or raise max_nodes")
         )
     return problems + [document.problem(place, message, hint) for place, message, hint in findings]
 
 
 def _same_levels(document: Document, data: dict[str, Any]) -> list[Problem]:
-    """Two levels of one name, which figures and messages could not tell apart."""
+    """Levels with the same name."""
     problems: list[Problem] = []
     seen: set[str] = set()
     for place, entry in _levels_of(data):
@@ -201,8 +201,8 @@ def _same_levels(document: Document, data: dict[str, Any]) -> list[Problem]:
     return problems
 
 
-def _others(document: Document, data: dict[str, Any]) -> list[Problem]:
-    """Links of nodes whose devices the cluster does not have."""
+def _unknown_nodes(document: Document, data: dict[str, Any]) -> list[Problem]:
+    """Link figures (`nodes_of`) for device types that the cluster does not have."""
     listed = data.get("devices")
     types = [listed] if isinstance(listed, str) else [entry.get("type") for entry in _list(data, "devices")]
     problems = []
@@ -215,7 +215,7 @@ def _others(document: Document, data: dict[str, Any]) -> list[Problem]:
 
 
 def _levels_of(data: Mapping[str, Any]) -> Iterator[tuple[Location, dict[str, Any]]]:
-    """The entries of all levels, each with its place."""
+    """The entries of all levels, with their paths."""
     yield from (((key, i), entry) for key in ("node", "network") for i, entry in enumerate(_list(data, key)))
 
 
@@ -230,7 +230,7 @@ def _int(data: Any, key: str) -> int | None:  # noqa: ANN401
 
 
 def _devices_fit(inner: int, nodes: int, listed: int) -> list[tuple[Location, str, str]]:
-    """The device list is a pattern that fills a node, or whole nodes, and no more of them than there are."""
+    """Errors of a device list that fills neither a node nor whole nodes, or more nodes than there are."""
     if inner % listed and listed % inner:
         hint = f"let the counts add up to {inner} or a multiple of it"
         return [(("devices",), f"{listed} devices listed, which neither fill a node of {inner} nor whole nodes", hint)]
@@ -241,7 +241,7 @@ def _devices_fit(inner: int, nodes: int, listed: int) -> list[tuple[Location, st
 
 
 def too_many(inner: int, nodes: int) -> list[tuple[Location, str, str]]:
-    """More devices than a cluster can have: each has a number of its own."""
+    """The error of a cluster with more than `MOST_DEVICES` devices."""
     if inner * nodes <= MOST_DEVICES:
         return []
     message = f"{nodes:,} nodes of {inner:,} are {inner * nodes:,} devices"
@@ -249,12 +249,12 @@ def too_many(inner: int, nodes: int) -> list[tuple[Location, str, str]]:
 
 
 def arrange(between: list[int], grows: bool, nodes: int) -> list[tuple[Location, str, str]]:
-    """What is wrong with a number of nodes: places, messages and hints; nothing when the sizes multiply.
+    """Errors of a number of nodes (path, message, hint); empty when the sizes of levels multiply.
 
     Args:
-        between: sizes of the levels that join nodes, without the outermost, which takes the rest.
+        between: sizes of the levels that join nodes, without the outermost, which grows.
         grows: whether there is an outermost level that joins nodes.
-        nodes: how many nodes.
+        nodes: number of nodes.
     """
     findings: list[tuple[Location, str, str]] = []
     if nodes > 1 and not grows:
@@ -271,52 +271,50 @@ def arrange(between: list[int], grows: bool, nodes: int) -> list[tuple[Location,
 
 
 LATENCY_S = (100e-9, 5e-3)
-"""Start-up time of a message: from a wire on a board to the far end of a wide network."""
+"""Plausible start-up times of a message: from a wire on a board to the far end of a wide network."""
 PORT_BYTE_PER_S = (10e6, 10e12)
-"""All ports of one child, one direction."""
+"""Plausible bandwidth of all ports of one child, one direction."""
 PCIE_BYTE_PER_S = 256e9
 """Sixteen lanes of PCIe of generation 7 in one direction."""
 MEMORY_BYTES = (64 * 2**20, 4 * 2**40)
 MEMORY_BYTE_PER_S = (1e9, 100e12)
 PEAK_FLOP_PER_S = (1e9, 1e18)
 FLOP_PER_BYTE = (1.0, 20_000.0)
-"""Fastest matrix rate over memory bandwidth."""
+"""Plausible ratio of the fastest matrix rate to memory bandwidth."""
 EFFICIENCY = 0.02
 OUTER_FASTER = 1.5
-"""Times that a device may send faster into an outer tier than into the one inside it."""
+"""Factor by which a device may plausibly send faster into an outer tier than into the tier inside it."""
 
-Doubt = tuple[Location, str, str]
-"""Place, message, hint."""
+Finding = tuple[Location, str, str]
+"""Path, message, hint."""
 
 
 def doubts(document: Document, spec: ProfileFile) -> list[Problem]:
-    """What is not plausible in a profile that is sound, in the order of the file."""
-    from planner.hardware.schema import ClusterFile, DeviceFile
-
-    found: list[Doubt] = []
+    """Warnings of implausible figures in a valid profile, in the order of the file."""
+    warnings: list[Finding] = []
     if isinstance(spec, DeviceFile):
-        found += _device((), spec)
+        warnings += _device((), spec)
     elif isinstance(spec, ClusterFile):
         for name, body in spec.device_types.items():
-            found += _device(("device_types", name), body)
+            warnings += _device(("device_types", name), body)
         for place, levels in (("node", spec.node), ("network", spec.network)):
             for number, level in enumerate(levels):
-                found += _level((place, number), level)
-        found += _outward(spec)
-    return [document.problem(location, message, hint) for location, message, hint in found]
+                warnings += _level((place, number), level)
+        warnings += _faster_outside(spec)
+    return [document.problem(location, message, hint) for location, message, hint in warnings]
 
 
 def _beyond(
     location: Location, what: str, value: float, bounds: tuple[float, float], dimension: Dimension
-) -> Iterator[Doubt]:
-    """A value outside of wide bounds."""
+) -> Iterator[Finding]:
+    """A warning if a value is outside its bounds."""
     if not bounds[0] <= value <= bounds[1]:
         low, high = (render(bound, dimension, 3) for bound in bounds)
         hint = f"such figures lie from {low} to {high}: check the unit"
         yield location, f"{what} of {render(value, dimension, 4)} is not plausible", hint
 
 
-def _device(head: Location, body: DeviceBody) -> Iterator[Doubt]:
+def _device(head: Location, body: DeviceBody) -> Iterator[Finding]:
     yield from _beyond((*head, "memory"), "memory", body.memory.value, MEMORY_BYTES, Dimension.BYTES)
     rate = body.memory_bandwidth.value
     yield from _beyond((*head, "memory_bandwidth"), "a bandwidth", rate, MEMORY_BYTE_PER_S, Dimension.BYTE_RATE)
@@ -334,7 +332,7 @@ def _device(head: Location, body: DeviceBody) -> Iterator[Doubt]:
         yield (*head, "reserve"), "the reserve is more than a quarter of the memory", "600 MiB to 2 GiB are usual"
 
 
-def _level(head: Location, level: LevelEntry) -> Iterator[Doubt]:
+def _level(head: Location, level: LevelEntry) -> Iterator[Finding]:
     yield from _beyond((*head, "latency"), "a latency", level.latency.value, LATENCY_S, Dimension.SECONDS)
     rate = level.port.byte_per_s * level.port.count
     yield from _beyond((*head, "port"), "a bandwidth", rate, PORT_BYTE_PER_S, Dimension.BYTE_RATE)
@@ -345,8 +343,8 @@ def _level(head: Location, level: LevelEntry) -> Iterator[Doubt]:
         yield (*head, "efficiency"), f"{level.efficiency.value:.1%} of the bandwidth is not plausible", "70% to 95%"
 
 
-def _outward(spec: ClusterFile) -> Iterator[Doubt]:
-    """Tiers into which a device sends much faster than into the one inside them."""
+def _faster_outside(spec: ClusterFile) -> Iterator[Finding]:
+    """Warnings of tiers into which a device sends much faster than into the tier inside them."""
     levels = [("node", i, level) for i, level in enumerate(spec.node)]
     levels += [("network", i, level) for i, level in enumerate(spec.network)]
     devices, inner, inner_name = 1, 0.0, ""

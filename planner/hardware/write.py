@@ -1,4 +1,4 @@
-"""Profiles as text: the resolved form of one, and the start of a new one."""
+"""Profiles as text: resolved profiles, and templates of new ones."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _HEADER = """\
 
 
 def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -> dict[str, Any]:
-    """A profile that stands alone: devices written out, defaults filled in, sources cited in full.
+    """A self-contained profile: devices written out, defaults filled in, sources cited in full.
 
-    Read back, it is the same machine with the same fingerprint.
+    Read back, it gives the same cluster with the same fingerprint.
 
     Raises:
         HardwareError: as `load_cluster`.
@@ -67,16 +67,16 @@ def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -
     if len(spec.devices) == 1 and spec.devices[0].count == 1:
         content["devices"] = spec.devices[0].type
     content["device_types"] = {name: _plain(with_defaults(body)) for name, (body, _) in types.items()}
-    own = dict(spec.sources)
+    sources = dict(spec.sources)
     for _, extra in types.values():
-        own.update(extra)
-    return _with_sources(content, own)
+        sources.update(extra)
+    return _with_sources(content, sources)
 
 
-def _with_sources(content: dict[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
-    """The citations that the content uses, spelled out at its end."""
+def _with_sources(content: dict[str, Any], own_sources: Mapping[str, str]) -> dict[str, Any]:
+    """The content with the citations that it uses at its end."""
     content.pop("sources", None)
-    known = {**citations(), **own}
+    known = {**citations(), **own_sources}
     used = sorted({name for name in _sources_in(content) if name in known})
     return {**content, "sources": {name: known[name] for name in used}} if used else content
 
@@ -86,12 +86,12 @@ def _sources_in(content: object) -> list[str]:
         return [name for item in content for name in _sources_in(item)]
     if not isinstance(content, dict):
         return []
-    own = [content["source"]] if isinstance(content.get("source"), str) else []
-    return own + [name for item in content.values() for name in _sources_in(item)]
+    names = [content["source"]] if isinstance(content.get("source"), str) else []
+    return names + [name for item in content.values() for name in _sources_in(item)]
 
 
 def _plain(model: BaseModel) -> dict[str, Any]:
-    """A model as plain data in the notation of the files, without its name."""
+    """A model as plain data in the notation of profile files, without its name."""
     return model.model_dump(exclude={"device", "stack", "sources"})
 
 
@@ -108,7 +108,7 @@ def profile_yaml(content: Mapping[str, Any]) -> str:
 
 
 def _styled(content: Any) -> Any:  # noqa: ANN401
-    """The same content with mappings that hold only scalars on one line, in ruamel.yaml's own types."""
+    """The content in the types of ruamel.yaml, with mappings of scalars on one line."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
     if isinstance(content, Mapping):
@@ -122,7 +122,7 @@ def _styled(content: Any) -> Any:  # noqa: ANN401
 
 
 def profile_text(name_or_path: str | Path) -> str:
-    """The text of a profile file as it was written, comments included.
+    """The text of a profile file, comments included.
 
     Raises:
         HardwareError: there is no such profile.
@@ -131,10 +131,10 @@ def profile_text(name_or_path: str | Path) -> str:
 
 
 def profile_template(name_or_path: str | Path, name: str) -> str:
-    """A commented profile called `name` to start one's own from: another cluster's text with its devices written out.
+    """A commented template called `name`: the text of another cluster's profile with its devices written out.
 
     Raises:
-        HardwareError: there is no such profile, it has errors, or it is a device.
+        HardwareError: there is no such profile, it has errors, or it is no cluster.
     """
     from planner.hardware.schema import ClusterFile
 
@@ -153,41 +153,41 @@ def profile_template(name_or_path: str | Path, name: str) -> str:
 
 
 def sketch_text(sketch: ClusterSketch) -> str:
-    """A commented profile of a cluster that is known in a few figures.
+    """A commented profile of a cluster sketch.
 
     Raises:
-        UsageError: no bundled device has its device's name.
+        UsageError: no bundled device has the name of its device.
     """
     return _HEADER.format(file=f"{sketch.name}.yaml") + profile_yaml(sketch.document())
 
 
 def with_measured(name_or_path: str | Path, level: str, rows: Mapping[Collective, Mapping[str, Any]], name: str) -> str:
-    """A profile called `name`: another one resolved, with measured collectives of a level in place of those it had.
+    """A profile called `name`: another one, resolved, with new measured collectives of a level.
 
     Args:
         name_or_path: the profile.
         level: name of the level.
-        rows: what was measured, as `measured` of a profile has it, by collective.
-        name: what the new one is called.
+        rows: by collective, the row of `measured`.
+        name: name of the new profile.
 
     Raises:
         HardwareError: there is no such profile or level.
     """
     content = resolved_profile(name_or_path)
     levels = [entry for place in ("node", "network") for entry in content.get(place, [])]
-    chosen = next((entry for entry in levels if entry["level"] == level), None)
-    if chosen is None:
-        known = ", ".join(entry["level"] for entry in levels) or "none"
+    entry = next((entry for entry in levels if entry["level"] == level), None)
+    if entry is None:
+        known = ", ".join(other["level"] for other in levels) or "none"
         raise HardwareError(f"no level {level!r}", where=str(name_or_path), hint=f"it has {known}")
-    measured = chosen.setdefault("measured", {})
+    measured = entry.setdefault("measured", {})
     for kind, row in rows.items():
-        kept = [own for own in measured.get(str(kind), []) if own["ranks"] != row["ranks"]]
-        measured[str(kind)] = sorted([*kept, dict(row)], key=lambda own: own["ranks"])
+        kept = [other for other in measured.get(str(kind), []) if other["ranks"] != row["ranks"]]
+        measured[str(kind)] = sorted([*kept, dict(row)], key=lambda other: other["ranks"])
     return profile_yaml({**content, "cluster": name})
 
 
 def _inlined(types: list[str]) -> list[str]:
-    """Text of the bundled devices, indented under their names, without name and introductory comments."""
+    """Text of the bundled devices, indented under their names, without leading comments."""
     lines: list[str] = []
     for name in types:
         path = bundled_path(name)

@@ -37,7 +37,7 @@ from planner.sharding import (
     roles_of,
     strategies,
 )
-from planner.sharding.problem import Choice, Facts
+from planner.sharding.problem import Choice, GraphFacts
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import experts_of_row
 from planner.space.pricer import Pricer
@@ -58,7 +58,7 @@ class RebuiltSharding:
 
     sharding: Sharding
     setting: Setting
-    facts: Facts
+    facts: GraphFacts
     repeats: tuple[frozenset[int], ...]
 
     @property
@@ -174,7 +174,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
     )
 
     chain = build_chain(graph) if plan.shardings else None
-    facts: Facts | None = None
+    facts: GraphFacts | None = None
     profile: Profile | None = None
     for sharding in plan.shardings:
         axes: Mapping[str, int] = {axis.name: axis.size for axis in sharding.axes}
@@ -201,7 +201,7 @@ def rebuild(plan: Plan, graph: Graph, cluster: Cluster | None = None) -> Iterato
             )
         else:
             setting = inner_setting(chain, graph, profile, mesh, options)
-        facts = facts or Facts.of(setting)
+        facts = facts or GraphFacts.of(setting)
         yield RebuiltSharding(sharding, setting, facts, chain.repeats if chain else ())
 
 

@@ -42,7 +42,7 @@ from planner.sharding import (
     shard_elements,
     shard_shape,
 )
-from planner.sharding.problem import Facts
+from planner.sharding.problem import GraphFacts
 from planner.space.types import Configuration
 
 
@@ -111,7 +111,7 @@ class _Writer:
             micro_batches=options.micro_batches,
             options=options.options,
         )
-        self._facts = Facts.of(self._setting)
+        self._facts = GraphFacts.of(self._setting)
 
     def block(self, entry: StageSharding, members: Sequence[int], table: Sequence[Block]) -> ShardedBlock:
         """The entry of blocks that are sharded alike, in the names of the first."""

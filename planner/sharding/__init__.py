@@ -1,6 +1,5 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
-from planner.sharding.annotations import load_annotations
 from planner.sharding.choices import Options, splits
 from planner.sharding.formulate import formulate
 from planner.sharding.inner import (
@@ -29,11 +28,11 @@ from planner.sharding.layout import (
 from planner.sharding.limits import attention_heads, unmatched
 from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, ideal_mesh, mesh_on, roles_of
 from planner.sharding.mixtures import Mixture
-from planner.sharding.problem import Facts, Setting, ShardingProblem
-from planner.sharding.reshard import Step, reshard, reshard_table
+from planner.sharding.problem import GraphFacts, Setting, ShardingProblem
+from planner.sharding.reshard import ReshardStep, reshard, reshard_table
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.sharded import ShardedCosts, StageSharding, sharded_costs, whole_costs
-from planner.sharding.strategies import Exchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
+from planner.sharding.strategies import InnerExchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [
     "PARTIAL",
@@ -43,10 +42,10 @@ __all__ = [
     "Boundaries",
     "Boundary",
     "CollectiveUse",
-    "Exchange",
-    "Facts",
+    "GraphFacts",
     "InnerCache",
     "InnerCosts",
+    "InnerExchange",
     "InnerOptions",
     "InnerPoint",
     "Mesh",
@@ -55,12 +54,12 @@ __all__ = [
     "Options",
     "Part",
     "Reason",
+    "ReshardStep",
     "Setting",
     "ShardedCosts",
     "ShardingProblem",
     "StageSharding",
     "StateBytes",
-    "Step",
     "Strategy",
     "TensorChoice",
     "TensorLayout",
@@ -79,7 +78,6 @@ __all__ = [
     "inner_setting",
     "layout_text",
     "layouts",
-    "load_annotations",
     "mesh_on",
     "parse_layout",
     "priced_once",

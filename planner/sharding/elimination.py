@@ -1,13 +1,14 @@
-"""Exact minimum of a sum of small tables: one variable after another is minimised out, as dynamic programs do.
+"""Exact minimum of a sum of small tables, by variable elimination (dynamic programming).
 
-A chain of operators gives tables over two variables and this is the chain's dynamic program; a graph of small treewidth
-costs no more than its widest table. The order is greedy: next the variable whose elimination makes the smallest table.
+A chain of operators gives tables over two variables, and elimination is the dynamic program of the chain; a graph of
+small treewidth costs no more than its widest table. The order is greedy: next the variable whose elimination makes the
+smallest table.
 
-`least_within` finds the least time within a limit of memory by prices on memory: one elimination gives the best choices
-at many prices. Each price gives a bound (its total, less what the limit costs at that price), and each price high
-enough a choice that fits. The range of prices between the last that is too low and the first that is high enough is cut
-into finer and finer steps. What equal layers all do alike, no price tells apart: last, prices that differ a little from
-the first variable to the last let layers change their minds one after the other.
+`least_within` finds the least time within a memory limit by prices on memory (Lagrangian relaxation): one elimination
+gives the best choices at many prices. Each price gives a bound (its total, less the price of the limit), and each price
+that is high enough a choice that fits. The interval between the highest price that is too low and the lowest that is
+high enough is refined step by step. Equal layers all change their choice at the same price; in the end, prices that
+rise a little from the first variable to the last let them change one after the other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Factor:
     """A table of costs over some variables, inf where a combination is forbidden.
 
     Attributes:
-        variables: which, ascending.
+        variables: indices of the variables, ascending.
         table: float64, one dimension a variable, in the same order.
     """
 
@@ -39,7 +40,7 @@ class Factor:
 
 
 def factor(variables: Sequence[int], table: np.ndarray) -> Factor:
-    """A factor with its variables brought into ascending order; a variable given twice is read on its diagonal."""
+    """A factor with its variables in ascending order; of a variable that is given twice, the diagonal of the table."""
     letters = [chr(97 + sorted(set(variables)).index(v)) for v in variables]
     unique = sorted(set(variables))
     text = "".join(letters) + "->" + "".join(chr(97 + i) for i in range(len(unique)))
@@ -62,16 +63,16 @@ def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[
 
 
 def _narrowed(f: Factor) -> Factor:
-    """A factor without the variables that have one choice: they would only add dimensions to tables."""
+    """A factor without the variables that have one choice, which would only add dimensions to tables."""
     if 1 not in f.table.shape:
         return f
     return Factor(tuple(v for v, n in zip(f.variables, f.table.shape, strict=True) if n > 1), np.squeeze(f.table))
 
 
 class _Order:
-    """Which variable to eliminate next: the one whose elimination makes the smallest table; ties to the lower index.
+    """Elimination order: next the variable whose elimination makes the smallest table; ties to the lower index.
 
-    Sizes of tables are kept in a heap, those out of date dropped when they come up: O(log variables) a change.
+    The sizes of tables are kept in a heap; outdated entries are dropped when they come up. O(log variables) a change.
     """
 
     def __init__(self, sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> None:
@@ -105,15 +106,15 @@ class _Order:
 
 
 def table_entries(sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> int:
-    """Entries of the widest table that elimination of all variables but some makes, without making it."""
+    """Entries of the widest table that elimination of all variables but `keep` makes, without making it."""
     order, widest = _Order(sizes, factors, keep), 1
-    while (found := order.pop()) is not None:
-        widest = max(widest, found[1])
+    while (step := order.pop()) is not None:
+        widest = max(widest, step[1])
     return widest
 
 
 class _Elimination:
-    """Tables left while variables are minimised out."""
+    """The tables that are left while variables are eliminated."""
 
     def __init__(self, sizes: Sequence[int], factors: Sequence[Factor]) -> None:
         self.sizes, self.factors = sizes, [_narrowed(f) for f in factors]
@@ -127,51 +128,51 @@ class _Elimination:
         self._seen: dict[tuple[object, ...], tuple[list[Factor], np.ndarray, np.ndarray]] = {}
 
     def run(self, limit: int, keep: Sequence[int] = ()) -> bool:
-        """Minimise out all variables but some; false when a table would be too large."""
+        """Eliminate all variables but `keep`; false when a table would exceed the limit."""
         order = _Order(self.sizes, list(self.tables.values()), keep)
-        while (found := order.pop()) is not None:
-            v, entries, others = found
+        while (step := order.pop()) is not None:
+            v, entries, others = step
             if entries > limit:
                 return False
             numbers = sorted(self.of.pop(v))
-            mine = [self.tables.pop(i) for i in numbers]
+            tables = [self.tables.pop(i) for i in numbers]
             for u in others:
                 self.of[u] -= set(numbers)
-            least, best = self._minimum(mine, v, others)
+            least, best = self._minimum(tables, v, others)
             self.done.append((v, others, best))
             self._add(Factor(others, least), numbers)
         return True
 
-    def complete(self, chosen: np.ndarray) -> None:
-        """Fill in the best choices of every variable that was minimised out, given those of the others.
+    def complete(self, choices: np.ndarray) -> None:
+        """Fill in the best choice of every eliminated variable, given the choices of the others.
 
         Args:
-            chosen: int64 [variables, cases], one choice of each variable in each case.
+            choices: int64 [variables, cases], one choice of each variable in each case.
         """
         for v, others, best in reversed(self.done):
-            chosen[v] = best[tuple(chosen[u] for u in others)]
+            choices[v] = best[tuple(choices[u] for u in others)]
 
-    def _minimum(self, mine: list[Factor], v: int, others: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """What the best choices of a variable come to, and which they are.
+    def _minimum(self, tables: list[Factor], v: int, others: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """The least sums of a variable's tables, and the choices that reach them, by the choices of its neighbours.
 
-        Where the same tables hang together in the same way, as in layers that repeat, the answer is that of before.
+        Equal tables over equal variables, as in layers that repeat, are minimised once.
         """
         variables = tuple(sorted((v, *others)))
         place = {u: k for k, u in enumerate(variables)}
-        alike = (place[v], *((id(f.table), tuple(place[u] for u in f.variables)) for f in mine))
-        if alike not in self._seen:
-            total = _sum(mine, variables, self.sizes)
+        key = (place[v], *((id(f.table), tuple(place[u] for u in f.variables)) for f in tables))
+        if key not in self._seen:
+            total = _sum(tables, variables, self.sizes)
             best = total.argmin(axis=place[v]).astype(np.min_scalar_type(self.sizes[v]))
-            self._seen[alike] = mine, total.min(axis=place[v]), best
-        return self._seen[alike][1:]
+            self._seen[key] = tables, total.min(axis=place[v]), best
+        return self._seen[key][1:]
 
-    def _add(self, made: Factor, numbers: Sequence[int]) -> None:
-        if not made.variables:
-            self.constant += float(made.table)
+    def _add(self, table: Factor, numbers: Sequence[int]) -> None:
+        if not table.variables:
+            self.constant += float(table.table)
             return
         name = numbers[0]
-        self.tables[name] = made
-        for u in made.variables:
+        self.tables[name] = table
+        for u in table.variables:
             self.of[u].add(name)
 
 
@@ -188,32 +189,32 @@ class Minima:
     _left: _Elimination
 
     def choices(self, at: Sequence[int]) -> tuple[int, ...]:
-        """The choice of every variable that reaches the least sum under one of each kept variable."""
+        """The choice of every variable that reaches the least sum under one choice of each kept variable."""
         return self.choices_of(np.asarray([at], dtype=np.int64))[0]
 
     def choices_of(self, at: np.ndarray) -> list[tuple[int, ...]]:
-        """The same for many choices of the kept variables at once, int64 [choices, kept variables]."""
-        chosen = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
-        chosen[list(self._kept)] = at.T
-        self._left.complete(chosen)
-        return [tuple(each) for each in chosen.T.tolist()]
+        """`choices` for many rows of choices of the kept variables, int64 [rows, kept variables]."""
+        choices = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
+        choices[list(self._kept)] = at.T
+        self._left.complete(choices)
+        return [tuple(row) for row in choices.T.tolist()]
 
 
 def minima(
     sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int], limit: int = DEFAULT_LIMIT
 ) -> Minima | None:
-    """For each choice of some variables the least sum of all factors under it.
+    """The least sum of all factors under each choice of some variables.
 
-    One elimination serves them all: a variable that stands for a price gives the best choices at every price.
+    One elimination serves all of them: a variable that stands for a price gives the best choices at every price.
 
     Args:
         sizes: choices of each variable.
         factors: tables.
-        keep: which variables, ascending.
-        limit: most entries of a table.
+        keep: the variables that stay, ascending.
+        limit: largest table allowed, in entries.
 
     Returns:
-        The least sums, or None when a table would be larger than the limit.
+        The least sums; None when a table would exceed the limit.
     """
     left = _Elimination(sizes, factors)
     if not left.run(limit, keep):
@@ -222,7 +223,7 @@ def minima(
 
 
 def too_wide(limit: int = DEFAULT_LIMIT) -> InfeasibleError:
-    """What to say where elimination would need a table of more entries than the limit."""
+    """The error for an elimination that needs a table of more entries than the limit."""
     return InfeasibleError(
         f"operators hang together too closely: elimination needs a table of over {limit} entries",
         hint="use fewer mesh axes, or shard a block instead of the whole model",
@@ -237,160 +238,157 @@ def minimise(
     Args:
         sizes: choices of each variable.
         factors: tables; a variable without one takes its first choice.
-        limit: most entries of a table.
+        limit: largest table allowed, in entries.
 
     Raises:
         InfeasibleError: a table would be larger than the limit, or every combination is forbidden.
     """
-    found = minima(sizes, factors, (), limit)
-    if found is None:
+    least = minima(sizes, factors, (), limit)
+    if least is None:
         raise too_wide(limit)
-    if not math.isfinite(found.totals):
+    if not math.isfinite(least.totals):
         raise InfeasibleError("no combination of layouts is legal", hint="allow more splits or padding")
-    return float(found.totals), found.choices(())
+    return float(least.totals), least.choices(())
 
 
-def value(factors: Sequence[Factor], chosen: Sequence[int]) -> float:
+def value(factors: Sequence[Factor], choices: Sequence[int]) -> float:
     """The sum of all factors at one choice of each variable."""
-    return float(sum(f.table[tuple(chosen[v] for v in f.variables)] for f in factors))
+    return float(sum(f.table[tuple(choices[v] for v in f.variables)] for f in factors))
 
 
 ROUNDS = 3
-"""How often the range of prices is cut into finer steps."""
+"""Number of refinements of the interval of prices."""
 STEPS = 9
-"""Prices in each of those rounds."""
+"""Prices that each refinement tries."""
 FIRST_POWERS = range(-8, 9)
-"""Powers of four, times the time by the limit, that are tried first."""
+"""Exponents k of the first prices: 4**k times the least time over the memory limit."""
 TILT = 0.02
-"""Fraction by which a tilted price rises from the first to the last variable."""
+"""Fraction by which a tilted price rises from the first variable to the last."""
 TILTED_ROUNDS = 2
-"""How often the range of tilted prices is cut."""
+"""Number of refinements of the interval of tilted prices."""
 CLOSE = 1e-6
 """Relative gap at which a choice counts as optimal."""
 
 
 @dataclass
-class Within:
-    """The best choice that fits, and the best bound, with the price that gave it.
+class LimitedSolution:
+    """The fastest choice within the memory limit so far, and the best bound.
 
     Attributes:
-        seconds: of the choice; inf where none fits.
-        chosen: choice of each variable, empty where none fits.
-        bound_s: no choice that fits takes less.
-        price: seconds a byte.
+        seconds: seconds of the choice; inf where none fits.
+        choices: choice of each variable; empty where none fits.
+        bound_s: lower bound on the seconds of any choice that fits.
+        price: the price that gave the bound, in seconds a byte.
     """
 
     seconds: float = math.inf
-    chosen: tuple[int, ...] = ()
+    choices: tuple[int, ...] = ()
     bound_s: float = 0.0
     price: float = 0.0
 
     def closed(self, close: float = CLOSE) -> bool:
-        """Whether the choice is the best, but for a fraction."""
+        """Whether the choice is optimal to a relative gap."""
         return self.seconds <= self.bound_s * (1 + close)
 
 
 @dataclass
-class _Prices:
-    """A problem of two costs, time and memory."""
+class _PriceSearch:
+    """The search over prices of a problem with two costs, time and memory."""
 
     sizes: tuple[int, ...]
     times: Sequence[Factor]
     held: Sequence[Factor]
     limit: float
-    best: Within = field(default_factory=Within)
+    best: LimitedSolution = field(default_factory=LimitedSolution)
 
     def _factors(self, prices: np.ndarray, tilt: float) -> list[Factor]:
-        """Time and priced memory over the variables and the price; tables of alike variables are one array."""
-        count, known = max(1, len(self.sizes)), dict[tuple[int, int, float], np.ndarray]()
+        """Tables of time and priced memory over the variables and the price; equal variables share an array."""
+        count, arrays = max(1, len(self.sizes)), dict[tuple[int, int, float], np.ndarray]()
         memory = {f.variables: f for f in self.held}
-        found = [f for f in self.times if f.variables not in memory]
-        joined = {f.variables: f for f in self.times if f.variables in memory}
+        factors = [f for f in self.times if f.variables not in memory]
+        time_of = {f.variables: f for f in self.times if f.variables in memory}
         for variables, kept in memory.items():
             rise = 1 + tilt * (variables[0] / count - 0.5) if variables else 1.0
-            time = joined.get(variables)
+            time = time_of.get(variables)
             key = (id(kept.table), 0 if time is None else id(time.table), rise)
-            if key not in known:
-                known[key] = kept.table[..., None] * (rise * prices) + (0.0 if time is None else time.table[..., None])
-            found.append(Factor((*variables, len(self.sizes)), known[key]))
-        return found
+            if key not in arrays:
+                arrays[key] = kept.table[..., None] * (rise * prices) + (0.0 if time is None else time.table[..., None])
+            factors.append(Factor((*variables, len(self.sizes)), arrays[key]))
+        return factors
 
-    def look(self, prices: Sequence[float], tilt: float = 0.0) -> tuple[float, float]:
-        """Try ascending prices; the last that is too low (0 where none is) and the first that is high enough (or inf).
+    def try_prices(self, prices: Sequence[float], tilt: float = 0.0) -> tuple[float, float]:
+        """Try ascending prices; return the last that is too low (else 0) and the first that is high enough (else inf).
 
         Raises:
             InfeasibleError: elimination would need too large a table even for one price.
         """
-        found = None
+        least = None
         for part in (len(prices), 1):
-            found = minima((*self.sizes, part), self._factors(np.asarray(prices[:part]), tilt), (len(self.sizes),))
-            if found is not None:
+            least = minima((*self.sizes, part), self._factors(np.asarray(prices[:part]), tilt), (len(self.sizes),))
+            if least is not None:
                 break
-        if found is None:
+        if least is None:
             raise too_wide()
         if part < len(prices):
-            ends = [self.look((price,), tilt) for price in prices]
+            ends = [self.try_prices((price,), tilt) for price in prices]
             return max(low for low, _ in ends), min(high for _, high in ends)
         if not tilt:
-            bounds = found.totals - np.asarray(prices) * self.limit
+            bounds = least.totals - np.asarray(prices) * self.limit
             if bounds.max() > self.best.bound_s:
                 self.best.bound_s, self.best.price = float(bounds.max()), float(prices[int(bounds.argmax())])
         low, high = -1, len(prices)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._fits(found.choices((middle,))[:-1]) else (middle, high)
+            low, high = (low, middle) if self._fits(least.choices((middle,))[:-1]) else (middle, high)
         return (prices[low] if low >= 0 else 0.0), (prices[high] if high < len(prices) else math.inf)
 
-    def _fits(self, chosen: tuple[int, ...]) -> bool:
-        """Whether a choice fits; it is remembered if it is the fastest so far that does."""
-        if value(self.held, chosen) > self.limit:
+    def _fits(self, choices: tuple[int, ...]) -> bool:
+        """Whether a choice fits; it is remembered if it is the fastest so far."""
+        if value(self.held, choices) > self.limit:
             return False
-        seconds = value(self.times, chosen)
+        seconds = value(self.times, choices)
         if seconds < self.best.seconds:
-            self.best.seconds, self.best.chosen = seconds, chosen
+            self.best.seconds, self.best.choices = seconds, choices
         return True
 
 
 def least_within(
     sizes: Sequence[int], times: Sequence[Factor], held: Sequence[Factor], limit: float, close: float = CLOSE
-) -> Within:
-    """The fastest choice found that fits, and a bound.
+) -> LimitedSolution:
+    """The fastest choice within a memory limit that prices find, and a bound.
 
     Args:
         sizes: choices of each variable.
         times: tables of seconds.
         held: tables of bytes, at most one for the same variables.
-        limit: bytes.
+        limit: memory limit in bytes.
         close: relative gap at which the search ends.
-
-    Returns:
-        The choice, `chosen` empty where none was found.
 
     Raises:
         InfeasibleError: a table of elimination would be too large, or no combination of choices is legal.
 
     Complexity: at most `ROUNDS + TILTED_ROUNDS + 3` eliminations with a variable of some ten prices.
     """
-    prices = _Prices(tuple(sizes), times, held, limit)
-    prices.look((0.0,))
+    prices = _PriceSearch(tuple(sizes), times, held, limit)
+    prices.try_prices((0.0,))
     if not math.isfinite(prices.best.bound_s):
         raise InfeasibleError("no combination of layouts is legal", hint="allow more splits or padding")
-    if prices.best.chosen:
+    if prices.best.choices:
         return prices.best
     unit = max(prices.best.bound_s, 1e-12) / limit
-    low, high = prices.look([unit * 4.0**k for k in FIRST_POWERS])
+    low, high = prices.try_prices([unit * 4.0**k for k in FIRST_POWERS])
     if not math.isfinite(high):
-        low, high = prices.look([unit * 4.0 ** (FIRST_POWERS[-1] + 2 * k) for k in range(1, 12)])
+        low, high = prices.try_prices([unit * 4.0 ** (FIRST_POWERS[-1] + 2 * k) for k in range(1, 12)])
     for _ in range(ROUNDS):
         if not math.isfinite(high) or prices.best.closed(close) or high - low < 1e-9 * high:
             return prices.best
         steps = np.linspace(low, high, STEPS + 2)[1:-1].tolist()
-        below, above = prices.look(steps)
+        below, above = prices.try_prices(steps)
         low, high = max(low, below), min(high, above)
     below, above = high * (1 - TILT), high * (1 + TILT)
     for _ in range(TILTED_ROUNDS):
         if prices.best.closed(close) or not math.isfinite(above):
             break
-        low, high = prices.look(np.linspace(below, above, STEPS + 2)[1:-1].tolist(), TILT)
+        low, high = prices.try_prices(np.linspace(below, above, STEPS + 2)[1:-1].tolist(), TILT)
         below, above = max(low, below), min(high, above)
     return prices.best

@@ -1,10 +1,6 @@
-"""From a setting to choices and tables of costs; operators, tensors and weights that are alike are tabled once.
+"""Formulates a setting as a sharding problem: choices and cost tables.
 
-Which tensors may be cut in an interleaved way: those that a fused projection's parts flow through.
-
-Operators that part or join a dimension (`Split`, `Concat`, an attention with its projection) ask for interleaved cuts
-of their fused tensor. The wish travels along dimensions that operators carry from operand to result unchanged, up to
-the weights.
+Operators, tensors and weights that are equal share their tables.
 """
 
 from __future__ import annotations
@@ -17,16 +13,17 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from planner.errors import InfeasibleError
-from planner.graph import Graph, Node, Tensor, TensorKind
-from planner.operators import DimKind, LoopNest, OpCall, OpSpec
-from planner.sharding.choices import MOST_BLOCKS, expert_dims
+from planner.graph import Node, Tensor, TensorKind
+from planner.operators import OpCall
+from planner.sharding.choices import expert_dims
 from planner.sharding.elimination import Factor
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
+from planner.sharding.interleaving import interleaved_cuts
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, named_nests
 from planner.sharding.limits import allowed, layer_strategies
 from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
     Choice,
-    Facts,
+    GraphFacts,
     Setting,
     ShardingProblem,
     rest_of,
@@ -36,101 +33,20 @@ from planner.sharding.reshard import ReshardTable, reshard_table
 from planner.sharding.resting import summed_along, tensor_choices, weight_choices
 from planner.sharding.strategies import Strategy, exchange_s, strategies
 
-MOST_TAGS = 2
-"""Ways to interleave one tensor that are kept."""
-
-Tags = dict[str, set[Part]]
-
-
-def _leading(nests: Sequence[LoopNest]) -> frozenset[str]:
-    """Dimensions that are the outermost factor of some operand's or result's dimension."""
-    sides = [a for nest in nests for a in (*nest.reads, *nest.writes)]
-    return frozenset(names[0] for a in sides for names in a.dims if names)
-
-
-def _wishes(node: Node, nest: LoopNest, leading: frozenset[str]) -> Tags:
-    """Interleaved cuts that a nest with a plain result (or operand) on the other side asks for."""
-    found: Tags = {}
-    sizes = {d.name: d.size for d in nest.dims}
-    for tensor, k, names in indexed(node, nest):
-        blocks = 1
-        for name in names:
-            free = nest.dim(name).kind in (DimKind.PARALLEL, DimKind.REDUCED) and sizes[name] > 1
-            if 1 < blocks <= MOST_BLOCKS and name in leading and free:
-                found.setdefault(tensor, set()).add(Part(k, blocks))
-            blocks *= sizes[name]
-    return found
-
-
-def _carry(places: Mapping[str, Sequence[tuple[str, int]]], tags: Tags) -> bool:
-    """Hand wishes on along plain dimensions, each in some places of tensors; whether anything was new."""
-    changed = False
-    for spots in places.values():
-        blocks = sorted({p.blocks for name, k in spots for p in tags.get(name, ()) if p.dim == k})
-        for name, k in spots:
-            for n in blocks:
-                if len(tags.get(name, ())) < MOST_TAGS and Part(k, n) not in tags.get(name, ()):
-                    tags.setdefault(name, set()).add(Part(k, n))
-                    changed = True
-    return changed
-
-
-def _plain_places(node: Node, nest: LoopNest) -> dict[str, list[tuple[str, int]]]:
-    """By iteration dimension that can be cut, the tensor dimensions that it indexes alone."""
-    found: dict[str, list[tuple[str, int]]] = {
-        d.name: [] for d in nest.dims if d.kind in (DimKind.PARALLEL, DimKind.REDUCED)
-    }
-    for tensor, k, names in indexed(node, nest):
-        if len(names) == 1 and names[0] in found:
-            found[names[0]].append((tensor, k))
-    return found
-
-
-def block_tags(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> Tags:
-    """Interleaved cuts worth considering, by tensor name; O(rounds * nodes), rounds being few."""
-    found: Tags = {}
-    work: list[dict[str, list[tuple[str, int]]]] = []
-    for i in nodes:
-        node = graph.nodes[i]
-        if node.op not in ("Split", "Concat", *_CARRIERS) and not specs[i].matrix_flops:
-            continue
-        nests = named_nests(OpCall.of(graph, node), specs[i])
-        for nest in nests:
-            work.append(_plain_places(node, nest))
-            if node.op in _ASKING:
-                for name, parts in _wishes(node, nest, _leading(nests)).items():
-                    found.setdefault(name, set()).update(sorted(parts)[:MOST_TAGS])
-    changed = True
-    while changed:
-        changed = False
-        for places in work:
-            changed |= _carry(places, found)
-    return found
-
-
-_ASKING = (
-    "Split", "Concat", "com.microsoft.Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.MoE",
-    "com.microsoft.MultiHeadAttention", "com.microsoft.QAttention",
-)  # fmt: skip
-"""Operators with a fused operand or result whose parts they use side by side."""
-_CARRIERS = ("Add", "Mul", "Cast", "Identity", "Dropout", "Gelu", "Transpose", "Slice")
-"""Operators through which wishes travel, besides products."""
-
-
 T = TypeVar("T")
-Made = tuple[tuple[Choice, ...], np.ndarray, np.ndarray]
-"""Choices of a variable, their seconds, their bytes."""
+Columns = tuple[tuple[Choice, ...], np.ndarray, np.ndarray]
+"""Choices of a variable, with their seconds and their bytes."""
 
 
 class _Builder:
-    """Collects variables and tables."""
+    """Collects the variables and tables of a problem."""
 
-    def __init__(self, setting: Setting, facts: Facts) -> None:
+    def __init__(self, setting: Setting, facts: GraphFacts) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.kept = facts.kept(setting.members)
         self.members = frozenset(setting.members)
-        self.tags = block_tags(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
+        self.tags = interleaved_cuts(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
         self.experts = self._experts() if AxisRole.EXPERT in setting.options.roles else {}
         self.names: list[str] = []
         self.choices: list[tuple[Choice, ...]] = []
@@ -141,31 +57,31 @@ class _Builder:
         self._made: dict[Hashable, Any] = {}
 
     def _experts(self) -> dict[str, int]:
-        """By weight that is stored once an expert, the dimension that counts experts."""
+        """By weight with a piece for each expert, the dimension that counts experts."""
         calls = [(i, OpCall.of(self.graph, self.graph.nodes[i])) for i in self.setting.members]
-        found = {
+        expert_dim = {
             self.graph.nodes[i].inputs[p]: dim
             for i, call in calls
             for p, dim in expert_dims(call, named_nests(call, self.specs[i])).items()
         }
-        counts = {self.graph.tensors[name].shape[dim] for name, dim in found.items()}
+        counts = {self.graph.tensors[name].shape[dim] for name, dim in expert_dim.items()}
         for i, call in calls:  # biases: the first dimension is as long as that of an expert's matrices
             for name, tensor in zip(self.graph.nodes[i].inputs, call.inputs, strict=True):
                 beside = tensor is not None and tensor.kind is TensorKind.PARAMETER and not self.specs[i].matrix_flops
                 if beside and tensor is not None and len(tensor.shape) > 1 and tensor.shape[0] in counts:
-                    found.setdefault(name, 0)
-        return found
+                    expert_dim.setdefault(name, 0)
+        return expert_dim
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, made once for equal keys: layers of a model repeat."""
+        """The result of `make`, computed once for equal keys: layers of a model repeat."""
         if key not in self._made:
             self._made[key] = make()
         return cast("T", self._made[key])
 
-    def add(self, name: str, found: tuple[Choice, ...], seconds: np.ndarray, kept: np.ndarray) -> int:
+    def add(self, name: str, choices: tuple[Choice, ...], seconds: np.ndarray, kept: np.ndarray) -> int:
         self.index[name] = len(self.names)
         self.names.append(name)
-        self.choices.append(found)
+        self.choices.append(choices)
         self.seconds.append(seconds)
         self.bytes.append(kept)
         return self.index[name]
@@ -180,223 +96,233 @@ class _Builder:
         )
 
     def resting(self, name: str) -> int | None:
-        """The variable of a tensor or weight, made at its first use; None for inputs and constants."""
+        """The variable of a tensor or weight, added at its first use; None for inputs and constants."""
         name = self.setting.tied.get(name, name)
         tensor = self.graph.tensors[name]
         if tensor.kind in (TensorKind.INPUT, TensorKind.CONSTANT):
             return None
         if name not in self.index:
-            look, carries = self.look(tensor), name in self.carrying
+            kind, carries = self.kind_of(tensor), name in self.carrying
             if tensor.kind is TensorKind.PARAMETER:
                 expert = self.experts.get(name, -1)
-                made = self.once(("weight", look, carries, expert), lambda: self._weight(tensor, carries))
+                columns = self.once(("weight", kind, carries, expert), lambda: self._weight(tensor, carries))
             else:
                 kept, ends = self.kept.get(name, 0), self.ends(tensor)
-                made = self.once(
-                    ("tensor", look, carries, kept, ends), lambda: self._tensor(tensor, carries, kept, ends)
+                columns = self.once(
+                    ("tensor", kind, carries, kept, ends), lambda: self._tensor(tensor, carries, kept, ends)
                 )
-            self.add(name, *made)
+            self.add(name, *columns)
         return self.index[name]
 
-    def look(self, tensor: Tensor) -> Hashable:
-        """What a tensor's layouts and changes of layout depend on."""
+    def kind_of(self, tensor: Tensor) -> Hashable:
+        """A key, equal for tensors with equal layouts and equal costs of layout changes."""
         return tensor.shape, tensor.dtype, self.tags_of(tensor.name)
 
     def tags_of(self, name: str) -> tuple[Part, ...]:
-        """Interleaved cuts that a tensor considers."""
+        """Interleaved cuts of a tensor that count."""
         return tuple(sorted(self.tags.get(name, ())))
 
     def ends(self, tensor: Tensor) -> bool:
-        """Whether nobody here reads the tensor, so that it must be whole or cut; a loss may stay a partial sum."""
+        """Whether no node reads the tensor, so that it must not stay in partial sums; a scalar loss may."""
         tied = tensor.name in self.setting.tied or tensor.name in self.setting.tied.values()
         readers = set(self.graph.consumers.get(tensor.name, ())) & self.members
         return not readers and not tied and tensor.elements > 1
 
-    def _tensor(self, tensor: Tensor, carries: bool, kept: float, ends: bool) -> Made:
+    def _tensor(self, tensor: Tensor, carries: bool, kept: float, ends: bool) -> Columns:
         sizes, padded = self.mesh.sizes, self.setting.options.padded
-        found = tensor_choices(tensor.shape, sizes, self.tags_of(tensor.name), gradient=carries, padded=padded)
+        choices = tensor_choices(tensor.shape, sizes, self.tags_of(tensor.name), gradient=carries, padded=padded)
         if ends:
-            found = tuple(c for c in found if PARTIAL not in c.value)
+            choices = tuple(c for c in choices if PARTIAL not in c.value)
         table = self.table(tensor)
-        held = kept / max(1, tensor.elements) * table.elements[[table.index[c.value] for c in found]]
-        return found, np.zeros(len(found)), held
+        held = kept / max(1, tensor.elements) * table.elements[[table.index[c.value] for c in choices]]
+        return choices, np.zeros(len(choices)), held
 
-    def _weight(self, tensor: Tensor, trained: bool) -> Made:
+    def _weight(self, tensor: Tensor, trained: bool) -> Columns:
         padded, states = self.setting.options.padded, self.setting.sharded_states
-        state, sizes, table = self.setting.state, self.mesh.sizes, self.table(tensor)
+        state, sizes, table = self.setting.state_of(tensor), self.mesh.sizes, self.table(tensor)
         tags, options = self.tags_of(tensor.name), self.setting.options
-        found = weight_choices(
+        choices = weight_choices(
             tensor.shape, sizes, tags, trained=trained, sharded_states=states, padded=padded, roles=options.roles,
             expert_dim=self.experts.get(tensor.name, -1),
         )  # fmt: skip
-        if not found:
+        if not choices:
             hint = "use as many ranks of experts as divide them"
             raise InfeasibleError(f"{tensor.name} cannot be dealt to {sizes} ranks", where=tensor.name, hint=hint)
-        rests = [(table.index[c.weight], table.index[c.gradient], table.index[c.optimizer]) for c in found]
+        rests = [(table.index[c.weight], table.index[c.gradient], table.index[c.optimizer]) for c in choices]
         weights, gradients, optimizers = np.asarray(rests).T
-        summed = [table.index[summed_along(c.gradient, options.dealing)] for c in found]
-        each = state.weight if tensor.dtype.is_float else tensor.dtype.bits / 8
-        held = table.elements[weights] * each
-        update = np.zeros(len(found))
+        summed = [table.index[summed_along(c.gradient, options.dealing)] for c in choices]
+        held = table.elements[weights] * state.weight
+        update = np.zeros(len(choices))
         if trained:
             held = held + (table.elements[gradients] * state.gradient + table.elements[optimizers] * state.optimizer)
             update = table.seconds[summed, optimizers] + table.seconds[optimizers, weights]
-        return found, update / self.setting.micro_batches, held
+        return choices, update / self.setting.micro_batches, held
 
     @functools.cached_property
     def weight_elements(self) -> int:
-        """Weights that the nodes read."""
+        """Number of weight elements that the nodes read."""
         names = {name for i in self.members for name in self.graph.nodes[i].inputs if name}
         weights = (self.graph.tensors[name] for name in names)
         return sum(t.elements for t in weights if t.kind is TensorKind.PARAMETER)
 
-    def expressible(self, node: Node, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """Strategies whose interleaved cuts its tensors consider too."""
+    def expressible(self, node: Node, candidates: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        """The strategies whose interleaved cuts count for the tensors too."""
 
         def fits(names: Sequence[str], layouts: Sequence[tuple[int, TensorLayout]]) -> bool:
             parts = [(names[p], part) for p, layout in layouts if p < len(names) for part in layout]
             return all(part.blocks == 1 or part in self.tags.get(name, ()) for name, part in parts)
 
-        return tuple(s for s in found if fits(node.inputs, s.reads) and fits(node.outputs, s.writes))
+        return tuple(s for s in candidates if fits(node.inputs, s.reads) and fits(node.outputs, s.writes))
 
     def operator(self, i: int) -> None:
-        """One node: its strategies, and links to everything it reads and writes."""
+        """Add the variable of a node, and links to all tensors that it reads and writes."""
         node, call = self.graph.nodes[i], OpCall.of(self.graph, self.graph.nodes[i])
         trains = any(n in self.carrying for n in node.inputs)
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
-        alike = (call.signature(), id(self.specs[i]), tags, self.forbids[i])
-        found, shares = self.once(("strategies", alike), lambda: self._strategies(i, call))
+        kind = (call.signature(), id(self.specs[i]), tags, self.forbids[i])
+        choices, shares = self.once(("strategies", kind), lambda: self._strategies(i, call))
         work = tuple(self.setting.node_s(i, share) for share in shares)
-        key = ("operator", alike, work, trains, extra, node.repeat)
-        made = self.once(key, lambda: self._operator(i, found, dict(zip(shares, work, strict=True)), trains, extra))
-        own = self.add(f"op:{node.key}", *made)
+        key = ("operator", kind, work, trains, extra, node.repeat)
+        columns = self.once(
+            key, lambda: self._operator(i, choices, dict(zip(shares, work, strict=True)), trains, extra)
+        )
+        op_var = self.add(f"op:{node.key}", *columns)
         for p, name in enumerate(node.inputs):
-            other = self.resting(name) if name else None
-            if other is not None:
-                again = any(s.storage == name for s in self.saved[i])
+            tensor_var = self.resting(name) if name else None
+            if tensor_var is not None:
+                saved = any(s.storage == name for s in self.saved[i])
                 weight = self.graph.tensors[name].kind is TensorKind.PARAMETER
-                times = weight_gathers(self.specs[i]) if weight else 1.0 + again
-                self._link(own, other, name, p, written=False, times=times, repeat=node.repeat)
+                times = weight_gathers(self.specs[i]) if weight else 1.0 + saved
+                self._link(op_var, tensor_var, name, p, written=False, times=times, repeat=node.repeat)
         for p, name in enumerate(node.outputs):
-            other = self.resting(name) if name and name in self.graph.tensors else None
-            if other is not None:
-                self._link(own, other, name, p, written=True)
+            tensor_var = self.resting(name) if name and name in self.graph.tensors else None
+            if tensor_var is not None:
+                self._link(op_var, tensor_var, name, p, written=True)
 
     def _strategies(self, i: int, call: OpCall) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
-        """Strategies of a node that are not forbidden, and the shares of its work that they leave a rank."""
+        """The allowed strategies of a node, and the shares of its work that they leave a rank."""
         node, options = self.graph.nodes[i], self.setting.options
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
         if blocks:
             options = replace(options, interleaved=True, blocks=blocks)
-        found = self.expressible(node, strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options))
-        found = allowed(found, call, self.forbids[i])
-        found = layer_strategies(found, call, self.specs[i], options, self.mesh.sizes, self.weight_elements)
-        if not found:
+        legal = strategies(call, self.specs[i], self.mesh, self.setting.item_bytes, options)
+        legal = allowed(self.expressible(node, legal), call, self.forbids[i])
+        legal = layer_strategies(legal, call, self.specs[i], options, self.mesh.sizes, self.weight_elements)
+        if not legal:
             why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
             raise InfeasibleError(why, where=node.name or node.key, hint=hint)
-        return found, tuple(dict.fromkeys(s.share for s in found))
+        return legal, tuple(dict.fromkeys(s.share for s in legal))
 
     def _operator(
-        self, i: int, found: tuple[Strategy, ...], work: Mapping[float, tuple[float, float]], trains: bool, extra: float
-    ) -> Made:
+        self, i: int, legal: tuple[Strategy, ...], work: Mapping[float, tuple[float, float]], trains: bool, extra: float
+    ) -> Columns:
         repeat = self.graph.nodes[i].repeat
 
         def spent_s(strategy: Strategy) -> float:
-            own_s = work[strategy.share]
-            total = sum(own_s)
+            work_s = work[strategy.share]
+            total = sum(work_s)
             for backward in (False, True)[: 1 + trains if strategy.exchanges else 0]:
-                beside_s = self.setting.beside_s(own_s[backward], repeat)
+                beside_s = self.setting.beside_s(work_s[backward], repeat)
                 total += repeat * exchange_s(self.mesh, strategy, backward=backward, beside_s=beside_s)
             return total
 
-        seconds = np.asarray([spent_s(s) for s in found])
-        return found, seconds, np.asarray([s.share * extra for s in found])
+        seconds = np.asarray([spent_s(s) for s in legal])
+        return legal, seconds, np.asarray([s.share * extra for s in legal])
 
-    def _parts(self, own: int, p: int, tensor: Tensor, *, written: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """By strategy, places in the tensor's table of one operand's or result's value and gradient."""
+    def _parts(self, op_var: int, p: int, tensor: Tensor, *, written: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """By strategy, the index in the tensor's table of the layouts of value and gradient of an operand or result."""
 
         def make() -> tuple[tuple[int, ...], tuple[int, ...]]:
-            whole, index = (REPLICATED,) * len(self.mesh.axes), self.table(tensor).index
-            sides = self._layouts(own, written=written)
-            values = tuple(index[value.get(p, whole)] for value, _ in sides)
-            return values, tuple(index[gradient.get(p, whole)] for _, gradient in sides)
+            replicated, index = (REPLICATED,) * len(self.mesh.axes), self.table(tensor).index
+            sides = self._layouts(op_var, written=written)
+            values = tuple(index[value.get(p, replicated)] for value, _ in sides)
+            return values, tuple(index[gradient.get(p, replicated)] for _, gradient in sides)
 
-        return self.once(("parts", id(self.choices[own]), p, written, self.look(tensor)), make)
+        return self.once(("parts", id(self.choices[op_var]), p, written, self.kind_of(tensor)), make)
 
-    def _layouts(self, own: int, *, written: bool) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
-        """By strategy, layouts by position of an operator's operands or results, and of their gradients."""
-        made = [choice for choice in self.choices[own] if isinstance(choice, Strategy)]
+    def _layouts(self, op_var: int, *, written: bool) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
+        """By strategy, the layouts of operands or results by position, and those of their gradients."""
         return self.once(
-            ("layouts", id(self.choices[own]), written),
+            ("layouts", id(self.choices[op_var]), written),
             lambda: [
                 (dict(s.writes), dict(s.write_gradients)) if written else (dict(s.reads), dict(s.read_gradients))
-                for s in made
+                for s in self.choices[op_var]
+                if isinstance(s, Strategy)
             ],
         )
 
-    def _rests(self, other: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
-        """Places in the tensor's table where its value, or its gradient, may rest."""
+    def _rests(self, tensor_var: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
+        """Index in the tensor's table of each resting layout of the value, or of the gradient."""
 
         def make() -> np.ndarray:
-            index, rests = self.table(tensor).index, [rest_of(choice) for choice in self.choices[other]]
+            index, rests = self.table(tensor).index, [rest_of(choice) for choice in self.choices[tensor_var]]
             wanted = [rest.gradient if gradient else rest.value for rest in rests]
             return np.asarray([index[layout] for layout in wanted if layout is not None])
 
-        return self.once(("rests", id(self.choices[other]), gradient, self.look(tensor)), make)
+        return self.once(("rests", id(self.choices[tensor_var]), gradient, self.kind_of(tensor)), make)
 
     def _link(
-        self, own: int, other: int, name: str, p: int, *, written: bool, times: float = 1.0, repeat: int = 1
+        self, op_var: int, tensor_var: int, name: str, p: int, *, written: bool, times: float = 1.0, repeat: int = 1
     ) -> None:
-        """A table over an operator and one of its tensors, lower variable first; equal tables are one array.
+        """Add a table over an operator and one of its tensors, lower variable first; equal tables share an array.
 
         Args:
-            own: the operator's variable.
-            other: the tensor's.
-            name: the tensor.
+            op_var: variable of the operator.
+            tensor_var: variable of the tensor.
+            name: name of the tensor.
             p: its position among the operator's results or operands.
             written: whether it is a result.
-            times: how often the value changes its layout for each gradient that does.
+            times: changes of layout of the value for each one of the gradient.
             repeat: runs of the operator.
         """
         tensor, carries = self.graph.tensors[name], name in self.carrying
-        parts = self._parts(own, p, tensor, written=written)
+        parts = self._parts(op_var, p, tensor, written=written)
 
         def make() -> np.ndarray:
             seconds, values, gradients = self.table(tensor).seconds, np.asarray(parts[0]), np.asarray(parts[1])
-            rests = self._rests(other, tensor, gradient=False)
+            rests = self._rests(tensor_var, tensor, gradient=False)
             cost = times * (seconds[np.ix_(values, rests)] if written else seconds[np.ix_(rests, values)].T)
             gathering = self.setting.options.as_layers and tensor.kind is TensorKind.PARAMETER
-            if gathering:  # which no tensor parallel layer does
+            if gathering:  # tensor parallel layers never gather a weight
                 cost = np.where(cost > 0.0, np.inf, cost)
             if carries:
-                rests = self._rests(other, tensor, gradient=True)
+                rests = self._rests(tensor_var, tensor, gradient=True)
                 back = seconds[np.ix_(rests, gradients)].T if written else seconds[np.ix_(gradients, rests)]
                 cost = cost + back
             return np.asarray(cost * repeat)
 
-        key = ("link", id(self.choices[own]), id(self.choices[other]), parts, self.look(tensor), carries, times, repeat)
-        if own < other:
-            self.links.append(Factor((own, other), self.once((*key, written), make)))
+        key = (
+            "link",
+            id(self.choices[op_var]),
+            id(self.choices[tensor_var]),
+            parts,
+            self.kind_of(tensor),
+            carries,
+            times,
+            repeat,
+        )
+        if op_var < tensor_var:
+            self.links.append(Factor((op_var, tensor_var), self.once((*key, written), make)))
         else:
             turned = self.once(("turned", *key, written), lambda: np.ascontiguousarray(make().T))
-            self.links.append(Factor((other, own), turned))
+            self.links.append(Factor((tensor_var, op_var), turned))
 
 
-def formulate(setting: Setting, facts: Facts | None = None) -> ShardingProblem:
-    """All choices and costs of a setting.
+def formulate(setting: Setting, facts: GraphFacts | None = None) -> ShardingProblem:
+    """The sharding problem of a setting: all choices and their costs.
 
     Args:
         setting: what to shard.
-        facts: `Facts.of` a setting of the same graph, to spare finding them again.
+        facts: `GraphFacts.of` a setting of the same graph, to save computing them.
 
     Raises:
-        InfeasibleError: an operator is left no way to run.
+        InfeasibleError: no strategy of an operator is allowed.
 
     Complexity: for each operator its strategies times the layouts of its tensors.
     """
-    builder = _Builder(setting, facts or Facts.of(setting))
+    builder = _Builder(setting, facts or GraphFacts.of(setting))
     for i in setting.members:
         builder.operator(i)
     return ShardingProblem(

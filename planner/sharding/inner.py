@@ -1,14 +1,13 @@
-"""The shardings of every block of a chain that are worth considering by a search over stages.
+"""The shardings of every block of a chain that a search over stages should consider.
 
-The ranks of a mesh act as one fat device. A block is sharded by itself, with the tensors at its boundaries in a
-canonical layout (`planner.sharding.resting`), so that any two blocks under the same boundaries fit together. For each
-block and boundary there is a small set of points, none of them better than another in time, weights and kept
-activations at once. Equal blocks (by structure, shapes, prices) are solved once.
+The ranks of a mesh act as one fat device. A block is sharded by itself, with its boundary tensors in a canonical layout
+(`planner.sharding.resting`), so that any two blocks with the same boundary layout fit together. For each block and
+boundary layout there is a small set of points, none of them better than another in time, weights and kept activations
+at once. Equal blocks (by structure, shapes, prices) are solved once.
 
-Work is priced by share (`NodePrices.at`): a rank that does 1/8 of an operator takes what an operator of an eighth of
-the work takes, launches included. What is left out: a rank that cuts a product reads more than its share of the
-operands that it holds whole, and an operator that some ranks leave whole keeps the device busy while the others of its
-layer are launched.
+Work is priced by share (`NodePrices.at`): a rank that does 1/8 of an operator takes the time of an operator with an
+eighth of the work, launches included. Two effects are left out: a rank that cuts a product reads more than its share of
+replicated operands, and an operator that is not cut keeps the device busy while others of its layer are launched.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from planner.sharding.block_search import BlockPoints
 from planner.sharding.choices import Options
 from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint
 from planner.sharding.mesh import Mesh
-from planner.sharding.problem import Facts, Setting
+from planner.sharding.problem import GraphFacts, Setting
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, variants
 
 _BITS = 20
-"""Leading bits to which the prices of equal blocks agree: six decimal digits."""
+"""Leading bits in which the prices of equal blocks agree: six decimal digits."""
 
 
-class PriceMarks:
+class RoundedPrices:
     """Seconds of a setting's nodes at some shares, rounded so that equal ones compare equal."""
 
     def __init__(self, setting: Setting) -> None:
@@ -41,12 +40,12 @@ class PriceMarks:
         self._rounded: dict[float, np.ndarray] = {}
 
     def of(self, members: Sequence[int], shares: Iterable[float]) -> bytes:
-        """Equal for nodes that take equally long, one by one and forward and backward, at each of the shares."""
+        """A key, equal for nodes with equal forward and backward seconds, one by one, at each of the shares."""
         nodes = list(members)
         return b"".join(self._at(share)[nodes].tobytes() for share in shares)
 
     def _at(self, share: float) -> np.ndarray:
-        """[nodes, 2, 2] mantissa and exponent, forward and backward."""
+        """Mantissa and exponent, forward and backward, int32 [nodes, 2, 2]."""
         if share not in self._rounded:
             mantissa, exponent = np.frexp(np.stack(self._setting.nodes_s(share), axis=1))
             rounded = np.round(mantissa * 2**_BITS).astype(np.int32)
@@ -55,22 +54,22 @@ class PriceMarks:
 
 
 class NodePrices(Protocol):
-    """What each node of a graph costs on one device for one micro-batch (`planner.costs.Profile` is one)."""
+    """The cost of each node of a graph on one device for one micro-batch (`planner.costs.Profile` is one)."""
 
     @property
     def micro_batch(self) -> int:
-        """Samples per execution."""
+        """Samples of the micro-batch."""
 
     @property
     def forward_s(self) -> np.ndarray:
-        """[nodes] seconds."""
+        """[nodes] seconds of forward."""
 
     @property
     def backward_s(self) -> np.ndarray:
-        """[nodes] seconds, without recomputation."""
+        """[nodes] seconds of backward, without recomputation."""
 
     def at(self, share: float, /) -> tuple[np.ndarray, np.ndarray]:
-        """[nodes] seconds, forward and backward, when each node does that part of its work."""
+        """[nodes] seconds, forward and backward, when each node does a share of its work."""
 
     @property
     def workspace_bytes(self) -> np.ndarray:
@@ -78,18 +77,18 @@ class NodePrices(Protocol):
 
     @property
     def saved(self) -> tuple[tuple[SavedBytes, ...], ...]:
-        """By node, the storages kept for backward."""
+        """By node, the storages that it keeps for backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class InnerOptions:
-    """What the inner search may do.
+    """Options of the inner search.
 
     Attributes:
-        boundaries: ways to treat the tensors between blocks.
-        item_bytes: bytes a floating-point element of an activation or weight takes.
-        state: bytes a parameter takes; they say what memory is worth against time, no more.
-        micro_batches: forward and backward passes a step, over which the weights' update is spread.
+        boundaries: layouts of the tensors between blocks that may be tried.
+        item_bytes: bytes of a floating-point element of an activation or weight.
+        state: bytes of a parameter; they only weigh memory against time.
+        micro_batches: forward and backward passes a step, over which the update of the weights is spread.
         options: which splits count.
         forbidden: splits that are ruled out, as `operator:dimension` (`planner.sharding.limits`); `unmatched` says
             which of them rule nothing out.
@@ -109,9 +108,9 @@ class BlockSharding:
 
     Attributes:
         block: index in the chain.
-        points: by boundaries, in the names of the block of this structure that was solved.
-        names: from those names to this block's own; empty where it was solved itself.
-        shared: the same of names that other blocks have, too, whether it was solved itself or not.
+        points: by boundary layout, in the names of the equal block that was solved.
+        names: from names of the solved block to names of this block; empty where this block was solved.
+        shared: the same mapping for the names that occur in other blocks too; never left empty.
     """
 
     block: int
@@ -120,21 +119,21 @@ class BlockSharding:
     shared: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, point: InnerPoint) -> InnerPoint:
-        """A point of this block, its tensors, operators and storages under the block's own names."""
+        """A point of this block with tensors, operators and storages in the names of this block."""
         if not self.names:
             return point
-        new = self.named_as
+        renamed = self.named_as
         return replace(
             point,
-            decision={new(name): choice for name, choice in point.decision.items()},
-            communication=tuple(replace(c, tensor=new(c.tensor)) for c in point.communication),
-            saved=tuple((new(storage), size) for storage, size in point.saved),
-            checkpoints=tuple((new(name), size) for name, size in point.checkpoints),
-            weights=tuple((new(name), fraction) for name, fraction in point.weights),
+            decision={renamed(name): choice for name, choice in point.decision.items()},
+            communication=tuple(replace(c, tensor=renamed(c.tensor)) for c in point.communication),
+            saved=tuple((renamed(storage), size) for storage, size in point.saved),
+            checkpoints=tuple((renamed(name), size) for name, size in point.checkpoints),
+            weights=tuple((renamed(name), fraction) for name, fraction in point.weights),
         )
 
     def named_as(self, name: str) -> str:
-        """What a variable (`op:` and an operator's key, or a tensor's name) of the solved block is called here."""
+        """The name here of a variable of the solved block (`op:` and an operator's key, or a tensor's name)."""
         if name.startswith("op:"):
             return f"op:{self.names.get(name[3:], name[3:])}"
         return self.names.get(name, name)
@@ -142,18 +141,18 @@ class BlockSharding:
 
 @dataclass(frozen=True)
 class ChainView:
-    """The blocks of a chain as the inner search sees them on any mesh.
+    """The blocks of a chain for the inner search on any mesh.
 
     Attributes:
-        facts: of the graph.
-        blocks: in the chain's order.
-        kinds: by block, a number that blocks with equal keys have in common.
-        shared: by block, places in its names of those that other blocks have, too: tensors, storages, and weights of
+        facts: facts of the graph.
+        blocks: the blocks in the order of the chain.
+        kinds: by block, a number that is the same for blocks with equal keys.
+        shared: by block, indices of its names that occur in other blocks too: tensors, storages, and weights of
             parameters that are read elsewhere.
         work_s: seconds of the nodes when each does a share of its work (`Setting.work_s`).
     """
 
-    facts: Facts
+    facts: GraphFacts
     blocks: tuple[BlockView, ...]
     kinds: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...]
@@ -162,12 +161,12 @@ class ChainView:
 
 @dataclass
 class InnerCache:
-    """Solved blocks, to be handed from call to call; of use while graph sizes and hardware repeat.
+    """A cache of solved blocks, passed from call to call; useful while graph sizes and hardware repeat.
 
     Attributes:
-        entries: by block and its operators' seconds, the names in the block that was solved, and its points.
-        shares: by block, the shares at which the seconds of its operators count.
-        kinds: numbers of distinct blocks by their keys.
+        entries: by block and the seconds of its operators, the names of the solved block, and its points.
+        shares: by block, the shares at which the seconds of its operators matter.
+        kinds: by key, the number of a distinct block.
     """
 
     entries: dict[object, tuple[tuple[str, ...], BlockPoints]] = field(default_factory=dict)
@@ -178,18 +177,18 @@ class InnerCache:
     _renamed: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, str]] = field(default_factory=dict)
 
     def renamed(self, solved: tuple[str, ...], own: tuple[str, ...]) -> Mapping[str, str]:
-        """From a solved block's names to those of one like it, empty where they are the same; whatever the batch."""
+        """Mapping from the names of a solved block to those of an equal block; empty where they are the same."""
         if (solved, own) not in self._renamed:
             self._renamed[solved, own] = {} if solved == own else dict(zip(solved, own, strict=True))
         return self._renamed[solved, own]
 
     def view(self, chain: Chain, prices: NodePrices, setting: Setting) -> ChainView:
-        """The blocks of a chain at the prices of a setting of its graph, whatever the mesh; O(nodes) once."""
+        """The blocks of a chain at the prices of a setting of its graph, for any mesh; O(nodes) once."""
         graph = setting.graph
         key = id(chain), id(graph), id(prices), setting.forbidden
         if key not in self._views:
             self._alive += (chain, graph, prices)
-            facts, trained = Facts.of(setting), trained_parameters(graph)
+            facts, trained = GraphFacts.of(setting), trained_parameters(graph)
             blocks = tuple(BlockView.of(chain, graph, b, facts) for b in range(len(chain.blocks)))
             keys = (block.key(chain.blocks[b], graph, facts, trained) for b, block in enumerate(blocks))
             kinds = tuple([self.kinds.setdefault(each, len(self.kinds)) for each in keys])
@@ -197,7 +196,7 @@ class InnerCache:
         return self._views[key]
 
     def place(self, mesh: Mesh) -> tuple[object, ...]:
-        """What identifies a mesh; clusters count as one by identity and are kept alive."""
+        """A key of a mesh; clusters are compared by identity and kept alive."""
         if mesh.cluster is not None and not any(c is mesh.cluster for c in self._alive):
             self._alive.append(mesh.cluster)
         return mesh.sizes, mesh.start, id(mesh.cluster)
@@ -205,17 +204,17 @@ class InnerCache:
 
 @dataclass(frozen=True)
 class InnerCosts:
-    """The points of all blocks of a chain on one mesh at one micro-batch.
+    """The points of all blocks of a chain on one mesh at one micro-batch size.
 
     Attributes:
-        chain: the blocks.
-        graph: the graph at the micro-batch's size.
+        chain: the chain.
+        graph: the graph at the micro-batch size.
         mesh: the mesh.
-        micro_batch: samples.
-        options: what was allowed.
-        boundaries: the treatments of boundaries that differ.
-        blocks: in the chain's order.
-        solved: how many blocks were solved, the others being equal to one of those.
+        micro_batch: samples of a micro-batch.
+        options: options of the search.
+        boundaries: the distinct boundary layouts.
+        blocks: the blocks in the order of the chain.
+        solved: number of blocks that were solved; the others are equal to one of them.
     """
 
     chain: Chain
@@ -229,18 +228,18 @@ class InnerCosts:
 
     @property
     def whole(self) -> bool:
-        """Whether every rank runs the whole chain, since nothing else could be searched."""
-        return all(block.points.whole for block in self.blocks)
+        """Whether every rank runs the whole chain, because nothing else could be searched."""
+        return all(block.points.uncut for block in self.blocks)
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """What the search leaves out, in words; empty where it is exact for every block."""
+        """Messages on what the search leaves out; empty where it is exact for every block."""
         tied: dict[tuple[int, ...], list[int]] = {}
         for block in self.blocks:
             if block.points.tied:
                 tied.setdefault(block.points.tied, []).append(block.block)
-        whole = [block.block for block in self.blocks if block.points.whole]
-        parts = (f"every way to cut {len(whole)} blocks ({self.chain.blocks[whole[0]].name}, ...)",) if whole else ()
+        uncut = [block.block for block in self.blocks if block.points.uncut]
+        parts = (f"every way to cut {len(uncut)} blocks ({self.chain.blocks[uncut[0]].name}, ...)",) if uncut else ()
         return parts + tuple(
             f"layouts of {len(blocks)} blocks ({self.chain.blocks[blocks[0]].name}, ...) that treat the mesh axes "
             f"{' and '.join(self.mesh.names[a] for a in axes)} differently"
@@ -248,9 +247,9 @@ class InnerCosts:
         )
 
     def least_s(self, boundary: Boundaries) -> np.ndarray:
-        """[n] least seconds of each block, forward and backward and its share of the step; far quicker than points.
+        """[n] least seconds of each block: forward, backward and its part of the update; much faster than all points.
 
-        Infinite where a block has no legal sharding under these boundaries.
+        Infinite where a block has no legal sharding under the boundary layout.
         """
         return np.array([block.points.least_s(boundary) for block in self.blocks])
 
@@ -268,61 +267,59 @@ def inner_costs(
 
     Args:
         chain: the blocks.
-        graph: the chain's graph at the micro-batch size of the prices (same node order and tensor names).
-        prices: what its nodes cost on one device.
-        mesh: where the ranks of the fat device lie.
-        options: what is allowed.
-        cache: blocks solved before.
+        graph: the graph of the chain at the micro-batch size of the prices (same node order and tensor names).
+        prices: cost of its nodes on one device.
+        mesh: the ranks of the fat device.
+        options: options of the search.
+        cache: blocks that were solved before.
 
     Raises:
-        InfeasibleError: a block's operators hang together too closely even with all mesh axes treated alike; raised
-            when points are asked for.
+        InfeasibleError: the tables of a block would be too large even with all mesh axes tied; raised when its points
+            are read.
 
-    Complexity: to formulate each distinct block; what is asked for of its points then takes one or two eliminations,
-    with all boundaries and prices of memory at once.
+    Complexity: the formulation of each distinct block; reading its points takes one or two eliminations for all
+    boundary layouts and prices of memory.
     """
-    chosen, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
-    setting = inner_setting(chain, graph, prices, mesh, chosen)
+    options, cache = options or InnerOptions(), cache if cache is not None else InnerCache()
+    setting = inner_setting(chain, graph, prices, mesh, options)
     view = cache.view(chain, prices, setting)
     setting = replace(setting, work_s=view.work_s)
     crossing = {name: graph.tensors[name] for name in chain.handed_on}
-    treatment = chosen.options
-    boundaries = variants(
-        crossing.values(), chosen.boundaries, mesh.sizes, padded=treatment.padded, roles=treatment.roles
-    )
-    found, solved = [], 0
-    settings = {again: priced_once(setting, again) for again in chain.repeats}
-    all_marks = {again: PriceMarks(each) for again, each in settings.items()}
-    for b, (again, block) in enumerate(zip(chain.repeats, view.blocks, strict=True)):
-        like = (view.kinds[b], boundaries, cache.place(mesh), chosen, prices.micro_batch)
-        own = replace(settings[again], nodes=block.members)
-        problem = BlockProblem(own, view.facts, block, prices.workspace_bytes)
+    splits = options.options
+    boundaries = variants(crossing.values(), options.boundaries, mesh.sizes, padded=splits.padded, roles=splits.roles)
+    blocks, solved = [], 0
+    settings = {repeated: priced_once(setting, repeated) for repeated in chain.repeats}
+    rounded = {repeated: RoundedPrices(priced) for repeated, priced in settings.items()}
+    for b, (repeated, block) in enumerate(zip(chain.repeats, view.blocks, strict=True)):
+        like = (view.kinds[b], boundaries, cache.place(mesh), options, prices.micro_batch)
+        block_setting = replace(settings[repeated], nodes=block.members)
+        problem = BlockProblem(block_setting, view.facts, block, prices.workspace_bytes)
         if like not in cache.shares:
             cache.shares[like] = problem.shares
-        key = (like, all_marks[again].of(block.members, cache.shares[like]))
+        key = (like, rounded[repeated].of(block.members, cache.shares[like]))
         if key not in cache.entries:
             solved += 1
             cache.entries[key] = block.names, BlockPoints(problem, boundaries)
         names, sets = cache.entries[key]
         shared = {names[place]: block.names[place] for place in view.shared[b]}
-        found.append(BlockSharding(b, sets, cache.renamed(names, block.names), shared))
-    return InnerCosts(chain, graph, mesh, prices.micro_batch, chosen, boundaries, tuple(found), solved)
+        blocks.append(BlockSharding(b, sets, cache.renamed(names, block.names), shared))
+    return InnerCosts(chain, graph, mesh, prices.micro_batch, options, boundaries, tuple(blocks), solved)
 
 
 @per_model
 def trained_parameters(graph: Graph) -> dict[str, tuple[tuple[str, int], ...]]:
-    """For each weight tensor, names and elements of the trainable parameters it comes from, ties resolved."""
-    index, found = graph.parameter_index, dict[str, tuple[tuple[str, int], ...]]()
+    """By weight tensor, names and elements of the trainable parameters it comes from, ties resolved."""
+    index, parameters_of = graph.parameter_index, dict[str, tuple[tuple[str, int], ...]]()
     for tensor, sources in graph.sources.items():
-        own = (graph.parameters[index[source]] for source in sources)
-        resolved = (graph.parameters[index[p.tied_to]] if p.tied_to else p for p in own)
-        found[tensor] = tuple((p.name, p.elements) for p in resolved if p.trainable)
-    return found
+        parameters = (graph.parameters[index[source]] for source in sources)
+        resolved = (graph.parameters[index[p.tied_to]] if p.tied_to else p for p in parameters)
+        parameters_of[tensor] = tuple((p.name, p.elements) for p in resolved if p.trainable)
+    return parameters_of
 
 
 @per_model
 def _weight_groups(graph: Graph) -> dict[str, int]:
-    """For each trained weight tensor a number that those with a parameter in common, also by way of others, share."""
+    """By trained weight tensor, the number of its group: tensors that share parameters, directly or through others."""
     groups: dict[str, int] = {}
     trained = {tensor: [name for name, _ in own] for tensor, own in trained_parameters(graph).items() if own}
     for parameters in trained.values():
@@ -335,21 +332,21 @@ def _weight_groups(graph: Graph) -> dict[str, int]:
 
 
 def _shared_places(graph: Graph, blocks: Sequence[BlockView]) -> tuple[tuple[int, ...], ...]:
-    """By block, places in its names of those that other blocks have, too (`ChainView.shared`). O(names)."""
+    """By block, the indices of its names that occur in other blocks too (`ChainView.shared`). O(names)."""
     groups = _weight_groups(graph)
     seen: set[str | int] = set()
     twice: set[str | int] = set()
     for block in blocks:
-        own: set[str | int] = {*block.names, *(groups[name] for name in block.names if name in groups)}
-        twice |= seen & own
-        seen |= own
+        names: set[str | int] = {*block.names, *(groups[name] for name in block.names if name in groups)}
+        twice |= seen & names
+        seen |= names
     return tuple(
         tuple(k for k, name in enumerate(block.names) if name in twice or groups.get(name) in twice) for block in blocks
     )
 
 
 def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, options: InnerOptions) -> Setting:
-    """The whole graph's setting, of which each block's is a part (`nodes`); arguments as of `inner_costs`.
+    """The setting of the full graph; that of a block has a part of its nodes. Arguments as of `inner_costs`.
 
     Side nodes have no backward and keep nothing of their own.
     """
@@ -382,11 +379,11 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
     )
 
 
-def priced_once(setting: Setting, again: frozenset[int]) -> Setting:
-    """A block's setting in which the side nodes that an earlier block has worked out take no time (`Chain.repeats`)."""
-    if not again or setting.forward_s is None:
+def priced_once(setting: Setting, repeated: frozenset[int]) -> Setting:
+    """A setting in which side nodes that an earlier block has already run take no time (`Chain.repeats`)."""
+    if not repeated or setting.forward_s is None:
         return setting
-    free = sorted(again)
+    free = sorted(repeated)
 
     def without(seconds: np.ndarray) -> np.ndarray:
         left = np.array(seconds, dtype=float)

@@ -1,7 +1,7 @@
-"""What a sharded plan costs and whether it is legal, recomputed step by step from the layouts alone.
+"""The judge of a sharding: its cost and legality, recomputed step by step from the layouts alone.
 
-Shares no table with the searches: every change of layout is spelled out as steps and priced one by one, the work and
-memory of each operator, tensor and weight added up again.
+It shares no table with the searches: every change of layout is priced step by step, and the work and memory of each
+operator, tensor and weight are added up.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from planner.operators import OpCall
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.limits import allowed
 from planner.sharding.mesh import Mesh
-from planner.sharding.problem import Choice, Facts, Setting, weight_gathers
-from planner.sharding.reshard import Step, reshard
+from planner.sharding.problem import Choice, GraphFacts, Setting, weight_gathers
+from planner.sharding.reshard import ReshardStep, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along
-from planner.sharding.strategies import Reason, Strategy, exchange_bytes, exchange_s, strategies
+from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
 
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """One change of layout of a plan.
+    """One change of layout of a sharding.
 
     Attributes:
-        tensor: its name.
+        tensor: name of the tensor.
         phase: "forward", "backward" or "step" (once an update).
         steps: the collectives, in order.
-        times: how often in one forward and backward pass; a step's share of one.
+        times: changes in one forward and backward pass; for "step" the fraction of an update that a micro-batch has.
     """
 
     tensor: str
     phase: str
-    steps: tuple[Step, ...]
+    steps: tuple[ReshardStep, ...]
     times: float = 1.0
 
     @property
@@ -51,7 +51,7 @@ class Communication:
 
 @dataclass
 class Verdict:
-    """What a plan costs.
+    """The cost of a sharding.
 
     Attributes:
         compute_s: seconds of work of one rank, a micro-batch.
@@ -59,11 +59,11 @@ class Verdict:
         reshard_s: seconds of changes of layout.
         forward_s: seconds of the forward pass, work and communication.
         backward_s: seconds of the backward pass.
-        step_s: an update's seconds of communication, a micro-batch's share of them.
+        step_s: seconds of communication of an update, the fraction that a micro-batch has.
         sent_bytes: bytes that a rank sends in all of them.
         weight_bytes: weights, gradients and optimizer state that a rank holds.
-        activation_bytes: what a rank keeps for backward, a micro-batch.
-        violations: what is not legal, in words.
+        activation_bytes: bytes that a rank keeps for backward, a micro-batch.
+        violations: what is not legal, as messages.
         communication: every change of layout that moves something.
     """
 
@@ -86,7 +86,7 @@ class Verdict:
 
     @property
     def memory_bytes(self) -> float:
-        """All that a rank holds."""
+        """Weights, states and activations that a rank holds."""
         return self.weight_bytes + self.activation_bytes
 
     def add_seconds(self, phase: str, seconds: float) -> None:
@@ -101,25 +101,28 @@ class Verdict:
 
 class _Judge:
     def __init__(
-        self, setting: Setting, decision: Mapping[str, Choice], facts: Facts, checked: set[tuple[int, Strategy]]
+        self, setting: Setting, decision: Mapping[str, Choice], facts: GraphFacts, checked: set[tuple[int, Strategy]]
     ) -> None:
         self.setting, self.decision, self.graph, self.checked = setting, decision, setting.graph, checked
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.kept = facts.kept(setting.members)
         self.verdict = Verdict()
-        self.whole = (REPLICATED,) * len(setting.mesh.axes)
+        self.replicated = (REPLICATED,) * len(setting.mesh.axes)
 
     def rest(self, name: str) -> TensorChoice | WeightChoice | None:
-        """Where a tensor rests; inputs and constants lie as wanted."""
+        """Resting layouts of a tensor; None for inputs and constants, which have any layout."""
         if self.graph.tensors[name].kind in (TensorKind.INPUT, TensorKind.CONSTANT):
             return None
-        found = self.decision.get(self.setting.tied.get(name, name))
-        if not isinstance(found, (TensorChoice, WeightChoice)):
+        rest = self.decision.get(self.setting.tied.get(name, name))
+        if not isinstance(rest, (TensorChoice, WeightChoice)):
             self.verdict.violations.append(f"{name} has no layout")
             return None
-        return found
+        return rest
 
-    def move(self, tensor: Tensor, phase: str, before: TensorLayout, after: TensorLayout, times: float) -> None:
+    def change_layout(
+        self, tensor: Tensor, phase: str, before: TensorLayout, after: TensorLayout, times: float
+    ) -> None:
+        """Add the costs of `times` changes of layout in a phase."""
         sizes = self.setting.mesh.sizes
         for layout in (before, after)[before == after :]:
             why = refusal(tensor.shape, layout, sizes, padded=self.setting.options.padded)
@@ -138,71 +141,72 @@ class _Judge:
             self.verdict.communication.append(entry)
 
     def node(self, i: int) -> None:
+        """Add the costs of one node, of its operands and of its results."""
         node, spec, setting = self.graph.nodes[i], self.specs[i], self.setting
-        chosen = self.decision.get(f"op:{node.key}")
-        if not isinstance(chosen, Strategy):
+        strategy = self.decision.get(f"op:{node.key}")
+        if not isinstance(strategy, Strategy):
             self.verdict.violations.append(f"{node.key} has no strategy")
             return
         trains = any(n in self.carrying for n in node.inputs)
-        forward, backward_work = setting.node_s(i, chosen.share)
+        forward, backward_work = setting.node_s(i, strategy.share)
         self.verdict.compute_s += forward + backward_work
         self.verdict.forward_s += forward
         self.verdict.backward_s += backward_work
         for backward in (False, True)[: 1 + trains]:
             beside_s = setting.beside_s(backward_work if backward else forward, node.repeat)
-            inside = exchange_s(setting.mesh, chosen, backward=backward, beside_s=beside_s) * node.repeat
+            inside = exchange_s(setting.mesh, strategy, backward=backward, beside_s=beside_s) * node.repeat
             self.verdict.exchange_s += inside
             self.verdict.add_seconds("backward" if backward else "forward", inside)
-            self.verdict.sent_bytes += exchange_bytes(setting.mesh, chosen, backward=backward) * node.repeat
+            self.verdict.sent_bytes += exchange_bytes(setting.mesh, strategy, backward=backward) * node.repeat
         kept = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
-        self.verdict.activation_bytes += chosen.share * kept
-        reads, gradients = dict(chosen.reads), dict(chosen.read_gradients)
+        self.verdict.activation_bytes += strategy.share * kept
+        reads, gradients = dict(strategy.reads), dict(strategy.read_gradients)
         for p, name in enumerate(node.inputs):
             rest = self.rest(name) if name else None
             if rest is None:
                 continue
             tensor = self.graph.tensors[name]
-            wanted = reads.get(p, self.whole)
-            again = any(s.storage == name for s in self.saved[i])
-            gathers = weight_gathers(spec) if isinstance(rest, WeightChoice) else 1.0 + again
-            self.move(tensor, "forward", rest.value, wanted, node.repeat)
+            wanted = reads.get(p, self.replicated)
+            saved = any(s.storage == name for s in self.saved[i])
+            gathers = weight_gathers(spec) if isinstance(rest, WeightChoice) else 1.0 + saved
+            self.change_layout(tensor, "forward", rest.value, wanted, node.repeat)
             if gathers > 1:
-                self.move(tensor, "backward", rest.value, wanted, (gathers - 1) * node.repeat)
+                self.change_layout(tensor, "backward", rest.value, wanted, (gathers - 1) * node.repeat)
             if name in self.carrying and rest.gradient is not None:
-                self.move(tensor, "backward", gradients.get(p, self.whole), rest.gradient, node.repeat)
-        self._results(i, chosen)
+                self.change_layout(tensor, "backward", gradients.get(p, self.replicated), rest.gradient, node.repeat)
+        self._results(i, strategy)
 
     def legal(self, i: int) -> None:
-        """Whether the strategy is one that the operator's loop nests allow."""
+        """Check that the strategy is one that the loop nests of the operator allow."""
         node, setting = self.graph.nodes[i], self.setting
-        chosen = self.decision.get(f"op:{node.key}")
-        if not isinstance(chosen, Strategy) or (i, chosen) in self.checked:
+        strategy = self.decision.get(f"op:{node.key}")
+        if not isinstance(strategy, Strategy) or (i, strategy) in self.checked:
             return
-        found = len(self.verdict.violations)
-        tags = {part.blocks for _, layout in (*chosen.reads, *chosen.writes) for part in layout} - {1}
+        known_violations = len(self.verdict.violations)
+        tags = {part.blocks for _, layout in (*strategy.reads, *strategy.writes) for part in layout} - {1}
         options = replace(setting.options, blocks=tuple(sorted(tags)), interleaved=setting.options.interleaved)
         call = OpCall.of(self.graph, node)
-        if chosen not in strategies(call, self.specs[i], setting.mesh, setting.item_bytes, options):
-            self.verdict.violations.append(f"{node.key} cannot be split as {chosen}")
-        if not allowed((chosen,), call, self.forbids[i]):
-            self.verdict.violations.append(f"{node.key} is split as {chosen}, which is forbidden")
-        if len(self.verdict.violations) == found:
-            self.checked.add((i, chosen))
+        if strategy not in strategies(call, self.specs[i], setting.mesh, setting.item_bytes, options):
+            self.verdict.violations.append(f"{node.key} cannot be split as {strategy}")
+        if not allowed((strategy,), call, self.forbids[i]):
+            self.verdict.violations.append(f"{node.key} is split as {strategy}, which is forbidden")
+        if len(self.verdict.violations) == known_violations:
+            self.checked.add((i, strategy))
 
-    def _results(self, i: int, chosen: Strategy) -> None:
-        writes, gradients = dict(chosen.writes), dict(chosen.write_gradients)
+    def _results(self, i: int, strategy: Strategy) -> None:
+        writes, gradients = dict(strategy.writes), dict(strategy.write_gradients)
         for p, name in enumerate(self.graph.nodes[i].outputs):
             if not name or name not in self.graph.tensors:
                 continue
             rest = self.rest(name)
             if isinstance(rest, TensorChoice):
                 tensor = self.graph.tensors[name]
-                self.move(tensor, "forward", writes.get(p, self.whole), rest.value, 1.0)
+                self.change_layout(tensor, "forward", writes.get(p, self.replicated), rest.value, 1.0)
                 if name in self.carrying and rest.gradient is not None:
-                    self.move(tensor, "backward", rest.gradient, gradients.get(p, self.whole), 1.0)
+                    self.change_layout(tensor, "backward", rest.gradient, gradients.get(p, self.replicated), 1.0)
 
     def fits(self, tensor: Tensor, choice: TensorChoice | WeightChoice) -> bool:
-        """Whether a tensor can lie where it is said to rest; a result that nobody reads must not stay in parts."""
+        """Whether a tensor can have its resting layouts; a result that no node reads must not stay in partial sums."""
         padded = self.setting.options.padded
         for layout in choice.layouts:
             why = refusal(tensor.shape, layout, self.setting.mesh.sizes, padded=padded)
@@ -216,8 +220,8 @@ class _Judge:
         return True
 
     def resting(self, name: str, choice: TensorChoice | WeightChoice) -> None:
-        """Memory of a tensor or weight where it rests, and a weight's update."""
-        tensor, sizes, state = self.graph.tensors[name], self.setting.mesh.sizes, self.setting.state
+        """Add the memory of a tensor or weight, and the update of a weight."""
+        tensor, sizes = self.graph.tensors[name], self.setting.mesh.sizes
         if not self.fits(tensor, choice):
             return
         if isinstance(choice, TensorChoice):
@@ -226,15 +230,14 @@ class _Judge:
                 kept * shard_elements(tensor.shape, choice.value, sizes) / max(1, tensor.elements)
             )
             return
-        each = state.weight if tensor.dtype.is_float else tensor.dtype.bits / 8
-        held = each * shard_elements(tensor.shape, choice.weight, sizes)
+        state = self.setting.state_of(tensor)
+        held = state.weight * shard_elements(tensor.shape, choice.weight, sizes)
         if name in self.carrying:
-            held += state.gradient * shard_elements(tensor.shape, choice.gradient, sizes)
-            held += state.optimizer * shard_elements(tensor.shape, choice.optimizer, sizes)
+            held = state.held(tensor.shape, choice, sizes)
             share = 1.0 / self.setting.micro_batches
             gradient = summed_along(choice.gradient, self.setting.options.dealing)
-            self.move(tensor, "step", gradient, choice.optimizer, share)
-            self.move(tensor, "step", choice.optimizer, choice.weight, share)
+            self.change_layout(tensor, "step", gradient, choice.optimizer, share)
+            self.change_layout(tensor, "step", choice.optimizer, choice.weight, share)
         self.verdict.weight_bytes += held
 
 
@@ -243,19 +246,19 @@ def evaluate(
     decision: Mapping[str, Choice],
     *,
     memory_bytes: float | None = None,
-    facts: Facts | None = None,
+    facts: GraphFacts | None = None,
     checked: set[tuple[int, Strategy]] | None = None,
 ) -> Verdict:
-    """What a decision costs, and whether it is legal.
+    """The cost of a decision, and what is not legal about it.
 
     Args:
-        setting: what was to be sharded.
-        decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
-        memory_bytes: what a rank may hold, None for no limit.
-        facts: `Facts.of` a setting of the same graph, to spare finding them again.
-        checked: strategies of nodes that were found legal in earlier calls with the same setting; added to.
+        setting: what is sharded.
+        decision: strategy of each operator (`op:` and its key), resting layouts of each tensor and weight.
+        memory_bytes: bytes that a rank may hold; None for no limit.
+        facts: `GraphFacts.of` a setting of the same graph, to save computing them.
+        checked: strategies of nodes that earlier calls with the same setting found legal; new ones are added.
     """
-    judge = _Judge(setting, decision, facts or Facts.of(setting), set() if checked is None else checked)
+    judge = _Judge(setting, decision, facts or GraphFacts.of(setting), set() if checked is None else checked)
     for i in setting.members:
         judge.node(i)
         judge.legal(i)
@@ -270,7 +273,7 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class CollectiveUse:
-    """One collective of a plan.
+    """The use of one collective in a sharding.
 
     Attributes:
         subject: the tensor whose layout changes, or the operator that exchanges inside.
@@ -278,10 +281,10 @@ class CollectiveUse:
         phase: "forward", "backward" or "step".
         kind: which collective.
         axes: names of the mesh axes along which it runs.
-        payload_bytes: bytes that a rank contributes to one of them (receives, for a gather).
-        sent_bytes: bytes that a rank sends in all of them, a micro-batch; of a step its share.
-        times: how many a micro-batch; of a step its share.
-        seconds: what all of them take a micro-batch.
+        payload_bytes: bytes that a rank contributes to one run (receives, for a gather).
+        sent_bytes: bytes that a rank sends in all runs, a micro-batch; for "step" the fraction of a micro-batch.
+        times: runs, a micro-batch; for "step" the fraction of a micro-batch.
+        seconds: seconds of all runs, a micro-batch.
     """
 
     subject: str
@@ -304,20 +307,20 @@ def collective_uses(
     """Every collective of a decision, those inside operators first, in the decision's order; O(operators + tensors).
 
     Args:
-        setting: what was sharded.
+        setting: what is sharded.
         decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
         communication: the changes of layout, of an `InnerPoint` or a `Verdict`.
-        carrying: names of the tensors that carry a gradient (`Facts.carrying`), found anew where absent.
+        carrying: names of the tensors that carry a gradient (`GraphFacts.carrying`); None to compute them.
     """
     graph, mesh = setting.graph, setting.mesh
-    differentiable = Facts.of(setting).carrying if carrying is None else carrying
+    differentiable = GraphFacts.of(setting).carrying if carrying is None else carrying
     inside: list[CollectiveUse] = []
     for name, choice in decision.items():
         if isinstance(choice, Strategy) and choice.exchanges:
             node = graph.nodes[graph.producer[name.removeprefix("op:")]]
             trains = any(n in differentiable for n in node.inputs)
             inside += _exchanges(mesh, node, choice, trains)
-    return (*inside, *(use for each in communication for use in _moves(mesh, each)))
+    return (*inside, *(use for change in communication for use in _moves(mesh, change)))
 
 
 def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iterator[CollectiveUse]:
@@ -325,7 +328,6 @@ def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iter
         if e.backward and not trains:
             continue
         times = float(e.times * node.repeat)
-        sides = 2 if e.reason is Reason.HALO else 1
         yield CollectiveUse(
             node.key,
             e.reason.value,
@@ -333,7 +335,7 @@ def _exchanges(mesh: Mesh, node: Node, strategy: Strategy, trains: bool) -> Iter
             e.collective,
             (mesh.names[e.axis],),
             e.payload_bytes,
-            moved_bytes(e.collective, sides * times * e.payload_bytes, mesh.axes[e.axis].size),
+            moved_bytes(e.collective, e.receivers * times * e.payload_bytes, mesh.axes[e.axis].size),
             times,
             times * float(mesh.seconds(e.collective, (e.axis,), e.payload_bytes)),
         )

@@ -1,14 +1,13 @@
-"""Where a tensor's elements lie on a mesh: for each axis whole on every rank, cut along a dimension, or partial sums.
+"""Layouts of tensors on a mesh: on each axis replicated, cut along a dimension, or partial sums.
 
 A layout is one `Part` for each mesh axis. Where several axes cut one dimension, the outer axis cuts first. A cut may be
-interleaved: `S2~3` cuts each third of dimension 2 and gives every rank its piece of all three, as a fused
-query-key-value projection needs it. Texts read `S0R` (cut along dimension 0 on the first axis, whole on the second),
-`RP` (partial sums on the second).
+interleaved: `S2~3` cuts each third of dimension 2 and gives every rank a piece of all three, as a fused query-key-value
+projection needs it. Texts read `S0R` (cut along dimension 0 on the first axis, replicated on the second), `RP` (partial
+sums on the second).
 
-Loop nests of operators that cut a tensor into equal parts or join equal parts, the parts named.
-
-A fused query-key-value projection is followed by a `Split` into thirds. Written with the parts as a dimension of its
-own, `b s (part d) -> b s d, b s d, b s d`, the nest says that d may be cut if the input is cut in an interleaved way.
+`named_nests` rewrites the loop nests of operators that split a tensor into equal parts, or join equal parts. A fused
+query-key-value projection is followed by a `Split` into thirds. With the part as a dimension of its own,
+`b s (part d) -> b s d, b s d, b s d`, the nest says that d may be cut if the input is cut in an interleaved way.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from planner.operators.nest import dim_names
 
 
 class Part(NamedTuple):
-    """What happens to a tensor along one mesh axis.
+    """The layout of a tensor along one mesh axis.
 
     Attributes:
-        dim: the tensor dimension that is cut; -1 whole on every rank, -2 to be summed over the ranks.
-        blocks: equal blocks of the dimension that are each cut by themselves; 1 for a plain cut.
+        dim: the tensor dimension that is cut; -1 for replicated, -2 for partial sums over the ranks.
+        blocks: number of equal blocks of the dimension that are each cut by themselves; 1 for a plain cut.
     """
 
     dim: int
@@ -63,10 +62,10 @@ def layout_text(layout: TensorLayout) -> str:
 
 
 def parse_layout(text: str, axes: int) -> TensorLayout:
-    """The layout that a text like `S0R` means.
+    """Parse a layout such as `S0R`.
 
     Raises:
-        UsageError: not a layout of that many axes.
+        UsageError: the text is no layout on that many axes.
     """
     words = list(_PART.finditer(text))
     if "".join(word[0] for word in words) != text or len(words) != axes:
@@ -79,7 +78,7 @@ def parse_layout(text: str, axes: int) -> TensorLayout:
 
 
 def shard_shape(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Shape of the largest piece that a rank holds (uneven cuts leave some ranks less, which is padding)."""
+    """Shape of the largest piece that a rank holds; under uneven cuts smaller pieces are padded to it."""
     result = list(shape)
     for part, size in zip(layout, sizes, strict=True):
         if part.cuts:
@@ -98,13 +97,13 @@ def _shard_elements(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[i
 
 
 def refusal(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int], *, padded: bool = False) -> str:
-    """Why a tensor cannot lie so, "" when it can.
+    """Why a tensor cannot have a layout; "" when it can.
 
     Args:
-        shape: the whole tensor's.
+        shape: shape of the full tensor.
         layout: the layout.
         sizes: ranks along each mesh axis.
-        padded: whether uneven cuts are allowed; every rank must still hold something.
+        padded: whether uneven cuts are allowed; every rank must still hold at least one element.
     """
     return _refusal(tuple(shape), layout, tuple(sizes), padded)
 
@@ -120,14 +119,14 @@ def _refusal(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...
             return f"a tensor of {len(shape)} dimensions has no dimension {part.dim}"
         if blocks.setdefault(part.dim, part.blocks) != part.blocks:
             return f"dimension {part.dim} is interleaved in two ways"
-        whole = left[part.dim]
-        if whole % part.blocks:
-            return f"dimension {part.dim} of {whole} has no {part.blocks} equal blocks"
-        if whole // part.blocks % size and (not padded or part.blocks > 1):
-            return f"dimension {part.dim} of {whole} does not divide by {size}"
-        left[part.dim] = -(-whole // size)
-        if left[part.dim] * (size - 1) >= whole:
-            return f"dimension {part.dim} of {whole} leaves a rank of {size} empty"
+        size_left = left[part.dim]
+        if size_left % part.blocks:
+            return f"dimension {part.dim} of {size_left} has no {part.blocks} equal blocks"
+        if size_left // part.blocks % size and (not padded or part.blocks > 1):
+            return f"dimension {part.dim} of {size_left} does not divide by {size}"
+        left[part.dim] = -(-size_left // size)
+        if left[part.dim] * (size - 1) >= size_left:
+            return f"dimension {part.dim} of {size_left} leaves a rank of {size} empty"
     return ""
 
 
@@ -138,12 +137,12 @@ def layouts(
     padded: bool = False,
     interleaved: Iterable[Part] = (),
 ) -> tuple[TensorLayout, ...]:
-    """All layouts of a tensor on a mesh, whole ones first; an axis of one rank is always whole.
+    """All layouts of a tensor on a mesh, replicated ones first; an axis of one rank is always replicated.
 
     Args:
-        shape: the whole tensor's.
+        shape: shape of the full tensor.
         sizes: ranks along each mesh axis.
-        padded: whether uneven cuts count.
+        padded: whether uneven cuts are allowed.
         interleaved: interleaved cuts to consider besides the plain ones.
 
     Complexity: (dimensions + 2) ** axes.
@@ -151,44 +150,43 @@ def layouts(
     cuts = [Part(dim) for dim in range(len(shape))]
     choices = (REPLICATED, PARTIAL, *cuts, *sorted(set(interleaved)))
     per_axis = [choices if size > 1 else (REPLICATED,) for size in sizes]
-    found = itertools.product(*per_axis)
-    return tuple(layout for layout in found if not refusal(shape, layout, sizes, padded=padded))
+    candidates = itertools.product(*per_axis)
+    return tuple(layout for layout in candidates if not refusal(shape, layout, sizes, padded=padded))
 
 
 def is_innermost(layout: TensorLayout, axis: int, dim: int) -> bool:
-    """Whether no axis inside `axis` cuts the dimension, so that its cut on `axis` can be made or undone in place."""
+    """Whether no axis after `axis` cuts the dimension, so that its cut on `axis` can be made or undone locally."""
     return all(part.dim != dim for part in layout[axis + 1 :])
 
 
 def named_nests(call: OpCall, spec: OpSpec) -> tuple[LoopNest, ...]:
-    """The nests of an operator, those of `Split` and `Concat` with equal parts rewritten as above."""
+    """The nests of an operator; those of `Split` and `Concat` with equal parts have the part as a dimension."""
     if call.op not in ("Split", "Concat"):
         return spec.nests
-    whole, parts = (call.inputs, call.outputs) if call.op == "Split" else (call.outputs, call.inputs)
+    (joined, *_), parts = (call.inputs, call.outputs) if call.op == "Split" else (call.outputs, call.inputs)
     present = [(k, t.shape) for k, t in enumerate(parts) if t is not None]
-    big = whole[0]
-    if big is None or len(present) < 2 or len({shape for _, shape in present}) > 1 or not big.shape:
+    if joined is None or len(present) < 2 or len({shape for _, shape in present}) > 1 or not joined.shape:
         return spec.nests
-    rank = len(big.shape)
+    rank = len(joined.shape)
     axis = call.attributes.get("axis", 0)
-    place = (int(axis) if isinstance(axis, int) else 0) % rank
-    small = present[0][1]
-    if len(small) != rank or small[place] * len(parts) != big.shape[place] or len(present) != len(parts):
+    dim = (int(axis) if isinstance(axis, int) else 0) % rank
+    part_shape = present[0][1]
+    if len(part_shape) != rank or part_shape[dim] * len(parts) != joined.shape[dim] or len(present) != len(parts):
         return spec.nests
     names = dim_names("d", rank)
-    joined = " ".join(f"(part {n})" if k == place else n for k, n in enumerate(names))
-    pieces = ", ".join([" ".join(names)] * len(present))
-    text, reads, writes = f"{joined} -> {pieces}", [(0, big.shape)], present
+    joined_text = " ".join(f"(part {n})" if k == dim else n for k, n in enumerate(names))
+    parts_text = ", ".join([" ".join(names)] * len(present))
+    text, reads, writes = f"{joined_text} -> {parts_text}", [(0, joined.shape)], present
     if call.op == "Concat":
-        text, reads, writes = f"{pieces} -> {joined}", present, [(0, big.shape)]
-    sizes = {"part": len(parts), names[place]: small[place]}
-    old = spec.nests[0] if spec.nests else None
-    vector = old.vector_flops if old is not None else 0.0
+        text, reads, writes = f"{parts_text} -> {joined_text}", present, [(0, joined.shape)]
+    sizes = {"part": len(parts), names[dim]: part_shape[dim]}
+    vector = spec.nests[0].vector_flops if spec.nests else 0.0
     return (loop_nest(text, reads, writes, sizes=sizes, kinds={"part": DimKind.WHOLE}, vector_flops=vector),)
 
 
 def indexed(node: Node, nest: LoopNest) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """Of every operand and result of a node's nest: tensor, dimension, the iteration dimensions that index it."""
+    """For every dimension of each operand and result: the tensor, the dimension, and the iteration dimensions that
+    index it."""
     for names, accesses in ((node.inputs, nest.reads), (node.outputs, nest.writes)):
         for access in accesses:
             if access.position < len(names) and names[access.position]:

@@ -1,14 +1,14 @@
-"""Limits on the strategies of operators: splits that the user rules out, and those that frameworks' layers have.
+"""Limits on the strategies of operators: splits that the user forbids, and the splits of tensor parallel layers.
 
-A pattern of the user is an operator and a dimension, `MatMul:k` or `layers.0.attn*:n`. The operator is a type, a node's
-name, or a module path, which means all that lies inside the module. The dimension is one of the operator's loop nests
-(`k`), a number for a dimension of its results (`-1` is the last), or a way to run it without a cut of one dimension
-(`ring`, `partial`). Both sides take `*`, `?` and `[]` as in file names; `Softmax:*` leaves an operator whole.
+A pattern of the user is an operator and a dimension, `MatMul:k` or `layers.0.attn*:n`. The operator is a type, the name
+of a node, or a module path, which means every operator inside the module. The dimension is one of the operator's loop
+nests (`k`), the number of a dimension of its results (`-1` is the last), or a split kind without a single dimension
+(`ring`, `partial`). Both sides take `*`, `?` and `[]` as in file names; `Softmax:*` forbids all splits.
 
-A tensor axis of a mesh may do anything with any operator. Frameworks cut weights of products by their columns or rows,
-attention by its heads, and what lies between layers by the sequence or not at all (Narayanan et al., SC 2021;
-Korthikanti et al., 2022). No weight is gathered from the ranks of the axis while a micro-batch runs: that is what
-replicas with a sharded optimizer are for.
+Without limits a tensor axis of a mesh may do anything with any operator. Frameworks cut weights of products by columns
+or rows, attention by heads, and tensors between layers by the sequence or not at all (Narayanan et al., SC 2021;
+Korthikanti et al., 2022). They never gather a weight over the tensor axis while a micro-batch runs; sharded optimizers
+over replicas do that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planner.graph import Graph, Tensor, TensorKind, per_graph
 from planner.operators import JointCut, OpCall, OpSpec, graph_specs, rule_of
 from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
-from planner.sharding.choices import Means, Options
+from planner.sharding.choices import Options, SplitKind
 from planner.sharding.layout import named_nests
 from planner.sharding.mesh import AxisRole
 from planner.sharding.strategies import Reason, Strategy
@@ -37,7 +37,7 @@ def _sides(pattern: str) -> tuple[str, str]:
 
 
 def forbidden_dims(graph: Graph, patterns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """By node of a graph, the dimensions that some patterns rule out; O(nodes times patterns)."""
+    """By node of a graph, the dimensions that some patterns forbid; O(nodes times patterns)."""
     sides = [_sides(pattern) for pattern in patterns]
     return tuple(
         tuple(dict.fromkeys(dim for operator, dim in sides if dim and is_called(node, operator)))
@@ -45,10 +45,10 @@ def forbidden_dims(graph: Graph, patterns: Sequence[str]) -> tuple[tuple[str, ..
     )
 
 
-def allowed(found: Sequence[Strategy], call: OpCall, dims: Sequence[str]) -> tuple[Strategy, ...]:
-    """Those strategies of an operator that cut no dimension that is ruled out, as `forbidden_dims` says."""
+def allowed(candidates: Sequence[Strategy], call: OpCall, dims: Sequence[str]) -> tuple[Strategy, ...]:
+    """The strategies of an operator that cut no forbidden dimension (`forbidden_dims`)."""
     ranks = _result_ranks(call)
-    return tuple(s for s in found if not any(_cuts(s, ranks, dim) for dim in dims))
+    return tuple(s for s in candidates if not any(_cuts(s, ranks, dim) for dim in dims))
 
 
 def _cuts(strategy: Strategy, ranks: Sequence[int | None], dim: str) -> bool:
@@ -69,27 +69,29 @@ def _result_ranks(call: OpCall) -> tuple[int | None, ...]:
 
 
 def unmatched(graph: Graph, patterns: Iterable[str]) -> tuple[Problem, ...]:
-    """What is wrong with patterns that rule nothing out, one problem a pattern, `where` the pattern itself.
+    """One problem for each pattern that forbids nothing; its `where` is the pattern.
 
-    Found are patterns that are none, that no operator goes by, and dimensions that none of the operators meant has.
+    Causes: the pattern has no two sides, matches no operator, or none of these operators has the dimension.
     """
     specs: Sequence[OpSpec] | None = None
-    found = []
+    problems = []
     for pattern in patterns:
         operator, dim = _sides(pattern)
         nodes = [i for i, node in enumerate(graph.nodes) if is_called(node, operator)]
         if not operator or not dim:
             hint = "write an operator and a dimension, as in MatMul:k or layers.0.attn*:n"
-            found.append(Problem("a split to forbid has two sides", pattern, hint))
+            problems.append(Problem("a split to forbid has two sides", pattern, hint))
         elif not nodes:
             known = {name for node in graph.nodes for name in node_names(node)}
-            found.append(Problem("no operator, node or module has that name", pattern, did_you_mean(operator, known)))
+            problems.append(
+                Problem("no operator, node or module has that name", pattern, did_you_mean(operator, known))
+            )
         else:
             specs = specs or graph_specs(graph)
             known = _dims(graph, specs, nodes)
             if not any(fnmatch.fnmatchcase(name, dim) for name in known):
-                found.append(Problem(f"none of its {len(nodes)} operators can be split so", pattern, _known(known)))
-    return tuple(found)
+                problems.append(Problem(f"none of its {len(nodes)} operators can be split so", pattern, _known(known)))
+    return tuple(problems)
 
 
 def _known(dims: set[str]) -> str:
@@ -98,25 +100,25 @@ def _known(dims: set[str]) -> str:
 
 
 def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[str]:
-    """All dimensions by which some nodes could be cut, by name and by number."""
-    found: set[str] = set()
+    """All dimensions along which some nodes could be cut, by name and by number."""
+    dims: set[str] = set()
     seen: set[int] = set()
     for i in nodes:
         if id(specs[i]) in seen:
             continue
         seen.add(id(specs[i]))
         call = OpCall.of(graph, graph.nodes[i])
-        found |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
-        most = max((n for n in _result_ranks(call) if n is not None), default=0)
-        found |= {str(k) for k in range(-most, most)}
+        dims |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
+        rank = max((n for n in _result_ranks(call) if n is not None), default=0)
+        dims |= {str(k) for k in range(-rank, rank)}
         rule = rule_of(call.op)
-        found |= {rule.joint.value} if rule.joint is not None else set()
-        found |= {Means.PARTIAL.value} if rule.linear else set()
-    return found
+        dims |= {rule.joint.value} if rule.joint is not None else set()
+        dims |= {SplitKind.PARTIAL.value} if rule.linear else set()
+    return dims
 
 
 SMALL = 0.005
-"""A weight with less than this part of its block's elements, a router's say, may be whole on every rank."""
+"""A weight with less than this fraction of the elements of its block (a router) may be replicated."""
 
 _HEADS = frozenset("grh")
 """Iteration dimensions of attention that count heads: groups, heads of a group, heads."""
@@ -124,7 +126,7 @@ _HEADS = frozenset("grh")
 
 @per_graph
 def attention_heads(graph: Graph) -> tuple[int, int]:
-    """Numbers that divide all attentions' heads and all their key-value heads; zeros where there is no attention."""
+    """Greatest common divisors of all attentions' heads and key-value heads; zeros without attention."""
     heads, groups = 0, 0
     for node, spec in zip(graph.nodes, graph_specs(graph), strict=True):
         if rule_of(node.op).joint is JointCut.RING:
@@ -135,39 +137,39 @@ def attention_heads(graph: Graph) -> tuple[int, int]:
 
 
 def layer_strategies(
-    found: Sequence[Strategy], call: OpCall, spec: OpSpec, options: Options, sizes: Sequence[int], elements: int
+    candidates: Sequence[Strategy], call: OpCall, spec: OpSpec, options: Options, sizes: Sequence[int], elements: int
 ) -> tuple[Strategy, ...]:
-    """Of the strategies of an operator those that frameworks have; all where none is, or anything is allowed.
+    """The strategies of an operator that tensor parallel layers have; all if none has, or without `as_layers`.
 
     Args:
-        found: strategies.
+        candidates: strategies of the operator.
         call: the operator.
-        spec: its description.
+        spec: description of the operator.
         options: which splits count.
         sizes: ranks along each axis.
-        elements: weights of the block that the operator is part of.
+        elements: weight elements of the block that the operator is part of.
     """
     if not options.as_layers:
-        return tuple(found)
+        return tuple(candidates)
     axes = [axis for axis, size in enumerate(sizes) if size > 1 and options.role(axis) is AxisRole.TENSOR]
-    fitting = tuple(s for s in found if all(_in_layers(s, call, spec, axis, sizes, elements) for axis in axes))
-    return fitting or tuple(found)
+    fitting = tuple(s for s in candidates if all(_in_layers(s, call, spec, axis, sizes, elements) for axis in axes))
+    return fitting or tuple(candidates)
 
 
 def _weights(call: OpCall, spec: OpSpec) -> list[tuple[int, Tensor]]:
-    """Weights of two dimensions and more that an operator multiplies by, by input position."""
+    """Weights of two and more dimensions that an operator multiplies by, with their input positions."""
     inputs = enumerate(call.inputs) if spec.matrix_flops else ()
     return [(p, t) for p, t in inputs if t is not None and t.kind is TensorKind.PARAMETER and len(t.shape) > 1]
 
 
 def _tables(call: OpCall) -> list[tuple[int, Tensor]]:
-    """Weights of two and three dimensions that an operator reads, embeddings among them, by input position."""
+    """Weights of two and three dimensions that an operator reads, embeddings too, with their input positions."""
     parameters = ((p, t) for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER)
     return [(p, t) for p, t in parameters if len(t.shape) in (2, 3)]
 
 
 def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
-    """Whether tensor parallel layers run an operator so."""
+    """Whether tensor parallel layers run an operator by a strategy."""
     name, reads = strategy.splits[axis], dict(strategy.reads)
     weights = _weights(call, spec)
     if any(len(weight.shape) > 3 for _, weight in weights):  # a convolution's kernel
@@ -185,7 +187,7 @@ def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes:
 
 
 def _by_heads(strategy: Strategy, call: OpCall, axis: int) -> bool:
-    """Whether a product of two activations is cut along a dimension that both have, but for the samples."""
+    """Whether a product of two activations is cut along a dimension of both that is not the samples."""
     pairs = [(call.inputs[p], layout) for p, layout in strategy.reads]
     dims = [(layout[axis].dim, len(t.shape)) for t, layout in pairs if t is not None and layout[axis].cuts]
     return len(dims) == len(pairs) and all(dim < rank - 2 and (dim > 0 or rank < 4) for dim, rank in dims)

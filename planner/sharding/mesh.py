@@ -1,7 +1,7 @@
-"""A device mesh: named axes laid on consecutive ranks of a cluster, and what a collective along them costs.
+"""A device mesh: named axes over consecutive ranks of a cluster, and the cost of collectives along them.
 
-The last axis is innermost: its neighbours are consecutive ranks. A mesh without a cluster prices traffic alone (ring
-counts at one second a byte), which is what the published byte counts of tensor-sharding systems mean.
+The last axis is innermost: its neighbours are consecutive ranks. A mesh without a cluster prices bytes alone (those of
+a ring, at one second a byte), as the published byte counts of tensor-sharding systems do.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import numpy as np
 
 from planner.errors import UsageError
 from planner.hardware import ALGORITHMS, Cluster, Collective, Terms, collective_terms, moved_bytes, send_terms
+from planner.hardware.tiers import child_sizes
 
 
 class AxisRole(StrEnum):
-    """What a mesh axis may do, by its name where that is one of these; any other name stands for a tensor axis."""
+    """What a mesh axis may do. An axis of one of these names has that role, any other axis is a tensor axis."""
 
     TENSOR = "tensor"
-    """Every operator is run in the way that is fastest."""
+    """Every operator may be run in any way."""
     CONTEXT = "context"
-    """The sequence is dealt out: activations are cut along it between blocks, weights are whole on every rank.
-    Attention passes keys and values round, gathers them, or swaps the sequence for heads, whichever is fastest."""
+    """Context parallelism: activations between blocks are cut along the sequence, weights are replicated. Attention
+    passes keys and values around a ring, gathers them, or swaps the sequence for heads, whichever is fastest."""
     EXPERT = "expert"
-    """Samples are dealt out, weights are whole on every rank but those of experts, which are dealt out too."""
+    """Expert parallelism: samples and experts are dealt out over the ranks, all other weights are replicated."""
 
     @property
     def deals(self) -> bool:
@@ -37,26 +38,26 @@ class AxisRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a mesh: its name and how many ranks lie along it."""
+    """One axis of a mesh: its name and the number of ranks along it."""
 
     name: str
     size: int
 
     @property
     def role(self) -> AxisRole:
-        """What the axis may do."""
+        """The role of the axis."""
         return AxisRole(self.name) if self.name in set(AxisRole) else AxisRole.TENSOR
 
 
 def axes_text(axes: Iterable[Axis]) -> str:
-    """Sizes of a mesh's axes, outermost first, `2 x 8`; of those that deal out steps or samples with their names."""
+    """Sizes of the axes of a mesh, outermost first, `2 x 8`; axes that deal out steps or samples with their names."""
     return " x ".join(f"{axis.name} {axis.size}" if axis.role.deals else str(axis.size) for axis in axes)
 
 
 def roles_of(axes: Iterable[Axis]) -> tuple[AxisRole, ...]:
-    """What each axis of a mesh may do; empty where all of them may do anything."""
-    found = tuple(axis.role for axis in axes)
-    return found if any(role.deals for role in found) else ()
+    """Role of each axis of a mesh; empty where all are tensor axes."""
+    roles = tuple(axis.role for axis in axes)
+    return roles if any(role.deals for role in roles) else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +66,9 @@ class Mesh:
 
     Attributes:
         axes: outermost first; a mesh without axes is a single device.
-        cluster: where the ranks lie, None for an ideal mesh.
+        cluster: where the ranks are; None for an ideal mesh.
         start: first rank.
-        copies: experts that a row of the model goes to, along an expert axis.
+        copies: experts to which each row of an activation is sent, along an expert axis.
     """
 
     axes: tuple[Axis, ...]
@@ -104,7 +105,7 @@ class Mesh:
     def terms(self, kind: Collective, axes: Sequence[int]) -> Terms:
         """Affine cost of a collective that all groups along the axes (by index) run at the same time.
 
-        Of groups that lie differently on the links the slowest counts. `SEND` is a transfer from every rank to its
+        If groups cross different links, the slowest group counts. `SEND` is a transfer from every rank to its
         next neighbour in the group at once, the slowest pair counting.
         """
         key = (kind, tuple(sorted(axes)))
@@ -115,7 +116,7 @@ class Mesh:
     def seconds(self, kind: Collective, axes: Sequence[int], payload_bytes: np.ndarray | float) -> np.ndarray:
         """Seconds of a collective for payloads of any shape (conventions of `planner.hardware.collectives`).
 
-        What the ranks' own work hides (`Stack.inner_overlap`) is left out.
+        Seconds that are hidden behind the work of the ranks (`Stack.inner_overlap`) are left out.
         """
         seconds = self.terms(kind, axes).seconds(payload_bytes)
         return seconds if self.cluster is None else seconds * (1.0 - self._hidden(axes))
@@ -148,19 +149,19 @@ def _constant(s_per_byte: float) -> Terms:
 
 
 def _distinct(groups: np.ndarray, cluster: Cluster) -> np.ndarray:
-    """One group of each way to lie on the links: groups that cross the same boundaries cost alike."""
-    sizes = np.asarray((1, *cluster.group_sizes()))
+    """One group of each kind: groups that cross the same boundaries between links cost the same."""
+    sizes = np.asarray(child_sizes(cluster))
     first = groups[:, :1, None] // sizes * sizes
     _, keep = np.unique((groups[:, :, None] - first) // sizes, axis=0, return_index=True)
     return groups[np.sort(keep)]
 
 
 def _slowest(terms: Terms) -> Terms:
-    """Terms of many groups as those of the one slowest for large payloads, its latency raised to the largest."""
+    """Terms of the group that is slowest for large payloads, its latency raised to the largest of all groups."""
     best = np.where(np.isfinite(terms.latency_s), terms.s_per_byte, math.inf).min(axis=1)
     worst = int(np.argmax(best))
-    least = terms.latency_s.min(axis=1)
-    return Terms(terms.latency_s[worst] + (least.max() - least[worst]), terms.s_per_byte[worst])
+    lowest = terms.latency_s.min(axis=1)
+    return Terms(terms.latency_s[worst] + (lowest.max() - lowest[worst]), terms.s_per_byte[worst])
 
 
 def _axes(sizes: Mapping[str, int] | Sequence[int]) -> tuple[Axis, ...]:
@@ -176,13 +177,13 @@ def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: i
     """A mesh on consecutive ranks of a cluster.
 
     Args:
-        cluster: the machine.
+        cluster: the cluster.
         sizes: ranks along each axis, outermost first, by name or in order.
         start: first rank.
-        copies: experts that a row of the model goes to.
+        copies: experts to which each row of an activation is sent.
 
     Raises:
-        UsageError: the mesh is larger than what the cluster has from that rank on.
+        UsageError: the cluster has too few ranks from `start` on.
     """
     axes = _axes(sizes)
     count = math.prod(axis.size for axis in axes)
@@ -196,5 +197,5 @@ def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: i
 
 
 def ideal_mesh(sizes: Mapping[str, int] | Sequence[int]) -> Mesh:
-    """A mesh that is nowhere: no latency, every rank sends a byte in a second; its seconds count traffic."""
+    """A mesh without a cluster: no latency, every rank sends a byte a second, so that seconds are bytes."""
     return Mesh(_axes(sizes))

@@ -1,8 +1,8 @@
 """Names for the dimensions of a graph's tensors: two dimensions that one loop nest iterates together share a name.
 
-Mesh-TensorFlow programs name their dimensions; here the names are found. A dimension that is a product (heads times
-head size) goes by its outermost factor, the one that a cut would cut. A fused projection, which a `Split` parts into
-equal pieces, goes by the name of the pieces: it is cut in so many blocks, each like a piece.
+Mesh-TensorFlow programs name their dimensions; here the names are derived. A dimension that is a product (heads times
+head size) has the name of its outermost factor, which a cut would cut. The dimension of a fused projection, which a
+`Split` cuts into equal pieces, has the name of the pieces: it is cut in as many blocks, each like a piece.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class NamedDims:
     """Names of tensor dimensions.
 
     Attributes:
-        of: name of each dimension of each tensor.
-        sizes: greatest common divisor of the sizes under each name.
+        of: by tensor and dimension, its name.
+        sizes: by name, the greatest common divisor of the sizes of its dimensions.
         nest: by node index, the name of each iteration dimension that has one.
-        blocks: of the dimensions of fused tensors, how many pieces lie side by side in them.
+        blocks: by dimension of a fused tensor, the number of pieces that it joins.
     """
 
     of: dict[Place, str] = field(default_factory=dict)
@@ -37,15 +37,15 @@ class NamedDims:
     blocks: dict[Place, int] = field(default_factory=dict)
 
     def tensor(self, name: str, rank: int) -> tuple[str, ...]:
-        """Names of a tensor's dimensions; a dimension of size 1 has an empty one."""
+        """Names of the dimensions of a tensor; "" for a dimension of size 1."""
         return tuple(self.of.get((name, k), "") for k in range(rank))
 
 
 T = TypeVar("T", str, Place)
 
 
-def joined(pairs: Iterable[tuple[T, T]]) -> dict[T, T]:
-    """The least member of each thing's group; pairs belong together, and a pair of a thing with itself names it."""
+def group_leaders(pairs: Iterable[tuple[T, T]]) -> dict[T, T]:
+    """By member, the least member of its connected component; a pair of one member twice adds it alone."""
     import networkx
 
     groups = ((min(group), group) for group in networkx.connected_components(networkx.Graph(pairs)))
@@ -53,27 +53,27 @@ def joined(pairs: Iterable[tuple[T, T]]) -> dict[T, T]:
 
 
 def _places(node: Node, nest: LoopNest) -> dict[str, list[Place]]:
-    """For each iteration dimension the tensor dimensions that it leads.
+    """By iteration dimension, the tensor dimensions of which it is the outermost factor.
 
-    What a slice leaves of the dimensions that it cannot be cut along has a name of its own.
+    The sliced dimensions of a `Slice` keep names of their own, since it cannot be cut along them.
     """
-    found: dict[str, list[Place]] = {}
+    dims_of: dict[str, list[Place]] = {}
     for tensor, k, names in indexed(node, nest):
         if names and not (node.op == "Slice" and nest.dim(names[0]).kind is DimKind.WHOLE):
-            found.setdefault(names[0], []).append((tensor, k))
-    return found
+            dims_of.setdefault(names[0], []).append((tensor, k))
+    return dims_of
 
 
 def named_dims(
     graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec], tied: Mapping[str, str] | None = None
 ) -> NamedDims:
-    """Names for all dimensions of the tensors of some nodes, `d0`, `d1`, ... in order of first use; O(operands).
+    """Names of all dimensions of the tensors of some nodes, `d0`, `d1`, ... in order of first use; O(operands).
 
     Args:
         graph: the model.
         nodes: indices of the nodes.
         specs: descriptions, aligned with the graph's nodes.
-        tied: tensors whose dimensions are those of another.
+        tied: by tensor, the tensor with the same dimensions.
     """
     pairs, led = list[tuple[Place, Place]](), {}
     for i in nodes:
@@ -83,7 +83,7 @@ def named_dims(
             pairs += [(spots[0], spot) for spots in places.values() for spot in spots]
     for name, other in (tied or {}).items():
         pairs += [((name, k), (other, k)) for k in range(len(graph.tensors[name].shape))]
-    root = joined(pairs)
+    root = group_leaders(pairs)
     pieces = _pieces(root, [entry for entries in led.values() for entry in entries])
     result = NamedDims()
     known: dict[Place, str] = {}
@@ -110,14 +110,14 @@ def named_dims(
 def _pieces(
     root: Mapping[Place, Place], led: Sequence[tuple[LoopNest, Mapping[str, list[Place]]]]
 ) -> dict[Place, tuple[Place, int]]:
-    """Of fused dimensions that a nest parts: the dimension of a piece, and how many there are; none that is unclear."""
-    found: dict[Place, set[tuple[Place, int]]] = {}
+    """By fused dimension that a nest splits, the dimension and the number of its pieces; without ambiguous ones."""
+    pieces_of: dict[Place, set[tuple[Place, int]]] = {}
     for nest, places in led:
         for access in (*nest.reads, *nest.writes):
             for names in access.dims:
                 if len(names) < 2 or nest.dim(names[0]).kind is not DimKind.WHOLE or names[1] not in places:
                     continue
                 (fused,) = {root[spot] for spot in places[names[0]]}
-                found.setdefault(fused, set()).add((root[places[names[1]][0]], nest.dim(names[0]).size))
-    one = {fused: next(iter(each)) for fused, each in found.items() if len(each) == 1}
-    return {fused: (piece, count) for fused, (piece, count) in one.items() if piece not in found and count > 1}
+                pieces_of.setdefault(fused, set()).add((root[places[names[1]][0]], nest.dim(names[0]).size))
+    unique = {fused: next(iter(pieces)) for fused, pieces in pieces_of.items() if len(pieces) == 1}
+    return {fused: (piece, count) for fused, (piece, count) in unique.items() if piece not in pieces_of and count > 1}

@@ -1,8 +1,8 @@
-"""Programs over tensors with named dimensions, and the layout of one that holds the fewest bytes.
+"""Mesh-TensorFlow's layout optimizer: the layout of a program over named dimensions with the least peak memory.
 
-Mesh-TensorFlow's layout optimizer asks for it. Its published program minimises `(dims + 1) * peak - splits`: the peak
-first, of equal ones the most splits. Here both are solved one after the other by CP-SAT, which keeps the numbers small.
-Shazeer et al., NeurIPS 2018; the program is that of the library's layout optimizer.
+The published integer program minimises `(dims + 1) * peak - splits`: the peak first, then the most splits. Here the two
+objectives are solved one after the other by CP-SAT, which keeps the numbers small. Shazeer et al., NeurIPS 2018; the
+program is that of the library's layout optimizer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 Assignment = Mapping[str, str]
-"""Mesh axis of each dimension that is split."""
+"""By dimension that is split, its mesh axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class NamedOperation:
     """An operation on named tensors.
 
     Attributes:
-        inputs: names of the tensors read.
-        outputs: names of the tensors written.
-        unsplittable: dimensions that this operation forbids to split.
+        inputs: names of the tensors that it reads.
+        outputs: names of the tensors that it writes.
+        unsplittable: dimensions that must not be split because of this operation.
     """
 
     inputs: tuple[str, ...]
@@ -50,7 +50,7 @@ class NamedOperation:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program over named tensors, operations in an order that may run."""
+    """A program over named tensors, its operations in a topological order."""
 
     tensors: tuple[NamedTensor, ...]
     operations: tuple[NamedOperation, ...]
@@ -62,7 +62,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class LayoutAnswer:
-    """A global layout and the peak bytes of a rank under it."""
+    """A global layout, and the peak bytes of a rank under it."""
 
     assignment: dict[str, str]
     peak_bytes: float
@@ -72,32 +72,32 @@ class LayoutAnswer:
 
 
 def assignments(dims: Sequence[str], axes: Sequence[str]) -> Iterator[dict[str, str]]:
-    """All ways to give dimensions of one tensor to axes, no two to one axis; the fewest splits first."""
+    """All assignments of a tensor's dimensions to axes, no two to one axis; those with the fewest splits first."""
     for count in range(min(len(dims), len(axes)) + 1):
-        for chosen in itertools.combinations(dims, count):
-            for where in itertools.permutations(axes, count):
-                yield dict(zip(chosen, where, strict=True))
+        for split_dims in itertools.combinations(dims, count):
+            for split_axes in itertools.permutations(axes, count):
+                yield dict(zip(split_dims, split_axes, strict=True))
 
 
 def schedule(program: Program) -> tuple[int, ...]:
-    """An order of operations by a greedy list scheduler: of those ready, the one after which fewest bytes are alive.
+    """The order of a greedy list scheduler: next the ready operation after which the fewest bytes are alive.
 
-    Complexity: O(operands * log operations); growth is reckoned again only where the last reader of a result changed.
+    Complexity: O(operands * log operations); growth is recomputed only where the last reader of a result changed.
     """
     size = {t.name: t.item_bytes * math.prod(t.sizes) for t in program.tensors}
     operations = program.operations
-    made = {name: i for i, op in enumerate(operations) for name in op.outputs}
-    readers: dict[str, set[int]] = {name: set() for name in made}
+    writer_of = {name: i for i, op in enumerate(operations) for name in op.outputs}
+    readers: dict[str, set[int]] = {name: set() for name in writer_of}
     waits = []
     for i, op in enumerate(operations):
-        inputs = {name for name in op.inputs if name in made}
-        waits.append({made[name] for name in inputs} - {i})
+        inputs = {name for name in op.inputs if name in writer_of}
+        waits.append({writer_of[name] for name in inputs} - {i})
         for name in inputs:
             readers[name].add(i)
 
     def growth(i: int) -> tuple[float, int]:
         op = operations[i]
-        freed = sum(size[n] for n in dict.fromkeys(op.inputs) if n in made and not readers[n] - {i})
+        freed = sum(size[n] for n in dict.fromkeys(op.inputs) if n in writer_of and not readers[n] - {i})
         return sum(size[n] for n in op.outputs) - freed, i
 
     current = {i: growth(i) for i, need in enumerate(waits) if not need}
@@ -114,7 +114,7 @@ def schedule(program: Program) -> tuple[int, ...]:
         for r in changed:
             waits[r].discard(i)
         for name in operations[i].inputs:
-            if name in made:
+            if name in writer_of:
                 readers[name].discard(i)
                 changed += readers[name] if len(readers[name]) == 1 else ()
         for r in sorted(set(changed)):
@@ -125,70 +125,69 @@ def schedule(program: Program) -> tuple[int, ...]:
 
 
 def fed(program: Program) -> tuple[str, ...]:
-    """Tensors that no operation writes; they are in memory always."""
-    made = {name for op in program.operations for name in op.outputs}
-    return tuple(t.name for t in program.tensors if t.name not in made)
+    """Tensors that no operation writes; they are always in memory."""
+    results = {name for op in program.operations for name in op.outputs}
+    return tuple(t.name for t in program.tensors if t.name not in results)
 
 
 def alive(program: Program, order: Sequence[int]) -> list[frozenset[str]]:
-    """Results in memory while each scheduled operation runs: from the one that writes them to the last that reads."""
-    made = {name for op in program.operations for name in op.outputs}
-    last: dict[str, int] = {}
+    """Results in memory while each scheduled operation runs: from their writer to their last reader."""
+    results = {name for op in program.operations for name in op.outputs}
+    last_use: dict[str, int] = {}
     for at, i in enumerate(order):
         op = program.operations[i]
-        last.update((name, at) for name in (*op.inputs, *op.outputs) if name in made)
+        last_use.update((name, at) for name in (*op.inputs, *op.outputs) if name in results)
     ends: list[list[str]] = [[] for _ in order]
-    for name, at in last.items():
+    for name, at in last_use.items():
         ends[at].append(name)
     held: set[str] = set()
-    found = []
+    alive_at = []
     for at, i in enumerate(order):
         held.update(program.operations[i].outputs)
-        found.append(frozenset(held))
+        alive_at.append(frozenset(held))
         held.difference_update(ends[at])
-    return found
+    return alive_at
 
 
 def peak_bytes(program: Program, mesh: Mapping[str, int], assignment: Assignment) -> float:
-    """Most bytes that a rank holds at any point of the schedule."""
+    """Peak bytes that a rank holds over the schedule."""
     held = {
         t.name: t.item_bytes * math.prod(t.sizes) / math.prod(mesh[assignment[d]] for d in t.dims if d in assignment)
         for t in program.tensors
     }
-    most = max((sum(held[n] for n in sorted(names)) for names in alive(program, schedule(program))), default=0.0)
-    return sum(held[n] for n in fed(program)) + most
+    peak = max((sum(held[n] for n in sorted(names)) for names in alive(program, schedule(program))), default=0.0)
+    return sum(held[n] for n in fed(program)) + peak
 
 
 def _groups(program: Program) -> set[tuple[str, ...]]:
-    """Sets of dimensions of which no two may share an axis: those of each tensor and each operation."""
+    """Sets of dimensions of which no two may share an axis: those of each tensor and of each operation."""
     tensors = {t.name: t for t in program.tensors}
-    found = {tuple(sorted(set(t.dims))) for t in program.tensors}
+    groups = {tuple(sorted(set(t.dims))) for t in program.tensors}
     for op in program.operations:
-        found.add(tuple(sorted({d for n in (*op.inputs, *op.outputs) for d in tensors[n].dims})))
-    return found
+        groups.add(tuple(sorted({d for n in (*op.inputs, *op.outputs) for d in tensors[n].dims})))
+    return groups
 
 
 def best_layout(program: Program, mesh: Mapping[str, int], *, unsplittable: Collection[str] = ()) -> LayoutAnswer:
-    """The layout of least peak bytes, of those the one that splits most, by CP-SAT.
+    """The layout with the least peak bytes, of these the one with the most splits, by CP-SAT.
 
     Args:
         program: tensors and operations.
         mesh: ranks along each axis.
-        unsplittable: dimensions that must stay whole.
+        unsplittable: dimensions that must not be split.
 
     Raises:
-        InfeasibleError: the solver gave up; keeping everything whole satisfies the rules.
+        InfeasibleError: the solver gave up (to split nothing is always feasible).
     """
     search = _Model(program, mesh, unsplittable)
-    least = search.solve_peak()
-    found = search.solve_splits(least)
-    return LayoutAnswer(found, peak_bytes(program, mesh, found))
+    assignment = search.solve_splits(search.solve_peak())
+    return LayoutAnswer(assignment, peak_bytes(program, mesh, assignment))
 
 
 class _Model:
-    """The rules as a CP-SAT model: a choice of axis for each dimension, and one of axes for each tensor's dimensions.
+    """The CP-SAT model: an axis for each dimension, and an assignment for the dimensions of each tensor.
 
-    A tensor's choices add up to those of its dimensions, axis by axis, which keeps the linear relaxation tight.
+    The assignments of a tensor add up to the axes of its dimensions, which keeps the linear relaxation tight.
     """
 
     def __init__(self, program: Program, mesh: Mapping[str, int], unsplittable: Collection[str]) -> None:
@@ -200,7 +199,7 @@ class _Model:
         self.model = cp_model.CpModel()
         dims = program.dims()
         self.splits = {(d, m): self.model.new_bool_var(f"{d}:{m}") for d in dims for m in self.axes}
-        self.chosen: dict[tuple[str, ...], list[tuple[dict[str, str], cp_model.IntVar]]] = {}
+        self.assigned: dict[tuple[str, ...], list[tuple[dict[str, str], cp_model.IntVar]]] = {}
         self.scale = math.lcm(
             *(math.prod(c) for n in range(1, len(self.axes) + 1) for c in itertools.combinations(mesh.values(), n))
         )
@@ -223,19 +222,19 @@ class _Model:
 
     def _tensors(self) -> None:
         for key in dict.fromkeys(tuple(sorted(set(t.dims))) for t in self.program.tensors):
-            self.chosen[key] = [(a, self.model.new_bool_var("")) for a in assignments(key, self.axes)]
-            self.model.add_exactly_one(y for _, y in self.chosen[key])
+            self.assigned[key] = [(a, self.model.new_bool_var("")) for a in assignments(key, self.axes)]
+            self.model.add_exactly_one(y for _, y in self.assigned[key])
             for d, m in itertools.product(key, self.axes):
-                self.model.add(sum(y for a, y in self.chosen[key] if a.get(d) == m) == self.splits[d, m])
+                self.model.add(sum(y for a, y in self.assigned[key] if a.get(d) == m) == self.splits[d, m])
 
     def _held(self, names: Collection[str]) -> cp_model.LinearExpr:
-        """Bytes that some tensors take on a rank, times the scale."""
+        """Bytes of some tensors on a rank, times the scale."""
         from ortools.sat.python import cp_model
 
         weight: dict[int, int] = {}
         variables: dict[int, cp_model.IntVar] = {}
         for t in (self.tensors[name] for name in sorted(names)):
-            for a, y in self.chosen[tuple(sorted(set(t.dims)))]:
+            for a, y in self.assigned[tuple(sorted(set(t.dims)))]:
                 cut = math.prod(self.mesh[a[d]] for d in t.dims if d in a)
                 weight[y.index] = weight.get(y.index, 0) + round(t.item_bytes * math.prod(t.sizes) * self.scale / cut)
                 variables[y.index] = y
@@ -243,16 +242,16 @@ class _Model:
         return cp_model.LinearExpr.sum([terms])
 
     def _peak(self) -> cp_model.IntVar:
-        """At least what is alive at any time. What is always alive is added up once."""
-        whole = math.ceil(sum(t.item_bytes * math.prod(t.sizes) for t in self.program.tensors) * self.scale)
-        base = self.model.new_int_var(0, whole, "always")
-        peak = self.model.new_int_var(0, whole, "peak")
+        """A variable that is at least the live bytes at any time; tensors that are always alive are added up once."""
+        total_bytes = math.ceil(sum(t.item_bytes * math.prod(t.sizes) for t in self.program.tensors) * self.scale)
+        base = self.model.new_int_var(0, total_bytes, "always")
+        peak = self.model.new_int_var(0, total_bytes, "peak")
         self.model.add(base == self._held(fed(self.program)))
         self.model.add(base <= peak)
-        most: list[frozenset[str]] = []
+        largest: list[frozenset[str]] = []
         for names in sorted(dict.fromkeys(alive(self.program, schedule(self.program))), key=len, reverse=True):
-            if not any(names <= other for other in most):
-                most.append(names)
+            if not any(names <= other for other in largest):
+                largest.append(names)
                 self.model.add(base + self._held(names) <= peak)
         return peak
 
@@ -267,7 +266,7 @@ class _Model:
         solver.parameters.presolve_inclusion_work_limit = 0
         status = solver.solve(self.model)
         if status == cp_model.INFEASIBLE:
-            # To split nothing is always a layout; with presolve, 9.15 has called models infeasible that are not.
+            # To split nothing is always feasible; with presolve, 9.15 has called models infeasible that are not.
             solver.parameters.cp_model_presolve = False
             status = solver.solve(self.model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -283,7 +282,7 @@ class _Model:
         return round(self._solve().objective_value)
 
     def solve_splits(self, peak: int) -> dict[str, str]:
-        """The layout that splits most at that peak; a tie goes to the earlier dimension and axis, so there is one."""
+        """The layout with the most splits at that peak; ties go to the earlier dimension and axis, so it is unique."""
         self.model.add(self.peak <= peak)
         order = {key: k + 1 for k, key in enumerate(sorted(self.splits))}
         small = sum(order.values()) + 1

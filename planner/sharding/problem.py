@@ -1,15 +1,15 @@
-"""Sharding a graph, or a block of one, on a mesh as a choice for each operator, tensor and weight.
+"""Sharding of a graph, or of a block of one, on a mesh: a choice for each operator, tensor and weight.
 
-Operators choose a strategy. A tensor chooses one layout to rest in, for its value and for its gradient; it comes there
-from its producer and goes from there to each reader, so three readers that want it whole gather it once, and three
-partial gradients are added before they are reduced. A weight chooses where its working copy, its gradient and its
-optimizer state rest: whole, cut like the operator cuts it (tensor parallelism), cut and gathered when needed (ZeRO-3),
-only gradient and state cut (ZeRO-2), only the state (ZeRO-1). What all this costs is read off the tables of layout
-changes alone; nothing below knows these names.
+An operator chooses a strategy. A tensor chooses one resting layout for its value and one for its gradient. The producer
+brings the tensor to its resting layout and each reader takes it from there, so three readers that need it replicated
+gather it once, and three partial gradients are added before they are reduced. A weight chooses resting layouts of its
+working copy, its gradient and its optimizer state: replicated, cut as the operator cuts it (tensor parallelism), cut
+and gathered when needed (ZeRO-3), only gradient and state cut (ZeRO-2), only the state cut (ZeRO-1). All costs are read
+off the tables of layout changes; nothing below depends on these names.
 
-Time is the sum of work, exchanges inside operators and changes of layout: nothing is assumed to overlap but the sends
-of a ring of attention on a context axis. An operand that backward needs rests in its tensor's layout and is brought to
-the operator's again in the backward pass.
+Time is the sum of work, exchanges inside operators and changes of layout. Nothing overlaps but the sends of ring
+attention on a context axis. An operand that backward needs rests in the layout of its tensor and is brought to the
+layout of the operator again in the backward pass.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ Choice = Strategy | TensorChoice | WeightChoice
 
 @dataclass(frozen=True)
 class Setting:
-    """What a sharding problem is about.
+    """A sharding task: graph, mesh, prices and limits.
 
     Attributes:
         graph: the model.
         mesh: the mesh.
         nodes: indices of the nodes to shard, in order; all by default.
-        forward_s: seconds of each node of the graph run whole on one device, all runs of a node that repeats together;
+        forward_s: forward seconds of each node of the graph on one device, summed over the runs of a node that repeats;
             None where only communication counts.
-        backward_s: the same for backward.
+        backward_s: backward seconds of each node, likewise.
         saved: by node of the graph, what it keeps for backward (`Profile.saved`); by default what its description says.
-        item_bytes: bytes a floating-point element of an activation or weight takes.
-        state: bytes a parameter takes.
-        micro_batches: forward and backward passes a step; the weights' update is paid once a step.
+        item_bytes: bytes of a floating-point element of an activation or weight.
+        state: bytes of a parameter.
+        micro_batches: forward and backward passes a step; the update of the weights is paid once a step.
         options: which splits count.
-        tied: results that must rest like another tensor (a block's output like its input, when blocks repeat).
-        sharded_states: whether weights may rest otherwise than they are used (ZeRO).
-        annotations: layouts wished by the user, by tensor name or pattern (`planner.sharding.annotations`); only the
-            searches that say so look at them.
+        tied: results that must rest like another tensor (the output of a block like its input, when blocks repeat).
+        sharded_states: whether weights may rest in other layouts than operators use (ZeRO).
+        annotations: layouts that the user asks for, by tensor name or pattern (`planner.sharding.annotations`); read by
+            the GShard searches only.
         work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
             agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
         forbidden: splits that are ruled out (`planner.sharding.limits`).
@@ -79,11 +79,15 @@ class Setting:
         return self.nodes or tuple(range(len(self.graph.nodes)))
 
     def bytes_of(self, tensor: Tensor) -> float:
-        """Bytes an element of a tensor takes."""
+        """Bytes of an element of a tensor."""
         return self.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
 
+    def state_of(self, tensor: Tensor) -> StateBytes:
+        """Bytes of an element of a weight; the working copy of an integer weight has the bits of its type."""
+        return self.state if tensor.dtype.is_float else replace(self.state, weight=tensor.dtype.bits / 8)
+
     def nodes_s(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """[nodes of the graph] seconds, forward and backward, when each node does a share of its work."""
+        """Seconds of each node of the graph, forward and backward, when each does a share of its work."""
         if self.work_s is not None and share != 1.0:
             return self.work_s(share)
         none = np.zeros(len(self.graph.nodes))
@@ -95,26 +99,28 @@ class Setting:
         if self.work_s is not None and share != 1.0:
             forward, backward = self.work_s(share)
             return float(forward[i]), float(backward[i])
-        whole = self.forward_s, self.backward_s
-        forward_s, backward_s = (0.0 if a is None else share * float(a[i]) for a in whole)
+        full_s = self.forward_s, self.backward_s
+        forward_s, backward_s = (0.0 if a is None else share * float(a[i]) for a in full_s)
         return forward_s, backward_s
 
     def beside_s(self, work_s: float, repeat: int) -> float:
-        """Of an operator's work in a pass, what a run of it can hide a ring's sends behind: on a mesh whose axes deal
-        out steps kernels work piece by piece; other searches let nothing overlap."""
+        """Seconds of one run of an operator behind which the sends of a ring can hide.
+
+        Only a mesh with axes that deal out steps overlaps them with work; elsewhere it is 0.
+        """
         return work_s / max(1, repeat) if self.options.roles else 0.0
 
 
 @dataclass(frozen=True)
 class ShardingProblem:
-    """Choices and what they cost.
+    """The choices of each variable, and their costs as tables.
 
     Attributes:
-        setting: what it is about.
-        names: of the variables: `op:` and a node's key, or a tensor's name.
-        choices: of each variable.
-        seconds: float64 [choices] of each variable, its own time.
-        bytes: float64 [choices] of each variable, what it keeps in memory.
+        setting: the sharding task.
+        names: names of the variables: `op:` and the key of a node, or the name of a tensor.
+        choices: by variable.
+        seconds: by variable, float64 [choices] of its own time.
+        bytes: by variable, float64 [choices] of memory that a rank keeps.
         links: tables of seconds over two variables.
     """
 
@@ -131,7 +137,11 @@ class ShardingProblem:
         return tuple(map(len, self.choices))
 
     def restricted(self, keep: Mapping[int, np.ndarray]) -> ShardingProblem:
-        """The problem with only those choices of some variables, by variable index."""
+        """The problem with only some choices of some variables.
+
+        Args:
+            keep: by variable index, the indices of the choices to keep.
+        """
 
         def part(values: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
             return tuple(a[keep[v]] if v in keep else a for v, a in enumerate(values))
@@ -153,51 +163,55 @@ class ShardingProblem:
         )
 
     def factors(self, price_s_per_byte: float = 0.0) -> list[Factor]:
-        """All costs as tables; memory at a price."""
-        known: dict[tuple[int, int], np.ndarray] = {}
-        own = []
+        """All costs as tables; memory counts at a price in seconds a byte."""
+        table_of: dict[tuple[int, int], np.ndarray] = {}
+        own_tables = []
         for v, (time, kept) in enumerate(zip(self.seconds, self.bytes, strict=True)):
-            alike = (id(time), id(kept))
-            if alike not in known:
-                known[alike] = time + price_s_per_byte * kept
-            own.append(Factor((v,), known[alike]))
-        return own + list(self.links)
+            key = (id(time), id(kept))
+            if key not in table_of:
+                table_of[key] = time + price_s_per_byte * kept
+            own_tables.append(Factor((v,), table_of[key]))
+        return own_tables + list(self.links)
 
-    def memory(self, chosen: Sequence[int]) -> float:
-        """Bytes that a rank keeps under a choice of each variable."""
-        return float(sum(kept[c] for kept, c in zip(self.bytes, chosen, strict=True)))
+    def memory(self, choices: Sequence[int]) -> float:
+        """Bytes that a rank keeps under one choice of each variable."""
+        return float(sum(kept[c] for kept, c in zip(self.bytes, choices, strict=True)))
 
-    def decision(self, chosen: Sequence[int]) -> dict[str, Choice]:
-        """The choices by variable name."""
-        return {name: options[c] for name, options, c in zip(self.names, self.choices, chosen, strict=True)}
+    def decision(self, choices: Sequence[int]) -> dict[str, Choice]:
+        """The choice of each variable, by name."""
+        return {name: options[c] for name, options, c in zip(self.names, self.choices, choices, strict=True)}
 
 
 def rest_of(choice: Choice) -> TensorChoice | WeightChoice:
-    """Where a tensor or weight rests, if that is what a choice is about."""
+    """The resting layouts that a choice of a tensor or weight says.
+
+    Raises:
+        TypeError: the choice is a strategy of an operator.
+    """
     if isinstance(choice, Strategy):
         raise TypeError("an operator rests nowhere")
     return choice
 
 
 def weight_gathers(spec: OpSpec) -> float:
-    """How often an operator needs a weight in one forward and backward pass: a product needs it in both."""
+    """How often an operator needs a weight in a forward and a backward pass: a product needs it in both."""
     return 2.0 if spec.matrix_flops else 1.0
 
 
 def _carrying(setting: Setting) -> frozenset[str]:
-    """Names of the tensors that carry a gradient; one that rests like another carries one if the other does."""
-    found = needs_gradient(setting.graph)
+    """Names of the tensors that carry a gradient; tied tensors carry one if either does."""
+    carrying = needs_gradient(setting.graph)
     if setting.tied:
-        found |= {other for name, other in setting.tied.items() if name in found}
-        found |= {name for name, other in setting.tied.items() if other in found}
-    return found
+        carrying |= {other for name, other in setting.tied.items() if name in carrying}
+        carrying |= {name for name, other in setting.tied.items() if other in carrying}
+    return carrying
 
 
 def _saved(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedBytes, ...], ...]:
-    """What each node of the graph keeps for backward, by storage."""
+    """By node of the graph, the storages that it keeps for backward."""
     if setting.saved is not None:
         return setting.saved
-    found = []
+    saved_by_node = []
     for node, spec in zip(setting.graph.nodes, specs, strict=True):
         kept = []
         for s in spec.saved:
@@ -208,13 +222,13 @@ def _saved(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedBytes,
             if name:
                 tensor = setting.graph.tensors[name]
                 kept.append(SavedBytes(name, int(tensor.elements * setting.bytes_of(tensor))))
-        found.append(tuple(kept))
-    return tuple(found)
+        saved_by_node.append(tuple(kept))
+    return tuple(saved_by_node)
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a graph says of itself, found once for many settings of the same graph, tied tensors and kept storages.
+class GraphFacts:
+    """Facts of a graph that many settings share (equal graph, tied tensors and kept storages).
 
     Attributes:
         specs: description of each node.
@@ -229,16 +243,16 @@ class Facts:
     forbidden: tuple[tuple[str, ...], ...]
 
     @staticmethod
-    def of(setting: Setting) -> Facts:
+    def of(setting: Setting) -> GraphFacts:
         """The facts of a setting's graph; O(nodes of the graph)."""
         specs = graph_specs(setting.graph)
         forbidden = forbidden_dims(setting.graph, setting.forbidden)
-        return Facts(specs, _carrying(setting), _saved(setting, specs), forbidden)
+        return GraphFacts(specs, _carrying(setting), _saved(setting, specs), forbidden)
 
     def kept(self, nodes: Sequence[int]) -> dict[str, int]:
-        """Bytes of each storage that some nodes keep, the most that any of them says."""
-        found: dict[str, int] = {}
+        """Bytes of each storage that some nodes keep; the largest size that any of them says."""
+        bytes_by_storage: dict[str, int] = {}
         for i in nodes:
             for s in self.saved[i]:
-                found[s.storage] = max(found.get(s.storage, 0), s.byte_count)
-        return found
+                bytes_by_storage[s.storage] = max(bytes_by_storage.get(s.storage, 0), s.byte_count)
+        return bytes_by_storage

@@ -32,17 +32,19 @@ from planner.sharding.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReshardStep:
     """One step of a change of layout.
 
     Attributes:
-        collective: what is done; None where each rank keeps a piece of what is whole, or one rank the whole (free).
-        axes: mesh axes, by index, along which it is done.
+        collective: the collective; None where each rank keeps a piece of a replicated tensor, or one rank keeps it all
+            (free).
+        axes: indices of the mesh axes along which it runs.
         before: layout before it.
         after: layout after it.
-        payload_bytes: bytes a rank contributes (receives, for a gather), as `planner.hardware.collectives` counts them.
+        payload_bytes: bytes that a rank contributes (receives, for a gather), as `planner.hardware.collectives` counts
+            them.
         sent_bytes: bytes that a rank sends in a ring, or to its peers.
-        seconds: what it takes.
+        seconds: its duration.
     """
 
     collective: Collective | None
@@ -55,7 +57,7 @@ class Step:
 
     @property
     def what(self) -> str:
-        """What is done, in a word: a collective, "permute" for a send, "slice" or "mask" for what is free."""
+        """Name of the step: a collective, "permute" for a send, "slice" or "mask" for a free step."""
         if self.collective is None:
             return "slice" if self.after[self.axes[0]].cuts else "mask"
         return "permute" if self.collective is Collective.SEND else self.collective.replace("_", "-")
@@ -71,7 +73,7 @@ def _replace(layout: TensorLayout, axis: int, part: Part) -> TensorLayout:
 def _axis_moves(
     layout: TensorLayout, axis: int, choices: Sequence[Part]
 ) -> Iterator[tuple[Collective | None, TensorLayout]]:
-    """Steps along one axis, whatever the shape."""
+    """Steps along one axis, for a tensor of any shape."""
     now = layout[axis]
     if now.cuts and not is_innermost(layout, axis, now.dim):
         return
@@ -107,12 +109,12 @@ def _joint_moves(
 
 @dataclass(frozen=True)
 class _Skeleton:
-    """What tables of the same layouts have in common, whatever the shape.
+    """Data that tables of the same layouts share, for tensors of any shape.
 
     Attributes:
         index: position of each layout.
         cuts: by mesh axis, which layouts it cuts and along which dimension.
-        moves: kinds of direct steps, the layouts that they lead from and those that they lead to.
+        moves: direct steps by collective and axes, with the indices of the layouts before and after.
     """
 
     index: dict[TensorLayout, int]
@@ -121,11 +123,11 @@ class _Skeleton:
 
 
 @functools.lru_cache(maxsize=1024)
-def _skeleton(found: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> _Skeleton:
-    index = {layout: i for i, layout in enumerate(found)}
-    choices = sorted({part for layout in found for part in layout})
+def _skeleton(all_layouts: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> _Skeleton:
+    index = {layout: i for i, layout in enumerate(all_layouts)}
+    choices = sorted({part for layout in all_layouts for part in layout})
     batches: dict[tuple[Collective | None, tuple[int, ...]], list[tuple[int, int]]] = {}
-    for i, layout in enumerate(found):
+    for i, layout in enumerate(all_layouts):
         one_axis = [(m, (a,), after) for a in range(len(layout)) for m, after in _axis_moves(layout, a, choices)]
         for move, axes, after in [*one_axis, *_joint_moves(layout, sizes)]:
             k = index.get(after)
@@ -133,7 +135,7 @@ def _skeleton(found: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> _Skele
                 batches.setdefault((move, axes), []).append((i, k))
     cuts = []
     for a in range(len(sizes)):
-        pairs = [(i, layout[a].dim) for i, layout in enumerate(found) if layout[a].cuts]
+        pairs = [(i, layout[a].dim) for i, layout in enumerate(all_layouts) if layout[a].cuts]
         rows, dims = np.asarray(pairs, dtype=np.int64).reshape(-1, 2).T
         cuts.append((rows, dims))
     moves = [(move, axes, *np.asarray(pairs, dtype=np.int64).T) for (move, axes), pairs in batches.items()]
@@ -141,22 +143,24 @@ def _skeleton(found: tuple[TensorLayout, ...], sizes: tuple[int, ...]) -> _Skele
 
 
 class ReshardTable:
-    """Quickest changes between all layouts of one shape on one mesh.
+    """Fastest changes between all layouts of one shape on one mesh.
 
     Attributes:
         mesh: the mesh.
-        shape: the whole tensor's.
-        item_bytes: bytes an element.
+        shape: shape of the full tensor.
+        item_bytes: bytes of an element.
         layouts: all layouts, in a fixed order.
         index: position of each layout.
         seconds: float64 [layouts, layouts], from row to column; inf where no sequence leads there.
-        sent_bytes: bytes a rank sends on the way, same shape.
+        sent_bytes: bytes that a rank sends during the change, same shape.
         elements: int64 [layouts], elements of the largest piece that a rank holds.
     """
 
-    def __init__(self, mesh: Mesh, shape: Sequence[int], item_bytes: float, found: Sequence[TensorLayout]) -> None:
+    def __init__(
+        self, mesh: Mesh, shape: Sequence[int], item_bytes: float, all_layouts: Sequence[TensorLayout]
+    ) -> None:
         self.mesh, self.shape, self.item_bytes = mesh, tuple(shape), item_bytes
-        self.layouts = tuple(found)
+        self.layouts = tuple(all_layouts)
         self._skeleton = _skeleton(self.layouts, mesh.sizes)
         self.index = self._skeleton.index
         count = len(self.layouts)
@@ -173,7 +177,7 @@ class ReshardTable:
         """Index of a layout.
 
         Raises:
-            UsageError: the tensor cannot lie so.
+            UsageError: the tensor cannot have the layout.
         """
         if layout not in self.index:
             raise UsageError(
@@ -183,11 +187,11 @@ class ReshardTable:
             )
         return self.index[layout]
 
-    def steps(self, before: TensorLayout, after: TensorLayout) -> tuple[Step, ...]:
-        """The steps of the quickest change; none when the layouts are equal.
+    def steps(self, before: TensorLayout, after: TensorLayout) -> tuple[ReshardStep, ...]:
+        """The steps of the fastest change; empty when the layouts are equal.
 
         Raises:
-            UsageError: the tensor cannot lie so, or no sequence leads there.
+            UsageError: the tensor cannot have one of the layouts, or no sequence of steps leads there.
         """
         i, j = self.position(before), self.position(after)
         if not math.isfinite(self.seconds[i, j]):
@@ -210,7 +214,7 @@ class ReshardTable:
         return np.asarray(left.prod(axis=1, dtype=np.int64))
 
     def _payload(self, kind: Collective | None, axes: tuple[int, ...], i: np.ndarray, k: np.ndarray) -> np.ndarray:
-        """Bytes that a rank contributes to steps; of an uneven cut the largest piece, padding included."""
+        """Bytes that a rank contributes to steps; under uneven cuts those of the largest piece, padding included."""
         before, after = self.elements[i], self.elements[k]
         if kind is Collective.ALL_GATHER:
             return np.asarray(self.item_bytes * after)
@@ -218,17 +222,17 @@ class ReshardTable:
             return np.asarray(self.item_bytes * after * self.mesh.ranks_along(axes))
         return np.asarray(self.item_bytes * (np.maximum(before, after) if kind is Collective.ALL_TO_ALL else before))
 
-    def _step(self, kind: Collective | None, axes: tuple[int, ...], i: int, k: int) -> Step:
+    def _step(self, kind: Collective | None, axes: tuple[int, ...], i: int, k: int) -> ReshardStep:
         before, after = self.layouts[i], self.layouts[k]
         if kind is None:
-            return Step(kind, axes, before, after, 0.0, 0.0, 0.0)
+            return ReshardStep(kind, axes, before, after, 0.0, 0.0, 0.0)
         payload = float(self._payload(kind, axes, np.asarray(i), np.asarray(k)))
         sent = moved_bytes(kind, payload, self.mesh.ranks_along(axes))
         seconds = float(self.mesh.seconds(kind, axes, payload))
-        return Step(kind, axes, before, after, payload, sent, seconds)
+        return ReshardStep(kind, axes, before, after, payload, sent, seconds)
 
     def _fill(self) -> None:
-        """Direct steps. Payloads of equal kind and axes are priced together."""
+        """Fill in the direct steps; those of equal collective and axes are priced together."""
         for number, (kind, axes, rows, columns) in enumerate(self._skeleton.moves):
             seconds = sent = np.zeros(len(rows))
             if kind is not None:
@@ -261,17 +265,17 @@ def reshard_table(
     padded: bool = False,
     interleaved: tuple[Part, ...] = (),
 ) -> ReshardTable:
-    """The table of a shape, made once.
+    """The cached table of a shape.
 
     Args:
         mesh: the mesh.
-        shape: the whole tensor's.
-        item_bytes: bytes an element.
-        padded: whether uneven cuts count.
+        shape: shape of the full tensor.
+        item_bytes: bytes of an element.
+        padded: whether uneven cuts are allowed.
         interleaved: interleaved cuts to consider besides the plain ones.
     """
-    found = layouts(shape, mesh.sizes, padded=padded, interleaved=interleaved)
-    return ReshardTable(mesh, shape, item_bytes, found)
+    all_layouts = layouts(shape, mesh.sizes, padded=padded, interleaved=interleaved)
+    return ReshardTable(mesh, shape, item_bytes, all_layouts)
 
 
 def reshard(
@@ -282,8 +286,8 @@ def reshard(
     after: TensorLayout,
     *,
     padded: bool = False,
-) -> tuple[Step, ...]:
-    """The collectives that change a tensor's layout, in order; uneven cuts only where padding is allowed.
+) -> tuple[ReshardStep, ...]:
+    """The steps that change the layout of a tensor, in order; uneven cuts only where padding is allowed.
 
     >>> from planner.sharding import ideal_mesh, parse_layout, reshard
     >>> mesh = ideal_mesh({"data": 2, "model": 4})
@@ -291,7 +295,7 @@ def reshard(
     ['reduce-scatter S0P>S0S1']
 
     Raises:
-        UsageError: the tensor cannot lie so.
+        UsageError: the tensor cannot have one of the layouts.
     """
     return _reshard(mesh, tuple(shape), item_bytes, before, after, padded)
 
@@ -299,6 +303,6 @@ def reshard(
 @functools.lru_cache(maxsize=65536)
 def _reshard(
     mesh: Mesh, shape: tuple[int, ...], item_bytes: float, before: TensorLayout, after: TensorLayout, padded: bool
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     tags = tuple(sorted({part for part in (*before, *after) if part.blocks > 1}))
     return reshard_table(mesh, shape, item_bytes, padded=padded, interleaved=tags).steps(before, after)

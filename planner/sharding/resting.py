@@ -1,7 +1,7 @@
-"""Where tensors and weights may rest between the operators that make and use them, and between blocks sharded apart.
+"""Resting layouts: how tensors and weights lie between the operators that make and use them, and between blocks.
 
-ZeRO needs no formulas of its own: its stages are resting places of a weight (`WeightChoice`), and their communication
-is what the changes of layout between the resting place and the use come to.
+ZeRO needs no formulas of its own: its stages are resting layouts of a weight (`WeightChoice`), and their communication
+is the changes of layout between resting and use.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from planner.sharding.mesh import AxisRole
 
 @dataclass(frozen=True, slots=True)
 class TensorChoice:
-    """Where a tensor rests: its value's layout and its gradient's (None where it has none)."""
+    """Resting layouts of a tensor: of its value and of its gradient (None where it has none)."""
 
     value: TensorLayout
     gradient: TensorLayout | None
 
     @property
     def layouts(self) -> tuple[TensorLayout, ...]:
-        """Layouts of all that it says where it rests: the value, then the gradient where there is one."""
+        """Layout of the value, then of the gradient where there is one."""
         return (self.value,) if self.gradient is None else (self.value, self.gradient)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class TensorChoice:
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """Where a weight's working copy, its gradient and its optimizer state rest."""
+    """Resting layouts of a weight: of the working copy, the gradient and the optimizer state."""
 
     weight: TensorLayout
     gradient: TensorLayout
@@ -53,7 +53,7 @@ class WeightChoice:
 
     @property
     def value(self) -> TensorLayout:
-        """Layout in which operators find the weight."""
+        """Layout of the working copy, which operators read."""
         return self.weight
 
     @property
@@ -67,14 +67,14 @@ class WeightChoice:
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes that a parameter takes: working copy, gradient, optimizer state (master copy included)."""
+    """Bytes of a parameter: working copy, gradient, optimizer state (with the master copy)."""
 
     weight: float = 2.0
     gradient: float = 2.0
     optimizer: float = 12.0
 
     def held(self, shape: Sequence[int], choice: WeightChoice, sizes: Sequence[int]) -> float:
-        """Bytes that a rank of a mesh of these sizes holds of a weight, its gradient and its optimizer state."""
+        """Bytes that a rank holds of a weight, its gradient and its optimizer state, on a mesh of these sizes."""
         return (
             self.weight * shard_elements(shape, choice.weight, sizes)
             + self.gradient * shard_elements(shape, choice.gradient, sizes)
@@ -83,7 +83,7 @@ class StateBytes:
 
 
 def resting_as(tensor: Tensor, layout: TensorLayout, *, gradient: bool) -> TensorChoice | WeightChoice:
-    """A tensor or weight that rests in one layout, its gradient (where it carries one) and optimizer state alike."""
+    """A tensor or weight with one layout for all: value, gradient (where it carries one) and optimizer state."""
     if tensor.kind is TensorKind.PARAMETER:
         return WeightChoice(layout, layout, layout)
     return TensorChoice(layout, layout if gradient else None)
@@ -93,22 +93,25 @@ def resting_as(tensor: Tensor, layout: TensorLayout, *, gradient: bool) -> Tenso
 def tensor_choices(
     shape: tuple[int, ...], sizes: tuple[int, ...], tags: tuple[Part, ...], *, gradient: bool, padded: bool
 ) -> tuple[TensorChoice, ...]:
-    """Value and gradient are cut alike; where the value is whole its gradient may be partial, and the other way."""
-    found = []
+    """All resting layouts of a tensor.
+
+    Value and gradient are cut alike; if one of them is replicated, the other may be partial.
+    """
+    choices = []
     for value in layouts(shape, sizes, padded=padded, interleaved=tags):
         if not gradient:
-            found.append(TensorChoice(value, None))
+            choices.append(TensorChoice(value, None))
             continue
         per_axis = [
             (part,) if part.cuts else (REPLICATED, PARTIAL) if part == REPLICATED and n > 1 else (REPLICATED,)
             for part, n in zip(value, sizes, strict=True)
         ]
-        found += [TensorChoice(value, parts) for parts in itertools.product(*per_axis)]
-    return tuple(found)
+        choices += [TensorChoice(value, parts) for parts in itertools.product(*per_axis)]
+    return tuple(choices)
 
 
 def summed_along(layout: TensorLayout, axes: Sequence[int]) -> TensorLayout:
-    """A layout when the ranks along some axes have added up their partial sums."""
+    """A layout after the ranks along some axes have added up their partial sums."""
     return tuple(REPLICATED if a in axes and part == PARTIAL else part for a, part in enumerate(layout))
 
 
@@ -124,10 +127,11 @@ def weight_choices(
     roles: tuple[AxisRole, ...] = (),
     expert_dim: int = -1,
 ) -> tuple[WeightChoice, ...]:
-    """For each axis: whole, its gradient reduced at once or once a step; state cut; gradient too; all cut.
+    """All resting layouts of a weight.
 
-    An axis that deals out samples or steps leaves a weight whole, and its gradient in partial sums. An expert axis cuts
-    the dimension that counts experts, where there is one (not -1).
+    On each axis: all replicated; the gradient in partial sums, reduced once a step; only the optimizer state cut
+    (ZeRO-1); state and gradient cut (ZeRO-2); all cut. An axis that deals out samples or steps replicates the weight
+    and leaves its gradient in partial sums. An expert axis cuts the dimension that counts experts (-1 for none).
     """
     cuts = [Part(d) for d in range(len(shape))] + list(tags)
     plain, cut_axes = cuts[: len(shape)], [n for n in sizes if n > 1]
@@ -146,25 +150,25 @@ def weight_choices(
             if trained and sharded_states and first is not None:
                 options += [(REPLICATED, PARTIAL, first), (REPLICATED, first, first)]
         per_axis.append(options)
-    found = []
+    choices = []
     for parts in itertools.product(*per_axis):
         choice = WeightChoice(*(tuple(p[i] for p in parts) for i in range(3)))
         if not any(refusal(shape, layout, sizes, padded=padded) for layout in choice.layouts):
-            found.append(choice)
-    return tuple(found)
+            choices.append(choice)
+    return tuple(choices)
 
 
 class Boundary(StrEnum):
-    """What a mesh axis does with every tensor between two blocks."""
+    """Layout of the tensors between two blocks on one mesh axis."""
 
     REPLICATED = "replicated"
-    """Every rank holds all of it."""
+    """Every rank holds the full tensor."""
     SEQUENCE = "sequence"
-    """The second dimension of `[batch, steps, width]` is cut; tensors of another rank stay whole."""
+    """The second dimension of `[batch, steps, width]` is cut; tensors not of 3 dimensions are replicated."""
     BATCH = "batch"
-    """The first dimension is cut; tensors of one dimension stay whole."""
+    """The first dimension is cut; tensors of one dimension are replicated."""
     FREE = "free"
-    """Every tensor lies where whoever shards the whole chain at once puts it; it stands for all axes or none."""
+    """A search over the full graph chooses each layout; must hold for all axes or for none."""
 
 
 Boundaries = tuple[Boundary, ...]
@@ -181,18 +185,18 @@ def _part(tensor: Tensor, boundary: Boundary) -> Part:
 def canonical_layout(
     tensor: Tensor, boundaries: Boundaries, sizes: Sequence[int], *, padded: bool = False
 ) -> TensorLayout:
-    """Where a boundary tensor lies; an axis that does not divide the dimension leaves the tensor whole.
+    """Layout of a boundary tensor; an axis that does not divide the dimension replicates it.
 
-    It depends on the tensor's shape alone, so the block that writes the tensor and those that read it agree.
+    The layout depends on the shape alone, so the block that writes the tensor and those that read it agree.
 
     Args:
         tensor: a tensor that crosses a boundary.
         boundaries: one for each mesh axis, none of them free.
         sizes: ranks along each axis.
-        padded: whether uneven cuts count.
+        padded: whether uneven cuts are allowed.
 
     Raises:
-        UsageError: boundaries are free: where the tensor lies does not follow from its shape.
+        UsageError: a boundary is free: the layout does not follow from the shape.
     """
     if Boundary.FREE in boundaries:
         raise UsageError(f"where {tensor.name!r} lies between blocks is free", hint="ask the sharding that places it")
@@ -206,7 +210,7 @@ def canonical_layout(
 
 
 _DEALT = {AxisRole.CONTEXT: Boundary.SEQUENCE, AxisRole.EXPERT: Boundary.BATCH}
-"""What lies between blocks on axes that deal out steps or samples."""
+"""Boundaries on axes that deal out steps or samples."""
 
 
 def variants(
@@ -217,16 +221,16 @@ def variants(
     padded: bool = False,
     roles: Sequence[AxisRole] = (),
 ) -> tuple[Boundaries, ...]:
-    """All ways to treat the boundaries that differ for at least one of the tensors, the first of equal ones.
+    """All boundaries that give at least one tensor another layout; of equal ones the first.
 
-    Axes that deal out steps or samples have one treatment. Free ones stand alone: nothing but them is allowed.
+    Axes that deal out steps or samples have one boundary. FREE counts only if nothing else is allowed.
     """
     if tuple(allowed) == (Boundary.FREE,):
         return ((Boundary.FREE,) * len(sizes),)
     by_axis = [(_DEALT[role],) if role.deals else allowed for role in roles or (AxisRole.TENSOR,) * len(sizes)]
-    one_of = {tensor.shape: tensor for tensor in tensors}
-    found: dict[tuple[TensorLayout, ...], Boundaries] = {}
-    for each in itertools.product(*by_axis):
-        layouts = tuple(canonical_layout(t, each, sizes, padded=padded) for t in one_of.values())
-        found.setdefault(layouts, each)
-    return tuple(found.values())
+    tensor_of_shape = {tensor.shape: tensor for tensor in tensors}
+    boundaries_by_layouts: dict[tuple[TensorLayout, ...], Boundaries] = {}
+    for boundaries in itertools.product(*by_axis):
+        layouts = tuple(canonical_layout(t, boundaries, sizes, padded=padded) for t in tensor_of_shape.values())
+        boundaries_by_layouts.setdefault(layouts, boundaries)
+    return tuple(boundaries_by_layouts.values())

@@ -30,10 +30,10 @@ from planner.exchange import (
     Exchange,
     ExchangeStep,
     Fabric,
-    Facts,
     Group,
     Phase,
     Recipe,
+    SchemeSummary,
     Step,
     Variable,
     fabric_of,
@@ -71,7 +71,7 @@ class Hybrid(Sharded):
     key = "hybrid"
     zero = NUMBER
     recipe = Recipe((GATHER, AGAIN, SCATTER, ACROSS), Group.INSIDE, Group.INSIDE, Group.INSIDE)
-    facts = Facts("", "", "", "", "")
+    facts = SchemeSummary("", "", "", "", "")
 
     def price(self, fabric: Fabric, step: Step) -> Exchange:
         """Played as ZeRO-3 is."""

@@ -385,5 +385,5 @@ def test_a_scheme_without_messages_cannot_be_made() -> None:
     class Silent(Scheme):
         key = "silent"
 
-    with pytest.raises(TypeError, match="draft"):
+    with pytest.raises(TypeError, match="plan_messages"):
         Silent()  # type: ignore[abstract]

@@ -14,6 +14,7 @@ from planner.hardware import (
     ClusterSketch,
     Collective,
     cluster_names,
+    collective_s,
     from_astra,
     from_calculon,
     from_nccl_tests,
@@ -106,7 +107,7 @@ def test_what_is_no_matrix_is_refused(text: str) -> None:
 
 def nccl(ranks: int, latency_us: float, gb_per_s: float, test: str = "all_reduce_perf") -> str:
     """What nccl-tests print for a collective of exactly this latency and bus bandwidth."""
-    factor = (2 if test.startswith("all_reduce") else 1) * (ranks - 1) / ranks
+    factor = {"all_reduce_perf": 2 * (ranks - 1) / ranks, "broadcast_perf": 1}.get(test, (ranks - 1) / ranks)
     lines = ["# nccl-tests version 2.20.0", f"# Collective test starting: {test}", "# Using devices"]
     lines += [f"#  Rank {r:2} Group  0 Pid 1 on host device {r} [0x07] NVIDIA A100-SXM4-80GB" for r in range(ranks)]
     lines += ["#       size         count      type   redop    root     time   algbw   busbw #wrong     time"]
@@ -131,6 +132,15 @@ def test_a_measured_collective_is_fitted_and_put_into_a_profile(tmp_path: Path) 
     assert [(f.collective, f.ranks, f.byte_per_s) for f in fits if f.ranks == 8] == [(kind, 8, 230e9)]
     with pytest.raises(HardwareError, match="no level 'nvl'"):
         with_measured("dgx-h100", "nvl", {kind: row}, "measured")
+
+
+def test_a_measured_broadcast_is_priced_as_measured(tmp_path: Path) -> None:
+    """25 us and the whole payload at 100 GB/s: 10 MB take 125 us, in the profile as in the table."""
+    kind, row = from_nccl_tests(nccl(8, 25.0, 100.0, "broadcast_perf"))
+    assert row == {"ranks": 8, "latency": "25 us", "bandwidth": "100 GB/s"}
+    path = tmp_path / "measured.yaml"
+    path.write_text(with_measured("dgx-h100", "nvlink", {kind: row}, "measured"))
+    assert collective_s(load_cluster(path), kind, range(8), 10e6) == pytest.approx(125e-6)
 
 
 def test_a_table_without_its_test_needs_a_name() -> None:

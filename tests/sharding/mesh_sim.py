@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.sharding import PARTIAL, REPLICATED, Part, Step, TensorLayout
+from planner.sharding import PARTIAL, REPLICATED, Part, ReshardStep, TensorLayout
 
 Coordinate = tuple[int, ...]
 Pieces = dict[Coordinate, np.ndarray]
@@ -278,7 +278,7 @@ def _uncut(pieces: Sequence[np.ndarray], part: Part) -> np.ndarray:
     return np.concatenate([b[k] for k in range(part.blocks) for b in blocks], axis=part.dim)
 
 
-def apply_step(pieces: Pieces, step: Step, sizes: Sequence[int]) -> Pieces:
+def apply_step(pieces: Pieces, step: ReshardStep, sizes: Sequence[int]) -> Pieces:
     """What a step of a change of layout does to the ranks' pieces."""
     result = {}
     if step.what == "permute":

@@ -12,7 +12,7 @@ from planner.hardware import load_cluster
 from planner.sharding import (
     Boundaries,
     Boundary,
-    Facts,
+    GraphFacts,
     Mesh,
     Setting,
     Strategy,
@@ -24,7 +24,7 @@ from planner.sharding import (
 )
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.elimination import minimise
-from planner.sharding.inner import PriceMarks
+from planner.sharding.inner import RoundedPrices
 from planner.sharding.inner_points import BlockProblem, BlockView
 from tests.sharding.graphs import products
 from tests.sharding.test_inner import _one_block
@@ -37,7 +37,7 @@ def _problem(mesh: Mesh) -> BlockProblem:
     setting = Setting(
         graph, mesh, chain.blocks[1].nodes, prices.forward_s, prices.backward_s, prices.saved, sharded_states=False
     )
-    facts = Facts.of(setting)
+    facts = GraphFacts.of(setting)
     return BlockProblem(setting, facts, BlockView.of(chain, graph, 1, facts), prices.workspace_bytes)
 
 
@@ -80,7 +80,7 @@ def test_a_block_is_left_whole_where_nothing_else_can_be_searched(monkeypatch: p
     monkeypatch.setattr(block_search, "LIMIT", 1_000)
     block = _problem(mesh_on(load_cluster("dgx-a100"), {"tensor": 8}))
     found = BlockPoints(block, [(REPLICATED,), (SEQUENCE,)])
-    assert found.whole
+    assert found.uncut
     for boundary in ((REPLICATED,), (SEQUENCE,)):
         for point in found[boundary]:
             assert evaluate(block.setting, point.decision).violations == []
@@ -109,7 +109,7 @@ def test_nodes_alike_whole_but_not_in_parts_are_told_apart() -> None:
         part = np.array([share, max(share, 0.5)])
         return part, 2 * part
 
-    marks = PriceMarks(Setting(graph, ideal_mesh((8,)), forward_s=whole, backward_s=2 * whole, work_s=work_s))
+    marks = RoundedPrices(Setting(graph, ideal_mesh((8,)), forward_s=whole, backward_s=2 * whole, work_s=work_s))
     assert marks.of([0], [1.0]) == marks.of([1], [1.0])
     assert marks.of([0], [1.0, 0.125]) != marks.of([1], [1.0, 0.125])
     assert marks.of([0], [0.5]) == marks.of([1], [0.5])

@@ -9,7 +9,7 @@ import pytest
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.sharding import (
-    Facts,
+    GraphFacts,
     InnerOptions,
     Options,
     Setting,
@@ -105,7 +105,7 @@ def test_blocks_are_sharded_without_them() -> None:
 def test_blocks_that_differ_by_what_is_forbidden_are_not_alike() -> None:
     chain, graph, prices = _one_block()
     setting = Setting(graph, ideal_mesh((8,)), saved=prices.saved)
-    free, bound = (Facts.of(each) for each in (setting, replace(setting, forbidden=("u:n",))))
+    free, bound = (GraphFacts.of(each) for each in (setting, replace(setting, forbidden=("u:n",))))
     keys = [BlockView.of(chain, graph, 1, facts).key(chain.blocks[1], graph, facts, {}) for facts in (free, bound)]
     assert keys[0] != keys[1]
 

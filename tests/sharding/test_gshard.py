@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from planner.errors import InfeasibleError, UsageError
@@ -14,11 +12,11 @@ from planner.sharding import (
     formulate,
     ideal_mesh,
     layout_text,
-    load_annotations,
 )
-from planner.sharding.annotations import propagate, resolve
+from planner.sharding.annotations import resolve
 from planner.sharding.problem import rest_of
 from planner.sharding.searches import ShardingAnswer, get
+from planner.sharding.searches.gshard_propagate import propagate
 from tests.operators.calls import graph, node
 from tests.sharding.graphs import attention_block, products, setting
 
@@ -90,18 +88,6 @@ def test_two_wishes_for_one_tensor() -> None:
 def test_wishes_that_cannot_be(annotations: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         resolve(setting(attention_block(), (3,), annotations=annotations))
-
-
-def test_annotations_from_a_file(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
-    good.write_text("# tensor parallel\nwu: S1\n'w[qkv]': S1\n")
-    assert load_annotations(good) == {"wu": "S1", "w[qkv]": "S1"}
-    bad.write_text("wu: 3\nwd: S0\n")
-    with pytest.raises(UsageError) as caught:
-        load_annotations(bad)
-    assert "bad.yaml:1:5" in str(caught.value.problems[0])
-    with pytest.raises(UsageError, match="cannot read"):
-        load_annotations(tmp_path / "none.yaml")
 
 
 def test_no_annotation_leaves_everything_to_the_search() -> None:

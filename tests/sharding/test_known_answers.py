@@ -11,8 +11,8 @@ from planner.sharding import (
     Mesh,
     Mixture,
     Part,
+    ReshardStep,
     StateBytes,
-    Step,
     Strategy,
     TensorLayout,
     WeightChoice,
@@ -31,7 +31,7 @@ from tests.sharding.named_layouts import brute_force_layout
 
 def weight_steps(
     mesh: Mesh, shape: Sequence[int], choice: WeightChoice, used: TensorLayout, gradient: TensorLayout
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """All changes of layout of a weight in one step of training; it is brought to the operator forward and backward."""
     there = reshard(mesh, shape, 1.0, choice.weight, used) * 2
     back = reshard(mesh, shape, 1.0, gradient, choice.gradient)

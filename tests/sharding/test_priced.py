@@ -41,10 +41,10 @@ def test_the_bound_is_one_and_the_choice_fits(data: st.DataObject, count: int) -
     fitting = [seconds for seconds, kept in every if kept <= limit]
     found = least_within(sizes, times, held, limit)
     if not fitting:
-        assert not found.chosen
+        assert not found.choices
         return
-    assert value(held, found.chosen) <= limit
-    assert found.seconds == value(times, found.chosen)
+    assert value(held, found.choices) <= limit
+    assert found.seconds == value(times, found.choices)
     assert found.bound_s <= min(fitting) * (1 + 1e-9) + 1e-9
     assert min(fitting) <= found.seconds
 

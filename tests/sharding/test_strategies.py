@@ -6,7 +6,7 @@ import pytest
 
 from planner.operators import RULES, OpCall, graph_specs, spec
 from planner.sharding import Options, Strategy, exchange_bytes, exchange_s, ideal_mesh, layout_text, strategies
-from planner.sharding.formulate import block_tags
+from planner.sharding.interleaving import interleaved_cuts
 from tests.operators.calls import call, graph, node
 from tests.sharding import coupled_cases
 from tests.sharding.plain_cases import CASES
@@ -63,7 +63,7 @@ def test_a_fused_projection_is_cut_in_thirds() -> None:
     tensors = {"x": "x 2 4 8", "w": "w 8 24", "b": "w 24", "y": "x 2 4 24", "z": "x 2 4 24"}
     tensors |= dict.fromkeys("qkv", "x 2 4 8")
     what = graph(tensors, [node("MatMul", "x w", "y"), node("Add", "y b", "z"), node("Split", "z", "q k v", axis=2)])
-    tags = block_tags(what, range(3), graph_specs(what))
+    tags = interleaved_cuts(what, range(3), graph_specs(what))
     assert {name: [str(p) for p in parts] for name, parts in tags.items()} == {
         "z": ["S2~3"], "y": ["S2~3"], "w": ["S1~3"], "b": ["S0~3"],
     }  # fmt: skip

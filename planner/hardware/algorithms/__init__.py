@@ -1,7 +1,6 @@
-"""Algorithms of collectives, one file each: what a group takes with one, and what its ranks send each other.
+"""Algorithms of collectives, one file each: the cost for a group, and the bytes that its ranks send each other.
 
-Every algorithm is affine in the payload. One that is registered here is among those of which every collective takes the
-cheapest, wherever collectives are priced.
+The cost of every algorithm is affine in the payload. A collective is priced by the cheapest registered algorithm.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from planner.hardware.types import Collective
 from planner.registry import Registry
 
 Hops = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Who sends, to whom (int64, positions of ranks), and how many bytes."""
+"""Senders and receivers (int64, positions of ranks), and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A way to run collectives.
+    """An algorithm for collectives.
 
     Attributes:
-        order: place among the algorithms; of several that take equally long the first is named.
-        affine: what a group of a shape takes over its links; None where the algorithm cannot serve the collective, or
-            the group.
-        hops: what is sent in an all-reduce of one byte: of the ranks by position, the devices in one child of each
-            level (`planner.hardware.tiers.child_sizes`), and the positions of the group; None where it serves none.
-        measured: a measured collective stands for it, being what libraries run.
-        alone: the algorithm that it is where a group uses one level of links; "" for itself.
+        order: rank among the algorithms; of several with equal cost the first is named.
+        affine: affine cost for a group over its links; None where the algorithm cannot run the collective, or the
+            group.
+        hops: the bytes sent in an all-reduce of one byte, from the ranks by position, the devices in one child of each
+            level (`planner.hardware.tiers.child_sizes`), and the positions of the group; None if it runs no all-reduce.
+        measured: whether measured collectives replace it, because libraries run it.
+        alone: the algorithm that it is equal to where a group crosses one level of links; "" for itself.
     """
 
     order: int

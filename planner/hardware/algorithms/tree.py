@@ -1,4 +1,4 @@
-"""Up and down trees that follow the levels, pipelined, so that each direction moves the payload once.
+"""Trees along the levels, up and down, pipelined, so that each direction moves the payload once.
 
 Two trees of half the payload, in which an inner node of one is a leaf of the other (Sanders, Speck and Traeff, Parallel
 Computing 2009).
@@ -25,8 +25,8 @@ def _affine(kind: Collective, span: Span, tiers: Sequence[LinkTier]) -> Affine |
 
 
 def _hops(ranks: Sequence[int], sizes: Sequence[int], group: np.ndarray) -> Hops:
-    """On each level the children of one parent are joined by binary trees; their first ranks stand for them in one
-    tree, their last in the other."""
+    """On each level binary trees join the children of one parent; the first rank of a child represents it in one tree,
+    the last rank in the other."""
     sources: list[int] = []
     targets: list[int] = []
     for side in (0, -1):

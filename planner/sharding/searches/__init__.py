@@ -19,14 +19,14 @@ from planner.sharding.problem import Choice, Setting
 
 @dataclass(frozen=True)
 class ShardingAnswer:
-    """What a search found.
+    """The answer of a search.
 
     Attributes:
-        decision: strategy of each operator and resting layout of each tensor and weight, by variable name.
-        verdict: what the judge says it costs.
-        bound_s: no decision of the search's space takes less; 0 when the search proves nothing.
+        decision: strategy of each operator and resting layouts of each tensor and weight, by variable name.
+        verdict: its cost by the judge.
+        bound_s: lower bound on the seconds of any decision of the search's space; 0 when nothing is proven.
         method: how it was found.
-        states: size of what was looked at, in the method's own unit.
+        states: number of states, in a unit of the method.
     """
 
     decision: dict[str, Choice]
@@ -46,19 +46,19 @@ class ShardingAnswer:
         states: int = 0,
         fixed: str = "",
     ) -> ShardingAnswer:
-        """A decision as an answer, with the judge's verdict.
+        """The answer for a decision, with the judge's verdict.
 
         Args:
-            setting: what was to be sharded.
+            setting: what is sharded.
             decision: strategies and layouts.
-            memory_bytes: what a rank may hold; None for any.
+            memory_bytes: bytes that a rank may hold; None for no limit.
             method: how it was found.
-            bound_s: no decision of the search's space takes less.
-            states: size of what was looked at.
-            fixed: of a search that cannot trade time for memory, what it found in words.
+            bound_s: lower bound on the seconds of any decision of the search's space.
+            states: number of states.
+            fixed: for a search that cannot trade time for memory, the name of its decision in the error.
 
         Raises:
-            InfeasibleError: what such a search found does not fit.
+            InfeasibleError: the decision of such a search does not fit.
         """
         verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
         if fixed and memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
@@ -67,20 +67,20 @@ class ShardingAnswer:
 
     @property
     def gap(self) -> float:
-        """How much slower than the bound the answer may be, as a fraction of it."""
+        """Relative gap: how much slower than the bound the answer is."""
         if self.bound_s <= 0:
             return 0.0 if self.verdict.seconds <= 0 else float("inf")
         return max(0.0, self.verdict.seconds / self.bound_s - 1.0)
 
 
 class Search(Protocol):
-    """A way to choose layouts."""
+    """A search over layouts."""
 
     def __call__(self, setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-        """Choose strategies and layouts that take the least time within the memory of a rank.
+        """Choose the strategies and layouts with the least time within the memory of a rank.
 
         Raises:
-            InfeasibleError: nothing in the search's space fits.
+            InfeasibleError: no decision of the search's space fits.
         """
         ...
 

@@ -1,10 +1,8 @@
-"""GShard's way: layouts of a few tensors from the user, of all others from the program.
+"""GShard: the user gives the layouts of a few tensors, the program completes all others.
 
-Two ways to complete them. `gshard`: annotated tensors and weights rest as written, the rest is chosen exactly so that
-work and changes of layout take the least time; where annotations do not fit together the layout is changed between
-them. Where the fastest does not fit the memory, memory gets a price. `gshard-propagate`: the paper's propagation fixes
-where every tensor rests, operators then follow; annotations that cannot both be respected are an error. Annotations
-stand in `Setting.annotations`.
+Annotated tensors and weights rest as asked (`Setting.annotations`). The rest is chosen exactly, so that work and
+changes of layout take the least time; where annotations do not fit together, the layout is changed between them. If the
+fastest completion exceeds the memory, memory gets a price. The propagation of the paper is `gshard_propagate.py`.
 
 A mixture of experts needs nothing more: tokens annotated along their groups and expert weights along the experts make
 dispatch and combine changes of layout from one cut to another, which are all-to-alls.
@@ -18,27 +16,27 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
-from planner.sharding.annotations import Annotation, propagate, resolve
+from planner.sharding.annotations import Annotation, resolve
 from planner.sharding.formulate import formulate
-from planner.sharding.layout import REPLICATED, TensorLayout
+from planner.sharding.layout import REPLICATED
 from planner.sharding.problem import Setting, ShardingProblem, rest_of
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches.ilp import fastest
 from planner.sharding.strategies import Strategy
 
 
-def _restricted(setting: Setting, problem: ShardingProblem, wishes: Mapping[str, Annotation]) -> ShardingProblem:
-    """The problem with the annotated tensors resting as written; a network's input is read as written."""
+def _restricted(setting: Setting, problem: ShardingProblem, annotations: Mapping[str, Annotation]) -> ShardingProblem:
+    """The problem with only those choices that respect the annotations; model inputs are read as asked."""
     place = {name: v for v, name in enumerate(problem.names)}
     keep: dict[int, np.ndarray] = {}
-    for name, wish in wishes.items():
+    for name, annotation in annotations.items():
         if setting.graph.tensors[name].kind is TensorKind.INPUT:
-            _restrict_readers(setting, problem, wish, place, keep)
+            _restrict_readers(setting, problem, annotation, place, keep)
         elif name in place:
             choices = problem.choices[place[name]]
-            options = [c for c, choice in enumerate(choices) if wish.allows(rest_of(choice).value)]
+            options = [c for c, choice in enumerate(choices) if annotation.allows(rest_of(choice).value)]
             if not options:
-                raise _unmet(wish, "no such layout is open to it")
+                raise _unmet(annotation, "no such layout is open to it")
             keep[place[name]] = np.asarray(options)
     return problem.restricted(keep)
 
@@ -46,37 +44,49 @@ def _restricted(setting: Setting, problem: ShardingProblem, wishes: Mapping[str,
 def _restrict_readers(
     setting: Setting,
     problem: ShardingProblem,
-    wish: Annotation,
+    annotation: Annotation,
     place: Mapping[str, int],
     keep: dict[int, np.ndarray],
 ) -> None:
-    whole = (REPLICATED,) * len(setting.mesh.axes)
-    for i in sorted(set(setting.graph.consumers.get(wish.tensor, ())) & set(setting.members)):
+    """Keep the strategies that read an annotated input of the model as asked."""
+    replicated = (REPLICATED,) * len(setting.mesh.axes)
+    for i in sorted(set(setting.graph.consumers.get(annotation.tensor, ())) & set(setting.members)):
         node = setting.graph.nodes[i]
         v = place[f"op:{node.key}"]
-        spots = [p for p, name in enumerate(node.inputs) if name == wish.tensor]
+        positions = [p for p, name in enumerate(node.inputs) if name == annotation.tensor]
         options = [
             c for c in keep.get(v, np.arange(problem.sizes[v])).tolist()
             if isinstance(s := problem.choices[v][c], Strategy)
-            and all(wish.allows(dict(s.reads).get(p, whole)) for p in spots)
+            and all(annotation.allows(dict(s.reads).get(p, replicated)) for p in positions)
         ]  # fmt: skip
         if not options:
-            raise _unmet(wish, f"{node.key} ({node.op}) cannot read it so")
+            raise _unmet(annotation, f"{node.key} ({node.op}) cannot read it so")
         keep[v] = np.asarray(options)
 
 
-def _unmet(wish: Annotation, why: str) -> InfeasibleError:
+def _unmet(annotation: Annotation, why: str) -> InfeasibleError:
     return InfeasibleError(
-        f"annotation {wish.origin!r} of {wish.tensor} cannot be met: {why}",
-        where=wish.tensor,
+        f"annotation {annotation.origin!r} of {annotation.tensor} cannot be met: {why}",
+        where=annotation.tensor,
         hint="choose another layout, or allow padded or coupled splits",
     )
 
 
-def _completed(setting: Setting, problem: ShardingProblem, memory_bytes: float | None, method: str) -> ShardingAnswer:
+def complete(
+    setting: Setting,
+    problem: ShardingProblem,
+    annotations: Mapping[str, Annotation],
+    memory_bytes: float | None,
+    method: str,
+) -> ShardingAnswer:
+    """The fastest completion of some annotations within memory.
+
+    Raises:
+        InfeasibleError: an annotation cannot be met, or no completion was found that fits.
+    """
     return fastest(
         setting,
-        problem,
+        _restricted(setting, problem, annotations),
         memory_bytes,
         method=method,
         what="completion of the annotations",
@@ -86,28 +96,10 @@ def _completed(setting: Setting, problem: ShardingProblem, memory_bytes: float |
 
 @SEARCHES.entry("gshard")
 def gshard(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """Annotated tensors as written, everything else as it is fastest within memory; the bound holds under them.
+    """Annotated tensors as asked, all else as fast as possible within memory; the bound holds under the annotations.
 
     Raises:
-        UsageError: annotations that name no tensor, a layout that it cannot have, or two layouts of one tensor.
-        InfeasibleError: an annotation that cannot be met, or too little memory.
+        UsageError: an annotation matches no tensor, asks for an impossible layout, or contradicts another.
+        InfeasibleError: an annotation cannot be met, or memory is too small.
     """
-    problem = formulate(setting)
-    left = _restricted(setting, problem, resolve(setting))
-    return _completed(setting, left, memory_bytes, "annotations completed exactly")
-
-
-@SEARCHES.entry("gshard-propagate")
-def gshard_propagate(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """Every tensor where propagation of the annotations puts it; the bound holds under those layouts.
-
-    Raises:
-        UsageError: as `gshard`.
-        InfeasibleError: as `gshard`, and annotations that meet at an operator that cannot respect both.
-    """
-    problem = formulate(setting)
-    wishes = resolve(setting)
-    layouts: dict[str, TensorLayout] = propagate(setting, problem, wishes)
-    fixed = {name: wish for name, wish in wishes.items() if name not in layouts}
-    fixed |= {name: Annotation(name, layout, "propagation") for name, layout in layouts.items()}
-    return _completed(setting, _restricted(setting, problem, fixed), memory_bytes, "annotations propagated")
+    return complete(setting, formulate(setting), resolve(setting), memory_bytes, "annotations completed exactly")

@@ -1,12 +1,12 @@
-"""One choice for each operator, tensor and weight: by elimination where memory does not bind, else with a solver.
+"""Exact choice of a strategy or layout for each operator, tensor and weight: by elimination, or an integer program.
 
-Without a binding memory limit the sum of tables is minimised exactly by eliminating variables. With one, the limit gets
-a price: each price gives a bound, and a price high enough a plan that fits. What lies between is closed by an integer
-program over the choices that no price has ruled out: one binary a choice, one continuous variable a pair of linked
-choices, with equal marginals on both sides (the local polytope, whose relaxation is tight on trees).
+Without a binding memory limit the sum of tables is minimised exactly by variable elimination. With one, memory gets a
+price: each price gives a bound, and a price that is high enough a plan that fits. The gap is closed by an integer
+program over the choices that no price has ruled out: one binary variable a choice, one continuous variable a pair of
+linked choices, with equal marginals on both sides (the local polytope, whose relaxation is tight on trees).
 
-Beside it stand `fastest`, the end of every search that narrows choices down (the fastest of what is left, within memory
-where it is limited), and `leanest`, the layouts of which a rank holds the fewest bytes: what any plan needs at least.
+`fastest` serves the searches that restrict choices: the fastest of what is left, within memory where it is limited.
+`leanest` finds the layouts with the fewest bytes on a rank: the least memory that any plan needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from planner.sharding.elimination import (
     CLOSE,
     DEFAULT_LIMIT,
     Factor,
-    Within,
+    LimitedSolution,
     least_within,
     minima,
     minimise,
@@ -34,23 +34,23 @@ from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.units import format_bytes
 
 MOST_VARIABLES = 300
-"""Variables up to which a gap left by the prices is closed by the integer program; above, the gap is stated."""
+"""Largest number of variables for which the integer program closes the gap that prices leave."""
 SOLVER_S = 20.0
-"""Seconds the integer program may take."""
+"""Time limit of the integer program, in seconds."""
 
 
-def _fastest(problem: ShardingProblem) -> Within:
-    """The fastest choice, and of equally fast ones one that keeps little in memory."""
-    total, chosen = minimise(problem.sizes, problem.factors())
-    held = problem.memory(chosen)
+def _fastest(problem: ShardingProblem) -> LimitedSolution:
+    """The fastest choice; of equally fast ones one with little memory."""
+    total, choices = minimise(problem.sizes, problem.factors())
+    held = problem.memory(choices)
     if held:
         _, lean = minimise(problem.sizes, problem.factors(1e-9 * total / held))
         if value(problem.factors(), lean) <= total * (1 + 1e-12):
-            chosen = lean
-    return Within(total, chosen, total)
+            choices = lean
+    return LimitedSolution(total, choices, total)
 
 
-def by_prices(problem: ShardingProblem, limit: float, close: float = CLOSE) -> Within:
+def by_prices(problem: ShardingProblem, limit: float, close: float = CLOSE) -> LimitedSolution:
     """The fastest choice within memory that some price on memory finds, to a relative gap, and a bound.
 
     Raises:
@@ -60,15 +60,15 @@ def by_prices(problem: ShardingProblem, limit: float, close: float = CLOSE) -> W
     return least_within(problem.sizes, problem.factors(), held, limit, close)
 
 
-def _reduced(problem: ShardingProblem, limit: float, best: Within) -> tuple[ShardingProblem, list[np.ndarray]]:
-    """The problem without the choices that the best bound's price rules out."""
+def _reduced(problem: ShardingProblem, limit: float, best: LimitedSolution) -> tuple[ShardingProblem, list[np.ndarray]]:
+    """The problem without the choices that the price of the best bound rules out, and which choices it keeps."""
     factors = problem.factors(best.price)
     cutoff = best.seconds + best.price * limit
     keep = []
     for v in range(len(problem.names)):
-        least = minima(problem.sizes, factors, (v,))
-        every = np.arange(problem.sizes[v])
-        keep.append(every if least is None else np.flatnonzero(least.totals <= cutoff * (1 + 1e-12)))
+        minimum = minima(problem.sizes, factors, (v,))
+        all_choices = np.arange(problem.sizes[v])
+        keep.append(all_choices if minimum is None else np.flatnonzero(minimum.totals <= cutoff * (1 + 1e-12)))
     return problem.restricted(dict(enumerate(keep))), keep
 
 
@@ -79,29 +79,33 @@ def integer_program(
 
     Args:
         problem: what to choose.
-        limit: bytes of a rank.
+        limit: bytes that a rank may hold.
         seconds: time limit.
 
     Returns:
-        Seconds of the plan (inf when none was found), proven bound, choices.
+        Seconds of the decision (inf when none was found), proven bound, choice of each variable.
     """
     import datetime
 
     from ortools.math_opt.python import mathopt
 
     model = mathopt.Model()
-    chosen = [[model.add_binary_variable() for _ in range(n)] for n in problem.sizes]
-    for variables in chosen:
+    choice_vars = [[model.add_binary_variable() for _ in range(n)] for n in problem.sizes]
+    for variables in choice_vars:
         model.add_linear_constraint(mathopt.fast_sum(variables) == 1.0)
-    terms = [t * x for v, xs in enumerate(chosen) for t, x in zip(problem.seconds[v].tolist(), xs, strict=True) if t]
-    held = [b * x for v, xs in enumerate(chosen) for b, x in zip((problem.bytes[v] / limit).tolist(), xs, strict=True)]
+    terms = [
+        t * x for v, xs in enumerate(choice_vars) for t, x in zip(problem.seconds[v].tolist(), xs, strict=True) if t
+    ]
+    held = [
+        b * x for v, xs in enumerate(choice_vars) for b, x in zip((problem.bytes[v] / limit).tolist(), xs, strict=True)
+    ]
     model.add_linear_constraint(mathopt.fast_sum(held) <= 1.0)
     for link in problem.links:
         a, b = link.variables
         pairs = [[model.add_variable(lb=0.0, ub=1.0 if math.isfinite(c) else 0.0) for c in row] for row in link.table]
-        for x, row in zip(chosen[a], pairs, strict=True):
+        for x, row in zip(choice_vars[a], pairs, strict=True):
             model.add_linear_constraint(mathopt.fast_sum(row) == x)
-        for j, x in enumerate(chosen[b]):
+        for j, x in enumerate(choice_vars[b]):
             model.add_linear_constraint(mathopt.fast_sum(row[j] for row in pairs) == x)
         terms += [c * z for costs, row in zip(link.table.tolist(), pairs, strict=True)
                   for c, z in zip(costs, row, strict=True) if c and math.isfinite(c)]  # fmt: skip
@@ -112,27 +116,27 @@ def integer_program(
     if not result.has_primal_feasible_solution():
         return math.inf, bound, ()
     values = result.variable_values()
-    picked = tuple(max(range(len(xs)), key=lambda c: values[xs[c]]) for xs in chosen)
+    picked = tuple(max(range(len(xs)), key=lambda c: values[xs[c]]) for xs in choice_vars)
     return value(problem.factors(), picked), bound, picked
 
 
-def _close(problem: ShardingProblem, limit: float, best: Within) -> str:
-    """Close the gap by an integer program over what is left; says how."""
+def _close(problem: ShardingProblem, limit: float, best: LimitedSolution) -> str:
+    """Close the gap by an integer program over the choices that are left; returns the name of the method."""
     left, keep = _reduced(problem, limit, best)
     seconds, bound, picked = integer_program(left, limit)
     if picked and seconds < best.seconds and fits(left.memory(picked), limit):
         best.seconds = seconds
-        best.chosen = tuple(int(k[c]) for k, c in zip(keep, picked, strict=True))
+        best.choices = tuple(int(k[c]) for k, c in zip(keep, picked, strict=True))
     best.bound_s = max(best.bound_s, min(bound, best.seconds))
     return "integer program"
 
 
 @SEARCHES.entry("ilp")
 def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """The fastest choice of layouts within memory, proven, or with its gap where the graph is large.
+    """The fastest choice of layouts within memory, proven optimal, or with a gap for large graphs.
 
     Raises:
-        InfeasibleError: no choice fits; the message says what is needed at least.
+        InfeasibleError: no choice fits; the message says how much memory is needed at least.
     """
     problem = formulate(setting)
     states = table_entries(problem.sizes, problem.factors())
@@ -144,26 +148,26 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
     if memory_bytes is None:
         best, method = _fastest(problem), "elimination"
     else:
-        least = float(sum(kept.min() for kept in problem.bytes))
-        if not fits(least, memory_bytes):
+        minimum = float(sum(kept.min() for kept in problem.bytes))
+        if not fits(minimum, memory_bytes):
             raise InfeasibleError(
-                f"every layout needs at least {format_bytes(least)} a device, {format_bytes(memory_bytes)} are there",
+                f"every layout needs at least {format_bytes(minimum)} a device, {format_bytes(memory_bytes)} are there",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
         best, method = by_prices(problem, memory_bytes), "prices"
-        if not best.chosen:
+        if not best.choices:
             raise InfeasibleError(
                 f"no layout was found that fits {format_bytes(memory_bytes)} a device",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
         if not best.closed() and len(problem.names) <= MOST_VARIABLES:
             method = _close(problem, memory_bytes, best)
-    decision = problem.decision(best.chosen)
+    decision = problem.decision(best.choices)
     return ShardingAnswer.of(setting, decision, memory_bytes, method, bound_s=best.bound_s, states=states)
 
 
 CLOSE = 0.02
-"""Relative gap at which the search within memory ends."""
+"""Relative gap at which `fastest` ends its search within memory."""
 
 
 def fastest(
@@ -172,45 +176,45 @@ def fastest(
     """The fastest choice of a problem; the bound holds for its choices.
 
     Args:
-        setting: whose problem it is.
+        setting: what is sharded.
         problem: the choices that the search allows.
-        memory_bytes: what a rank may hold; None for any.
-        method: what the answer says of how it was found.
-        what: what a choice is, for the error: "completion of the annotations".
-        hint: what to do where none fits.
+        memory_bytes: bytes that a rank may hold; None for no limit.
+        method: name of the method, for the answer.
+        what: name of a choice, for the error: "completion of the annotations".
+        hint: remedy, for the error.
 
     Raises:
         InfeasibleError: no choice was found that fits, or the problem is too large for elimination.
     """
     if memory_bytes is None:
-        bound_s, chosen = minimise(problem.sizes, problem.factors())
+        bound_s, choices = minimise(problem.sizes, problem.factors())
     else:
-        within = by_prices(problem, memory_bytes, CLOSE)
-        if not within.chosen:
+        solution = by_prices(problem, memory_bytes, CLOSE)
+        if not solution.choices:
             raise InfeasibleError(f"no {what} was found that fits {format_bytes(memory_bytes)} a device", hint=hint)
-        bound_s, chosen = within.bound_s, within.chosen
-    return ShardingAnswer.of(setting, problem.decision(chosen), memory_bytes, method, bound_s=bound_s)
+        bound_s, choices = solution.bound_s, solution.choices
+    return ShardingAnswer.of(setting, problem.decision(choices), memory_bytes, method, bound_s=bound_s)
 
 
 DEAR = 1e6
-"""Price of memory: holding what the fastest layouts hold costs this many times their seconds."""
+"""Price of memory: the bytes of the fastest layouts cost this many times their seconds."""
 
 
 @SEARCHES.entry("leanest")
 def leanest(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """Layouts at a price at which memory is all that counts.
+    """The layouts with the least memory: the best choice at a price at which only memory counts.
 
     Raises:
         InfeasibleError: even those do not fit, or exact elimination would need too large a table.
     """
     problem = formulate(setting)
-    seconds, chosen = minimise(problem.sizes, problem.factors())
-    price = DEAR * max(seconds, 1e-12) / max(1.0, problem.memory(chosen))
-    _, chosen = minimise(problem.sizes, problem.factors(price))
-    held = problem.memory(chosen)
+    seconds, choices = minimise(problem.sizes, problem.factors())
+    price = DEAR * max(seconds, 1e-12) / max(1.0, problem.memory(choices))
+    _, choices = minimise(problem.sizes, problem.factors(price))
+    held = problem.memory(choices)
     if memory_bytes is not None and not fits(held, memory_bytes):
         raise InfeasibleError(
             f"every layout needs about {format_bytes(held)} a device, {format_bytes(memory_bytes)} are there",
             hint="use a larger mesh, more recomputation or a smaller micro-batch",
         )
-    return ShardingAnswer.of(setting, problem.decision(chosen), memory_bytes, "a price on memory")
+    return ShardingAnswer.of(setting, problem.decision(choices), memory_bytes, "a price on memory")

@@ -21,26 +21,26 @@ from planner.sharding.formulate import formulate
 from planner.sharding.layout import REPLICATED, Part
 from planner.sharding.named_dims import named_dims
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
-from planner.sharding.problem import Choice, Facts, Setting
+from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy
 from planner.units import format_bytes
 
 Implied = tuple[tuple[int, ...], np.ndarray]
-"""Names, ascending, and the choice that follows from the axis of each: int64, one dimension a name, -1 for none."""
+"""Names, ascending, and the choice that follows from their axes: int64, one dimension a name, -1 for no choice."""
 
 
 class _NamedProblem:
-    """A sharding problem of which every choice follows from the mesh axis that each named dimension is cut on.
+    """A sharding problem in which every choice follows from the mesh axis of each named dimension.
 
     Attributes:
         order: the names.
-        domains: by name, the axes that may cut it, -1 (whole) first.
+        domains: by name, the axes that may cut it, -1 (uncut) first.
     """
 
     def __init__(self, setting: Setting) -> None:
-        facts = Facts.of(setting)
+        facts = GraphFacts.of(setting)
         self.setting, self.graph, self.carrying = setting, setting.graph, facts.carrying
         self.problem = formulate(setting, facts)
         self.names = named_dims(setting.graph, setting.members, facts.specs, setting.tied)
@@ -58,30 +58,30 @@ class _NamedProblem:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Axes that each name may be cut on, none of them included."""
+        """Number of options of each name: the axes that may cut it, and none."""
         return tuple(map(len, self.domains))
 
     def strategies(self, i: int) -> dict[tuple[str, ...], int]:
-        """Choices of an operator by their splits: those that cut fused tensors in blocks like their pieces."""
-        node, found = self.graph.nodes[i], dict[tuple[str, ...], int]()
+        """Choices of an operator by splits; only those that cut fused tensors in blocks like their pieces."""
+        node, choice_of = self.graph.nodes[i], dict[tuple[str, ...], int]()
         for c, choice in enumerate(self.problem.choices[self.operators[i]]):
             if isinstance(choice, Strategy):
                 sides = [(node.inputs[p], layout) for p, layout in choice.reads]
                 sides += [(node.outputs[p], layout) for p, layout in choice.writes]
                 cuts = [(name, part) for name, layout in sides for part in layout if part.cuts]
                 if all(part.blocks == self.names.blocks.get((name, part.dim), 1) for name, part in cuts):
-                    found.setdefault(choice.splits, c)
-        return found
+                    choice_of.setdefault(choice.splits, c)
+        return choice_of
 
     def _implied_by(self, dims: Sequence[str], key: Hashable, choice_at: Callable[[list[int]], int]) -> Implied:
-        """What follows from the axes of some dimensions (by name, "" for none); equal keys have equal tables."""
+        """The choices that follow from the axes of some dimensions (by name, "" for none); equal keys share a table."""
         names = tuple(sorted({self._index[d] for d in dims if d}))
         places = [names.index(self._index[d]) if d else -1 for d in dims]
         domains = [self.domains[n] for n in names]
         key = (key, tuple(places), tuple(map(tuple, domains)))
         if key not in self._tables:
-            found = [choice_at([at[p] if p >= 0 else -1 for p in places]) for at in itertools.product(*domains)]
-            self._tables[key] = np.asarray(found, dtype=np.int64).reshape([len(d) for d in domains])
+            choices = [choice_at([at[p] if p >= 0 else -1 for p in places]) for at in itertools.product(*domains)]
+            self._tables[key] = np.asarray(choices, dtype=np.int64).reshape([len(d) for d in domains])
         return names, self._tables[key]
 
     def _of_operator(self, i: int) -> Implied:
@@ -117,57 +117,57 @@ class _NamedProblem:
         return self._implied_by(self.names.tensor(name, rank), (id(choices), blocks, carries), choice_at)
 
     def times(self) -> list[Factor]:
-        """Seconds of operators and weights' updates, and of all changes of layout, over the names."""
-        own = (self._own(v, table, math.inf) for v, table in enumerate(self.problem.seconds))
-        return _summed([*own, *map(self._link, self.problem.links)])
+        """Tables over the names: seconds of operators, of weight updates and of changes of layout."""
+        own_tables = (self._own_table(v, table, math.inf) for v, table in enumerate(self.problem.seconds))
+        return _summed([*own_tables, *map(self._link, self.problem.links)])
 
     def held(self) -> list[Factor]:
-        """Bytes that a rank holds, over the names."""
-        return _summed(self._own(v, table, 0.0) for v, table in enumerate(self.problem.bytes))
+        """Tables over the names: bytes that a rank holds."""
+        return _summed(self._own_table(v, table, 0.0) for v, table in enumerate(self.problem.bytes))
 
-    def _own(self, v: int, table: np.ndarray, otherwise: float) -> Factor:
-        names, chosen = self._implied[v]
-        key = (id(table), id(chosen), otherwise)
+    def _own_table(self, v: int, table: np.ndarray, otherwise: float) -> Factor:
+        names, choices = self._implied[v]
+        key = (id(table), id(choices), otherwise)
         if key not in self._tables:
-            self._tables[key] = np.where(chosen < 0, otherwise, table[chosen])
+            self._tables[key] = np.where(choices < 0, otherwise, table[choices])
         return Factor(names, self._tables[key])
 
     def _link(self, link: Factor) -> Factor:
         sides = [self._implied[v] for v in link.variables]
         names = tuple(sorted({n for side, _ in sides for n in side}))
-        key = (id(link.table), *((id(chosen), tuple(map(names.index, side))) for side, chosen in sides))
+        key = (id(link.table), *((id(choices), tuple(map(names.index, side))) for side, choices in sides))
         if key not in self._tables:
             first, second = (
-                chosen.reshape([len(self.domains[n]) if n in side else 1 for n in names]) for side, chosen in sides
+                choices.reshape([len(self.domains[n]) if n in side else 1 for n in names]) for side, choices in sides
             )
             self._tables[key] = np.where((first < 0) | (second < 0), math.inf, link.table[first, second])
         return Factor(names, self._tables[key])
 
     def decision(self, at: Sequence[int]) -> dict[str, Choice]:
-        """The choices that follow from a choice of each name.
+        """The decision that follows from one option of each name.
 
         Raises:
-            InfeasibleError: an operator or a tensor has no such choice.
+            InfeasibleError: an operator or a tensor has no choice that follows from it.
         """
-        found = [int(chosen[tuple(at[n] for n in names)]) for names, chosen in self._implied]
-        for name, c in zip(self.problem.names, found, strict=True):
+        choices = [int(choice_at[tuple(at[n] for n in names)]) for names, choice_at in self._implied]
+        for name, c in zip(self.problem.names, choices, strict=True):
             if c < 0:
                 key, operator = name.removeprefix("op:"), name.startswith("op:")
                 what = f"{key} cannot be split" if operator else f"{key} cannot be cut"
                 raise InfeasibleError(f"{what} as the layout says", where=key, hint="leave a dimension whole")
-        return self.problem.decision(found)
+        return self.problem.decision(choices)
 
 
 def _summed(factors: Iterable[Factor]) -> list[Factor]:
-    """Tables over the same names as one."""
-    found: dict[tuple[int, ...], np.ndarray] = {}
+    """The factors, with tables over the same names added up."""
+    table_of: dict[tuple[int, ...], np.ndarray] = {}
     for f in factors:
-        found[f.variables] = found[f.variables] + f.table if f.variables in found else f.table
-    return [Factor(variables, table) for variables, table in found.items()]
+        table_of[f.variables] = table_of[f.variables] + f.table if f.variables in table_of else f.table
+    return [Factor(variables, table) for variables, table in table_of.items()]
 
 
 def program_of(named: _NamedProblem) -> Program:
-    """The forward program of a setting's nodes under found names; dimensions an operator cannot cut are said so."""
+    """The forward program of a setting's nodes, with the dimensions that each operation cannot split."""
     setting, graph, names = named.setting, named.graph, named.names
     tensors: dict[str, NamedTensor] = {}
     operations = []
@@ -195,23 +195,23 @@ def program_of(named: _NamedProblem) -> Program:
 
 @SEARCHES.entry("mesh-tensorflow")
 def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """The fastest global layout; within memory, the fastest that some price on memory finds.
+    """The fastest global layout; under a memory limit, the fastest that a price on memory finds.
 
     Raises:
-        InfeasibleError: no map is legal, or none was found that fits the memory.
+        InfeasibleError: no layout is legal, or none was found that fits.
     """
     named = _NamedProblem(setting)
     if memory_bytes is None:
-        _, chosen = minimise(named.sizes, named.times())
+        _, axes = minimise(named.sizes, named.times())
     else:
-        chosen = least_within(named.sizes, named.times(), named.held(), memory_bytes).chosen
-        if not chosen:
+        axes = least_within(named.sizes, named.times(), named.held(), memory_bytes).choices
+        if not axes:
             raise InfeasibleError(
                 f"no layout of named dimensions was found that fits {format_bytes(memory_bytes)} a device",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
     method, states = "elimination over names", math.prod(named.sizes)
-    decision = named.decision(chosen)
+    decision = named.decision(axes)
     return ShardingAnswer.of(setting, decision, memory_bytes, method, states=states, fixed="the fastest layout")
 
 
@@ -224,9 +224,9 @@ def mesh_tensorflow_memory(setting: Setting, *, memory_bytes: float | None = Non
     """
     named = _NamedProblem(setting)
     axes = {axis.name: axis.size for axis in setting.mesh.axes if axis.size > 1}
-    found = best_layout(program_of(named), axes).assignment
+    assignment = best_layout(program_of(named), axes).assignment
     place = {axis.name: a for a, axis in enumerate(setting.mesh.axes)}
-    axis_of = [place[found[name]] if name in found else -1 for name in named.order]
+    axis_of = [place[assignment[name]] if name in assignment else -1 for name in named.order]
     decision = named.decision([domain.index(a) for domain, a in zip(named.domains, axis_of, strict=True)])
     states = len(named.order)
     return ShardingAnswer.of(setting, decision, memory_bytes, "CP-SAT", states=states, fixed="the leanest layout")

@@ -1,8 +1,8 @@
-"""Tofu: every tensor cut, one mesh axis after another, so that the bytes fetched and reduced are fewest.
+"""Tofu: every tensor is cut, one mesh axis after another, with the fewest bytes fetched and reduced.
 
-Partition-n-reduce: an operator is cut along one dimension of its loop nest; a worker fetches what it lacks of its
-operands and, where the dimension was reduced, partial results are added. One step cuts everything in p parts; the next
-step does the same inside each part, on what the operators of one part work on. Step i costs `groups_i * delta_i` bytes,
+Partition-n-reduce: an operator is cut along one dimension of its loop nest; a worker fetches the missing parts of its
+operands and, where the dimension is reduced, partial results are added. One step cuts everything in p parts; the next
+step cuts each part again. Step i costs `groups_i * delta_i` bytes,
 groups being the parts made so far. Taking the best step each time is optimal where these never fall from step to step
 (Wang, Huang, Li, EuroSys 2019, theorem 1); `TofuPlan.monotone` says whether they do.
 
@@ -26,8 +26,8 @@ from planner.sharding.choices import shrink, splits
 from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, named_nests
 from planner.sharding.limits import allowed
-from planner.sharding.named_dims import joined
-from planner.sharding.problem import Choice, Facts, Setting
+from planner.sharding.named_dims import group_leaders
+from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.strategies import Strategy, strategies
@@ -52,7 +52,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One way to cut a pass: the dimension and what that makes of each operand; "" repeats the work."""
+    """One cut of a pass: the dimension ("" repeats the work), and the part of each operand and result."""
 
     dim: str
     reads: tuple[Part, ...]
@@ -70,8 +70,8 @@ def _numbered(nest: LoopNest, reads: Sequence[int], writes: Sequence[int]) -> Lo
 
 
 def _gradients(nest: LoopNest, names: Sequence[str], out: str, wanted: frozenset[str], key: str) -> list[Pass]:
-    """A pass for each operand of a nest whose gradient is wanted."""
-    found = []
+    """One pass for each operand of a nest whose gradient is wanted."""
+    passes = []
     for r, access in enumerate(nest.reads):
         target = names[access.position]
         if target not in wanted:
@@ -80,12 +80,12 @@ def _gradients(nest: LoopNest, names: Sequence[str], out: str, wanted: frozenset
         others = [names[a.position] for i, a in enumerate(nest.reads) if i != r]
         reads = tuple(replace(a, position=i) for i, a in enumerate(back.reads))
         writes = (replace(back.writes[0], position=0),)
-        found.append(Pass(f"{key}#{r}", (replace(back, reads=reads, writes=writes),), (out, *others), (target,)))
-    return found
+        passes.append(Pass(f"{key}#{r}", (replace(back, reads=reads, writes=writes),), (out, *others), (target,)))
+    return passes
 
 
 def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> list[Pass]:
-    """The forward pass of a node and the gradients that training asks of it."""
+    """The forward pass of a node, and the passes of the gradients that training needs."""
     node = graph.nodes[i]
     nests = [n for n in named_nests(OpCall.of(graph, node), spec) if n.reads or n.writes]
     if not nests:
@@ -94,38 +94,38 @@ def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> lis
     writes = sorted({a.position for n in nests for a in n.writes})
     forward = tuple(_numbered(n, reads, writes) for n in nests)
     names, outs = tuple(node.inputs[p] for p in reads), tuple(node.outputs[p] for p in writes)
-    found = [Pass(node.key, forward, names, outs)]
+    passes = [Pass(node.key, forward, names, outs)]
     if outs[0] in wanted:
         for nest in forward:
-            found += _gradients(nest, names, outs[0], wanted, node.key)
-    return found
+            passes += _gradients(nest, names, outs[0], wanted, node.key)
+    return passes
 
 
-def cuts_of(one: Pass, ranks: int, item_bytes: float) -> list[Cut]:
-    """All cuts of a pass in that many parts; repeating the work only where there is none."""
-    found = []
-    sizes = {d.name: d.size for n in one.nests for d in n.dims}
-    widths = {(a.position, k): width for nest in one.nests for a in nest.reads for k, width in a.halo}
-    for dim, (reads, writes) in splits(one.nests).items():
+def cuts_of(op: Pass, ranks: int, item_bytes: float) -> list[Cut]:
+    """All cuts of a pass in `ranks` parts; repeated work only where there is none."""
+    cuts = []
+    sizes = {d.name: d.size for n in op.nests for d in n.dims}
+    widths = {(a.position, k): width for nest in op.nests for a in nest.reads for k, width in a.halo}
+    for dim, (reads, writes) in splits(op.nests).items():
         if sizes[dim] % ranks:
             continue
         halo = 0.0
         for p, part in reads.items():
-            surface = operand_elements(one, p, sizes) / sizes[dim]
+            surface = operand_elements(op, p, sizes) / sizes[dim]
             halo += 2 * (ranks - 1) * widths.get((p, part.dim), 0) * surface * item_bytes
         parts = [
             tuple(side.get(p, REPLICATED) for p in range(count))
-            for side, count in ((reads, len(one.reads)), (writes, len(one.writes)))
+            for side, count in ((reads, len(op.reads)), (writes, len(op.writes)))
         ]
-        found.append(Cut(dim, parts[0], parts[1], halo))
-    if not found:
-        found.append(Cut("", (REPLICATED,) * len(one.reads), (REPLICATED,) * len(one.writes)))
-    return found
+        cuts.append(Cut(dim, parts[0], parts[1], halo))
+    if not cuts:
+        cuts.append(Cut("", (REPLICATED,) * len(op.reads), (REPLICATED,) * len(op.writes)))
+    return cuts
 
 
-def operand_elements(one: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:
-    """Elements of an operand that one group works on: the sizes of the dimensions that index it, windows by results."""
-    for nest in one.nests:
+def operand_elements(op: Pass, read: int, sizes: Mapping[str, int], *, written: bool = False) -> float:
+    """Elements of an operand in one group: the product of the dimensions that index it, windows by their results."""
+    for nest in op.nests:
         for access in nest.writes if written else nest.reads:
             if access.position == read:
                 whole = {d.name for d in nest.dims if d.kind is DimKind.WHOLE}
@@ -138,7 +138,7 @@ def operand_elements(one: Pass, read: int, sizes: Mapping[str, int], *, written:
 
 
 def moved_bytes(rest: Part, used: Part, ranks: int, byte_count: float, *, written: bool = False) -> float:
-    """Bytes that all ranks fetch to use a tensor as `used` when it rests as `rest`, or to bring a result to rest."""
+    """Bytes that all ranks fetch to use a tensor that rests as `rest` as `used`, or to bring a result to rest."""
     if written and used == PARTIAL:
         return byte_count * (ranks - 1) * (1 if rest.cuts else 2)
     have, want = (used, rest) if written else (rest, used)
@@ -147,15 +147,15 @@ def moved_bytes(rest: Part, used: Part, ranks: int, byte_count: float, *, writte
     return byte_count * (ranks - 1) / (ranks if want.cuts else 1)
 
 
-def cut_bytes(one: Pass, cut: Cut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
+def cut_bytes(op: Pass, cut: Cut, rests: Sequence[Part], ranks: int, item_bytes: float) -> float:
     """Bytes that all ranks move in one pass, given how its tensors rest (reads first, then writes)."""
-    sizes = {d.name: d.size for n in one.nests for d in n.dims}
+    sizes = {d.name: d.size for n in op.nests for d in n.dims}
     total = cut.halo_bytes
     for p, used in enumerate(cut.reads):
-        total += moved_bytes(rests[p], used, ranks, item_bytes * operand_elements(one, p, sizes))
+        total += moved_bytes(rests[p], used, ranks, item_bytes * operand_elements(op, p, sizes))
     for p, used in enumerate(cut.writes):
-        elements = operand_elements(one, p, sizes, written=True)
-        total += moved_bytes(rests[len(one.reads) + p], used, ranks, item_bytes * elements, written=True)
+        elements = operand_elements(op, p, sizes, written=True)
+        total += moved_bytes(rests[len(op.reads) + p], used, ranks, item_bytes * elements, written=True)
     return total
 
 
@@ -164,11 +164,11 @@ class TofuStep:
     """One step of the recursion.
 
     Attributes:
-        ranks: parts that everything is cut in.
-        groups: parts there were before.
+        ranks: number of parts that the step makes of each part.
+        groups: number of parts before the step.
         bytes: bytes that one group moves.
-        rests: how each tensor is cut, by name.
-        cuts: dimension that each pass is cut along, by key.
+        rests: by tensor name, its part.
+        cuts: by pass key, the dimension that is cut.
     """
 
     ranks: int
@@ -185,12 +185,12 @@ class TofuStep:
 
 @dataclass(frozen=True, slots=True)
 class TofuPlan:
-    """What the recursion found.
+    """The result of the recursion.
 
     Attributes:
-        steps: in order.
-        groups: variables left after coarsening.
-        tensors: tensors before it.
+        steps: the steps in order.
+        groups: number of variables after coarsening.
+        tensors: number of tensors before coarsening.
     """
 
     steps: tuple[TofuStep, ...]
@@ -209,7 +209,7 @@ class TofuPlan:
         return all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(totals))
 
     def layout(self, name: str) -> TensorLayout:
-        """Layout of a tensor, one part a step; one that the recursion does not know is whole."""
+        """Layout of a tensor, one part a step; a tensor that the recursion does not know is replicated."""
         return tuple(step.rests.get(name, REPLICATED) for step in self.steps)
 
 
@@ -219,50 +219,50 @@ def prime_factors(ranks: int) -> tuple[int, ...]:
     >>> prime_factors(12)
     (2, 2, 3)
     """
-    found, left, p = [], ranks, 2
+    factors, left, p = [], ranks, 2
     while left > 1:
         while left % p == 0:
-            found.append(p)
+            factors.append(p)
             left //= p
         p += 1
-    return tuple(found)
+    return tuple(factors)
 
 
-def _elementwise(one: Pass) -> bool:
+def _elementwise(op: Pass) -> bool:
     """Whether all full-size operands and results are indexed alike by plain dimensions."""
-    if len(one.nests) != 1 or one.nests[0].matrix_flops:
+    if len(op.nests) != 1 or op.nests[0].matrix_flops:
         return False
-    nest = one.nests[0]
+    nest = op.nests[0]
     dims = nest.writes[0].dims
     plain = all(len(names) == 1 for names in dims) and all(d.kind is DimKind.PARALLEL for d in nest.dims)
     return plain and len(nest.dims) == len(dims)
 
 
 def coarsen(graph: Graph, forward: Mapping[int, Pass]) -> dict[str, str]:
-    """The group of each tensor: those of element-wise operators are one, and of equal operators that share a weight."""
+    """The group of each tensor: one for an element-wise operator, or for equal operators that share a weight."""
     pairs: list[tuple[str, str]] = []
     shared: dict[tuple[object, ...], Pass] = {}
-    for i, one in forward.items():
-        pairs += [(name, name) for name in (*one.reads, *one.writes)]
-        if _elementwise(one):
-            nest = one.nests[0]
-            alike = [one.reads[a.position] for a in nest.reads if a.dims == nest.writes[0].dims]
-            names = [n for n in (*alike, *one.writes) if graph.tensors[n].kind is not TensorKind.CONSTANT]
+    for i, op in forward.items():
+        pairs += [(name, name) for name in (*op.reads, *op.writes)]
+        if _elementwise(op):
+            nest = op.nests[0]
+            same_index = [op.reads[a.position] for a in nest.reads if a.dims == nest.writes[0].dims]
+            names = [n for n in (*same_index, *op.writes) if graph.tensors[n].kind is not TensorKind.CONSTANT]
             pairs += [(names[0], name) for name in names[1:]]
-        weights = tuple(n for n in one.reads if graph.tensors[n].kind is TensorKind.PARAMETER)
+        weights = tuple(n for n in op.reads if graph.tensors[n].kind is TensorKind.PARAMETER)
         if weights:
-            key = (graph.nodes[i].op, weights, tuple(graph.tensors[n].shape for n in (*one.reads, *one.writes)))
-            first = shared.setdefault(key, one)
-            pairs += zip((*first.reads, *first.writes), (*one.reads, *one.writes), strict=True)
-    return joined(pairs)
+            key = (graph.nodes[i].op, weights, tuple(graph.tensors[n].shape for n in (*op.reads, *op.writes)))
+            first = shared.setdefault(key, op)
+            pairs += zip((*first.reads, *first.writes), (*op.reads, *op.writes), strict=True)
+    return group_leaders(pairs)
 
 
 class _Recursion:
-    """Sizes left after the steps done."""
+    """The shapes and loop nests of one part after the steps so far."""
 
     def __init__(self, graph: Graph, passes: list[Pass], groups: Mapping[str, str], item_bytes: float) -> None:
         self.passes, self.item_bytes = passes, item_bytes
-        names = sorted({n for one in passes for n in (*one.reads, *one.writes)})
+        names = sorted({n for op in passes for n in (*op.reads, *op.writes)})
         self.free = {n for n in names if graph.tensors[n].kind in (TensorKind.INPUT, TensorKind.CONSTANT)}
         self.shapes = {n: list(graph.tensors[n].shape) for n in names}
         self.root = {n: groups.get(n, n) for n in names}
@@ -270,16 +270,16 @@ class _Recursion:
         self.index = {r: v for v, r in enumerate(self.roots)}
 
     def rests(self, root: str, ranks: int) -> list[Part]:
-        """Cuts of a group that all its tensors allow; whole only where none is."""
+        """Cuts that all tensors of a group allow; replicated only where there is none."""
         members = [n for n, r in self.root.items() if r == root and n not in self.free]
         rank = min(len(self.shapes[n]) for n in members)
         parts = [Part(d) for d in range(rank) if all(self.shapes[n][d] % ranks == 0 for n in members)]
         return parts or [REPLICATED]
 
-    def table(self, one: Pass, ranks: int, rests: Mapping[str, list[Part]]) -> tuple[Factor, np.ndarray, list[Cut]]:
-        """Least bytes of a pass for every way its tensors may rest, and which cut that is."""
-        cuts = cuts_of(one, ranks, self.item_bytes)
-        names = [*one.reads, *one.writes]
+    def table(self, op: Pass, ranks: int, rests: Mapping[str, list[Part]]) -> tuple[Factor, np.ndarray, list[Cut]]:
+        """Least bytes of a pass for each combination of its tensors' parts, and the cut that reaches it."""
+        cuts = cuts_of(op, ranks, self.item_bytes)
+        names = [*op.reads, *op.writes]
         bound = [self.root[n] for n in names if n not in self.free]
         shape = [len(rests[r]) for r in bound]
         best, which = np.full(shape, math.inf), np.zeros(shape, dtype=np.int64)
@@ -288,29 +288,29 @@ class _Recursion:
             given = [None if n in self.free else rests[self.root[n]][next(picked)] for n in names]
             for c, cut in enumerate(cuts):
                 wanted = [p if p is not None else u for p, u in zip(given, (*cut.reads, *cut.writes), strict=True)]
-                cost = cut_bytes(one, cut, wanted, ranks, self.item_bytes)
+                cost = cut_bytes(op, cut, wanted, ranks, self.item_bytes)
                 if cost < best[at]:
                     best[at], which[at] = cost, c
         return factor([self.index[r] for r in bound], best), which, cuts
 
     def step(self, ranks: int, groups: int) -> TofuStep:
-        """The best step, after which sizes are what one part has."""
+        """Take the best step and shrink shapes and nests to one part."""
         rests = {r: self.rests(r, ranks) for r in self.roots}
         sizes = [len(rests[r]) for r in self.roots]
-        tables = [self.table(one, ranks, rests) for one in self.passes]
-        total, chosen = minimise(sizes, [t for t, _, _ in tables])
-        rest = {n: rests[r][chosen[self.index[r]]] for n, r in self.root.items() if n not in self.free}
+        tables = [self.table(op, ranks, rests) for op in self.passes]
+        total, choices = minimise(sizes, [t for t, _, _ in tables])
+        part_of = {n: rests[r][choices[self.index[r]]] for n, r in self.root.items() if n not in self.free}
         cuts, left = {}, []
-        for one, (_, which, options) in zip(self.passes, tables, strict=True):
-            at = tuple(chosen[self.index[self.root[n]]] for n in (*one.reads, *one.writes) if n not in self.free)
+        for op, (_, which, options) in zip(self.passes, tables, strict=True):
+            at = tuple(choices[self.index[self.root[n]]] for n in (*op.reads, *op.writes) if n not in self.free)
             cut = options[int(which[at])]
-            cuts[one.key] = cut.dim
-            left.append(replace(one, nests=tuple(shrink(n, cut.dim, ranks) for n in one.nests)) if cut.dim else one)
-        for name, part in rest.items():
+            cuts[op.key] = cut.dim
+            left.append(replace(op, nests=tuple(shrink(n, cut.dim, ranks) for n in op.nests)) if cut.dim else op)
+        for name, part in part_of.items():
             if part.cuts:
                 self.shapes[name][part.dim] //= ranks
         self.passes = left
-        return TofuStep(ranks, groups, total, rest, cuts)
+        return TofuStep(ranks, groups, total, part_of, cuts)
 
 
 def tofu_plan(
@@ -329,10 +329,10 @@ def tofu_plan(
     forward: dict[int, Pass] = {}
     passes: list[Pass] = []
     for i in members:
-        found = passes_of(graph, i, specs[i], wanted)
-        if found:
-            forward[i] = found[0]
-            passes += found
+        node_passes = passes_of(graph, i, specs[i], wanted)
+        if node_passes:
+            forward[i] = node_passes[0]
+            passes += node_passes
     recursion = _Recursion(graph, passes, coarsen(graph, forward), item_bytes)
     steps: list[TofuStep] = []
     for p in prime_factors(ranks) if isinstance(ranks, int) else ranks:
@@ -340,28 +340,32 @@ def tofu_plan(
     return TofuPlan(tuple(steps), len(recursion.roots), len(recursion.shapes) - len(recursion.free))
 
 
-def _nearest(found: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
-    """The strategy with those cuts, else the one that agrees on most axes."""
-    return max(found, key=lambda s: (sum(a == b for a, b in zip(s.splits, wanted, strict=True)), -found.index(s)))
+def _nearest(candidates: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
+    """The strategy with the wanted cuts, else the one that agrees on the most axes."""
+    return max(
+        candidates, key=lambda s: (sum(a == b for a, b in zip(s.splits, wanted, strict=True)), -candidates.index(s))
+    )
 
 
 @SEARCHES.entry("tofu")
 def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """Tofu's plan on the axes of a mesh, priced like every other plan; a gradient follows its forward cut.
+    """Tofu's plan on the axes of a mesh, priced like any other decision; a gradient is cut like its tensor.
 
     Raises:
         InfeasibleError: the plan does not fit the memory.
     """
     graph, mesh = setting.graph, setting.mesh
     plan = tofu_plan(graph, mesh.sizes, nodes=setting.members, item_bytes=setting.item_bytes)
-    facts, decision = Facts.of(setting), dict[str, Choice]()
+    facts, decision = GraphFacts.of(setting), dict[str, Choice]()
     for i in setting.members:
         node = graph.nodes[i]
         wanted = [step.cuts.get(node.key, "") for step in plan.steps]
         options = replace(setting.options, interleaved=False)
         call = OpCall.of(graph, node)
-        found = allowed(strategies(call, facts.specs[i], mesh, setting.item_bytes, options), call, facts.forbidden[i])
-        decision[f"op:{node.key}"] = _nearest(found, wanted)
+        candidates = allowed(
+            strategies(call, facts.specs[i], mesh, setting.item_bytes, options), call, facts.forbidden[i]
+        )
+        decision[f"op:{node.key}"] = _nearest(candidates, wanted)
         for name in (*node.inputs, *node.outputs):
             if name:
                 _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in facts.carrying)
