@@ -32,7 +32,7 @@ import numpy as np
 
 from planner.costs.work import Work
 from planner.errors import HardwareError
-from planner.graph import Graph, Note, NoteLevel, TensorKind
+from planner.graph import Graph, Note, NoteLevel, TensorKind, per_model
 from planner.graph.blocks import layer_of
 from planner.hardware.types import NARROW_FORMATS, Device
 from planner.operators.specs import needs_gradient
@@ -174,6 +174,7 @@ def _vector_peak(device: Device) -> float:
     return peak if device.launch_s > 0 and peak <= device.vector_flop_per_s else 0.0
 
 
+@per_model
 def _layers(graph: Graph) -> np.ndarray:
     """Number of each node's layer; nodes without a module belong to their predecessor's."""
     numbers: dict[str, int] = {}
@@ -185,6 +186,7 @@ def _layers(graph: Graph) -> np.ndarray:
     return layers
 
 
+@per_model
 def _only_weights(graph: Graph) -> np.ndarray:
     """Nodes whose gradients flow to weights alone (embeddings, the first layer)."""
     needed = needs_gradient(graph)

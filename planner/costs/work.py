@@ -27,7 +27,7 @@ from planner.operators.modules import ExpertProduct, find_expert_products
 from planner.operators.rewriting import FusedKernel, fused_kernels
 from planner.operators.saved import float_type, logits_of
 from planner.operators.site import rule_of
-from planner.operators.specs import call_classes, needs_gradient
+from planner.operators.specs import by_class, call_classes, needs_gradient, nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
 
@@ -111,7 +111,7 @@ def node_work(
     dtypes = [firsts[k] for k in classes.index.tolist()]
     _fuse_bias(graph, specs, rows)
     _free_views(graph, specs, rows, sizes, storages)
-    scores = np.array([spec.scores_in_memory(fused) for spec in specs])
+    scores = np.array(by_class(graph, lambda i: specs[i].scores_in_memory(fused)))
     _write_scores(rows, specs, scores, np.array([sizes[d] for d in dtypes]))
     for kernel in fused_kernels(graph, device.stack.fused):
         _fuse(graph, rows, kernel, sizes)
@@ -242,10 +242,9 @@ def _add_loss(
     """
     name = logits_of(graph)
     places = [(graph.producer[name], name)] if name else []
-    for i, spec in enumerate(specs):
-        if "loss_elements" in spec.details:
-            rows[i, [2, 3, 7, 8]] = 0.0
-            places.append((i, graph.nodes[i].inputs[0]))
+    for i in nodes_where(graph, lambda i: "loss_elements" in specs[i].details):
+        rows[i, [2, 3, 7, 8]] = 0.0
+        places.append((i, graph.nodes[i].inputs[0]))
     for at, name in places:
         logits = graph.tensors[name]
         width = sizes[logits.dtype]
@@ -266,7 +265,8 @@ def _free_views(
     A strided view is copied by a batched product. What cuts a tensor in parts or
     repeats it (Split, Slice, Expand) still has to put the gradients together.
     """
-    for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
+    for i in nodes_where(graph, lambda i: specs[i].view or specs[i].details.get("alias")):
+        node, spec = graph.nodes[i], specs[i]
         if not node.outputs:
             continue
         if spec.details.get("alias"):

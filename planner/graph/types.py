@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -307,18 +307,46 @@ class Graph:
 
 
 T = TypeVar("T")
+Owner = TypeVar("Owner")
 
 
-def per_graph(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
-    """Make a function compute its result once for each graph object.
+def per_graph(function: Callable[[Owner], T]) -> Callable[[Owner], T]:
+    """Make a function compute its result once for each graph object (or chain of blocks).
 
-    The function must depend on the graph alone, and nobody may change what it returns.
+    The function must depend on the object alone, and nobody may change what it returns.
     """
     key = _key(function)
 
     @functools.wraps(function)
+    def remembered(owner: Owner) -> T:
+        kept = vars(owner)
+        if key not in kept:
+            kept[key] = function(owner)
+        result: T = kept[key]
+        return result
+
+    return remembered
+
+
+_PER_MODEL_PROPERTIES = ("producer", "parameter_index", "node_parameters")
+"""Cached properties that graphs of a model at several batch sizes have in common."""
+_PER_MODEL: set[str] = set()
+"""Keys of the functions whose results such graphs have in common."""
+_MODEL_RESULTS = "results per model"
+"""Key in a graph's `vars` of the results that it shares with the same model at other batch sizes."""
+
+
+def per_model(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
+    """Like `per_graph`, for a result that is the same at every batch size of a model.
+
+    It is computed once for all graphs that `hand_on` joined, on whichever of them asks first.
+    """
+    key = _key(function)
+    _PER_MODEL.add(key)
+
+    @functools.wraps(function)
     def remembered(graph: Graph) -> T:
-        kept = vars(graph)
+        kept = _model_results(graph)
         if key not in kept:
             kept[key] = function(graph)
         result: T = kept[key]
@@ -327,28 +355,27 @@ def per_graph(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
     return remembered
 
 
-_PER_MODEL = {"producer", "parameter_index", "node_parameters"}
-"""What graphs of a model at several batch sizes have in common: keys of results and of cached properties."""
-
-
-def per_model(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
-    """Like `per_graph`, for a result that is the same at every batch size of a model (`hand_on`)."""
-    _PER_MODEL.add(_key(function))
-    return per_graph(function)
-
-
 def remember(graph: Graph, function: Callable[[Graph], T], result: T) -> None:
     """Give a graph the result of a function that is remembered, which then is not called."""
-    vars(graph)[_key(function)] = result
+    key = _key(function)
+    (_model_results(graph) if key in _PER_MODEL else vars(graph))[key] = result
 
 
 def hand_on(source: Graph, target: Graph) -> None:
-    """Give a graph what is known of the same model at another batch size and depends on no sizes."""
-    known = vars(source)
-    vars(target).update((key, known[key]) for key in _PER_MODEL & known.keys())
+    """Let a graph share what depends on no sizes with the same model at another batch size, whenever it is found."""
+    known, shared = vars(source), _model_results(source)
+    for key, result in _model_results(target).items():
+        shared.setdefault(key, result)
+    vars(target)[_MODEL_RESULTS] = shared
+    vars(target).update((key, known[key]) for key in _PER_MODEL_PROPERTIES if key in known)
     if target.nodes is source.nodes and "consumers" in known:
         vars(target)["consumers"] = known["consumers"]
 
 
-def _key(function: Callable[[Graph], object]) -> str:
+def _model_results(graph: Graph) -> dict[str, Any]:
+    results: dict[str, Any] = vars(graph).setdefault(_MODEL_RESULTS, {})
+    return results
+
+
+def _key(function: Callable[..., object]) -> str:
     return f"{function.__module__}.{function.__qualname__}"

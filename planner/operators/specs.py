@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from planner.graph import Graph, Node, Tensor, TensorKind, per_graph, per_model
 from planner.operators.assemble import Traffic, fallback, traffic
 from planner.operators.site import Site, default_needs, rule_of
 from planner.operators.types import OpCall, OpSpec
+
+T = TypeVar("T")
 
 
 def spec(call: OpCall, needs: tuple[bool, ...] | None = None) -> OpSpec:
@@ -158,6 +161,21 @@ def fan_out(graph: Graph, node: Node) -> tuple[int, ...]:
 def call_classes(graph: Graph) -> CallClasses:
     """Nodes by the call they make at the graph's batch. O(nodes); remembered as long as the graph lives."""
     return group_calls(graph)
+
+
+def by_class(graph: Graph, figure: Callable[[int], T]) -> list[T]:
+    """A figure of each node, worked out for one node of each class of equal calls (`call_classes`)."""
+    classes = call_classes(graph)
+    figures = [figure(i) for i in classes.first]
+    return [figures[k] for k in classes.index.tolist()]
+
+
+def nodes_where(graph: Graph, holds: Callable[[int], object]) -> list[int]:
+    """The nodes of which something holds, ascending; asked of one node of each class of equal calls."""
+    classes = call_classes(graph)
+    flags = np.array([bool(holds(i)) for i in classes.first], dtype=bool)
+    found: list[int] = np.flatnonzero(flags[classes.index]).tolist() if len(flags) else []
+    return found
 
 
 def group_calls(

@@ -12,9 +12,10 @@ the first variable to the last let layers change their minds one after the other
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,7 +56,8 @@ def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[
     ]
     if not wide:
         return np.zeros(shape)
-    total = np.array(np.broadcast_to(wide[0], shape), dtype=float)
+    total = np.empty(shape)
+    total[...] = wide[0]
     for table in wide[1:]:
         total += table
     return total
@@ -74,12 +76,13 @@ class _Order:
     Sizes of tables are kept in a heap, those out of date dropped when they come up: O(log variables) a change.
     """
 
-    def __init__(self, sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> None:
+    def __init__(self, sizes: Sequence[int], tables: Iterable[tuple[int, ...]], keep: Sequence[int] = ()) -> None:
         self.sizes, self.keep = sizes, frozenset(keep)
         self.near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
-        for f in factors:
-            for v in f.variables:
-                self.near[v] |= set(f.variables) - {v}
+        for variables in tables:
+            for v in variables:
+                self.near[v].update(variables)
+                self.near[v].discard(v)
         self.entries = {v: self._entries(v) for v in self.near.keys() - self.keep}
         self.heap = [(n, v) for v, n in self.entries.items()]
         heapq.heapify(self.heap)
@@ -104,12 +107,23 @@ class _Order:
         return None
 
 
+_Steps = tuple[tuple[int, int, tuple[int, ...]], ...]
+"""Variables in the order of their elimination, each with the entries of its table and its neighbours."""
+
+
+def _steps(sizes: Sequence[int], factors: Iterable[Factor], keep: Sequence[int]) -> _Steps:
+    """The order in which all variables but some are eliminated; found once for problems of one shape."""
+    return _steps_of(tuple(sizes), tuple([f.variables for f in factors if len(f.variables) > 1]), tuple(keep))
+
+
+@functools.lru_cache(maxsize=32)
+def _steps_of(sizes: tuple[int, ...], tables: tuple[tuple[int, ...], ...], keep: tuple[int, ...]) -> _Steps:
+    return tuple(iter(_Order(sizes, tables, keep).pop, None))
+
+
 def table_entries(sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> int:
     """Entries of the widest table that elimination of all variables but some makes, without making it."""
-    order, widest = _Order(sizes, factors, keep), 1
-    while (found := order.pop()) is not None:
-        widest = max(widest, found[1])
-    return widest
+    return max((entries for _, entries, _ in _steps(sizes, map(_narrowed, factors), keep)), default=1)
 
 
 class _Elimination:
@@ -128,9 +142,7 @@ class _Elimination:
 
     def run(self, limit: int, keep: Sequence[int] = ()) -> bool:
         """Minimise out all variables but some; false when a table would be too large."""
-        order = _Order(self.sizes, list(self.tables.values()), keep)
-        while (found := order.pop()) is not None:
-            v, entries, others = found
+        for v, entries, others in _steps(self.sizes, self.tables.values(), keep):
             if entries > limit:
                 return False
             numbers = sorted(self.of.pop(v))
@@ -140,6 +152,7 @@ class _Elimination:
             least, best = self._minimum(mine, v, others)
             self.done.append((v, others, best))
             self._add(Factor(others, least), numbers)
+        self._seen.clear()
         return True
 
     def complete(self, chosen: np.ndarray) -> None:
@@ -162,7 +175,7 @@ class _Elimination:
         if alike not in self._seen:
             total = _sum(mine, variables, self.sizes)
             best = total.argmin(axis=place[v]).astype(np.min_scalar_type(self.sizes[v]))
-            self._seen[alike] = mine, total.min(axis=place[v]), best
+            self._seen[alike] = mine, np.minimum.reduce(total, axis=place[v]), best
         return self._seen[alike][1:]
 
     def _add(self, made: Factor, numbers: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Block, Chain, Graph
 from planner.sharding.formulate import formulate
-from planner.sharding.judge import Communication, evaluate
+from planner.sharding.judge import Checked, Communication, evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, Facts, Setting, ShardingProblem
 from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
@@ -141,7 +141,7 @@ class BlockProblem:
     facts: Facts
     ends: BlockView
     workspace: np.ndarray
-    checked: set[tuple[int, Strategy]] = field(default_factory=set)
+    checked: set[Checked] = field(default_factory=set)
 
     @functools.cached_property
     def free(self) -> ShardingProblem:

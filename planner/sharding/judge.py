@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from planner.graph import Node, Tensor, TensorKind
 from planner.hardware import Collective, moved_bytes
 from planner.memory import fits
-from planner.operators import OpCall
+from planner.operators import OpCall, call_classes
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.limits import allowed
 from planner.sharding.mesh import Mesh
@@ -20,6 +20,9 @@ from planner.sharding.problem import Choice, Facts, Setting, weight_gathers
 from planner.sharding.reshard import Step, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along
 from planner.sharding.strategies import Reason, Strategy, exchange_bytes, exchange_s, strategies
+
+Checked = tuple[int, tuple[str, ...], Strategy]
+"""A strategy that was found legal: for which class of equal calls, with which dimensions forbidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,11 @@ class Verdict:
 
 
 class _Judge:
-    def __init__(
-        self, setting: Setting, decision: Mapping[str, Choice], facts: Facts, checked: set[tuple[int, Strategy]]
-    ) -> None:
+    def __init__(self, setting: Setting, decision: Mapping[str, Choice], facts: Facts, checked: set[Checked]) -> None:
         self.setting, self.decision, self.graph, self.checked = setting, decision, setting.graph, checked
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.kept = facts.kept(setting.members)
+        self.calls = call_classes(setting.graph).index
         self.verdict = Verdict()
         self.whole = (REPLICATED,) * len(setting.mesh.axes)
 
@@ -176,7 +178,10 @@ class _Judge:
         """Whether the strategy is one that the operator's loop nests allow."""
         node, setting = self.graph.nodes[i], self.setting
         chosen = self.decision.get(f"op:{node.key}")
-        if not isinstance(chosen, Strategy) or (i, chosen) in self.checked:
+        if not isinstance(chosen, Strategy):
+            return
+        kind = (int(self.calls[i]), self.forbids[i], chosen)
+        if kind in self.checked:
             return
         found = len(self.verdict.violations)
         tags = {part.blocks for _, layout in (*chosen.reads, *chosen.writes) for part in layout} - {1}
@@ -187,7 +192,7 @@ class _Judge:
         if not allowed((chosen,), call, self.forbids[i]):
             self.verdict.violations.append(f"{node.key} is split as {chosen}, which is forbidden")
         if len(self.verdict.violations) == found:
-            self.checked.add((i, chosen))
+            self.checked.add(kind)
 
     def _results(self, i: int, chosen: Strategy) -> None:
         writes, gradients = dict(chosen.writes), dict(chosen.write_gradients)
@@ -244,7 +249,7 @@ def evaluate(
     *,
     memory_bytes: float | None = None,
     facts: Facts | None = None,
-    checked: set[tuple[int, Strategy]] | None = None,
+    checked: set[Checked] | None = None,
 ) -> Verdict:
     """What a decision costs, and whether it is legal.
 
@@ -253,7 +258,7 @@ def evaluate(
         decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
         memory_bytes: what a rank may hold, None for no limit.
         facts: `Facts.of` a setting of the same graph, to spare finding them again.
-        checked: strategies of nodes that were found legal in earlier calls with the same setting; added to.
+        checked: strategies that were found legal in earlier calls with the same setting; added to.
     """
     judge = _Judge(setting, decision, facts or Facts.of(setting), set() if checked is None else checked)
     for i in setting.members:
