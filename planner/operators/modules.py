@@ -111,7 +111,9 @@ class Mlp:
 @per_graph
 def mlps(graph: Graph) -> tuple[Mlp, ...]:
     """All MLPs of a model, in graph order."""
-    found = []
+    found: list[Mlp] = []
+    if not _acts(graph, range(len(graph.nodes))):
+        return ()
     for down in range(len(graph.nodes)):
         if not _is_product(graph, down):
             continue

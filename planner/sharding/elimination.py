@@ -130,13 +130,13 @@ class _Elimination:
     """Tables left while variables are minimised out."""
 
     def __init__(self, sizes: Sequence[int], factors: Sequence[Factor]) -> None:
-        self.sizes, self.factors = sizes, [_narrowed(f) for f in factors]
-        self.tables: dict[int, Factor] = dict(enumerate(f for f in self.factors if f.variables))
+        self.sizes, narrowed = sizes, [_narrowed(f) for f in factors]
+        self.tables: dict[int, Factor] = dict(enumerate(f for f in narrowed if f.variables))
         self.of: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
         for i, f in self.tables.items():
             for v in f.variables:
                 self.of[v].add(i)
-        self.constant = sum(float(f.table) for f in self.factors if not f.variables)
+        self.constant = sum(float(f.table) for f in narrowed if not f.variables)
         self.done: list[tuple[int, tuple[int, ...], np.ndarray]] = []
         self._seen: dict[tuple[object, ...], tuple[list[Factor], np.ndarray, np.ndarray]] = {}
 
@@ -171,7 +171,7 @@ class _Elimination:
         """
         variables = tuple(sorted((v, *others)))
         place = {u: k for k, u in enumerate(variables)}
-        alike = (place[v], *((id(f.table), tuple(place[u] for u in f.variables)) for f in mine))
+        alike = (place[v], *[(id(f.table), *[place[u] for u in f.variables]) for f in mine])
         if alike not in self._seen:
             total = _sum(mine, variables, self.sizes)
             best = total.argmin(axis=place[v]).astype(np.min_scalar_type(self.sizes[v]))
@@ -199,6 +199,10 @@ class Minima:
     totals: np.ndarray
     _kept: tuple[int, ...]
     _left: _Elimination
+
+    def forget_choices(self) -> None:
+        """Free the memory of all but the sums: `choices` and `choices_of` are asked no more."""
+        self._left.done.clear()
 
     def choices(self, at: Sequence[int]) -> tuple[int, ...]:
         """The choice of every variable that reaches the least sum under one of each kept variable."""

@@ -148,6 +148,10 @@ class BlockProblem:
         """The problem without fixed boundaries."""
         return formulate(self.setting, self.facts)
 
+    def forget_tables(self) -> None:
+        """Free the memory of the tables; they are made anew where they are asked for."""
+        self.__dict__.pop("free", None)
+
     @property
     def shares(self) -> tuple[float, ...]:
         """Shares of an operator's work that strategies leave a rank, largest first."""
