@@ -75,8 +75,8 @@ def _garbled(message: Message) -> str:
                 return f"{message.DESCRIPTOR.name}.{field.name}"
         elif field.number in inner:
             for child in (content,) if isinstance(content, Message) else content:
-                if found := _garbled(child):
-                    return found
+                if garbled := _garbled(child):
+                    return garbled
     return ""
 
 
