@@ -262,8 +262,10 @@ class _Reader:
             self.complain("edges", f"form a cycle that node {stuck} waits for", "layers must form an acyclic graph")
 
     def orient(self, nodes: tuple[PiperNode, ...], edges: tuple[tuple[int, int, float], ...]) -> tuple[PiperNode, ...]:
-        """Key sync bytes by source and target as published files do; swap the two tables of files that follow the format's
-        description."""
+        """Key sync bytes by source and target as published files do.
+
+        Files that follow the format's description have the two tables swapped.
+        """
         before: dict[int, set[int]] = {node.id: set() for node in nodes}
         after: dict[int, set[int]] = {node.id: set() for node in nodes}
         for source, target, _ in edges:

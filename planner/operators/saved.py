@@ -66,7 +66,7 @@ def logits_of(graph: Graph) -> str:
 
 
 def residual_branches(graph: Graph) -> list[tuple[int, str]]:
-    """Where transformers drop out: the linear layer's result before each residual sum, and the sum of embeddings."""
+    """Tensors that transformers apply dropout to: the branch of each residual sum, and the sum of embeddings."""
     places = []
     embedding = -1
     for i, node in enumerate(graph.nodes):
@@ -181,9 +181,9 @@ def saved_for_backward(
         For each node the storages it keeps; summing over a set of nodes, each name counts once. O(nodes).
     """
     sizes = width if isinstance(width, Mapping) else element_bytes(graph, width)
-    chosen = options or SavedOptions()
-    known = storages or storages_in_training(graph, specs, chosen)
-    return _Collector(graph, specs, sizes, chosen, known, narrow or {}).collect()
+    chosen_options = options or SavedOptions()
+    known_storages = storages or storages_in_training(graph, specs, chosen_options)
+    return _Collector(graph, specs, sizes, chosen_options, known_storages, narrow or {}).collect()
 
 
 def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOptions) -> Storages:
@@ -211,10 +211,10 @@ def unique_bytes(saved: Iterable[Iterable[SavedBytes]]) -> int:
 
 def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note, ...]:
     """What the count of kept activations assumes about the graph, to be said to the user."""
-    chosen = options or SavedOptions()
+    chosen_options = options or SavedOptions()
     notes = []
     has_dropout = _draws(graph)
-    if chosen.dropout and not has_dropout and not chosen.assume_dropout:
+    if chosen_options.dropout and not has_dropout and not chosen_options.assume_dropout:
         message = (
             "the graph has no Dropout nodes (an inference export, or a model without): no dropout masks are counted"
         )
@@ -227,7 +227,7 @@ def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note
         )
         notes.append(Note(NoteLevel.INFO, "experts-grouped", message, graph.nodes[experts[0].product].key))
     logits = logits_of(graph)
-    if chosen.loss and logits:
+    if chosen_options.loss and logits:
         message = (
             "the graph ends at logits; the log-softmax that a cross-entropy loss keeps is counted with the last node"
         )
@@ -264,10 +264,12 @@ class _Collector:
         if self.options.loss:
             self._keep_loss()
         widths = {name: sum(forms) for name, forms in self.forms.items()}
-        found: list[tuple[SavedBytes, ...]] = [()] * len(self.graph.nodes)
+        saved_by_node: list[tuple[SavedBytes, ...]] = [()] * len(self.graph.nodes)
         for i, items in self.kept.items():
-            found[i] = tuple([SavedBytes(name, round(size * widths.get(name, 1.0))) for name, size in items.items()])
-        return tuple(found)
+            saved_by_node[i] = tuple(
+                [SavedBytes(name, round(size * widths.get(name, 1.0))) for name, size in items.items()]
+            )
+        return tuple(saved_by_node)
 
     # -- what a node keeps
 
@@ -347,7 +349,7 @@ class _Collector:
 
 
 def _draws(graph: Graph) -> bool:
-    """Whether the graph says where it drops out."""
+    """Whether the graph has dropout of its own."""
     return any(node.op == "Dropout" or "dropout" in node.attributes for node in graph.nodes)
 
 

@@ -189,7 +189,7 @@ class Resolver:
         """Register a new tensor's type; `maker` is None for a tensor that the file stores.
 
         Raises:
-            ModelError: the name is registered already, or a size is negative, or the tensor has more than `MOST_ELEMENTS`.
+            ModelError: the name is registered already, a size is negative, or the tensor has more than `MOST_ELEMENTS`.
         """
         if name in self.work.types:
             before = "is stored" if name in self.work.stored else "is an input or computed"

@@ -281,7 +281,7 @@ def _label(graph: WorkGraph, use: Use) -> str:
 
 
 def module_label(use: Use) -> str:
-    """Label of a weight that the file does not name: the module of the node that reads it, and a suffix for its role."""
+    """Label of a weight that the file does not name: module of the node that reads it, and a suffix for its role."""
     return f"{use.node.scope.module}.{_SUFFIX.get(use.role, use.role.value)}"
 
 

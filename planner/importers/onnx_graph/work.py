@@ -63,7 +63,7 @@ NO_SCOPE = Scope()
 
 @dataclass(slots=True)
 class WorkNode:
-    """A mutable node of the working graph; `fate` is the reason for which it was removed, "" while it is in the graph."""
+    """A mutable node of the working graph; `fate` is the reason for which it was removed, "" while it is there."""
 
     op: str
     inputs: list[str]
