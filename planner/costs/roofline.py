@@ -201,12 +201,12 @@ def _only_weights(graph: Graph) -> np.ndarray:
 
 
 def _peaks(work: Work, device: Device) -> tuple[np.ndarray, tuple[Note, ...]]:
-    """Matrix peak by node; a format that the device lacks is replaced by its stand-in, with a note."""
+    """Matrix peak of each node's format; a format that the device lacks is replaced by a stand-in, with a note."""
     peaks = np.ones(len(work.formats))
     notes: dict[str, Note] = {}
     for wanted in dict.fromkeys(work.formats):
-        chosen = np.array([name == wanted for name in work.formats])
-        if not ((work.matrix > 0) & chosen).any():
+        uses_format = np.array([name == wanted for name in work.formats])
+        if not ((work.matrix > 0) & uses_format).any():
             continue
         name = next((n for n in (wanted, *_STAND_INS.get(wanted, ())) if n in device.matrix_flop_per_s), "")
         if not name:
@@ -218,5 +218,5 @@ def _peaks(work: Work, device: Device) -> tuple[np.ndarray, tuple[Note, ...]]:
         if name != wanted:
             message = f"{device.name} has no {wanted} matrix units: priced at its {name} peak"
             notes[wanted] = Note(NoteLevel.WARNING, "peak-stand-in", message)
-        peaks[chosen] = device.matrix_flop_per_s[name] * device.format_rates.get(name, 1.0)
+        peaks[uses_format] = device.matrix_flop_per_s[name] * device.format_rates.get(name, 1.0)
     return peaks, tuple(notes.values())

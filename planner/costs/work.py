@@ -125,12 +125,12 @@ def node_work(
         _add_loss(graph, specs, rows, beside, sizes, loss_bytes, device.stack.loss_passes)
     if narrow:
         narrow.change(graph, rows, beside, sizes, launch_share)
-    own = float_type(graph)
+    model_type = float_type(graph)
     return Work(
         **dict(zip(_COLUMNS, rows.T, strict=True)),
         beside=beside[0],
         back_beside=beside[1],
-        formats=product_formats([precision.compute if d is own else d for d in dtypes], precision, narrow),
+        formats=product_formats([precision.compute if d is model_type else d for d in dtypes], precision, narrow),
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
         fast=fast_convolutions(graph, sizes),
         scores=scores,
@@ -178,18 +178,18 @@ def _fuse_bias(graph: Graph, specs: Sequence[OpSpec], rows: np.ndarray) -> None:
 
 
 def _fuse(graph: Graph, rows: np.ndarray, kernel: FusedKernel, sizes: Mapping[DType, float]) -> None:
-    """One kernel for some nodes: operands in and result out; backward works out again what is inside."""
+    """Merge some nodes' work into one kernel that reads operands, writes the result, and recomputes in backward."""
 
     def size(names: Iterable[str]) -> float:
         return sum(graph.tensors[name].elements * sizes[graph.tensors[name].dtype] for name in names)
 
     carrying, result = needs_gradient(graph), graph.nodes[kernel.last].outputs[0]
     operands, gradients = size(kernel.operands), size(name for name in kernel.operands if name in carrying)
-    inner, every = list(kernel.inner), [*kernel.inner, kernel.last]
-    again = rows[inner, 1].sum()
-    rows[kernel.last, [1, 2, 3]] = rows[every, 1].sum(), operands + size([result]), 1.0
+    inner, all_nodes = list(kernel.inner), [*kernel.inner, kernel.last]
+    recomputed = rows[inner, 1].sum()
+    rows[kernel.last, [1, 2, 3]] = rows[all_nodes, 1].sum(), operands + size([result]), 1.0
     if gradients:
-        rows[kernel.last, [6, 7, 8]] = rows[every, 6].sum() + again, size([result]) + operands + gradients, 1.0
+        rows[kernel.last, [6, 7, 8]] = rows[all_nodes, 6].sum() + recomputed, size([result]) + operands + gradients, 1.0
     rows[inner] = 0.0
 
 

@@ -1,6 +1,6 @@
 """The model as a DAG of operators over named tensors, independent of the file format it came from.
 
-Results of functions of a graph alone are kept with the graph: computed once, gone when the graph goes.
+Results of functions that depend on a graph alone are cached with the graph object (`per_graph`) and freed with it.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class NoteLevel(StrEnum):
 
 
 NO_RULE = "no-rule"
-"""Code of the note that operators without a rule hold a share of the model that matters: to be said first."""
+"""Code of the note that operators without a rule make up a large part of the model; it is shown first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +270,12 @@ class Graph:
     @functools.cached_property
     def consumers(self) -> Mapping[str, tuple[int, ...]]:
         """Indices of the nodes that read a tensor, ascending, each once."""
-        found: dict[str, list[int]] = {}
+        readers: dict[str, list[int]] = {}
         for i, node in enumerate(self.nodes):
             for name in dict.fromkeys(node.inputs):
                 if name:
-                    found.setdefault(name, []).append(i)
-        return {name: tuple(users) for name, users in found.items()}
+                    readers.setdefault(name, []).append(i)
+        return {name: tuple(users) for name, users in readers.items()}
 
     @functools.cached_property
     def edges(self) -> np.ndarray:
@@ -296,13 +296,13 @@ class Graph:
     @functools.cached_property
     def node_parameters(self) -> tuple[tuple[int, ...], ...]:
         """For each node, indices of the parameters it uses, ties resolved to the parameter they are a copy of."""
-        resolved = [self.parameter_index[p.tied_to] if p.tied_to else i for i, p in enumerate(self.parameters)]
+        owner_of = [self.parameter_index[p.tied_to] if p.tied_to else i for i, p in enumerate(self.parameters)]
         result = []
         for node in self.nodes:
             used: dict[int, None] = {}
             for name in node.inputs:
                 for source in self.sources.get(name, ()):
-                    used[resolved[self.parameter_index[source]]] = None
+                    used[owner_of[self.parameter_index[source]]] = None
             result.append(tuple(used))
         return tuple(result)
 
@@ -334,9 +334,9 @@ def per_graph(function: Callable[[Owner], T]) -> Callable[[Owner], T]:
 
 
 _PER_MODEL_PROPERTIES = ("producer", "parameter_index", "node_parameters")
-"""Cached properties that graphs of a model at several batch sizes have in common."""
+"""Cached properties that are equal at every batch size of a model."""
 _PER_MODEL: set[str] = set()
-"""Keys of the functions whose results such graphs have in common."""
+"""Keys of the `per_model` functions."""
 _MODEL_RESULTS = "results per model"
 """Key in a graph's `vars` of the results that it shares with the same model at other batch sizes."""
 
@@ -361,7 +361,7 @@ def per_model(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
 
 
 def remember(graph: Graph, function: Callable[[Graph], T], result: T) -> None:
-    """Give a graph the result of a function that is remembered, which then is not called."""
+    """Store the result of a `per_graph` or `per_model` function with a graph, so that it is not computed."""
     key = _key(function)
     (_model_results(graph) if key in _PER_MODEL else vars(graph))[key] = result
 
