@@ -20,14 +20,14 @@ from planner.units import format_seconds, plural
 
 ERRORS_FILE = "errors.yaml"
 LEAST_RUNS = 3
-"""Runs of a class below which it has no interval."""
+"""Fewest measured runs of a class that give an error interval."""
 _NORMAL_QUANTILE = 1.2815515655446004
 """90 % of a normal distribution lie below it: 80 % between its negative and itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobClass:
-    """What predictions of one kind have in common.
+    """A class of jobs whose prediction errors are pooled.
 
     Attributes:
         stack: name of the software.
@@ -88,7 +88,7 @@ def measured_error(job: JobClass, own: tuple[int, float, float] | None = None) -
 
 
 def error_of(job: JobClass, ratios: Sequence[float]) -> MeasuredError:
-    """The same from measured over predicted times, at least one of them.
+    """Error interval of a class from the ratios of measured to predicted time; at least one ratio.
 
     >>> found = error_of(JobClass("s", "d", "nothing", "one stage"), [0.9, 1.0, 1.1, 1.0])
     >>> found.runs, round(found.low, 2), round(found.high, 2)

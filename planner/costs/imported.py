@@ -59,10 +59,10 @@ def with_costs(graph: Graph, text: str | bytes, name: str = "costs") -> Graph:
     seconds, batch = document["operators"], float(document["batch"])
     nodes = []
     for node in graph.nodes:
-        found = seconds.get(node.key)
-        if not _is_row(found):
+        row = seconds.get(node.key)
+        if not _is_row(row):
             raise ModelError(f"no three times for operator {node.key!r}", where=name, hint="measure the model again")
-        times = tuple(float(value) / batch for value in found)
+        times = tuple(float(value) / batch for value in row)
         nodes.append(dataclasses.replace(node, attributes={**node.attributes, _ATTRIBUTE: times}))
     digest = hashlib.sha256(text if isinstance(text, bytes) else text.encode()).hexdigest()
     note = Note(NoteLevel.INFO, "own-costs", f"seconds of operators are those of {name}: {document['of']}")
@@ -88,18 +88,18 @@ def _document(text: str | bytes, name: str) -> Mapping[str, Any]:
     return content
 
 
-def _is_row(found: object) -> bool:
-    return isinstance(found, list) and len(found) == len(_FIELDS) and all(map(is_figure, found))
+def _is_row(row: object) -> bool:
+    return isinstance(row, list) and len(row) == len(_FIELDS) and all(map(is_figure, row))
 
 
 def by_own_costs(graph: Graph, profile: Profile) -> Profile:
-    """The profile with the seconds that the graph carries, if it does."""
+    """The profile with seconds from a costs file, if the graph has them (`with_costs`)."""
     rows = [node.attributes.get(_ATTRIBUTE) for node in graph.nodes]
     if not rows or any(row is None for row in rows):
         return profile
     times = np.array(rows, dtype=np.float64).T * profile.micro_batch
-    found: dict[str, Any] = dict(zip(_FIELDS, times, strict=True))
-    return dataclasses.replace(profile, source="measured", by_share=None, **found)
+    seconds: dict[str, Any] = dict(zip(_FIELDS, times, strict=True))
+    return dataclasses.replace(profile, source="measured", by_share=None, **seconds)
 
 
 def is_priced(graph: Graph) -> bool:

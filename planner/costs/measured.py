@@ -47,11 +47,11 @@ Progress = Callable[[int, int, str], None]
 
 
 Seconds = tuple[float, float]
-"""Of the forward and of the backward pass of a call; nan for a backward pass that was not run."""
+"""Seconds of a call's forward and backward pass; nan for a backward pass that was not run."""
 
 
 class Runner(Protocol):
-    """What runs operator calls on a device of this machine.
+    """Runs operator calls on a device of this machine.
 
     Attributes:
         software: name and version of the library.
@@ -261,7 +261,7 @@ def _node_seconds(
     graph: Graph, specs: Sequence[OpSpec], keys: Sequence[str], timings: Mapping[str, Timing]
 ) -> tuple[np.ndarray, tuple[Note, ...]]:
     """Seconds of the passes of every node [nodes, 2], and what was not run."""
-    found = np.zeros((len(specs), 2))
+    seconds_by_node = np.zeros((len(specs), 2))
     run = [i for i, key in enumerate(keys) if key and timings[key].seconds is not None]
     missing: dict[str, list[int]] = {}
     for i, key in enumerate(keys):
@@ -272,7 +272,7 @@ def _node_seconds(
         forward_s, backward_s = seconds
         if math.isnan(backward_s):
             backward_s = forward_s * _backward_ratio(specs[i])
-        found[i] = graph.nodes[i].repeat * forward_s, graph.nodes[i].repeat * backward_s
+        seconds_by_node[i] = graph.nodes[i].repeat * forward_s, graph.nodes[i].repeat * backward_s
     if missing and not run:
         reason = next(timings[key].reason for key in missing)
         raise ModelError("no operator of the model could be run", hint=f"price it with --device; the first: {reason}")
@@ -280,16 +280,16 @@ def _node_seconds(
     for key, nodes in missing.items():
         first = nodes[0]
         nearest = _nearest(graph, specs, run, first)
-        forward_s = found[nearest, 0] * _work(specs[first]) / _work(specs[nearest])
-        found[nodes] = forward_s, forward_s * _backward_ratio(specs[first])
+        forward_s = seconds_by_node[nearest, 0] * _work(specs[first]) / _work(specs[nearest])
+        seconds_by_node[nodes] = forward_s, forward_s * _backward_ratio(specs[first])
         how = f"scaled from {graph.nodes[nearest].op} {graph.nodes[nearest].key!r}"
         message = f"{graph.nodes[first].op} ({len(nodes)} nodes) was not run: {timings[key].reason}; {how}"
         notes.append(Note(NoteLevel.WARNING, "not-measured", message, graph.nodes[first].key))
-    return found, tuple(notes)
+    return seconds_by_node, tuple(notes)
 
 
 def _nearest(graph: Graph, specs: Sequence[OpSpec], run: Sequence[int], wanted: int) -> int:
-    """Of the measured nodes the one most like another: same kind of work, same operator, then closest in size."""
+    """The measured node most similar to a given one: same kind of work, same operator, then closest in size."""
     heavy, op, size = specs[wanted].matrix_flops > 0, graph.nodes[wanted].op, _work(specs[wanted])
 
     def unlikeness(i: int) -> tuple[bool, bool, float, int]:
@@ -322,14 +322,14 @@ def _assemble(
     fused_attention: bool,
     dropout: bool,
 ) -> Profile:
-    chosen = precision_named(runner.precision)
-    options = SavedOptions(fused_attention=fused_attention, dropout=dropout, loss_bytes=chosen.loss_bytes)
-    sizes = element_bytes(graph, chosen.compute.bits / 8)
+    precision = precision_named(runner.precision)
+    options = SavedOptions(fused_attention=fused_attention, dropout=dropout, loss_bytes=precision.loss_bytes)
+    sizes = element_bytes(graph, precision.compute.bits / 8)
     scores = np.array([s.scores_in_memory(fused_attention) for s in specs])
     outputs, workspace = tensor_bytes(graph, sizes, scores)
     return Profile(
         device=runner.machine,
-        precision=chosen.name,
+        precision=precision.name,
         micro_batch=graph.batch,
         source="measured",
         forward_s=seconds[:, 0],

@@ -1,4 +1,4 @@
-"""Which products multiply in a narrow format, and what that changes of their traffic and of what they keep.
+"""Find the products that multiply in a narrow format, and adjust their traffic and kept activations.
 
 Linear layers and the experts of mixtures multiply in the precision's narrow format. The compute type stays for
 attention, for a router (a product from whose columns the largest are picked), for the head (a product with a column for
@@ -131,25 +131,25 @@ def product_formats(types: Sequence[DType], precision: Precision, narrow: Narrow
 
 def narrow_products(graph: Graph, specs: Sequence[OpSpec], precision: Precision) -> NarrowProducts | None:
     """The products of a graph that multiply in the precision's narrow format; None where it has none. O(nodes)."""
-    chosen = precision.narrow
-    if chosen is None:
+    narrow_format = precision.narrow
+    if narrow_format is None:
         return None
     wide, (losses, classes) = _left_out(graph, precision), _losses(graph, specs)
     gathered = {e.product: e for e in find_expert_products(graph)}
-    found: list[Product] = []
+    products: list[Product] = []
     for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
         if not spec.matrix_flops or layer_of(node.module) in wide:
             continue
         if rule_of(node.op).joint is JointCut.EXPERTS:
-            found.append(Product(i))
+            products.append(Product(i))
             continue
         product = _product(graph, i, gathered.get(i))
-        if product is None or not _divides(graph, product, chosen.multiple):
+        if product is None or not _divides(graph, product, narrow_format.multiple):
             continue
         result = graph.tensors[node.outputs[0]]
         if not _picked_from(graph, result, losses if result.shape[-1] in classes else frozenset()):
-            found.append(product)
-    return NarrowProducts(chosen, tuple(found))
+            products.append(product)
+    return NarrowProducts(narrow_format, tuple(products))
 
 
 def _product(graph: Graph, i: int, expert: ExpertProduct | None) -> Product | None:
@@ -184,12 +184,12 @@ def _losses(graph: Graph, specs: Sequence[OpSpec]) -> tuple[frozenset[str], froz
 
     Every output with as many columns as the logits is taken to be one more (predictions of tokens further on).
     """
-    own = {graph.nodes[i].inputs[0] for i, spec in enumerate(specs) if "loss_elements" in spec.details}
-    columns = {graph.tensors[name].shape[1] for name in own if len(graph.tensors[name].shape) > 1}
+    graph_losses = {graph.nodes[i].inputs[0] for i, spec in enumerate(specs) if "loss_elements" in spec.details}
+    columns = {graph.tensors[name].shape[1] for name in graph_losses if len(graph.tensors[name].shape) > 1}
     logits = logits_of(graph)
     if logits:
         columns.add(graph.tensors[logits].shape[-1])
-    return frozenset(own.union(graph.outputs)), frozenset(columns)
+    return frozenset(graph_losses.union(graph.outputs)), frozenset(columns)
 
 
 def _picked_from(graph: Graph, result: Tensor, losses: frozenset[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Number formats of training: what linear layers multiply in, and what a parameter takes in memory and on links.
+"""Number formats of training: the type of matrix products, and bytes of a parameter in memory and on links.
 
 A precision is a table entry with a name; options after a colon change how its parameters are stored and exchanged:
 `mxfp8:grads=fp32,last=4`, `bf16:grads=fp32,reduce=bf16`. An optimizer is named alike: `adam:moments=bf16`.
@@ -30,9 +30,9 @@ class NarrowFormat:
     Attributes:
         name: as a device states its peak.
         element_bytes: one copy of an element, its part of the block's scales included.
-        readings: times that the 16-bit values are read to be cast: twice where the largest must be known before.
+        readings: how often a cast reads the 16-bit values: twice if it needs their maximum first.
         gathered_bytes: bytes a parameter in which ranks gather weights that are stored in the format.
-        multiple: of which all dimensions of a product must be a multiple.
+        multiple: every dimension of a product must be a multiple of this.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Stored(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FormatOptions:
-    """What may stand behind the colon of a precision's name.
+    """Options of a precision, written after a colon behind its name.
 
     Attributes:
         grads: sum of the gradients over micro-batches (Megatron's main gradients).
@@ -190,7 +190,7 @@ PRECISIONS = {
 }
 
 BEST_FIRST = ("bf16", "fp16", "fp32")
-"""Precisions to choose from where none is asked for: fp16 needs its loss scaled, and fp32 takes twice the memory."""
+"""Default precisions, best first: fp16 needs loss scaling, and fp32 takes twice the memory."""
 
 OPTIMIZER_MOMENTS = {"adam": 2, "adamw": 2, "sgd": 0, "momentum": 1, "adafactor": 0, "lamb": 2}
 """Running means that an optimizer keeps of each parameter's gradient, without the master copy."""
@@ -198,7 +198,7 @@ OPTIMIZER_MOMENTS = {"adam": 2, "adamw": 2, "sgd": 0, "momentum": 1, "adafactor"
 
 @dataclass(frozen=True, slots=True)
 class OptimizerOptions:
-    """What may stand behind the colon of an optimizer's name.
+    """Options of an optimizer, written after a colon behind its name.
 
     Attributes:
         moments: its running means; own is fp32.

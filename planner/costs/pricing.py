@@ -26,7 +26,7 @@ from planner.operators.saved import (
     saved_notes,
     storages_in_training,
 )
-from planner.operators.specs import graph_specs
+from planner.operators.specs import by_class, graph_specs
 from planner.operators.types import OpSpec, Origin
 
 
@@ -107,8 +107,10 @@ def profile(
         forward_s=times.forward_s,
         backward_s=times.backward_s,
         weight_grad_s=times.weight_grad_s,
-        forward_flops=np.array([s.matrix_flops for s in specs]),
-        backward_flops=np.array([s.input_grad_matrix_flops + s.weight_grad_matrix_flops for s in specs]),
+        forward_flops=np.array(by_class(sized, lambda i: specs[i].matrix_flops)),
+        backward_flops=np.array(
+            by_class(sized, lambda i: specs[i].input_grad_matrix_flops + specs[i].weight_grad_matrix_flops)
+        ),
         moved_bytes=work.bytes,
         output_bytes=outputs,
         workspace_bytes=workspace,

@@ -1,6 +1,6 @@
-"""What kernels reach that are no plain matrix products: fused attention, products of odd rows, small convolutions.
+"""Rates of kernels other than plain matrix products: fused attention, unaligned products, small convolutions.
 
-The latter take fewer multiplications: Winograd's minimal filtering over tiles (Lavin and Gray, CVPR 2016).
+Small convolutions take fewer multiplications: Winograd's minimal filtering over tiles (Lavin and Gray, CVPR 2016).
 
 A 3 x 3 convolution of stride 1 needs 36 multiplications for 4 x 4 results of a channel pair where the plain sum takes
 144: F(4x4, 3x3). Tiles of 6 x 6 inputs are transformed, 36 matrix products sum over the channels, and the products are
@@ -30,9 +30,9 @@ from planner.operators.types import OpSpec
 _ALIGNED_BYTES = 16
 """Rows of matrices that start at multiples of this feed matrix units at full rate (cuBLAS documentation)."""
 _COMPARISONS = frozenset({"Trilu", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
-"""Operators by one of which every causal mask is made."""
+"""Operators that causal masks are made with."""
 _WINDOWS = ("left_window_size", "local_window_size")
-"""Attributes by which an attention says how far back a query sees."""
+"""Attributes of attention operators for the size of a sliding window."""
 
 
 def kernel_rates(
@@ -69,7 +69,7 @@ def unaligned_products(
 
     Heads of 150 elements make such rows. A fused attention kernel pads them by itself.
     """
-    found: dict[int, int] = {}
+    row_lengths: dict[int, int] = {}
     for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
         if attends(spec) and spec.scores_in_memory(fused):
             operands = node.inputs[:1]
@@ -81,8 +81,8 @@ def unaligned_products(
         width = sizes[graph.tensors[operands[0]].dtype]
         odd = [length for length in shapes if length > 1 and length * width % _ALIGNED_BYTES]
         if odd:
-            found[i] = odd[0]
-    return found
+            row_lengths[i] = odd[0]
+    return row_lengths
 
 
 def _rows(graph: Graph, node: Node, name: str) -> int:

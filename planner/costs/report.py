@@ -54,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What became of the file's nodes.
+    """How the file's nodes were priced, folded or removed.
 
     Attributes:
         total: nodes in the file.

@@ -32,7 +32,7 @@ import numpy as np
 
 from planner.costs.work import Work
 from planner.errors import HardwareError
-from planner.graph import Graph, Note, NoteLevel, TensorKind
+from planner.graph import Graph, Note, NoteLevel, TensorKind, per_model
 from planner.graph.blocks import layer_of
 from planner.hardware.types import NARROW_FORMATS, Device
 from planner.operators.specs import needs_gradient
@@ -174,6 +174,7 @@ def _vector_peak(device: Device) -> float:
     return peak if device.launch_s > 0 and peak <= device.vector_flop_per_s else 0.0
 
 
+@per_model
 def _layers(graph: Graph) -> np.ndarray:
     """Number of each node's layer; nodes without a module belong to their predecessor's."""
     numbers: dict[str, int] = {}
@@ -185,6 +186,7 @@ def _layers(graph: Graph) -> np.ndarray:
     return layers
 
 
+@per_model
 def _only_weights(graph: Graph) -> np.ndarray:
     """Nodes whose gradients flow to weights alone (embeddings, the first layer)."""
     needed = needs_gradient(graph)
@@ -199,12 +201,12 @@ def _only_weights(graph: Graph) -> np.ndarray:
 
 
 def _peaks(work: Work, device: Device) -> tuple[np.ndarray, tuple[Note, ...]]:
-    """Matrix peak by node; a format that the device lacks is replaced by its stand-in, with a note."""
+    """Matrix peak of each node's format; a format that the device lacks is replaced by a stand-in, with a note."""
     peaks = np.ones(len(work.formats))
     notes: dict[str, Note] = {}
     for wanted in dict.fromkeys(work.formats):
-        chosen = np.array([name == wanted for name in work.formats])
-        if not ((work.matrix > 0) & chosen).any():
+        uses_format = np.array([name == wanted for name in work.formats])
+        if not ((work.matrix > 0) & uses_format).any():
             continue
         name = next((n for n in (wanted, *_STAND_INS.get(wanted, ())) if n in device.matrix_flop_per_s), "")
         if not name:
@@ -216,5 +218,5 @@ def _peaks(work: Work, device: Device) -> tuple[np.ndarray, tuple[Note, ...]]:
         if name != wanted:
             message = f"{device.name} has no {wanted} matrix units: priced at its {name} peak"
             notes[wanted] = Note(NoteLevel.WARNING, "peak-stand-in", message)
-        peaks[chosen] = device.matrix_flop_per_s[name] * device.format_rates.get(name, 1.0)
+        peaks[uses_format] = device.matrix_flop_per_s[name] * device.format_rates.get(name, 1.0)
     return peaks, tuple(notes.values())

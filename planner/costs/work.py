@@ -27,7 +27,7 @@ from planner.operators.modules import ExpertProduct, find_expert_products
 from planner.operators.rewriting import FusedKernel, fused_kernels
 from planner.operators.saved import float_type, logits_of
 from planner.operators.site import rule_of
-from planner.operators.specs import call_classes, needs_gradient
+from planner.operators.specs import by_class, call_classes, needs_gradient, nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec
 
@@ -111,7 +111,7 @@ def node_work(
     dtypes = [firsts[k] for k in classes.index.tolist()]
     _fuse_bias(graph, specs, rows)
     _free_views(graph, specs, rows, sizes, storages)
-    scores = np.array([spec.scores_in_memory(fused) for spec in specs])
+    scores = np.array(by_class(graph, lambda i: specs[i].scores_in_memory(fused)))
     _write_scores(rows, specs, scores, np.array([sizes[d] for d in dtypes]))
     for kernel in fused_kernels(graph, device.stack.fused):
         _fuse(graph, rows, kernel, sizes)
@@ -125,12 +125,12 @@ def node_work(
         _add_loss(graph, specs, rows, beside, sizes, loss_bytes, device.stack.loss_passes)
     if narrow:
         narrow.change(graph, rows, beside, sizes, launch_share)
-    own = float_type(graph)
+    model_type = float_type(graph)
     return Work(
         **dict(zip(_COLUMNS, rows.T, strict=True)),
         beside=beside[0],
         back_beside=beside[1],
-        formats=product_formats([precision.compute if d is own else d for d in dtypes], precision, narrow),
+        formats=product_formats([precision.compute if d is model_type else d for d in dtypes], precision, narrow),
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
         fast=fast_convolutions(graph, sizes),
         scores=scores,
@@ -178,18 +178,18 @@ def _fuse_bias(graph: Graph, specs: Sequence[OpSpec], rows: np.ndarray) -> None:
 
 
 def _fuse(graph: Graph, rows: np.ndarray, kernel: FusedKernel, sizes: Mapping[DType, float]) -> None:
-    """One kernel for some nodes: operands in and result out; backward works out again what is inside."""
+    """Merge some nodes' work into one kernel that reads operands, writes the result, and recomputes in backward."""
 
     def size(names: Iterable[str]) -> float:
         return sum(graph.tensors[name].elements * sizes[graph.tensors[name].dtype] for name in names)
 
     carrying, result = needs_gradient(graph), graph.nodes[kernel.last].outputs[0]
     operands, gradients = size(kernel.operands), size(name for name in kernel.operands if name in carrying)
-    inner, every = list(kernel.inner), [*kernel.inner, kernel.last]
-    again = rows[inner, 1].sum()
-    rows[kernel.last, [1, 2, 3]] = rows[every, 1].sum(), operands + size([result]), 1.0
+    inner, all_nodes = list(kernel.inner), [*kernel.inner, kernel.last]
+    recomputed = rows[inner, 1].sum()
+    rows[kernel.last, [1, 2, 3]] = rows[all_nodes, 1].sum(), operands + size([result]), 1.0
     if gradients:
-        rows[kernel.last, [6, 7, 8]] = rows[every, 6].sum() + again, size([result]) + operands + gradients, 1.0
+        rows[kernel.last, [6, 7, 8]] = rows[all_nodes, 6].sum() + recomputed, size([result]) + operands + gradients, 1.0
     rows[inner] = 0.0
 
 
@@ -242,10 +242,9 @@ def _add_loss(
     """
     name = logits_of(graph)
     places = [(graph.producer[name], name)] if name else []
-    for i, spec in enumerate(specs):
-        if "loss_elements" in spec.details:
-            rows[i, [2, 3, 7, 8]] = 0.0
-            places.append((i, graph.nodes[i].inputs[0]))
+    for i in nodes_where(graph, lambda i: "loss_elements" in specs[i].details):
+        rows[i, [2, 3, 7, 8]] = 0.0
+        places.append((i, graph.nodes[i].inputs[0]))
     for at, name in places:
         logits = graph.tensors[name]
         width = sizes[logits.dtype]
@@ -266,7 +265,8 @@ def _free_views(
     A strided view is copied by a batched product. What cuts a tensor in parts or
     repeats it (Split, Slice, Expand) still has to put the gradients together.
     """
-    for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
+    for i in nodes_where(graph, lambda i: specs[i].view or specs[i].details.get("alias")):
+        node, spec = graph.nodes[i], specs[i]
         if not node.outputs:
             continue
         if spec.details.get("alias"):

@@ -1,4 +1,4 @@
-"""A graph contracted to a chain of blocks: the places where it may be cut, and which blocks are alike."""
+"""Contract a graph to a chain of blocks: where it may be cut into stages, and which blocks have equal structure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Chain:
-    """A graph as a line of blocks; every tensor goes from a block to itself or to a later one.
+    """A graph as a sequence of blocks; tensors flow within a block or to a later one.
 
     Attributes:
         graph: the graph.
@@ -54,29 +54,29 @@ class Chain:
 
     @functools.cached_property
     def handed_on(self) -> Mapping[str, tuple[int, ...]]:
-        """For each tensor that a block makes and later blocks read: its block, then theirs, ascending.
+        """By tensor that crosses a boundary between blocks: the block that makes it, then its readers, ascending.
 
         Graph inputs and results of duplicated nodes are left out.
         """
-        graph, found = self.graph, dict[str, tuple[int, ...]]()
+        graph, crossing = self.graph, dict[str, tuple[int, ...]]()
         block_of = {node: b for b, block in enumerate(self.blocks) for node in block.nodes}
         for node, b in block_of.items():
             for name in graph.nodes[node].outputs:
                 readers = {block_of[r] for r in graph.consumers.get(name, ()) if r in block_of} - {b}
                 if readers:
-                    found[name] = (b, *sorted(readers))
-        return found
+                    crossing[name] = (b, *sorted(readers))
+        return crossing
 
     @functools.cached_property
     def layer_heads(self) -> tuple[int, ...]:
         """First block of each numbered layer, in order; the longest run of them where the model has several kinds."""
-        found: dict[str, int] = {}
+        first_block: dict[str, int] = {}
         for at, block in enumerate(self.blocks):
             layer = layer_of(self.graph.nodes[block.nodes[0]].module)
             if layer and layer[-1].isdigit():
-                found.setdefault(layer, at)
+                first_block.setdefault(layer, at)
         by_kind: dict[str, list[int]] = {}
-        for layer, at in found.items():
+        for layer, at in first_block.items():
             by_kind.setdefault(layer.rstrip("0123456789"), []).append(at)
         longest: list[int] = max(by_kind.values(), key=len, default=[])
         return tuple(longest)
@@ -87,11 +87,11 @@ class Chain:
 
         Empty at both ends.
         """
-        found: list[list[str]] = [[] for _ in range(len(self.blocks) + 1)]
+        names_by_boundary: list[list[str]] = [[] for _ in range(len(self.blocks) + 1)]
         for name, blocks in self.handed_on.items():
-            for names in found[blocks[0] + 1 : blocks[-1] + 1]:
+            for names in names_by_boundary[blocks[0] + 1 : blocks[-1] + 1]:
                 names.append(name)
-        return tuple(tuple(names) for names in found)
+        return tuple(tuple(names) for names in names_by_boundary)
 
     def boundary_sums(self, sizes: Mapping[str, float]) -> np.ndarray:
         """[n + 1] sums of sizes over the tensors that cross each boundary; tensors without a size count nothing."""
@@ -104,24 +104,23 @@ class Chain:
 
     @functools.cached_property
     def repeats(self) -> tuple[frozenset[int], ...]:
-        """By block, its side nodes that an earlier block reads too.
+        """By block, its side nodes that an earlier block reads, too.
 
-        A stage works them out once, whatever number of its blocks reads them; they are priced with the first block of
-        the chain.
+        A stage computes a side node once, however many of its blocks read it; its cost counts in the first such block.
         """
         seen: set[int] = set()
-        found = []
+        repeated = []
         for block in self.blocks:
-            found.append(frozenset(seen.intersection(block.side)))
+            repeated.append(frozenset(seen.intersection(block.side)))
             seen.update(block.side)
-        return tuple(found)
+        return tuple(repeated)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def layer_of(module: str) -> str:
     """The layer a module path belongs to: the path up to its first number, or all of it when it has none."""
-    found = _LAYER.match(module)
-    return found.group(1) if found else module
+    match = _LAYER.match(module)
+    return match.group(1) if match else module
 
 
 def build_chain(graph: Graph, *, max_blocks: int = DEFAULT_MAX_BLOCKS) -> Chain:
@@ -144,8 +143,8 @@ def build_chain(graph: Graph, *, max_blocks: int = DEFAULT_MAX_BLOCKS) -> Chain:
     members = [tuple(order[a:b]) for a, b in itertools.pairwise(bounds) if b > a]
     sides = [_side_of(graph, nodes, side) for nodes in members]
     uses = np.zeros(len(graph.nodes), dtype=np.int64)
-    for found in sides:
-        uses[list(found)] += 1
+    for nodes in sides:
+        uses[list(nodes)] += 1
     names = _names([_block_layer(graph, nodes) for nodes in members])
     blocks = tuple(
         Block(name, nodes, reads, structural_hash(graph, (*reads, *nodes)))
@@ -197,26 +196,26 @@ def _holds_matrix(graph: Graph, node: int) -> bool:
 
 
 def _inside_long_stretches(allowed: np.ndarray, changes: np.ndarray, heavy_before: np.ndarray) -> np.ndarray:
-    """Further places in stretches without a cut that hold over a sixteenth of all weighted nodes, and more than four.
+    """Further cuts in stretches between allowed cuts with over a sixteenth of all weighted nodes, and more than four.
 
-    The places between two layers, or all of them where a stretch has no layers.
+    Cuts lie between two layers, or anywhere if the stretch has no layers.
     """
-    found = np.zeros(len(allowed), dtype=bool)
+    further = np.zeros(len(allowed), dtype=bool)
     places = [0, *(int(p) for p in np.flatnonzero(allowed) if p > 0), len(allowed)]
     for start, stop in itertools.pairwise(places):
-        held = heavy_before[stop] - heavy_before[start]
-        if held > max(4, heavy_before[-1] / 16):
+        weighted_inside = heavy_before[stop] - heavy_before[start]
+        if weighted_inside > max(4, heavy_before[-1] / 16):
             inside = slice(start + 1, stop)
-            found[inside] = changes[inside] if changes[inside].any() else True
-    return found
+            further[inside] = changes[inside] if changes[inside].any() else True
+    return further
 
 
 def _lightest_between_weights(
     places: np.ndarray, heavy_before: np.ndarray, size: np.ndarray, starts: np.ndarray
 ) -> list[int]:
-    """Of the places between the same two weighted nodes, the one that the fewest bytes cross.
+    """Between each two weighted nodes, the cut that the fewest bytes cross.
 
-    Of equals, the first at which a layer with weights starts, or else the last.
+    Of equal cuts the first at which a layer with weights starts, else the last.
     """
     best: dict[int, tuple[float, int, int]] = {}
     total = heavy_before[-1]
@@ -229,27 +228,27 @@ def _lightest_between_weights(
 
 
 def _side_of(graph: Graph, nodes: Sequence[int], side: np.ndarray) -> tuple[int, ...]:
-    """Parameter-free nodes that some nodes read, with all their ancestors, ascending."""
-    found: set[int] = set()
+    """Side nodes that some nodes depend on, directly or not, ascending."""
+    ancestors: set[int] = set()
     stack = list(nodes)
     while stack:
         for name in graph.nodes[stack.pop()].inputs:
             at = graph.producer.get(name, -1)
-            if at >= 0 and side[at] and at not in found:
-                found.add(at)
+            if at >= 0 and side[at] and at not in ancestors:
+                ancestors.add(at)
                 stack.append(at)
-    return tuple(sorted(found))
+    return tuple(sorted(ancestors))
 
 
 def _block_layer(graph: Graph, nodes: Sequence[int]) -> str:
     """The layer that holds most of a block's weights (most of its nodes, where it has none)."""
     votes: dict[str, float] = {}
     for i in nodes:
-        owned = [graph.parameters[p] for p in graph.node_parameters[i]]
-        for parameter in owned:
+        parameters = [graph.parameters[p] for p in graph.node_parameters[i]]
+        for parameter in parameters:
             module = graph.nodes[i].module or parameter.module or parameter.label.rpartition(".")[0]
             votes[layer_of(module)] = votes.get(layer_of(module), 0.0) + 1.0 + parameter.elements
-        if not owned:
+        if not parameters:
             votes[layer_of(graph.nodes[i].module)] = votes.get(layer_of(graph.nodes[i].module), 0.0) + 1e-3
     votes.pop("", None)
     return max(votes, key=lambda m: votes[m]) if votes else graph.nodes[nodes[-1]].op
@@ -286,7 +285,7 @@ def structural_hash(graph: Graph, nodes: Sequence[int]) -> str:
 
 
 def _kind_in_words(graph: Graph, name: str) -> str:
-    """What tells tensors of a block apart beside their place: kind, type and shape, and a constant's values."""
+    """Text that identifies a tensor up to its name: kind, type, shape, and values of a constant."""
     tensor = graph.tensors.get(name)
     if tensor is None:
         return "?"

@@ -1,7 +1,7 @@
 """Sets of nodes closed under predecessors (ideals) of a DAG, as bitsets.
 
-An ideal is what the first stages of a pipeline can hold: with a node all nodes it depends on. There may be
-exponentially many, yet few in practice: networks are long and narrow.
+An ideal contains with each node all nodes that it depends on, so it can be the first stages of a pipeline. Their number
+may be exponential, yet it is small in practice: networks are long and narrow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _neighbours(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[list[list[
 
 
 def topological_line(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
-    """Nodes 0..count-1 with every arc's start before its end, by waves; shorter than `count` when there is a circle.
+    """A topological order of nodes 0..count-1, breadth first; shorter than `count` if the arcs form a cycle.
 
     O(count + arcs log arcs).
     """
@@ -125,7 +125,7 @@ def enumerate_ideals(
     for a, b in pairs:
         if a != b:
             sources[b].append(a)
-    found = np.zeros((256, width), dtype=np.uint64)
+    ideals = np.zeros((256, width), dtype=np.uint64)
     size = 1
     for node in topological_line(count, pairs):
         check()
@@ -134,20 +134,20 @@ def enumerate_ideals(
         need = bit_row(sources[node], width)
         fits = np.ones(size, dtype=bool)
         for w in np.flatnonzero(need):
-            fits &= (found[:size, w] & need[w]) == need[w]
+            fits &= (ideals[:size, w] & need[w]) == need[w]
         rows = np.flatnonzero(fits)
         if size + len(rows) > most:
             return None
-        while size + len(rows) > len(found):
-            found = np.concatenate([found, np.zeros_like(found)])
-        found[size : size + len(rows)] = found[rows]
-        found[size : size + len(rows), node // _WORD] |= np.uint64(1 << (node % _WORD))
+        while size + len(rows) > len(ideals):
+            ideals = np.concatenate([ideals, np.zeros_like(ideals)])
+        ideals[size : size + len(rows)] = ideals[rows]
+        ideals[size : size + len(rows), node // _WORD] |= np.uint64(1 << (node % _WORD))
         size += len(rows)
-    return found[:size].copy()
+    return ideals[:size].copy()
 
 
 def topological_lines(count: int, arcs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """A few unlike topological orders: by waves, by depth from the front and from the back, and by node number.
+    """Several topological orders: breadth first and depth first, each from both ends, and by node number.
 
     Args:
         count: number of nodes.

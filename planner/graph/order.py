@@ -1,4 +1,4 @@
-"""Which nodes carry the training signal, and in what line to lay them so that little crosses each place."""
+"""Find nodes that no gradient flows through, and a topological order in which few bytes are alive at each point."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def depth_first_order(graph: Graph, members: Sequence[int]) -> list[int]:
 
 
 def _producers(graph: Graph, node: int, inside: set[int]) -> list[int]:
-    found: dict[int, None] = {}
+    producers: dict[int, None] = {}
     for name in graph.nodes[node].inputs:
         at = graph.producer.get(name, -1)
         if at in inside:
-            found[at] = None
-    return list(found)
+            producers[at] = None
+    return list(producers)
 
 
 def lifetimes(graph: Graph, order: Sequence[int]) -> dict[str, tuple[int, int]]:
@@ -90,9 +90,10 @@ def crossing_bytes(graph: Graph, order: Sequence[int]) -> np.ndarray:
 
 
 def linear_order(graph: Graph, members: Sequence[int]) -> list[int]:
-    """The line in which to lay some nodes: the file's own or a depth-first order, whichever carries fewer bytes."""
-    own = list(members)
-    deep = depth_first_order(graph, own)
-    if deep == own:
-        return own
-    return deep if crossing_bytes(graph, deep).sum() < crossing_bytes(graph, own).sum() else own
+    """A topological order of some nodes: the given or a depth-first one, whichever keeps fewer bytes alive."""
+    given_order = list(members)
+    depth_first = depth_first_order(graph, given_order)
+    if depth_first == given_order:
+        return given_order
+    deep_bytes, given_bytes = crossing_bytes(graph, depth_first).sum(), crossing_bytes(graph, given_order).sum()
+    return depth_first if deep_bytes < given_bytes else given_order

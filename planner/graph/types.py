@@ -1,6 +1,6 @@
 """The model as a DAG of operators over named tensors, independent of the file format it came from.
 
-Results of functions of a graph alone are kept with the graph: computed once, gone when the graph goes.
+Results of functions that depend on a graph alone are cached with the graph object (`per_graph`) and freed with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,9 @@ class DType(StrEnum):
     COMPLEX64 = "complex64"
     COMPLEX128 = "complex128"
     STRING = "string"
+
+    __hash__ = str.__hash__
+    """As equal to its name as a string is; also faster than that of an enumeration, in tables by type."""
 
     @property
     def bits(self) -> int:
@@ -79,6 +82,8 @@ class TensorKind(StrEnum):
     """A trained weight, or computed from trained weights alone (a transposed copy, a slice, a cast)."""
     CONSTANT = "constant"
     """Fixed: a table, a mask, a scalar, or computed from such alone."""
+
+    __hash__ = str.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,7 @@ class NoteLevel(StrEnum):
 
 
 NO_RULE = "no-rule"
-"""Code of the note that operators without a rule hold a share of the model that matters: to be said first."""
+"""Code of the note that operators without a rule make up a large part of the model; it is shown first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +270,12 @@ class Graph:
     @functools.cached_property
     def consumers(self) -> Mapping[str, tuple[int, ...]]:
         """Indices of the nodes that read a tensor, ascending, each once."""
-        found: dict[str, list[int]] = {}
+        readers: dict[str, list[int]] = {}
         for i, node in enumerate(self.nodes):
             for name in dict.fromkeys(node.inputs):
                 if name:
-                    found.setdefault(name, []).append(i)
-        return {name: tuple(users) for name, users in found.items()}
+                    readers.setdefault(name, []).append(i)
+        return {name: tuple(users) for name, users in readers.items()}
 
     @functools.cached_property
     def edges(self) -> np.ndarray:
@@ -291,13 +296,13 @@ class Graph:
     @functools.cached_property
     def node_parameters(self) -> tuple[tuple[int, ...], ...]:
         """For each node, indices of the parameters it uses, ties resolved to the parameter they are a copy of."""
-        resolved = [self.parameter_index[p.tied_to] if p.tied_to else i for i, p in enumerate(self.parameters)]
+        owner_of = [self.parameter_index[p.tied_to] if p.tied_to else i for i, p in enumerate(self.parameters)]
         result = []
         for node in self.nodes:
             used: dict[int, None] = {}
             for name in node.inputs:
                 for source in self.sources.get(name, ()):
-                    used[resolved[self.parameter_index[source]]] = None
+                    used[owner_of[self.parameter_index[source]]] = None
             result.append(tuple(used))
         return tuple(result)
 
@@ -307,18 +312,46 @@ class Graph:
 
 
 T = TypeVar("T")
+Owner = TypeVar("Owner")
 
 
-def per_graph(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
-    """Make a function compute its result once for each graph object.
+def per_graph(function: Callable[[Owner], T]) -> Callable[[Owner], T]:
+    """Make a function compute its result once for each graph object (or chain of blocks).
 
-    The function must depend on the graph alone, and nobody may change what it returns.
+    The function must depend on the object alone, and nobody may change what it returns.
     """
     key = _key(function)
 
     @functools.wraps(function)
+    def remembered(owner: Owner) -> T:
+        kept = vars(owner)
+        if key not in kept:
+            kept[key] = function(owner)
+        result: T = kept[key]
+        return result
+
+    return remembered
+
+
+_PER_MODEL_PROPERTIES = ("producer", "parameter_index", "node_parameters")
+"""Cached properties that are equal at every batch size of a model."""
+_PER_MODEL: set[str] = set()
+"""Keys of the `per_model` functions."""
+_MODEL_RESULTS = "results per model"
+"""Key in a graph's `vars` of the results that it shares with the same model at other batch sizes."""
+
+
+def per_model(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
+    """Like `per_graph`, for a result that is the same at every batch size of a model.
+
+    It is computed once for all graphs that `hand_on` joined, on whichever of them asks first.
+    """
+    key = _key(function)
+    _PER_MODEL.add(key)
+
+    @functools.wraps(function)
     def remembered(graph: Graph) -> T:
-        kept = vars(graph)
+        kept = _model_results(graph)
         if key not in kept:
             kept[key] = function(graph)
         result: T = kept[key]
@@ -327,28 +360,27 @@ def per_graph(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
     return remembered
 
 
-_PER_MODEL = {"producer", "parameter_index", "node_parameters"}
-"""What graphs of a model at several batch sizes have in common: keys of results and of cached properties."""
-
-
-def per_model(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
-    """Like `per_graph`, for a result that is the same at every batch size of a model (`hand_on`)."""
-    _PER_MODEL.add(_key(function))
-    return per_graph(function)
-
-
 def remember(graph: Graph, function: Callable[[Graph], T], result: T) -> None:
-    """Give a graph the result of a function that is remembered, which then is not called."""
-    vars(graph)[_key(function)] = result
+    """Store the result of a `per_graph` or `per_model` function with a graph, so that it is not computed."""
+    key = _key(function)
+    (_model_results(graph) if key in _PER_MODEL else vars(graph))[key] = result
 
 
 def hand_on(source: Graph, target: Graph) -> None:
-    """Give a graph what is known of the same model at another batch size and depends on no sizes."""
-    known = vars(source)
-    vars(target).update((key, known[key]) for key in _PER_MODEL & known.keys())
+    """Let a graph share what depends on no sizes with the same model at another batch size, whenever it is found."""
+    known, shared = vars(source), _model_results(source)
+    for key, result in _model_results(target).items():
+        shared.setdefault(key, result)
+    vars(target)[_MODEL_RESULTS] = shared
+    vars(target).update((key, known[key]) for key in _PER_MODEL_PROPERTIES if key in known)
     if target.nodes is source.nodes and "consumers" in known:
         vars(target)["consumers"] = known["consumers"]
 
 
-def _key(function: Callable[[Graph], object]) -> str:
+def _model_results(graph: Graph) -> dict[str, Any]:
+    results: dict[str, Any] = vars(graph).setdefault(_MODEL_RESULTS, {})
+    return results
+
+
+def _key(function: Callable[..., object]) -> str:
     return f"{function.__module__}.{function.__qualname__}"

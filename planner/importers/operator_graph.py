@@ -143,7 +143,7 @@ def operator_graph_from(document: object, name: str, fingerprint: str = "", *, w
 
 
 class _Reader:
-    """Takes fields out of the document, collecting what is wrong with them."""
+    """Reads fields of the document and collects their problems, so that they are raised together."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -155,7 +155,7 @@ class _Reader:
         self.problems.append(Problem(message, place, hint))
 
     def stop(self) -> None:
-        """Raise what was found so far."""
+        """Raise all problems collected so far, if there are any."""
         if self.problems:
             first = self.problems[0]
             raise ModelError(first.message, where=first.where, hint=first.hint, problems=self.problems)

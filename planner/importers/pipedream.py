@@ -33,7 +33,7 @@ _FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A node as the file says it: description, milliseconds, bytes of each result, bytes of its weights."""
+    """A node line of the file: description, milliseconds, bytes of each result, bytes of its weights."""
 
     number: int
     text: str
@@ -93,8 +93,8 @@ def _read(text: str, path: Path) -> _File:
             if ends:
                 edges.setdefault(ends[1], []).append(ends[0])
             else:
-                found = _node_line(parts)
-                nodes[found.number] = found
+                line_of_node = _node_line(parts)
+                nodes[line_of_node.number] = line_of_node
         except ValueError as error:
             problems.append(Problem(str(error), where, "expected a node line or an edge of a PipeDream profile", line))
     for target, sources in edges.items():
@@ -112,10 +112,10 @@ def _read(text: str, path: Path) -> _File:
 
 
 def _number(text: str) -> int:
-    found = _NODE.match(text.strip())
-    if not found:
+    match = _NODE.match(text.strip())
+    if not match:
         raise ValueError(f"{text.strip()[:40]!r} is not a node")
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def _node_line(parts: list[str]) -> _Line:
@@ -225,17 +225,17 @@ class _Builder:
     def _sizes(self, line: _Line, reads: list[str]) -> tuple[float, ...]:
         if line.op != "Concat":
             return line.result_bytes or (0.0,)
-        whole = float(sum(self.tensors[name].byte_count for name in reads))
+        operand_bytes = float(sum(self.tensors[name].byte_count for name in reads))
         recorded = sum(line.result_bytes)
-        if abs(whole - recorded) > 0.5:
-            message = f"{line.text} records {recorded:.0f} bytes; its operands have {whole:.0f}, which is used"
+        if abs(operand_bytes - recorded) > 0.5:
+            message = f"{line.text} records {recorded:.0f} bytes; its operands have {operand_bytes:.0f}, which is used"
             self.notes.append(Note(NoteLevel.INFO, "concat-size", message, f"node{line.number}"))
-        return (whole,)
+        return (operand_bytes,)
 
     def _add_tensor(self, name: str, size: float, kind: TensorKind) -> None:
         elements = round(size / _FP32_BYTES)
-        per_sample, rest = divmod(elements, self.batch)
-        shape = (self.batch, per_sample) if rest == 0 else (elements,)
+        per_sample, remainder = divmod(elements, self.batch)
+        shape = (self.batch, per_sample) if remainder == 0 else (elements,)
         self.tensors[name] = Tensor(name, shape, DType.FLOAT32, kind)
 
     def _note_measurement(self, batch_given: bool) -> None:

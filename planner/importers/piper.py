@@ -112,15 +112,15 @@ def read_piper(path: str | Path) -> PiperFile:
 def piper_from_document(document: object, where: str = "document") -> PiperFile:
     """Read a Piper instance from what its JSON holds (see `read_piper`)."""
     reader = _Reader(where)
-    found = reader.read(document)
-    if reader.problems or found is None:
+    file = reader.read(document)
+    if reader.problems or file is None:
         first = reader.problems[0]
         raise ModelError(first.message, where=first.where, hint=first.hint, problems=reader.problems)
-    return found
+    return file
 
 
 class _Reader:
-    """Collects every finding of one document before any is raised."""
+    """Reads one document and collects all its problems, so that they are raised together."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -201,20 +201,20 @@ class _Reader:
                 f"{at}.TMPCs", "is missing or empty", "a node needs the choices of one tensor degree at least"
             )
             return {}
-        found: dict[int, tuple[PiperChoice, ...]] = {}
+        choices_by_degree: dict[int, tuple[PiperChoice, ...]] = {}
         for key, choices in table.items():
             field = f"{at}.TMPCs[{key!r}]"
             if not _is_natural(key) or int(key) < 1:
                 self.complain(field, "is no tensor degree", "keys are whole numbers from 1, as text")
-            elif int(key) in found:
+            elif int(key) in choices_by_degree:
                 self.complain(field, "repeats a tensor degree")
             elif not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
                 self.complain(field, "is not a list of choices")
             elif choices:  # an empty list says the same as an absent degree
-                found[int(key)] = tuple(self.choice(c, f"{field}[{i}]") for i, c in enumerate(choices))
-        if not found and not self.problems:
+                choices_by_degree[int(key)] = tuple(self.choice(c, f"{field}[{i}]") for i, c in enumerate(choices))
+        if not choices_by_degree and not self.problems:
             self.complain(f"{at}.TMPCs", "holds no choice at any tensor degree")
-        return dict(sorted(found.items()))
+        return dict(sorted(choices_by_degree.items()))
 
     def choice(self, entry: Mapping[str, Any], at: str) -> PiperChoice:
         return PiperChoice(
@@ -232,13 +232,13 @@ class _Reader:
         if not isinstance(table, dict):
             self.complain(f"{at}.{key}", "is not an object of node id to bytes")
             return {}
-        found = {}
+        sync_bytes = {}
         for neighbour in table:
             if _is_natural(neighbour):
-                found[int(neighbour)] = self.number(table, neighbour, f"{at}.{key}")
+                sync_bytes[int(neighbour)] = self.number(table, neighbour, f"{at}.{key}")
             else:
                 self.complain(f"{at}.{key}", f"{neighbour!r} is no node id")
-        return found
+        return sync_bytes
 
     def edges(self, document: Mapping[str, Any], known: set[int]) -> Iterator[tuple[int, int, float]]:
         for position, entry in enumerate(self.items(document, "edges")):
@@ -262,7 +262,10 @@ class _Reader:
             self.complain("edges", f"form a cycle that node {stuck} waits for", "layers must form an acyclic graph")
 
     def orient(self, nodes: tuple[PiperNode, ...], edges: tuple[tuple[int, int, float], ...]) -> tuple[PiperNode, ...]:
-        """Key the syncs by source and target as published files do; turn files that follow the description."""
+        """Key sync bytes by source and target as published files do.
+
+        Files that follow the format's description have the two tables swapped.
+        """
         before: dict[int, set[int]] = {node.id: set() for node in nodes}
         after: dict[int, set[int]] = {node.id: set() for node in nodes}
         for source, target, _ in edges:
@@ -271,10 +274,10 @@ class _Reader:
         pairs = [(node.id, choice) for node in nodes for options in node.choices.values() for choice in options]
         stray = [n for n, c in pairs if c.input_sync_bytes.keys() - before[n] or c.output_sync_bytes.keys() - after[n]]
         if stray:
-            turned = all(
+            swapped = all(
                 c.input_sync_bytes.keys() <= after[n] and c.output_sync_bytes.keys() <= before[n] for n, c in pairs
             )
-            if turned:
+            if swapped:
                 message = "syncTimeFw is keyed by the layers after and syncTimeBw by those before: read so"
                 self.notes.append(Note(NoteLevel.WARNING, "sync-turned", message))
                 return tuple(_turn(node) for node in nodes)

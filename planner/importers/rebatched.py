@@ -80,25 +80,25 @@ def rebatched_file(path: str | Path, batch: int, *, dims: Mapping[str, int] | No
 
 
 def _resize(graph: onnx.GraphProto, name: str, shape: tuple[int, ...], sizes: Mapping[int, int]) -> None:
-    """Give the readers of a constant as many entries for samples as asked for.
+    """Resize the batch dimensions of a constant for all its readers.
 
-    The first ones are cut out of it; where it has fewer, its first entry is repeated.
+    A smaller batch takes the first entries; a larger one repeats the first entry.
     """
     from onnx import helper, numpy_helper
 
     axes = list(sizes)
     more = any(size > shape[d] for d, size in sizes.items())
     wanted = [sizes.get(d, size) for d, size in enumerate(shape)]
-    cut, whole = f"{name}@first", f"{name}@batch"
+    cut, resized = f"{name}@first", f"{name}@batch"
     operands = {"starts": [0] * len(axes), "ends": [1 if more else sizes[d] for d in axes], "axes": axes, "to": wanted}
     for word, values in operands.items():
         graph.initializer.append(numpy_helper.from_array(np.array(values, dtype=np.int64), f"{name}@{word}"))
     for node in graph.node:
         for place, read in enumerate(node.input):
             if read == name:
-                node.input[place] = whole
+                node.input[place] = resized
     made = next((i + 1 for i, node in enumerate(graph.node) if name in node.output), 0)
     graph.node.insert(
         made, helper.make_node("Slice", [name, *(f"{name}@{w}" for w in ("starts", "ends", "axes"))], [cut])
     )
-    graph.node.insert(made + 1, helper.make_node("Expand", [cut, f"{name}@to"], [whole]))
+    graph.node.insert(made + 1, helper.make_node("Expand", [cut, f"{name}@to"], [resized]))

@@ -219,22 +219,22 @@ def streaming(
         extra: further details.
     """
     kept = tuple(saved) if site.trains else ()
-    there = traffic(*site.present(), *site.results()) if forward is None else forward
-    back = Traffic()
+    forward_traffic = traffic(*site.present(), *site.results()) if forward is None else forward
+    backward_traffic = Traffic()
     if site.trains:
-        back = gradient_traffic(site, kept) if backward is None else backward
+        backward_traffic = gradient_traffic(site, kept) if backward is None else backward
     return OpSpec(
         nests=(nests,) if isinstance(nests, LoopNest) else tuple(nests),
         saved=kept,
         kernels=kernels,
-        forward_bytes=there.byte_count,
-        backward_bytes=back.byte_count,
-        backward_kernels=backward_kernels if site.trains and back.byte_count else 0,
+        forward_bytes=forward_traffic.byte_count,
+        backward_bytes=backward_traffic.byte_count,
+        backward_kernels=backward_kernels if site.trains and backward_traffic.byte_count else 0,
         input_grad_matrix_flops=input_grad if site.trains else 0.0,
         weight_grad_matrix_flops=weight_grad if site.trains else 0.0,
         backward_vector_flops=backward_flops if site.trains else 0.0,
         origin=origin,
-        details=details(there, back, extra),
+        details=details(forward_traffic, backward_traffic, extra),
     )
 
 

@@ -1,4 +1,4 @@
-"""Another batch size for a graph whose shapes are fixed: find the batch at the inputs, follow it, scale its shapes."""
+"""Change the batch size of a graph with fixed shapes: find the batch at the inputs, follow it, scale shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
 from planner.graph import ConstantValue, Graph, Node, Tensor, hand_on, per_graph, per_model, remember
-from planner.operators.flow import Flow, Mark, Marks, along_nests
+from planner.operators.flow import BatchFactor, BatchFactors, Flow, along_nests
 from planner.operators.site import rule_of
 from planner.operators.specs import CallClasses, call_classes, group_calls
 
@@ -16,7 +16,7 @@ _MOST_TRIES = 40
 
 @dataclass(frozen=True)
 class BatchFlow:
-    """Where the batch is in a graph: found once, applied for any batch size.
+    """Which dimensions and constants of a graph follow the batch; found once, applied for any batch size.
 
     Attributes:
         batch: the size that the graph's shapes are for.
@@ -29,7 +29,7 @@ class BatchFlow:
     batch: int
     origin: int
     values: Mapping[str, ConstantValue]
-    marks: Mapping[str, Marks]
+    marks: Mapping[str, BatchFactors]
     edits: Mapping[tuple[int, int], tuple[bool, ...]]
 
 
@@ -44,12 +44,12 @@ def batch_flow(graph: Graph) -> BatchFlow:
         ModelError: the batch size is unknown, no input has it, or a node stops it; the message names the node and why.
     """
     flow = Flow(graph, graph.batch or _common_first_dimension(graph))
-    first: ModelError | None = None
+    first_error: ModelError | None = None
     for _ in range(_MOST_TRIES):
         try:
             _follow(flow)
         except ModelError as error:
-            first = first or error
+            first_error = first_error or error
             guesses = flow.other_guesses()
             if guesses is None:
                 break
@@ -57,16 +57,16 @@ def batch_flow(graph: Graph) -> BatchFlow:
             continue
         per_sample = {name: graph.constants[name] for name in flow.marks if name in graph.constants}
         return BatchFlow(flow.batch, flow.batch, per_sample, flow.marks, flow.edits)
-    raise first or ModelError("the batch size cannot be changed")
+    raise first_error or ModelError("the batch size cannot be changed")
 
 
 def _follow(flow: Flow) -> None:
-    """Mark what follows the batch: walk through the graph, again where a reader made what stands before it follow."""
+    """Mark what follows the batch, walking the graph until no reader marks a tensor computed before it."""
     graph, batch = flow.graph, flow.batch
     for name in graph.inputs:
         dim = _batch_dimension(graph.tensors[name], batch) if name in graph.tensors else None
         if dim is not None:
-            flow.set(name, [Mark() if d == dim else None for d in range(len(graph.tensors[name].shape))])
+            flow.set(name, [BatchFactor() if d == dim else None for d in range(len(graph.tensors[name].shape))])
     if not flow.marks:
         raise ModelError(f"no input has a dimension of the batch size {batch}", hint="name the batch size at import")
     late = -1
@@ -77,10 +77,10 @@ def _follow(flow: Flow) -> None:
 
 
 def _require_results(flow: Flow) -> None:
-    """See that the batch reaches a result, or lead it there from behind.
+    """Check that a result follows the batch; otherwise mark the first result and what it is computed from.
 
     Raises:
-        ModelError: no result can follow the batch, or fixed positions were picked of it and the rest does without.
+        ModelError: no result can follow the batch, or a node picks fixed positions of it and no result follows it.
     """
     graph = flow.graph
     results = [graph.tensors[name] for name in graph.outputs if graph.tensors[name].dtype.is_float]
@@ -92,13 +92,13 @@ def _require_results(flow: Flow) -> None:
         raise flow.picked
     if result.shape[0] != flow.batch:
         raise flow.fail(at, f"makes the result {list(result.shape)}, which does not follow the batch")
-    flow.require(at, result.name, 0, Mark())
+    flow.require(at, result.name, 0, BatchFactor())
 
 
 def _walk(flow: Flow) -> None:
-    """Go through the nodes once; where they make the same call on the same marks, the first one's results hold."""
+    """Carry marks through all nodes once; equal calls on equal marks reuse the marks of the first one's results."""
     graph = flow.graph
-    classes, known = call_classes(graph).index.tolist(), dict[Hashable, tuple[Marks | None, ...]]()
+    classes, known = call_classes(graph).index.tolist(), dict[Hashable, tuple[BatchFactors | None, ...]]()
     for i, node in enumerate(graph.nodes):
         reads = tuple(map(flow.marks.get, node.inputs))
         if not any(reads):
@@ -190,7 +190,7 @@ def batch_constants(graph: Graph, batch: int) -> BatchConstants:
     return BatchConstants(operands, samples)
 
 
-def _scaled(shape: tuple[int, ...], marks: Marks, old: int, new: int) -> tuple[int, ...]:
+def _scaled(shape: tuple[int, ...], marks: BatchFactors, old: int, new: int) -> tuple[int, ...]:
     return tuple(size if mark is None else size // old * new for size, mark in zip(shape, marks, strict=True))
 
 

@@ -1,9 +1,9 @@
-"""Where the batch is in the tensors of a graph, and how it travels from a node's operands to its results.
+"""Follow the batch dimension through a graph, from each node's operands to its results.
 
-A mark says where the batch sits inside a dimension: its size is `outer * batch * inner`. It travels along the iteration
-dimensions of the operator's loop nests: what indexes the marked dimension of an operand follows the batch, and so do
-all other dimensions that it indexes. Operators that move, merge or pick dimensions by a constant operand say how they
-do it beside their rule.
+A mark (`BatchFactor`) says that a dimension contains the batch: its size is `outer * batch * inner`. Marks travel along
+the iteration dimensions of an operator's loop nests: an iteration dimension that indexes a marked dimension of an
+operand follows the batch, and so do all other dimensions that it indexes. Operators that move, merge or pick dimensions
+by a constant operand carry marks by a function of their own (`Rule.travel`).
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from planner.operators.specs import graph_specs
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall
 
 
-class Mark(NamedTuple):
-    """The batch inside one dimension: its size is `outer * batch * inner`."""
+class BatchFactor(NamedTuple):
+    """The batch as a factor of one dimension, whose size is `outer * batch * inner`."""
 
     outer: int = 1
     inner: int = 1
 
 
-Marks = tuple[Mark | None, ...]
+BatchFactors = tuple[BatchFactor | None, ...]
 
 
 @dataclass
 class Flow:
-    """State of the walk through a graph.
+    """State of one walk that marks the dimensions of a graph's tensors that follow the batch.
 
     Attributes:
         graph: the graph.
         batch: the batch its shapes are for.
         marks: marks of every tensor that has any.
         edits: for a node's constant operand, by (node, position): which of its values are proportional to the batch.
-        guesses: which of several possible places the batch takes, by situation; the first where nothing is said.
-        open: situations met that leave a choice, and among how many places.
-        picked: the error of a node that picks fixed positions of the batch, if all that follows does without the batch.
-        late: computed tensors that follow the batch for the sake of a reader, not of what they are computed from.
+        guesses: index of the place to take for the batch where several fit, by situation; the first if absent.
+        open: ambiguous situations met so far, and how many places fit in each.
+        picked: error to raise about a node that picks fixed positions of the batch, if no result follows the batch.
+        late: number of computed tensors marked because a reader requires it, not because their operands are.
     """
 
     graph: Graph
     batch: int
-    marks: dict[str, Marks] = field(default_factory=dict)
+    marks: dict[str, BatchFactors] = field(default_factory=dict)
     edits: dict[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
     guesses: dict[Hashable, int] = field(default_factory=dict)
     open: dict[Hashable, int] = field(default_factory=dict)
@@ -55,36 +55,36 @@ class Flow:
     picked: ModelError | None = None
 
     def site(self, i: int) -> Site:
-        """A node's call, by which its attributes and constant operands are read."""
+        """A node's call, for reading its attributes and constant operands."""
         return Site(OpCall.of(self.graph, self.graph.nodes[i]), ())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor at the graph's own batch."""
         return self.graph.tensors[name].shape
 
-    def of(self, name: str) -> Marks:
+    def of(self, name: str) -> BatchFactors:
         """Marks of a tensor, one entry a dimension."""
-        found = self.marks.get(name)
-        return found if found is not None else (None,) * len(self.graph.tensors[name].shape)
+        marks = self.marks.get(name)
+        return marks if marks is not None else (None,) * len(self.graph.tensors[name].shape)
 
-    def set(self, name: str, marks: Sequence[Mark | None]) -> None:
+    def set(self, name: str, marks: Sequence[BatchFactor | None]) -> None:
         """Write the marks of a result; results nobody reads have no tensor and are skipped."""
         if name and name in self.graph.tensors and any(marks):
             self.marks[name] = tuple(marks)
 
-    def guess(self, situation: Hashable, fitting: Sequence[tuple[int, Mark]]) -> tuple[int, Mark]:
-        """One of several places for the batch; equal situations are decided alike."""
+    def guess(self, situation: Hashable, fitting: Sequence[tuple[int, BatchFactor]]) -> tuple[int, BatchFactor]:
+        """Choose one of several places that the batch may take; equal situations get the same choice."""
         if len(fitting) > 1:
             self.open.setdefault(situation, len(fitting))
         return fitting[self.guesses.get(situation, 0)]
 
     def other_guesses(self) -> dict[Hashable, int] | None:
         """The next combination of guesses to try after this one failed, the latest changed first; None without one."""
-        met = list(self.open)
-        for k in reversed(range(len(met))):
-            now = self.guesses.get(met[k], 0)
-            if now + 1 < self.open[met[k]]:
-                return {**{s: self.guesses.get(s, 0) for s in met[:k]}, met[k]: now + 1}
+        situations = list(self.open)
+        for k in reversed(range(len(situations))):
+            guess = self.guesses.get(situations[k], 0)
+            if guess + 1 < self.open[situations[k]]:
+                return {**{s: self.guesses.get(s, 0) for s in situations[:k]}, situations[k]: guess + 1}
         return None
 
     def fail(self, i: int, why: str) -> ModelError:
@@ -96,11 +96,11 @@ class Flow:
             hint=f"plan at the exported batch size {self.batch}, or export the model with a dynamic batch axis",
         )
 
-    def require(self, i: int, name: str, dim: int, mark: Mark) -> None:
-        """Make an operand's dimension follow the batch, which nothing said so far.
+    def require(self, i: int, name: str, dim: int, mark: BatchFactor) -> None:
+        """Mark an operand's dimension that is not marked yet, because another operand or the result follows the batch.
 
-        Constants do, weights that an exporter repeated once a sample (a class token), and what is computed from such;
-        tensors that are computed from inputs cannot.
+        Possible for constants, for weights that an exporter repeated for each sample (a class token), and for tensors
+        computed from these; impossible for tensors computed from inputs.
 
         Raises:
             ModelError: the operand cannot follow.
@@ -113,15 +113,15 @@ class Flow:
         repeated = at is not None and self._repeats(at, name, dim, mark)
         if at is not None and not repeated:
             self._trace_back(i, at, name, dim, mark)
-        if tensor.kind is TensorKind.PARAMETER and mark != Mark():
+        if tensor.kind is TensorKind.PARAMETER and mark != BatchFactor():
             raise self.fail(i, f"reads the weight {name!r}, whose dimension {dim} runs over all samples")
         self.marks[name] = (*marks[:dim], mark, *marks[dim + 1 :])
         self.late += at is not None
         if at is not None and repeated:
             self.note_shape(at, 1, name)
 
-    def _repeats(self, at: int, name: str, dim: int, mark: Mark) -> bool:
-        """Whether a node repeats its operand along a dimension of its result, which may then be once a sample."""
+    def _repeats(self, at: int, name: str, dim: int, mark: BatchFactor) -> bool:
+        """Whether a node repeats its operand along a dimension of its result; it may then do so once a sample."""
         node, size = self.graph.nodes[at], self.shape(name)[dim]
         if node.op not in ("Expand", "Tile"):
             return False
@@ -136,11 +136,11 @@ class Flow:
         self.edit(at, 1, [flag or d == dim for d, flag in enumerate(known)])
         return True
 
-    def _trace_back(self, i: int, at: int, name: str, dim: int, mark: Mark) -> None:
-        """Make what a tensor is computed from follow the batch: constants and weights, repeated once a sample.
+    def _trace_back(self, i: int, at: int, name: str, dim: int, mark: BatchFactor) -> None:
+        """Mark the operands that a tensor's dimension is computed from: constants, and weights repeated once a sample.
 
         Raises:
-            ModelError: the tensor is computed from an input, or its producer makes that dimension of nothing.
+            ModelError: the tensor is computed from an input, or no operand has that dimension.
         """
         node, site = self.graph.nodes[at], graph_specs(self.graph)[at]
         indices = [
@@ -180,8 +180,8 @@ class Flow:
         if any(flags):
             self.edits[(i, position)] = tuple(flags)
 
-    def share(self, i: int, operands: Sequence[tuple[str, int]]) -> Mark | None:
-        """Make dimensions (operand, dimension) that run together follow the batch if one of them does; their mark."""
+    def share(self, i: int, operands: Sequence[tuple[str, int]]) -> BatchFactor | None:
+        """Mark all of some (operand, dimension) pairs of equal extent if one is marked, and return that mark."""
         mark = next((m for name, d in operands if (m := self.of(name)[d]) is not None), None)
         if mark is not None:
             for name, d in operands:
@@ -189,18 +189,18 @@ class Flow:
         return mark
 
 
-def _within(nest: LoopNest, names: Sequence[str], name: str, mark: Mark) -> Mark:
+def _within(nest: LoopNest, names: Sequence[str], name: str, mark: BatchFactor) -> BatchFactor:
     """The mark of a dimension that several iteration dimensions index, one of which has a mark."""
-    sizes, at = [nest.dim(each).size for each in names], list(names).index(name)
-    return Mark(math.prod(sizes[:at]) * mark.outer, mark.inner * math.prod(sizes[at + 1 :]))
+    sizes, at = [nest.dim(axis).size for axis in names], list(names).index(name)
+    return BatchFactor(math.prod(sizes[:at]) * mark.outer, mark.inner * math.prod(sizes[at + 1 :]))
 
 
-def places(below: int, batch: int, shape: Sequence[int]) -> list[tuple[int, Mark]]:
+def places(below: int, batch: int, shape: Sequence[int]) -> list[tuple[int, BatchFactor]]:
     """The dimensions of a row-major shape that can hold a factor `batch` with `below` elements under it, in order.
 
     Above 1 at most one dimension fits, up to dimensions of size 1. A batch of 1 fits in many places.
     """
-    fitting: list[tuple[int, Mark]] = []
+    fitting: list[tuple[int, BatchFactor]] = []
     suffix = math.prod(shape)
     for d, size in enumerate(shape):
         suffix = suffix // size if size else 0
@@ -208,7 +208,7 @@ def places(below: int, batch: int, shape: Sequence[int]) -> list[tuple[int, Mark
             continue
         inner = below // suffix
         if size % (inner * batch) == 0 and inner * batch <= size:
-            fitting.append((d, Mark(size // (inner * batch), inner)))
+            fitting.append((d, BatchFactor(size // (inner * batch), inner)))
     return fitting
 
 
@@ -238,16 +238,16 @@ def along_nests(flow: Flow, i: int, node: Node, *, broadcast: bool = True, refus
 
 
 class _Travel:
-    """One node's travel; `marked` holds the iteration dimensions that follow the batch."""
+    """Carries marks through one node; `marked` holds the iteration dimensions that contain the batch."""
 
     def __init__(self, flow: Flow, i: int, node: Node, nests: Sequence[LoopNest]) -> None:
         self.flow, self.i, self.node, self.nests = flow, i, node, nests
         self.dims: Mapping[str, Dim] = {d.name: d for nest in nests for d in nest.dims}
         self.written = {name for nest in nests for access in nest.writes for names in access.dims for name in names}
-        self.marked: dict[str, Mark] = {}
+        self.marked: dict[str, BatchFactor] = {}
 
     def accesses(self, names: Sequence[str], groups: Sequence[Sequence[Access]]) -> Iterator[tuple[str, Access]]:
-        """Operands or results by name, those whose shape a nest says otherwise (packed weights) left out."""
+        """Operands or results by name, except those whose rank differs from the nest's (packed weights)."""
         for access in (access for group in groups for access in group):
             name = names[access.position] if access.position < len(names) else ""
             if name in self.flow.graph.tensors and len(self.flow.shape(name)) == len(access.dims):
@@ -274,7 +274,7 @@ class _Travel:
         """Whether the batch may be in a dimension that no result has: one that is summed over, or coupled."""
         return not refusal and self.dims[dim].kind is not DimKind.WHOLE
 
-    def factor(self, mark: Mark, indices: tuple[str, ...], size: int) -> tuple[str, Mark] | None:
+    def factor(self, mark: BatchFactor, indices: tuple[str, ...], size: int) -> tuple[str, BatchFactor] | None:
         """The iteration dimension that holds the batch of a marked dimension; None where there is none."""
         sizes = [self.dims[name].size for name in indices]
         if not indices or math.prod(sizes) != size:
@@ -291,17 +291,17 @@ class _Travel:
             return f"changes dimension {d}, which follows the batch, from {before[d]} to {after[d]}"
         return f"has the batch in dimension {d} of {name!r}, along which it does not compute sample by sample"
 
-    def mark_of(self, indices: tuple[str, ...], size: int) -> Mark | None:
+    def mark_of(self, indices: tuple[str, ...], size: int) -> BatchFactor | None:
         """Where the batch sits in a dimension, given what indexes it."""
         sizes = [self.dims[name].size for name in indices]
         for k, name in enumerate(indices):
             mark = self.marked.get(name)
             if mark is not None and math.prod(sizes) == size:
-                return Mark(math.prod(sizes[:k]) * mark.outer, mark.inner * math.prod(sizes[k + 1 :]))
+                return BatchFactor(math.prod(sizes[:k]) * mark.outer, mark.inner * math.prod(sizes[k + 1 :]))
         return None
 
     def require(self, broadcast: bool) -> None:
-        """Make all operands follow the batch in the dimensions that those index."""
+        """Mark the other operands in the dimensions that marked iteration dimensions index."""
         flow = self.flow
         for name, d, indices in self.reads():
             tensor, mark = flow.graph.tensors[name], self.mark_of(indices, flow.shape(name)[d])
@@ -314,20 +314,20 @@ class _Travel:
                 flow.require(self.i, name, d, mark)
 
     def write(self) -> None:
-        """Mark the results; one that no nest writes is like one of its shape (places beside maxima)."""
-        flow, like = self.flow, dict[tuple[int, ...], Marks]()
+        """Mark the results; one that no nest writes (the indices of a maximum) takes the marks of one of its shape."""
+        flow, marks_by_shape = self.flow, dict[tuple[int, ...], BatchFactors]()
         for name, access in self.accesses(self.node.outputs, [nest.writes for nest in self.nests]):
             shape = flow.shape(name)
-            found = [self.mark_of(indices, size) for indices, size in zip(access.dims, shape, strict=True)]
-            flow.set(name, [old or new for old, new in zip(flow.of(name), found, strict=True)])
-            like.setdefault(shape, flow.of(name))
+            marks = [self.mark_of(indices, size) for indices, size in zip(access.dims, shape, strict=True)]
+            flow.set(name, [old or new for old, new in zip(flow.of(name), marks, strict=True)])
+            marks_by_shape.setdefault(shape, flow.of(name))
         for name in self.node.outputs:
             if name in flow.graph.tensors and name not in flow.marks:
-                flow.set(name, like.get(flow.shape(name), ()))
+                flow.set(name, marks_by_shape.get(flow.shape(name), ()))
 
 
 def _first_dimension(flow: Flow, i: int, node: Node) -> None:
-    """Operators without a loop nest: a first dimension that is the batch stays the first dimension."""
+    """Carry marks through an operator without a loop nest: the batch must be the first dimension, and stays it."""
     marked = [n for n in node.inputs if n and any(flow.of(n))]
     for name in marked:
         if flow.of(name)[0] is None or any(flow.of(name)[1:]):

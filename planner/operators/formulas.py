@@ -1,4 +1,4 @@
-"""Formulas that operators are written out as, and where in a graph a formula is computed.
+"""Match arithmetic formulas in a graph, such as a LayerNorm spelled out by an exporter.
 
 A formula is Python arithmetic over names: `x / sqrt(mean(x * x) + k) * scale`.
 - A name stands for one tensor, the same wherever the name occurs: `scale`, `shift`, `ones`, `zeros` for stored ones
@@ -28,7 +28,7 @@ _ANY = ("cos", "sin")
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Factors, each with whether it divides, and whether numbers among them are passed over."""
+    """A product: its factors, each with whether it divides, and whether constant numbers may be among them."""
 
     factors: tuple[tuple[Term, bool], ...]
     scaled: bool
@@ -46,7 +46,7 @@ Term = Product | Call | str | float
 
 
 class Match(NamedTuple):
-    """Where a formula is computed.
+    """A match of a formula.
 
     Attributes:
         names: tensor that each name of the formula stands for.
@@ -110,23 +110,23 @@ def last_operators(formula: str) -> tuple[str, ...]:
 
 def rare_operators(formula: str) -> frozenset[str]:
     """Operators of which a graph must have one for a formula to be computed in it: all but sums, products and roots."""
-    found: set[str] = set()
+    operators: set[str] = set()
 
     def collect(term: Term) -> None:
         if isinstance(term, Product):
             for factor, _ in term.factors:
                 collect(factor)
         elif isinstance(term, Call):
-            found.update(("ReduceMean", "ReduceSum") if term.name == "mean" else (term.name,))
+            operators.update(("ReduceMean", "ReduceSum") if term.name == "mean" else (term.name,))
             for operand in term.operands:
                 collect(operand)
 
     collect(parse(formula))
-    return frozenset(found - {"+", "-", "sqrt"})
+    return frozenset(operators - {"+", "-", "sqrt"})
 
 
 def find(graph: Graph, formula: str, name: str) -> Match | None:
-    """How a tensor is computed by a formula; None where it is not."""
+    """The first match of a formula that computes a tensor; None if it does not match."""
     return next(_solve(graph, parse(formula), name, Match()), None)
 
 
@@ -154,15 +154,15 @@ def _solve(graph: Graph, term: Term, name: str, match: Match) -> Iterator[Match]
     node = graph.nodes[index]
     if node.op not in _LAST.get(term.name, (term.name,)) and node.op != "Cast":
         return
-    here = match._replace(nodes=match.nodes | {index})
+    with_node = match._replace(nodes=match.nodes | {index})
     if term.name in "+-":
-        yield from _solve_sum(graph, term, node, here)
+        yield from _solve_sum(graph, term, node, with_node)
     elif term.name in _NAMED:
-        yield from _NAMED[term.name](graph, term.operands[0], node, here)
+        yield from _NAMED[term.name](graph, term.operands[0], node, with_node)
     elif node.op == term.name:
-        yield from _solve_all(graph, term.operands, node.inputs, here)
+        yield from _solve_all(graph, term.operands, node.inputs, with_node)
     if node.op == "Cast" and graph.tensors[node.inputs[0]].dtype.is_float:
-        yield from _solve(graph, term, node.inputs[0], here)
+        yield from _solve(graph, term, node.inputs[0], with_node)
 
 
 def _bind(graph: Graph, term: str, name: str, match: Match) -> Iterator[Match]:
@@ -185,8 +185,8 @@ def _solve_all(graph: Graph, terms: tuple[Term, ...], names: tuple[str, ...], ma
         return
     if not names:
         return
-    for found in _solve(graph, terms[0], names[0], match):
-        yield from _solve_all(graph, terms[1:], names[1:], found)
+    for partial_match in _solve(graph, terms[0], names[0], match):
+        yield from _solve_all(graph, terms[1:], names[1:], partial_match)
 
 
 def _solve_sum(graph: Graph, term: Call, node: Node, match: Match) -> Iterator[Match]:
@@ -220,7 +220,7 @@ def _solve_mean(graph: Graph, term: Term, node: Node, match: Match) -> Iterator[
 _NAMED = {"sqrt": _solve_sqrt, "mean": _solve_mean}
 
 _LAST = {"+": ("Add",), "-": ("Sub",), "sqrt": ("Sqrt", "Pow"), "mean": ("ReduceMean", "Mul", "Div")}
-"""Operators that the last node of a function can be, where that is not the operator of its name; casts apart."""
+"""Operators that can compute a function last, where that is not the operator of its name; casts are not listed."""
 
 
 def _last_axes(graph: Graph, node: Node) -> int:
@@ -240,7 +240,7 @@ def _exponent(graph: Graph, node: Node) -> float | None:
 
 @dataclass(slots=True)
 class _Factors:
-    """A tensor as a product.
+    """A tensor decomposed into the factors of a product.
 
     Attributes:
         parts: (tensor, whether it divides, whether its square root is meant).
@@ -297,7 +297,7 @@ def _solve_product(graph: Graph, term: Product, name: str, match: Match) -> Iter
 def _assign(
     graph: Graph, factors: tuple[tuple[Term, bool], ...], parts: list[tuple[str, bool, bool]], match: Match
 ) -> Iterator[Match]:
-    """Give each factor of a formula one of the tensors that are multiplied."""
+    """Match each factor of a formula with one of the multiplied tensors."""
     if not factors:
         yield match
         return
@@ -310,5 +310,5 @@ def _assign(
             if not (isinstance(term, Call) and term.name == "sqrt"):
                 continue
             inner = term.operands[0]
-        for found in _solve(graph, inner, name, match):
-            yield from _assign(graph, factors[1:], parts[:k] + parts[k + 1 :], found)
+        for partial_match in _solve(graph, inner, name, match):
+            yield from _assign(graph, factors[1:], parts[:k] + parts[k + 1 :], partial_match)

@@ -39,15 +39,15 @@ class ExpertProduct:
 @per_model
 def find_expert_products(graph: Graph) -> tuple[ExpertProduct, ...]:
     """All products with weights gathered by computed indices, in graph order. O(nodes)."""
-    found = []
+    products = []
     for i, node in enumerate(graph.nodes):
         if node.op not in ("Gather", "GatherND") or graph.tensors[node.inputs[0]].kind is not TensorKind.PARAMETER:
             continue
         weight, readers = graph.tensors[node.inputs[0]], graph.consumers.get(node.outputs[0], ())
         picked = graph.tensors[node.inputs[1]].kind is TensorKind.ACTIVATION
         if len(weight.shape) == 3 and picked and len(readers) == 1 and graph.nodes[readers[0]].op == "MatMul":
-            found.append(ExpertProduct(i, readers[0], weight.name))
-    return tuple(found)
+            products.append(ExpertProduct(i, readers[0], weight.name))
+    return tuple(products)
 
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "com.microsoft.FusedMatMul"})
@@ -66,14 +66,14 @@ _ROTARY = frozenset({"RotaryEmbedding", "com.microsoft.RotaryEmbedding", "Cos", 
 
 
 def node_names(node: Node) -> Iterator[str]:
-    """What an operator goes by: its type, name and first result, and every module that it lies in."""
+    """Names that a pattern may match: the operator's type, name and first result, and every module that contains it."""
     yield from (name for name in (node.op, node.name, node.key) if name)
     steps = node.module.split(".") if node.module else []
     yield from (".".join(steps[: k + 1]) for k in range(len(steps)))
 
 
 def is_called(node: Node, pattern: str) -> bool:
-    """True if an operator goes by a name; `*`, `?` and `[]` are those of file names."""
+    """True if a pattern with shell wildcards (`*`, `?`, `[]`) matches one of the operator's names."""
     return any(fnmatch.fnmatchcase(name, pattern) for name in node_names(node))
 
 
@@ -111,7 +111,9 @@ class Mlp:
 @per_graph
 def mlps(graph: Graph) -> tuple[Mlp, ...]:
     """All MLPs of a model, in graph order."""
-    found = []
+    modules: list[Mlp] = []
+    if not _acts(graph, range(len(graph.nodes))):
+        return ()
     for down in range(len(graph.nodes)):
         if not _is_product(graph, down):
             continue
@@ -119,8 +121,8 @@ def mlps(graph: Graph) -> tuple[Mlp, ...]:
         if ups and all(_is_product(graph, up) for up in ups) and _acts(graph, inner):
             members = frozenset({*inner, *ups, down, *_biases(graph, down)})
             experts = any(_is_of_experts(graph, node) for node in (*ups, down))
-            found.append(Mlp(inner, members, experts))
-    return tuple(found)
+            modules.append(Mlp(inner, members, experts))
+    return tuple(modules)
 
 
 def _biases(graph: Graph, node: int) -> list[int]:
@@ -204,8 +206,8 @@ def _beside_experts(graph: Graph) -> frozenset[int]:
 
 def _dense(graph: Graph) -> frozenset[int]:
     """Operators of the MLPs in layers without experts."""
-    every = frozenset(i for mlp in mlps(graph) if not mlp.experts for i in mlp.nodes)
-    return every - _beside_experts(graph)
+    dense_mlps = frozenset(i for mlp in mlps(graph) if not mlp.experts for i in mlp.nodes)
+    return dense_mlps - _beside_experts(graph)
 
 
 def _mixtures(graph: Graph) -> frozenset[int]:
@@ -228,7 +230,7 @@ def _submodule(module: str) -> str:
 
 
 def _joins(graph: Graph, node: int, inside: set[int]) -> bool:
-    """True if an operator adds what comes from outside to what some operators make."""
+    """True if the operator is a sum with an operand from outside a set of operators."""
     made = [graph.producer.get(name, -1) for name in graph.nodes[node].inputs]
     return graph.nodes[node].op == "Add" and any(at >= 0 and at not in inside for at in made)
 
@@ -238,13 +240,13 @@ def _mla_up_projections(graph: Graph) -> frozenset[int]:
 
     Compressed are those that come out of a norm which reads another product's result.
     """
-    found = set[int]()
+    nodes = set[int]()
     for attention in _attentions(graph):
         inner, ends = _behind(graph, attention, _ELEMENTWISE | _ROTARY)
         ups = {end for end in ends if _is_product(graph, end) and _is_compressed(graph, end)}
         if ups:
-            found |= inner | ups
-    return frozenset(found)
+            nodes |= inner | ups
+    return frozenset(nodes)
 
 
 def _is_compressed(graph: Graph, product: int) -> bool:

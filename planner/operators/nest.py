@@ -166,8 +166,8 @@ def loop_nest(
     bound = dict(sizes or {})
     operands = [*zip(expression.reads, reads, strict=True), *zip(expression.writes, writes, strict=True)]
     _bind((pair for terms, (_, shape) in operands for pair in zip(terms, shape, strict=False)), bound)
-    found = _kinds(expression, kinds or {})
-    dims = tuple(Dim(name, bound.get(name, 1), kind) for name, kind in found.items())
+    kinds_by_dim = _kinds(expression, kinds or {})
+    dims = tuple(Dim(name, bound.get(name, 1), kind) for name, kind in kinds_by_dim.items())
     bound.update({d.name: d.size for d in dims})
     access = [_access(terms, operand, bound, halos or {}, text) for terms, operand in operands]
     flops = 2.0 * math.prod(d.size for d in dims) if contraction else matrix_flops

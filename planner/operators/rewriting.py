@@ -25,7 +25,7 @@ from planner.registry import Registry, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Some nodes, and what stands in their place.
+    """A match of a pattern: the nodes to remove and their replacement.
 
     Attributes:
         nodes: indices of the nodes that go; the last one makes the result.
@@ -42,13 +42,13 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One thing that exporters write in other words.
+    """An operator that exporters spell out as several, and how to recognise it.
 
     Attributes:
         ends: operators that the last of its nodes can be.
-        rewrite: what stands in place of the nodes that end at this one; None where the pattern is not there.
+        rewrite: the replacement of the nodes that end at a given node; None where the pattern does not match.
         after: names of patterns that must have been applied before.
-        among: operators of which one is among the nodes; none stands for any.
+        among: operators of which a match holds at least one; empty for no such condition.
         note: said to the user where it was applied, `{count}` being how often; "" for nothing.
         kernel: some software runs its nodes as one kernel; no graph is changed.
     """
@@ -124,11 +124,11 @@ def one_kernel(formulas: Sequence[str]) -> Pattern:
 
 def _by_last_operator(formulas: Sequence[str]) -> Mapping[str, Sequence[str]]:
     """Formulas by the operators that their last node can be."""
-    found: dict[str, list[str]] = {}
+    by_operator: dict[str, list[str]] = {}
     for formula in formulas:
         for operator in last_operators(formula):
-            found.setdefault(operator, []).append(formula)
-    return found
+            by_operator.setdefault(operator, []).append(formula)
+    return by_operator
 
 
 def _among(formulas: Sequence[str]) -> frozenset[str]:
@@ -138,7 +138,7 @@ def _among(formulas: Sequence[str]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """Nodes that one kernel runs.
+    """Nodes that a stack runs as one kernel.
 
     Attributes:
         inner: indices of the nodes whose results are never in memory.
@@ -152,7 +152,7 @@ class FusedKernel:
 
 
 def fused_kernels(graph: Graph, names: Iterable[str]) -> tuple[FusedKernel, ...]:
-    """Where software that has kernels of some names uses them, the last first. O(nodes) for each name.
+    """All places where a stack with the named kernels would use them, the last first. O(nodes) for each name.
 
     Raises:
         HardwareError: no kernel has that name.
@@ -163,8 +163,8 @@ def fused_kernels(graph: Graph, names: Iterable[str]) -> tuple[FusedKernel, ...]
         if pattern is None or not pattern.kernel:
             known = (each for each, entry in PATTERNS.items() if entry.kernel)
             raise HardwareError(f"no fused kernel is called {name!r}", where="stack", hint=did_you_mean(name, known))
-        for found in _find_all(graph, pattern):
-            *inner, last = sorted(found.nodes)
+        for rewrite in _find_all(graph, pattern):
+            *inner, last = sorted(rewrite.nodes)
             made = {output for i in inner for output in graph.nodes[i].outputs}
             read = dict.fromkeys(operand for i in (*inner, last) for operand in graph.nodes[i].inputs if operand)
             kernels.append(FusedKernel(tuple(inner), last, tuple(operand for operand in read if operand not in made)))
@@ -182,12 +182,14 @@ def rewritten(graph: Graph) -> Graph:
     graph = _without_constant_work(graph)
     for name in _in_order():
         pattern = PATTERNS.get(name)
-        found = [] if pattern.kernel else _find_all(graph, pattern)
-        if found:
-            graph = _apply(graph, found)
+        rewrites = [] if pattern.kernel else _find_all(graph, pattern)
+        if rewrites:
+            graph = _apply(graph, rewrites)
             if pattern.note:
-                where = found[-1].instead[-1].key
-                notes.append(Note(NoteLevel.INFO, name.replace("_", "-"), pattern.note.format(count=len(found)), where))
+                where = rewrites[-1].instead[-1].key
+                notes.append(
+                    Note(NoteLevel.INFO, name.replace("_", "-"), pattern.note.format(count=len(rewrites)), where)
+                )
     merged = total - len(graph.nodes)
     report = graph.report
     if not merged and not notes:
@@ -197,7 +199,7 @@ def rewritten(graph: Graph) -> Graph:
 
 
 def _without_constant_work(graph: Graph) -> Graph:
-    """Leave out nodes that read constants alone: what they make is computed once, before training."""
+    """Remove nodes that read only constants: their results are computed once, before training."""
     constant = {name for name, tensor in graph.tensors.items() if tensor.kind is TensorKind.CONSTANT}
     kept = []
     for node in graph.nodes:
@@ -231,31 +233,31 @@ def _in_order() -> list[str]:
 @per_graph
 def _places(graph: Graph) -> Mapping[str, Sequence[int]]:
     """Indices of nodes by operator."""
-    found: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for index, node in enumerate(graph.nodes):
-        found.setdefault(node.op, []).append(index)
-    return found
+        places.setdefault(node.op, []).append(index)
+    return places
 
 
 def _find_all(graph: Graph, pattern: Pattern) -> list[Rewrite]:
-    """Where a pattern stands, the last first, no two with a node in common."""
+    """All matches of a pattern, the last first; no two share a node."""
     taken: set[int] = set()
-    found: list[Rewrite] = []
+    rewrites: list[Rewrite] = []
     places = _places(graph)
     if pattern.among and pattern.among.isdisjoint(places):
-        return found
+        return rewrites
     for index in sorted((index for op in pattern.ends for index in places.get(op, ())), reverse=True):
         if index in taken:
             continue
         rewrite = pattern.rewrite(graph, index)
         if rewrite is not None and taken.isdisjoint(rewrite.nodes) and _is_closed(graph, rewrite):
             taken |= rewrite.nodes
-            found.append(rewrite)
-    return found
+            rewrites.append(rewrite)
+    return rewrites
 
 
 def _is_closed(graph: Graph, rewrite: Rewrite) -> bool:
-    """Whether nothing but the last node's results is read from outside, and all nodes run equally often."""
+    """Whether other nodes read only the last node's results, and all nodes have the same repeat count."""
     nodes = rewrite.nodes
     made = {name for node in rewrite.instead for name in node.outputs}
     gone = {name for i in nodes for name in graph.nodes[i].outputs if name} - made

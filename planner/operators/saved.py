@@ -17,6 +17,7 @@ from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
+from planner.operators.specs import nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 
@@ -65,7 +66,7 @@ def logits_of(graph: Graph) -> str:
 
 
 def residual_branches(graph: Graph) -> list[tuple[int, str]]:
-    """Where transformers drop out: the linear layer's result before each residual sum, and the sum of embeddings."""
+    """Tensors that transformers apply dropout to: the branch of each residual sum, and the sum of embeddings."""
     places = []
     embedding = -1
     for i, node in enumerate(graph.nodes):
@@ -180,9 +181,9 @@ def saved_for_backward(
         For each node the storages it keeps; summing over a set of nodes, each name counts once. O(nodes).
     """
     sizes = width if isinstance(width, Mapping) else element_bytes(graph, width)
-    chosen = options or SavedOptions()
-    known = storages or storages_in_training(graph, specs, chosen)
-    return _Collector(graph, specs, sizes, chosen, known, narrow or {}).collect()
+    chosen_options = options or SavedOptions()
+    known_storages = storages or storages_in_training(graph, specs, chosen_options)
+    return _Collector(graph, specs, sizes, chosen_options, known_storages, narrow or {}).collect()
 
 
 def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOptions) -> Storages:
@@ -191,12 +192,14 @@ def storages_in_training(graph: Graph, specs: Sequence[OpSpec], options: SavedOp
     Dropout that is off hands its input through, expert weights gathered for each token are never made, and attention
     that is not one kernel ends in a product, whose result is row-major.
     """
-    active = {i for i, s in enumerate(specs) if _keeps_mask(s)} if options.dropout else set()
-    inactive = frozenset(i for i, n in enumerate(graph.nodes) if n.op == "Dropout" and i not in active)
+
+    def hands_on(i: int) -> bool:
+        return graph.nodes[i].op == "Dropout" and not (options.dropout and _keeps_mask(specs[i]))
+
     return Storages(
         graph,
-        identity=inactive,
-        dense=frozenset(i for i, s in enumerate(specs) if s.scores_in_memory(options.fused_attention)),
+        identity=frozenset(nodes_where(graph, hands_on)),
+        dense=frozenset(nodes_where(graph, lambda i: specs[i].scores_in_memory(options.fused_attention))),
         aliases={graph.nodes[e.gather].outputs[0]: e.weight for e in find_expert_products(graph)},
     )
 
@@ -208,10 +211,10 @@ def unique_bytes(saved: Iterable[Iterable[SavedBytes]]) -> int:
 
 def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note, ...]:
     """What the count of kept activations assumes about the graph, to be said to the user."""
-    chosen = options or SavedOptions()
+    chosen_options = options or SavedOptions()
     notes = []
     has_dropout = _draws(graph)
-    if chosen.dropout and not has_dropout and not chosen.assume_dropout:
+    if chosen_options.dropout and not has_dropout and not chosen_options.assume_dropout:
         message = (
             "the graph has no Dropout nodes (an inference export, or a model without): no dropout masks are counted"
         )
@@ -224,7 +227,7 @@ def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note
         )
         notes.append(Note(NoteLevel.INFO, "experts-grouped", message, graph.nodes[experts[0].product].key))
     logits = logits_of(graph)
-    if chosen.loss and logits:
+    if chosen_options.loss and logits:
         message = (
             "the graph ends at logits; the log-softmax that a cross-entropy loss keeps is counted with the last node"
         )
@@ -253,30 +256,30 @@ class _Collector:
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
 
     def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
-        for i, spec in enumerate(self.specs):
-            self._keep_node(i, spec)
-        attends = any(spec.details.get("score_elements") for spec in self.specs)
+        for i in nodes_where(self.graph, lambda i: self.specs[i].saved):
+            self._keep_node(i, self.specs[i])
+        attends = bool(nodes_where(self.graph, lambda i: self.specs[i].details.get("score_elements")))
         if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
-        nothing: dict[str, float] = {}
-        found = (self.kept.get(i, nothing) for i in range(len(self.graph.nodes)))
-        own = (1.0,)
-        return tuple(
-            tuple(SavedBytes(name, round(size * sum(self.forms.get(name, own)))) for name, size in items.items())
-            for items in found
-        )
+        widths = {name: sum(forms) for name, forms in self.forms.items()}
+        saved_by_node: list[tuple[SavedBytes, ...]] = [()] * len(self.graph.nodes)
+        for i, items in self.kept.items():
+            saved_by_node[i] = tuple(
+                [SavedBytes(name, round(size * widths.get(name, 1.0))) for name, size in items.items()]
+            )
+        return tuple(saved_by_node)
 
     # -- what a node keeps
 
     def _keep(self, node: int, name: str, form: float | None = None) -> None:
         """Keep the storage a tensor lies in, unless it is resident anyway: its elements, in bytes each or as it is."""
         root = self.storages.root(name)
-        tensor = self.graph.tensors[root]
         at = self.graph.producer.get(root)
         if at is None or root in self.unmade:
             return
+        tensor = self.graph.tensors[root]
         width = self.sizes[tensor.dtype] if form is None else form
         forms = self.forms.setdefault(root, self.alone[width])
         if width not in forms:
@@ -289,7 +292,7 @@ class _Collector:
 
     def _keep_node(self, i: int, spec: OpSpec) -> None:
         node = self.graph.nodes[i]
-        scores = spec.scores_in_memory(self.options.fused_attention) / node.repeat if spec.saved else 0.0
+        scores = spec.scores_in_memory(self.options.fused_attention) / node.repeat
         for item in spec.saved:
             if (item.random and not self.options.dropout) or (item.fused and scores):
                 continue
@@ -336,10 +339,9 @@ class _Collector:
 
     def _keep_loss(self) -> None:
         """The log-softmax of the loss: one that the graph holds, or the one assumed after its logits."""
-        for i, spec in enumerate(self.specs):
-            if spec.saved and "loss_elements" in spec.details:
-                self.kept[i].clear()
-                self._keep_own(i, "loss", spec.details["loss_elements"] * self.options.loss_bytes)
+        for i in nodes_where(self.graph, lambda i: self.specs[i].saved and "loss_elements" in self.specs[i].details):
+            self.kept[i].clear()
+            self._keep_own(i, "loss", self.specs[i].details["loss_elements"] * self.options.loss_bytes)
         logits = logits_of(self.graph)
         if logits:
             elements = self.graph.tensors[logits].elements
@@ -347,7 +349,7 @@ class _Collector:
 
 
 def _draws(graph: Graph) -> bool:
-    """Whether the graph says where it drops out."""
+    """Whether the graph has dropout of its own."""
     return any(node.op == "Dropout" or "dropout" in node.attributes for node in graph.nodes)
 
 

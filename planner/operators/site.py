@@ -132,10 +132,10 @@ class Site:
     def axes(self, attribute: str, position: int, rank: int) -> tuple[int, ...] | None:
         """Axes from an attribute (older operator sets) or a constant input, none negative; None if not given."""
         value = self.call.attributes.get(attribute)
-        found = tuple(int(v) for v in value) if isinstance(value, tuple) else self.constant_ints(position)
+        axes = tuple(int(v) for v in value) if isinstance(value, tuple) else self.constant_ints(position)
         if isinstance(value, int):
-            found = (value,)
-        return None if found is None else tuple(sorted({a % rank for a in found})) if rank else ()
+            axes = (value,)
+        return None if axes is None else tuple(sorted({a % rank for a in axes})) if rank else ()
 
     def axis(self, name: str, default: int, rank: int) -> int:
         """One axis attribute, not negative."""
@@ -144,11 +144,11 @@ class Site:
 
 RuleFunction = Callable[[Site], OpSpec]
 Travel = Callable[["Flow", int, Node], None]
-"""How the batch travels through a node of a graph, given its index: marks results, and operands that follow."""
+"""Carries the batch through a node, given its index: marks results and operands that follow the batch."""
 Shaped = tuple[tuple[int, ...], DType]
 """Shape and element type of a result."""
 OutputTypes = Callable[[Site], Sequence[Shaped | None]]
-"""Shapes and types of the results of a call, read off its inputs alone."""
+"""Shapes and types of the results of a call, from its inputs alone."""
 
 
 Array = NDArray[Any]
@@ -158,11 +158,11 @@ Evaluator = Callable[[Sequence[Any], Attributes, int], list[Array]]
 
 
 Strides = Callable[[Site, tuple[int, ...]], tuple[int, ...] | None]
-"""Strides of a result that is a view of the first input, given that one's; None where it must be a copy."""
+"""Strides of a result that is a view of the first input, given the input's strides; None if it must be a copy."""
 
 
 class Role(StrEnum):
-    """What a weight is that an operator reads at some position."""
+    """Role of a weight among an operator's inputs."""
 
     MATRIX = "weight"
     BIAS = "bias"
@@ -184,7 +184,7 @@ TWO_MATRICES: Mapping[int, Role] = {0: Role.MATRIX, 1: Role.MATRIX}
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Numbers a row that ranks must reduce so that a coupled dimension may be cut, one entry a collective in order.
+    """Reductions that let ranks split a coupled dimension: numbers per row, one entry a collective in order.
 
     A row is one combination of the dimensions that are not coupled. The numbers are fp32.
 
@@ -220,17 +220,17 @@ class Rule:
         travel: how the batch travels, where the loop nests do not say it.
         compute: results on small known operands, where they may say a shape.
         infer: shape and type of each result by position (None where open), for what ONNX's own inference leaves open.
-        most: the same at its largest, where the size of a result depends on data.
+        most: upper bound of the shapes that `infer` gives, where the size of a result depends on data.
         strides: how its first result lies in the storage of its first input, where frameworks make that a view.
         keeps_layout: results have the order of dimensions in memory of the first operand of their shape.
-        hands_on: where result and first input have one shape and type they are one tensor.
+        hands_on: the result is the first input itself where shape and type are equal.
         rearranges: its results hold elements of the first input, moved, picked or in another format.
         random: results differ from run to run.
         values: positions of inputs that hold a shape, an axis, a place or a count: needed by value, never by gradient.
         weights: positions of inputs that take weights, and what a weight there is.
         ranks: numbers of dimensions that an input may have, by position, where ONNX does not check it.
         window: position of the weights of a window that slides over the first input, -1 for one without weights.
-        heavy: the work depends on shapes so much that a guess is worse than an error.
+        heavy: the cost depends on shapes so strongly that an unknown shape is an error, not a guess.
         quantised: its weights are integers.
         linear: it commutes with sums, so that partial operands give partial results.
         statistics: what cuts of its coupled dimensions exchange; None where no exchange is known.
@@ -261,12 +261,12 @@ class Rule:
 
     @property
     def uncut(self) -> frozenset[str]:
-        """Dimensions that a nest lets one cut but that would repeat most of the work on every rank."""
+        """Dimensions that the nest allows to split but whose split would repeat most of the work on every rank."""
         return frozenset("e" if self.joint is JointCut.RING else ())
 
     @property
     def whole_reads(self) -> frozenset[tuple[int, str]]:
-        """Inputs, by position, that a cut of that dimension alone leaves whole."""
+        """(position, dimension): inputs that stay replicated when that dimension alone is split."""
         return frozenset({(1, "e")} if self.joint is JointCut.EXPERTS else ())
 
     def of(self, *names: str) -> Callable[[RuleFunction], RuleFunction]:
@@ -303,7 +303,7 @@ _UNKNOWN = Rule()
 
 
 def rule_of(op: str) -> Rule:
-    """What is known of an operator; of an unknown one that it may be anything."""
+    """The rule of an operator; a rule without facts for an unknown operator."""
     return RULES.find(op) or _UNKNOWN
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from planner.graph import Graph, Node, Tensor, TensorKind, per_graph, per_model
 from planner.operators.assemble import Traffic, fallback, traffic
 from planner.operators.site import Site, default_needs, rule_of
 from planner.operators.types import OpCall, OpSpec
+
+T = TypeVar("T")
 
 
 def spec(call: OpCall, needs: tuple[bool, ...] | None = None) -> OpSpec:
@@ -29,42 +32,42 @@ def spec(call: OpCall, needs: tuple[bool, ...] | None = None) -> OpSpec:
     return (rule_of(call.op).build or fallback)(site)
 
 
-def _times(one: OpSpec, repeat: int) -> OpSpec:
+def _times(spec: OpSpec, repeat: int) -> OpSpec:
     """The description of a call that runs several times in one forward pass."""
     if repeat == 1:
-        return one
+        return spec
     nests = tuple(
-        replace(n, matrix_flops=n.matrix_flops * repeat, vector_flops=n.vector_flops * repeat) for n in one.nests
+        replace(n, matrix_flops=n.matrix_flops * repeat, vector_flops=n.vector_flops * repeat) for n in spec.nests
     )
     return replace(
-        one,
+        spec,
         nests=nests,
-        kernels=one.kernels * repeat,
-        forward_bytes=one.forward_bytes * repeat,
-        backward_bytes=one.backward_bytes * repeat,
-        backward_kernels=one.backward_kernels * repeat,
-        input_grad_matrix_flops=one.input_grad_matrix_flops * repeat,
-        weight_grad_matrix_flops=one.weight_grad_matrix_flops * repeat,
-        backward_vector_flops=one.backward_vector_flops * repeat,
-        details={name: value * repeat for name, value in one.details.items()},
+        kernels=spec.kernels * repeat,
+        forward_bytes=spec.forward_bytes * repeat,
+        backward_bytes=spec.backward_bytes * repeat,
+        backward_kernels=spec.backward_kernels * repeat,
+        input_grad_matrix_flops=spec.input_grad_matrix_flops * repeat,
+        weight_grad_matrix_flops=spec.weight_grad_matrix_flops * repeat,
+        backward_vector_flops=spec.backward_vector_flops * repeat,
+        details={name: value * repeat for name, value in spec.details.items()},
     )
 
 
-def _summed(one: OpSpec, results: Iterable[tuple[Tensor, int]]) -> OpSpec:
-    """Add what it costs to sum the gradients of results that several operands read: two in, one out, each time."""
+def _summed(spec: OpSpec, results: Iterable[tuple[Tensor, int]]) -> OpSpec:
+    """Add the cost of summing gradients of results with several readers: each sum reads two tensors and writes one."""
     total, kernels, flops = Traffic(), 0, 0.0
     for tensor, readers in results:
         total += traffic(tensor) * (3.0 * (readers - 1))
         kernels += readers - 1
         flops += tensor.elements * (readers - 1)
-    figures = dict(one.details)
+    figures = dict(spec.details)
     figures["backward_float_elements"] += total.float_elements
     figures["backward_fixed_bytes"] += total.fixed_bytes
     return replace(
-        one,
-        backward_bytes=one.backward_bytes + total.byte_count,
-        backward_kernels=one.backward_kernels + kernels,
-        backward_vector_flops=one.backward_vector_flops + flops,
+        spec,
+        backward_bytes=spec.backward_bytes + total.byte_count,
+        backward_kernels=spec.backward_kernels + kernels,
+        backward_vector_flops=spec.backward_vector_flops + flops,
         details=figures,
     )
 
@@ -123,18 +126,18 @@ def needs_gradient(graph: Graph) -> frozenset[str]:
     of a fake quantisation pass the gradient straight through.
     Complexity: linear in nodes and their operands; remembered as long as the graph lives.
     """
-    found = {
+    carrying = {
         name
         for name, tensor in graph.tensors.items()
         if tensor.kind is TensorKind.PARAMETER and tensor.dtype.is_float and _trainable(graph, name)
     }
     for node in graph.nodes:
         rule = rule_of(node.op)
-        if not any(name in found and rule.differentiable(p) for p, name in enumerate(node.inputs)):
+        if not any(name in carrying and rule.differentiable(p) for p, name in enumerate(node.inputs)):
             continue
         straight = rule.straight_through
-        found.update(name for name in node.outputs if name and (straight or graph.tensors[name].dtype.is_float))
-    return frozenset(found)
+        carrying.update(name for name in node.outputs if name and (straight or graph.tensors[name].dtype.is_float))
+    return frozenset(carrying)
 
 
 @per_model
@@ -158,6 +161,21 @@ def fan_out(graph: Graph, node: Node) -> tuple[int, ...]:
 def call_classes(graph: Graph) -> CallClasses:
     """Nodes by the call they make at the graph's batch. O(nodes); remembered as long as the graph lives."""
     return group_calls(graph)
+
+
+def by_class(graph: Graph, figure: Callable[[int], T]) -> list[T]:
+    """A figure of each node, computed for one node of each class of equal calls (`call_classes`)."""
+    classes = call_classes(graph)
+    figures = [figure(i) for i in classes.first]
+    return [figures[k] for k in classes.index.tolist()]
+
+
+def nodes_where(graph: Graph, holds: Callable[[int], object]) -> list[int]:
+    """Indices of the nodes that a predicate holds for, ascending; evaluated once for each class of equal calls."""
+    classes = call_classes(graph)
+    flags = np.array([bool(holds(i)) for i in classes.first], dtype=bool)
+    nodes: list[int] = np.flatnonzero(flags[classes.index]).tolist() if len(flags) else []
+    return nodes
 
 
 def group_calls(

@@ -59,6 +59,10 @@ def reshaped_strides(shape: Sequence[int], strides: Sequence[int], target: Seque
     return tuple(reversed(result))
 
 
+_Results = tuple[tuple[bool, tuple[int, ...] | None], ...]
+"""By result of a node, whether it is a view of the first input, and its strides; None for an absent result."""
+
+
 class Storages:
     """Layout of every tensor of a graph.
 
@@ -80,24 +84,31 @@ class Storages:
         self._graph = graph
         self._roots: dict[str, str] = {}
         self._strides: dict[str, tuple[int, ...]] = {}
-        self._known: dict[object, tuple[bool, tuple[int, ...]]] = {}
+        self._known: dict[object, _Results] = {}
         aliased = aliases or {}
         classes = call_classes(graph).index.tolist()
-        for i, node in enumerate(graph.nodes):
-            lie = tuple(map(self._strides.get, node.inputs))
-            for position, name in enumerate(node.outputs):
-                tensor = graph.tensors.get(name)
-                if tensor is None:
+        strides_of, known = self._strides.get, self._known
+        for i, (node, call) in enumerate(zip(graph.nodes, classes, strict=True)):
+            key: tuple[object, ...] = (call, i in identity, i in dense, *map(strides_of, node.inputs))
+            results = known.get(key)
+            if results is None:
+                results = known[key] = self._lay_results(node, i in identity, i in dense)
+            for name, (view, strides) in zip(node.outputs, results, strict=True):
+                if strides is None:
                     continue
                 if name in aliased:
-                    self._roots[name], self._strides[name] = aliased[name], dense_strides(tensor.shape)
-                else:
-                    key = (classes[i], position, i in identity, i in dense, lie)
-                    if key not in self._known:
-                        self._known[key] = self._lay(node, tensor, i in identity, i in dense)
-                    view, self._strides[name] = self._known[key]
-                    if view:
-                        self._roots[name] = self.root(node.inputs[0])
+                    self._roots[name], self._strides[name] = aliased[name], dense_strides(graph.tensors[name].shape)
+                    continue
+                self._strides[name] = strides
+                if view:
+                    self._roots[name] = self.root(node.inputs[0])
+
+    def _lay_results(self, node: Node, identity: bool, dense: bool) -> _Results:
+        """How the results of a node lie (`_lay`), strides None for one that is absent; alike for equal calls."""
+        tensors = map(self._graph.tensors.get, node.outputs)
+        return tuple(
+            (False, None) if tensor is None else self._lay(node, tensor, identity, dense) for tensor in tensors
+        )
 
     def _lay(self, node: Node, tensor: Tensor, identity: bool, dense: bool) -> tuple[bool, tuple[int, ...]]:
         """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""

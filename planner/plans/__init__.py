@@ -34,7 +34,7 @@ from planner.plans.files import (
     write,
 )
 from planner.plans.findings import Fault, Finding
-from planner.plans.model import Block, BlockParameter, BlockRun, Loss, compress, expand
+from planner.plans.model import Block, BlockParameter, BlockRun, Loss, block_names, compress, expand
 from planner.plans.orders import RankOrder, Steady, Steps, decode, encode, encode_orders
 from planner.plans.rank_schedule import lay_out
 from planner.plans.readings import SCHEDULE_KEYS, WORDS, counterparts, has_closed_form, leaders, requirements
@@ -88,6 +88,7 @@ __all__ = [
     "Steady",
     "Steps",
     "assemble",
+    "block_names",
     "compare_answers",
     "compare_plans",
     "compress",

@@ -22,6 +22,7 @@ from planner.plans.types import Plan
 from planner.plans.words import module_ranges, significant
 from planner.sharding import ShardingProblem, Strategy, Verdict, WeightChoice, evaluate, formulate, layout_text
 from planner.sharding.elimination import Factor, minima
+from planner.sharding.judge import Checked
 
 MOST_EXCHANGES = 8
 """Collectives that are shown of a sharding, the costliest ones."""
@@ -305,7 +306,7 @@ class _SplitBlock:
             {v: np.asarray([free.choices[v].index(decision[free.names[v]])]) for v in ends}
         )
         self.chosen = [c.index(decision[name]) for name, c in zip(free.names, self.problem.choices, strict=True)]
-        self.checked: set[tuple[int, Strategy]] = set()
+        self.checked: set[Checked] = set()
         self.verdict = evaluate(self.setting, decision, facts=rebuilt.facts, checked=self.checked)
 
     def reasons(self, most: int) -> Iterator[SplitReason]:

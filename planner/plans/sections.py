@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from planner.costs.errors import JobClass, MeasuredError, measured_error
 from planner.costs.precision import Precision
 from planner.errors import ModelError
 from planner.exchange import Group, Phase, groups_of, recipe_of
-from planner.graph import Graph, Node, SourceFile, Tensor, layer_of
+from planner.graph import Graph, Node, SourceFile, Tensor, layer_of, per_model
 from planner.hardware.types import Cluster, Collective
 from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.operators.types import Origin
@@ -400,15 +400,17 @@ class Staging:
         Args:
             summed: whether their gradients are summed over the stages: the pipeline drains before an update.
         """
+        first: dict[str, int] = {}
+        shared: set[str] = set()
         names: dict[str, dict[str, None]] = {}
         stages: dict[str, set[int]] = {}
-        for node, stage in self.stage_of.items():
-            for index in parameter_indices(self.graph, node):
-                parameter = self.graph.parameters[index]
-                owner = parameter.tied_to or parameter.name
-                if parameter.trainable:
-                    names.setdefault(owner, {})[parameter.name] = None
-                    stages.setdefault(owner, set()).add(stage)
+        for owner, _, stage in self._trained_reads():
+            if first.setdefault(owner, stage) != stage:
+                shared.add(owner)
+        for owner, name, stage in self._trained_reads() if shared else ():
+            if owner in shared:
+                names.setdefault(owner, {})[name] = None
+                stages.setdefault(owner, set()).add(stage)
         return tuple(
             SharedParameter(
                 parameter=owner,
@@ -420,8 +422,16 @@ class Staging:
                 ),
             )
             for owner, found in sorted(stages.items(), key=lambda entry: self.graph.parameter_index[entry[0]])
-            if len(found) > 1
         )
+
+    def _trained_reads(self) -> Iterator[tuple[str, str, int]]:
+        """Every read of a trained parameter: the parameter that it is a copy of, its own name, and the stage."""
+        sources, parameters = parameter_indices(self.graph), self.graph.parameters
+        for node, stage in self.stage_of.items():
+            for index in sources[node]:
+                parameter = parameters[index]
+                if parameter.trainable:
+                    yield parameter.tied_to or parameter.name, parameter.name, stage
 
     def divided_modules(self) -> tuple[str, ...]:
         """Layers whose weighted operators lie in more than one stage."""
@@ -433,15 +443,20 @@ class Staging:
         return tuple(module for module, found in stages.items() if len(found) > 1)
 
 
-def parameter_indices(graph: Graph, node: int) -> tuple[int, ...]:
-    """Indices of the parameters that a node reads as the file names them, ties not resolved, each once."""
-    sources = (s for name in graph.nodes[node].inputs for s in graph.sources.get(name, ()))
-    return tuple(dict.fromkeys(graph.parameter_index[s] for s in sources))
+@per_model
+def parameter_indices(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """By node, indices of the parameters that it reads as the file names them, ties not resolved, each once."""
+    index, sources = graph.parameter_index, graph.sources
+    return tuple(
+        tuple(dict.fromkeys([index[s] for name in node.inputs if name in sources for s in sources[name]]))
+        for node in graph.nodes
+    )
 
 
 def block_parameters(graph: Graph, nodes: Iterable[int]) -> tuple[BlockParameter, ...]:
     """Weights that the operators of a block read, each once, in order of first use."""
-    used = dict.fromkeys(index for node in nodes for index in parameter_indices(graph, node))
+    sources = parameter_indices(graph)
+    used = dict.fromkeys(index for node in nodes for index in sources[node])
     return tuple(
         BlockParameter(
             name=p.name,

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from planner.errors import PlanError
 from planner.plans.figures import Alternative, Coverage, FreeChoice, Headline, Predictions
-from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, expand
+from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, block_names, expand
 from planner.plans.orders import RankOrder
 from planner.plans.records import (
     Boundary,
@@ -128,6 +128,11 @@ class Plan:
     def block_table(self) -> tuple[Block, ...]:
         """All blocks, repeated ones written out."""
         return expand(self.blocks)
+
+    @functools.cached_property
+    def block_names(self) -> tuple[str, ...]:
+        """Names of all blocks."""
+        return block_names(self.blocks)
 
     @functools.cached_property
     def _orders_of(self) -> Mapping[int, tuple[RankOrder, ...]]:

@@ -212,7 +212,7 @@ def _alternatives(plan: Plan) -> Table:
         price: tuple[Cell, Cell] = (other_s, None if other_s is None else other_s / plan_s - 1)
         if other.infeasible:
             price = (why_not(other.infeasible), None)
-        shape = words_of(alternative_configuration(other, len(plan.block_table)), other.schedule)
+        shape = words_of(alternative_configuration(other, len(plan.block_names)), other.schedule)
         rows.append((other.label, shape, *price, other.memory_bytes))
     return table(columns, rows)
 

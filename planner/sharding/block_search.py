@@ -70,12 +70,12 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
             )
         return joint
 
-    @property
+    @functools.cached_property
     def tied(self) -> tuple[int, ...]:
         """Mesh axes, by index, that are tied because tables would be too large; empty if all layouts are searched."""
         return self._joint.tied
 
-    @property
+    @functools.cached_property
     def uncut(self) -> bool:
         """Whether every rank runs all of the block, because tables would be too large for anything else."""
         return self._joint.uncut
@@ -87,7 +87,11 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
     @functools.cached_property
     def _priced(self) -> Minima | None:
         first = self._first
-        return self._joint.priced(first, int(first.totals.argmin())) if np.isfinite(first.totals).any() else None
+        if not np.isfinite(first.totals).any():
+            return None
+        priced = self._joint.priced(first, int(first.totals.argmin()))
+        first.forget_choices()
+        return priced
 
     def least_s(self, boundary: Boundaries) -> float:
         """Least seconds of forward, backward and a micro-batch's part of the update; infinite where nothing is legal.
@@ -103,8 +107,15 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         if boundary not in self._points_by_boundary:
             self._points_by_boundary[boundary] = self._points(boundary)
             if len(self._points_by_boundary) == len(self._boundaries):
-                self.__dict__.pop("_priced", None)  # its tables are needed no more
+                self._forget_tables()
         return self._points_by_boundary[boundary]
+
+    def _forget_tables(self) -> None:
+        """Free the memory of what only further points would need."""
+        _ = self._first, self.tied, self.uncut
+        self.__dict__.pop("_priced", None)
+        self.__dict__.pop("_joint", None)
+        self.block.forget_tables()
 
     def _points(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
         b = self._boundaries.index(boundary)

@@ -13,9 +13,10 @@ rise a little from the first variable to the last let them change one after the 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,7 +57,8 @@ def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[
     ]
     if not wide:
         return np.zeros(shape)
-    total = np.array(np.broadcast_to(wide[0], shape), dtype=float)
+    total = np.empty(shape)
+    total[...] = wide[0]
     for table in wide[1:]:
         total += table
     return total
@@ -75,12 +77,13 @@ class _Order:
     The sizes of tables are kept in a heap; outdated entries are dropped when they come up. O(log variables) a change.
     """
 
-    def __init__(self, sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> None:
+    def __init__(self, sizes: Sequence[int], tables: Iterable[tuple[int, ...]], keep: Sequence[int] = ()) -> None:
         self.sizes, self.keep = sizes, frozenset(keep)
         self.near: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
-        for f in factors:
-            for v in f.variables:
-                self.near[v] |= set(f.variables) - {v}
+        for variables in tables:
+            for v in variables:
+                self.near[v].update(variables)
+                self.near[v].discard(v)
         self.entries = {v: self._entries(v) for v in self.near.keys() - self.keep}
         self.heap = [(n, v) for v, n in self.entries.items()]
         heapq.heapify(self.heap)
@@ -105,33 +108,42 @@ class _Order:
         return None
 
 
+_Steps = tuple[tuple[int, int, tuple[int, ...]], ...]
+"""Variables in the order of their elimination, each with the entries of its table and its neighbours."""
+
+
+def _steps(sizes: Sequence[int], factors: Iterable[Factor], keep: Sequence[int]) -> _Steps:
+    """The order in which all variables but some are eliminated; found once for problems of one shape."""
+    return _steps_of(tuple(sizes), tuple([f.variables for f in factors if len(f.variables) > 1]), tuple(keep))
+
+
+@functools.lru_cache(maxsize=32)
+def _steps_of(sizes: tuple[int, ...], tables: tuple[tuple[int, ...], ...], keep: tuple[int, ...]) -> _Steps:
+    return tuple(iter(_Order(sizes, tables, keep).pop, None))
+
+
 def table_entries(sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> int:
     """Entries of the widest table that elimination of all variables but `keep` makes, without making it."""
-    order, widest = _Order(sizes, factors, keep), 1
-    while (step := order.pop()) is not None:
-        widest = max(widest, step[1])
-    return widest
+    return max((entries for _, entries, _ in _steps(sizes, map(_narrowed, factors), keep)), default=1)
 
 
 class _Elimination:
     """The tables that are left while variables are eliminated."""
 
     def __init__(self, sizes: Sequence[int], factors: Sequence[Factor]) -> None:
-        self.sizes, self.factors = sizes, [_narrowed(f) for f in factors]
-        self.tables: dict[int, Factor] = dict(enumerate(f for f in self.factors if f.variables))
+        self.sizes, narrowed = sizes, [_narrowed(f) for f in factors]
+        self.tables: dict[int, Factor] = dict(enumerate(f for f in narrowed if f.variables))
         self.of: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
         for i, f in self.tables.items():
             for v in f.variables:
                 self.of[v].add(i)
-        self.constant = sum(float(f.table) for f in self.factors if not f.variables)
+        self.constant = sum(float(f.table) for f in narrowed if not f.variables)
         self.done: list[tuple[int, tuple[int, ...], np.ndarray]] = []
         self._seen: dict[tuple[object, ...], tuple[list[Factor], np.ndarray, np.ndarray]] = {}
 
     def run(self, limit: int, keep: Sequence[int] = ()) -> bool:
         """Eliminate all variables but `keep`; false when a table would exceed the limit."""
-        order = _Order(self.sizes, list(self.tables.values()), keep)
-        while (step := order.pop()) is not None:
-            v, entries, others = step
+        for v, entries, others in _steps(self.sizes, self.tables.values(), keep):
             if entries > limit:
                 return False
             numbers = sorted(self.of.pop(v))
@@ -141,6 +153,7 @@ class _Elimination:
             least, best = self._minimum(tables, v, others)
             self.done.append((v, others, best))
             self._add(Factor(others, least), numbers)
+        self._seen.clear()
         return True
 
     def complete(self, choices: np.ndarray) -> None:
@@ -159,11 +172,11 @@ class _Elimination:
         """
         variables = tuple(sorted((v, *others)))
         place = {u: k for k, u in enumerate(variables)}
-        key = (place[v], *((id(f.table), tuple(place[u] for u in f.variables)) for f in tables))
+        key = (place[v], *[(id(f.table), *[place[u] for u in f.variables]) for f in tables])
         if key not in self._seen:
             total = _sum(tables, variables, self.sizes)
             best = total.argmin(axis=place[v]).astype(np.min_scalar_type(self.sizes[v]))
-            self._seen[key] = tables, total.min(axis=place[v]), best
+            self._seen[key] = tables, np.minimum.reduce(total, axis=place[v]), best
         return self._seen[key][1:]
 
     def _add(self, table: Factor, numbers: Sequence[int]) -> None:
@@ -187,6 +200,10 @@ class Minima:
     totals: np.ndarray
     _kept: tuple[int, ...]
     _left: _Elimination
+
+    def forget_choices(self) -> None:
+        """Free the memory of all but the sums: `choices` and `choices_of` are asked no more."""
+        self._left.done.clear()
 
     def choices(self, at: Sequence[int]) -> tuple[int, ...]:
         """The choice of every variable that reaches the least sum under one choice of each kept variable."""

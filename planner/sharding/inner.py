@@ -173,6 +173,7 @@ class InnerCache:
     shares: dict[object, tuple[float, ...]] = field(default_factory=dict)
     kinds: dict[object, int] = field(default_factory=dict)
     _views: dict[tuple[object, ...], ChainView] = field(default_factory=dict)
+    _shared: dict[object, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     _alive: list[object] = field(default_factory=list)
     _renamed: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, str]] = field(default_factory=dict)
 
@@ -192,7 +193,10 @@ class InnerCache:
             blocks = tuple(BlockView.of(chain, graph, b, facts) for b in range(len(chain.blocks)))
             keys = (block.key(chain.blocks[b], graph, facts, trained) for b, block in enumerate(blocks))
             kinds = tuple([self.kinds.setdefault(each, len(self.kinds)) for each in keys])
-            self._views[key] = ChainView(facts, blocks, kinds, _shared_places(graph, blocks), setting.work_s)
+            names = id(chain), tuple([block.names for block in blocks])
+            if names not in self._shared:
+                self._shared[names] = _shared_places(graph, blocks)
+            self._views[key] = ChainView(facts, blocks, kinds, self._shared[names], setting.work_s)
         return self._views[key]
 
     def place(self, mesh: Mesh) -> tuple[object, ...]:

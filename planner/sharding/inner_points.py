@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import InfeasibleError
 from planner.graph import Block, Chain, Graph
 from planner.sharding.formulate import formulate
-from planner.sharding.judge import Communication, evaluate
+from planner.sharding.judge import Checked, Communication, evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, GraphFacts, Setting, ShardingProblem
 from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
@@ -141,12 +141,16 @@ class BlockProblem:
     facts: GraphFacts
     ends: BlockView
     workspace: np.ndarray
-    checked: set[tuple[int, Strategy]] = field(default_factory=set)
+    checked: set[Checked] = field(default_factory=set)
 
     @functools.cached_property
     def free(self) -> ShardingProblem:
         """The problem with free boundary layouts."""
         return formulate(self.setting, self.facts)
+
+    def forget_tables(self) -> None:
+        """Free the memory of the tables; they are made anew where they are asked for."""
+        self.__dict__.pop("free", None)
 
     @property
     def shares(self) -> tuple[float, ...]:

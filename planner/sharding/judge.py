@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from planner.graph import Node, Tensor, TensorKind
 from planner.hardware import Collective, moved_bytes
 from planner.memory import fits
-from planner.operators import OpCall
+from planner.operators import OpCall, call_classes
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.limits import allowed
 from planner.sharding.mesh import Mesh
@@ -20,6 +20,9 @@ from planner.sharding.problem import Choice, GraphFacts, Setting, weight_gathers
 from planner.sharding.reshard import ReshardStep, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along
 from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
+
+Checked = tuple[int, tuple[str, ...], Strategy]
+"""A strategy that was found legal: for which class of equal calls, with which dimensions forbidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +104,12 @@ class Verdict:
 
 class _Judge:
     def __init__(
-        self, setting: Setting, decision: Mapping[str, Choice], facts: GraphFacts, checked: set[tuple[int, Strategy]]
+        self, setting: Setting, decision: Mapping[str, Choice], facts: GraphFacts, checked: set[Checked]
     ) -> None:
         self.setting, self.decision, self.graph, self.checked = setting, decision, setting.graph, checked
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.kept = facts.kept(setting.members)
+        self.calls = call_classes(setting.graph).index
         self.verdict = Verdict()
         self.replicated = (REPLICATED,) * len(setting.mesh.axes)
 
@@ -180,7 +184,10 @@ class _Judge:
         """Check that the strategy is one that the loop nests of the operator allow."""
         node, setting = self.graph.nodes[i], self.setting
         strategy = self.decision.get(f"op:{node.key}")
-        if not isinstance(strategy, Strategy) or (i, strategy) in self.checked:
+        if not isinstance(strategy, Strategy):
+            return
+        kind = (int(self.calls[i]), self.forbids[i], strategy)
+        if kind in self.checked:
             return
         known_violations = len(self.verdict.violations)
         tags = {part.blocks for _, layout in (*strategy.reads, *strategy.writes) for part in layout} - {1}
@@ -191,7 +198,7 @@ class _Judge:
         if not allowed((strategy,), call, self.forbids[i]):
             self.verdict.violations.append(f"{node.key} is split as {strategy}, which is forbidden")
         if len(self.verdict.violations) == known_violations:
-            self.checked.add((i, strategy))
+            self.checked.add(kind)
 
     def _results(self, i: int, strategy: Strategy) -> None:
         writes, gradients = dict(strategy.writes), dict(strategy.write_gradients)
@@ -247,7 +254,7 @@ def evaluate(
     *,
     memory_bytes: float | None = None,
     facts: GraphFacts | None = None,
-    checked: set[tuple[int, Strategy]] | None = None,
+    checked: set[Checked] | None = None,
 ) -> Verdict:
     """The cost of a decision, and what is not legal about it.
 

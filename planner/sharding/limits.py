@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.errors import Problem
 from planner.graph import Graph, Tensor, TensorKind, per_graph
-from planner.operators import JointCut, OpCall, OpSpec, graph_specs, rule_of
+from planner.operators import JointCut, OpCall, OpSpec, call_classes, graph_specs, rule_of
 from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
 from planner.sharding.choices import Options, SplitKind
@@ -128,9 +128,10 @@ _HEADS = frozenset("grh")
 def attention_heads(graph: Graph) -> tuple[int, int]:
     """Greatest common divisors of all attentions' heads and key-value heads; zeros without attention."""
     heads, groups = 0, 0
-    for node, spec in zip(graph.nodes, graph_specs(graph), strict=True):
-        if rule_of(node.op).joint is JointCut.RING:
-            sizes = {d.name: d.size for nest in spec.nests for d in nest.dims if d.name in _HEADS}
+    specs = graph_specs(graph)
+    for i in call_classes(graph).first:
+        if rule_of(graph.nodes[i].op).joint is JointCut.RING:
+            sizes = {d.name: d.size for nest in specs[i].nests for d in nest.dims if d.name in _HEADS}
             heads = math.gcd(heads, math.prod(sizes.values()))
             groups = math.gcd(groups, sizes.get("g", math.prod(sizes.values())))
     return heads, groups

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.costs.types import Profile
-from planner.graph import Chain, Graph
+from planner.graph import Chain, Graph, per_graph
 from planner.hardware.types import Device
 from planner.operators.saved import logits_of
 from planner.space.types import BlockCosts, Tie
@@ -71,7 +71,7 @@ def block_costs(
     """
     n, head = len(chain.blocks), head_block(chain)
     starts = layer_starts([block.name for block in chain.blocks])
-    elements, ties = tied_parameters(_parameters(chain, graph), {})
+    elements, ties = _block_parameters(chain)
     storages = block_storages(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for name in chain.handed_on}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
@@ -124,14 +124,14 @@ def range_table(uses: Iterable[tuple[float, Sequence[int]]], n: int) -> tuple[np
         (own, shared): `own` [n] charges every block for all it uses; `shared` [n, n] is what the sum of `own[i..j]`
         counts too often in the range i..j inclusive. O(uses + n^2).
     """
-    own, again = np.zeros(n), np.zeros((n, n))
+    own, again = [0.0] * n, np.zeros((n, n))
     for size, blocks in uses:
-        for at, b in enumerate(blocks):
+        for b in blocks:
             own[b] += size
-            if at:
-                again[blocks[at - 1], b] += size
+        for before, b in itertools.pairwise(blocks):
+            again[before, b] += size
     shared = np.cumsum(np.cumsum(again[::-1], axis=0)[::-1], axis=1)
-    return own, shared
+    return np.array(own, dtype=float), shared
 
 
 def range_sums(values: np.ndarray, shared: np.ndarray | float = 0.0) -> np.ndarray:
@@ -145,8 +145,12 @@ def _users(blocks: Iterable[Iterable[tuple[str, float]]]) -> dict[str, tuple[flo
     users: dict[str, tuple[float, list[int]]] = {}
     for b, named in enumerate(blocks):
         for name, size in named:
-            known, at = users.get(name, (0.0, []))
-            users[name] = (max(known, size), at if at and at[-1] == b else [*at, b])
+            known = users.get(name)
+            if known is None:
+                users[name] = size, [b]
+            else:
+                largest, at = known
+                users[name] = max(largest, size), at if at[-1] == b else [*at, b]
     return users
 
 
@@ -169,13 +173,13 @@ def tied_parameters(
     return own, tuple(Tie(size, at, count) for (at, count), size in sorted(shared.items()))
 
 
-def _parameters(chain: Chain, graph: Graph) -> list[list[tuple[str, float]]]:
-    """By block, the trainable parameters that it reads, and their elements."""
+@per_graph
+def _block_parameters(chain: Chain) -> tuple[np.ndarray, tuple[Tie, ...]]:
+    """[n] trainable elements of each block, and those that several blocks use; the same at every micro-batch size."""
+    graph = chain.graph
     used = [dict.fromkeys(i for node in block.nodes for i in graph.node_parameters[node]) for block in chain.blocks]
-    parameters = graph.parameters
-    return [
-        [(parameters[i].name, float(parameters[i].elements)) for i in own if parameters[i].trainable] for own in used
-    ]
+    sizes = [(p.name, float(p.elements)) if p.trainable else None for p in graph.parameters]
+    return tied_parameters([[size for i in own if (size := sizes[i]) is not None] for own in used], {})
 
 
 def kept_table(blocks: Sequence[Iterable[tuple[str, float]]], alone_bytes: Sequence[float] | None = None) -> np.ndarray:

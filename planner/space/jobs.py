@@ -15,7 +15,7 @@ from planner.graph import Graph, TensorKind
 from planner.graph.types import per_graph
 from planner.hardware.types import Cluster
 from planner.operators import JointCut, OpCall, rule_of
-from planner.operators.specs import graph_specs
+from planner.operators.specs import call_classes, graph_specs
 from planner.sharding.choices import expert_dims
 from planner.sharding.limits import attention_heads
 from planner.sharding.mesh import Axis, AxisRole
@@ -214,11 +214,12 @@ def _check_widths(widths: Sequence[int], count: int, degree: str, what: str) -> 
 def expert_count(graph: Graph) -> int:
     """Experts of the model's widest mixture; 0 where there is none."""
     found = 0
-    for node, spec in zip(graph.nodes, graph_specs(graph), strict=True):
-        if not spec.matrix_flops:
+    specs = graph_specs(graph)
+    for i in call_classes(graph).first:
+        if not specs[i].matrix_flops:
             continue
-        call = OpCall.of(graph, node)
-        for position, dim in expert_dims(call, spec.nests).items():
+        call = OpCall.of(graph, graph.nodes[i])
+        for position, dim in expert_dims(call, specs[i].nests).items():
             tensor = call.inputs[position]
             found = max(found, tensor.shape[dim] if tensor is not None else 0)
     return found

@@ -96,7 +96,7 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
     unknown = {name for stage in stages if not backend.repeats(stage.repeats) for name in stage.repeats}
     if unknown:
         yield f"modules recomputed alone ({', '.join(sorted(unknown))})"
-    starts = layer_starts([block.name for block in plan.block_table])
+    starts = layer_starts(plan.block_names)
     torn = [stage.index for stage in stages if starts[stage.blocks[0]] != stage.blocks[0]]
     if structure.whole_layers and torn:
         yield f"layers divided between stages (before {'stage' if len(torn) == 1 else 'stages'} {_listed(torn)})"

@@ -54,3 +54,10 @@ def test_results_are_given_and_handed_on_where_they_depend_on_no_sizes() -> None
     assert vars(derived)["producer"] is graph.producer
     assert "edges" not in vars(graph)
     assert CALLS == [5]
+
+
+def test_what_depends_on_no_sizes_is_found_once_on_whichever_graph_asks_first() -> None:
+    graph, derived, further = small(7), small(8), small(9)
+    hand_on(graph, derived)
+    hand_on(graph, further)
+    assert names(derived) is names(graph) is names(further)

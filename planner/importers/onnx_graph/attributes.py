@@ -28,22 +28,22 @@ def shortest_float(value: float) -> float:
 
 def plain_attributes(node: onnx.NodeProto) -> dict[str, AttributeValue]:
     """All attributes but tensors and graphs, as plain Python values."""
-    found: dict[str, AttributeValue] = {}
+    values: dict[str, AttributeValue] = {}
     for attribute in node.attribute:
         kind = attribute.type
         if kind == INT:
-            found[attribute.name] = attribute.i
+            values[attribute.name] = attribute.i
         elif kind == INTS:
-            found[attribute.name] = tuple(attribute.ints)
+            values[attribute.name] = tuple(attribute.ints)
         elif kind == FLOAT:
-            found[attribute.name] = shortest_float(attribute.f)
+            values[attribute.name] = shortest_float(attribute.f)
         elif kind == STRING:
-            found[attribute.name] = attribute.s.decode("utf-8", "replace")
+            values[attribute.name] = attribute.s.decode("utf-8", "replace")
         elif kind == FLOATS:
-            found[attribute.name] = tuple(shortest_float(f) for f in attribute.floats)
+            values[attribute.name] = tuple(shortest_float(f) for f in attribute.floats)
         elif kind == STRINGS:
-            found[attribute.name] = tuple(s.decode("utf-8", "replace") for s in attribute.strings)
-    return found
+            values[attribute.name] = tuple(s.decode("utf-8", "replace") for s in attribute.strings)
+    return values
 
 
 def scope_of(node: onnx.NodeProto) -> Scope:
@@ -120,10 +120,10 @@ def constant_value(node: onnx.NodeProto) -> tuple[tuple[int, ...], int, Any] | N
 
 
 def assign_modules(graph: WorkGraph, options: ImportOptions) -> None:
-    """Nodes about which the exporter says nothing join the module of what they read, else of what reads them."""
-    said = [node for node in graph.nodes if node.scope.module is not None]
-    if len(said) < len(graph.nodes):
-        if said:
+    """Put every node without a module into the module of a node it reads, else of a node that reads it."""
+    placed = [node for node in graph.nodes if node.scope.module is not None]
+    if len(placed) < len(graph.nodes):
+        if placed:
             _join_producers(graph)
             _join_consumers(graph)
         for node in graph.nodes:
@@ -138,11 +138,11 @@ def _join_producers(graph: WorkGraph) -> None:
     producer: dict[str, WorkNode] = {}
     for node in graph.nodes:
         if node.scope.module is None:
-            found = next(
+            maker = next(
                 (producer[n] for n in node.inputs if n in producer and producer[n].scope.module is not None), None
             )
-            if found is not None:
-                node.scope = replace(node.scope, module=found.scope.module)
+            if maker is not None:
+                node.scope = replace(node.scope, module=maker.scope.module)
         producer.update((name, node) for name in node.outputs if name)
 
 
@@ -157,7 +157,7 @@ def _join_consumers(graph: WorkGraph) -> None:
 
 
 def _return_to_convolution(node: WorkNode) -> None:
-    """A convolution with a batch norm folded into it carries the norm's path; its weight knows the convolution's."""
+    """Name a convolution with a folded batch norm after its weight: the exporter put the norm's path on the node."""
     owner, _, last = node.inputs[1].rpartition(".")
     if last == "weight" and owner:
         node.scope = replace(node.scope, module=owner)

@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 _INT64 = TensorType((), 7)
 _GRAPH = 5
 _NO_LIMIT = (1 << 63) - 1
-"""Trip count that stands for none: exporters write the largest integer."""
+"""Trip count that means no limit: exporters write the largest integer."""
 MOST_TRIPS = 1 << 20
-"""Turns of a loop at the most."""
+"""Largest trip count that can be priced: collected results are written out one by one."""
 
 
 def loop_names(graph: onnx.GraphProto) -> list[str]:
     """Names by which the trip counts of a graph's loops can be given, nested ones included."""
-    found = []
+    names = []
     for node in graph.node:
         if node.op_type == "Loop":
-            found.append(_loop_name(node))
+            names.append(_loop_name(node))
         for inner in subgraphs(node):
-            found.extend(loop_names(inner))
-    return found
+            names.extend(loop_names(inner))
+    return names
 
 
 def call_function(resolver: Resolver, node: onnx.NodeProto, function: onnx.FunctionProto, frame: Frame) -> None:
@@ -79,9 +79,9 @@ def _if(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     if condition is None:
         outputs = _costlier_branch(resolver, node, branches, frame)
     else:
-        chosen = "then_branch" if condition else "else_branch"
-        outputs = _body(resolver, node, branches[chosen], {}, frame)
-        resolver.work.info("if-branch", f"If {label!r}: its condition is constant, only the {chosen} runs", label)
+        branch = "then_branch" if condition else "else_branch"
+        outputs = _body(resolver, node, branches[branch], {}, frame)
+        resolver.work.info("if-branch", f"If {label!r}: its condition is constant, only the {branch} runs", label)
     for source, target in zip(outputs, node.output, strict=False):
         if target:
             resolver.alias(source, target, frame)
@@ -93,7 +93,7 @@ def _costlier_branch(
     """Walk both branches and keep the one with more work; a branch that cannot be walked does not run."""
     work, label = resolver.work, node.name or node.output[0]
     before = work.nodes
-    found: dict[str, tuple[float, list[WorkNode], list[str]]] = {}
+    walked: dict[str, tuple[float, list[WorkNode], list[str]]] = {}
     failures = []
     for name in ("then_branch", "else_branch"):
         work.nodes = []
@@ -103,16 +103,16 @@ def _costlier_branch(
             failures.append(error)
             work.fates["dead"] += len(work.nodes) + 1
             continue
-        found[name] = (_rough_work(work.nodes, work.types), work.nodes, outputs)
+        walked[name] = (_rough_work(work.nodes, work.types), work.nodes, outputs)
     work.nodes = before
-    if not found:
+    if not walked:
         raise failures[0]
-    chosen = max(found, key=lambda name: (found[name][0], name == "then_branch"))
-    work.fates["dead"] += sum(len(nodes) for name, (_, nodes, _) in found.items() if name != chosen)
+    costlier = max(walked, key=lambda name: (walked[name][0], name == "then_branch"))
+    work.fates["dead"] += sum(len(nodes) for name, (_, nodes, _) in walked.items() if name != costlier)
     why = "the other cannot be followed" if failures else "the costlier"
-    work.warn("if-branch", f"If {label!r}: the condition depends on data; the {chosen} is priced ({why})", label)
-    work.nodes.extend(found[chosen][1])
-    return found[chosen][2]
+    work.warn("if-branch", f"If {label!r}: the condition depends on data; the {costlier} is priced ({why})", label)
+    work.nodes.extend(walked[costlier][1])
+    return walked[costlier][2]
 
 
 def _loop(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
@@ -157,10 +157,10 @@ def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     formals, actuals = [value.name for value in body.input], list(node.input)
     sources = actuals[states:]
     shapes = [resolver.type_of(name, label).shape for name in sources]
-    said = _ints(attributes.get("scan_input_axes", (0,) * scanned))
-    if len(said) != scanned:
-        raise resolver.damaged(f"{label} has {len(said)} axes for {scanned} inputs to scan")
-    axes = [resolver.axis(axis, len(shape), label) for axis, shape in zip(said, shapes, strict=True)]
+    given_axes = _ints(attributes.get("scan_input_axes", (0,) * scanned))
+    if len(given_axes) != scanned:
+        raise resolver.damaged(f"{label} has {len(given_axes)} axes for {scanned} inputs to scan")
+    axes = [resolver.axis(axis, len(shape), label) for axis, shape in zip(given_axes, shapes, strict=True)]
     trips = _limited(resolver, label, shapes[0][axes[0]])
     inner = replace(frame, repeat=frame.repeat * trips, scope=frame.scope_of(node))
     prefix = _prefix(node)
@@ -203,7 +203,7 @@ def _trip_count(resolver: Resolver, node: onnx.NodeProto) -> int:
 
 
 def _limited(resolver: Resolver, label: str, trips: int, hint: str = "export the model for a shorter input") -> int:
-    """A number of turns that can be written out where a loop's results are put together.
+    """The trip count, if it is at most `MOST_TRIPS`.
 
     Raises:
         ModelError: it is larger.
@@ -217,7 +217,7 @@ def _limited(resolver: Resolver, label: str, trips: int, hint: str = "export the
 def _require_body(
     resolver: Resolver, node: onnx.NodeProto, body: onnx.GraphProto, *, inputs: int, outputs: int
 ) -> None:
-    """Refuse a loop whose body does not take what it is given, or makes less than it is to carry on."""
+    """Refuse a loop whose body has another number of inputs than the loop passes, or too few outputs for its state."""
     if len(body.input) != inputs or len(body.output) < outputs:
         raise resolver.damaged(
             f"{node_label(node)} has a body of {len(body.input)} inputs and "
@@ -233,7 +233,7 @@ def _body(
     frame: Frame,
     tag: str = "",
 ) -> list[str]:
-    """Walk a subgraph in place; the names its outputs have now."""
+    """Walk a subgraph as part of the graph around it, and return the new names of its outputs."""
     prefix = _prefix(node) + (f"{tag}/" if tag else "")
     local = [name for inner in body.node for name in inner.output if name]
     local += [tensor.name for tensor in body.initializer] + [t.values.name for t in body.sparse_initializer]
@@ -314,10 +314,10 @@ def _renamed(
 
 
 def _rename_free(graph: onnx.GraphProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto]) -> None:
-    """Rename what a nested body reads from outside itself."""
-    own = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
-    own |= {tensor.name for tensor in graph.initializer}
-    free = {old: new for old, new in names.items() if old not in own}
+    """Rename the tensors that a nested body reads from the graph around it."""
+    defined_inside = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+    defined_inside |= {tensor.name for tensor in graph.initializer}
+    free = {old: new for old, new in names.items() if old not in defined_inside}
     nodes = [_renamed(node, free, given) for node in graph.node]
     del graph.node[:]
     graph.node.extend(nodes)

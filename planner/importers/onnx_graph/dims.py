@@ -1,4 +1,4 @@
-"""Give symbolic axes their sizes."""
+"""Replace the symbolic axes of a model's inputs by sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx
 
 BATCH_NAMES = ("batch", "batch_size", "batchsize", "n", "bs", "b")
-"""Axis names that mean the batch dimension, lower case, most telling first."""
+"""Lower-case axis names that mean the batch dimension, the least ambiguous first."""
 
 
 def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
@@ -28,7 +28,7 @@ def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, t
     Raises:
         ModelError: an input is no tensor, has no shape at all, or has no elements.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {}
     for value in inputs:
         kind = value.type.WhichOneof("value")
         if kind != "tensor_type":
@@ -47,7 +47,7 @@ def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, t
                 where=where,
                 hint="export the model with input shapes or named axes",
             )
-        if value.name in found:
+        if value.name in names:
             raise ModelError(f"two inputs are called {value.name!r}", where=where, hint="export the model again")
         if any(dim.HasField("dim_value") and not dim.dim_value for dim in tensor.shape.dim):
             shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
@@ -56,11 +56,11 @@ def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, t
                 where=where,
                 hint="export the model with an example that has elements, or with named axes",
             )
-        found[value.name] = tuple(
+        names[value.name] = tuple(
             "" if dim.HasField("dim_value") and dim.dim_value > 0 else dim.dim_param or f"{value.name}.{i}"
             for i, dim in enumerate(tensor.shape.dim)
         )
-    return found
+    return names
 
 
 def bind(
@@ -117,8 +117,8 @@ def batch_size(
     if best is not None:
         return sizes[best]
     leading = [types[name].shape[0] for name in names if types[name].shape]
-    made = {types[name].shape[0] for name in outputs if types[name].shape}
-    return next((size for size in leading if size in made), leading[0] if leading else 0)
+    result_sizes = {types[name].shape[0] for name in outputs if types[name].shape}
+    return next((size for size in leading if size in result_sizes), leading[0] if leading else 0)
 
 
 def is_batch(axis: str) -> bool:

@@ -26,7 +26,7 @@ _SHAPE = 7
 
 @dataclass(frozen=True, slots=True)
 class _Bags:
-    """What a body does in each turn.
+    """The reduction that a loop body computes in each iteration.
 
     Attributes:
         reduction: how the rows of a bag become one.
@@ -45,10 +45,10 @@ def price_as_bags(resolver: Resolver, node: onnx.NodeProto, body: onnx.GraphProt
     """Put a gather and a reduction in place of a Loop that sums bags of rows; false for any other Loop."""
     nodes = list(_nodes(body))
     makers = {name: inner for inner in nodes for name in inner.output}
-    found = {_bags(inner, makers, resolver) for inner in nodes if inner.op_type in _REDUCTIONS}
-    bags = max(found - {None}, key=lambda each: each.reduction == "ReduceMean", default=None)  # type: ignore[union-attr]
+    reductions = {_bags(inner, makers, resolver) for inner in nodes if inner.op_type in _REDUCTIONS}
+    bags = max(reductions - {None}, key=lambda each: each.reduction == "ReduceMean", default=None)  # type: ignore[union-attr]
     target = _stacked(node, body, makers)
-    if bags is None or None in found or not target:
+    if bags is None or None in reductions or not target:
         return False
     lengths = [resolver.type_of(name, node.name).shape[0] for name in bags.offsets]
     count = min(lengths) if len(lengths) > 1 else lengths[0] - 1

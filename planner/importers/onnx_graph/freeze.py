@@ -59,7 +59,7 @@ def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
     inputs = set(work.inputs)
     names = dict.fromkeys([*work.inputs, *(name for node in nodes for name in (*node.inputs, *node.outputs) if name)])
     names.update(dict.fromkeys(work.outputs))
-    found = {}
+    tensors = {}
     for name in names:
         kind = TensorKind.ACTIVATION
         if name in inputs:
@@ -68,8 +68,8 @@ def _tensors(work: WorkGraph, nodes: tuple[Node, ...]) -> dict[str, Tensor]:
             kind = TensorKind.PARAMETER
         elif work.is_constant(name):
             kind = TensorKind.CONSTANT
-        found[name] = Tensor(name, work.types[name].shape, work.types[name].dtype, kind)
-    return found
+        tensors[name] = Tensor(name, work.types[name].shape, work.types[name].dtype, kind)
+    return tensors
 
 
 def _for_one_sample(work: WorkGraph, weight: Parameter, batch: int) -> Parameter:
@@ -115,12 +115,12 @@ def permuted_weights(work: WorkGraph, tensors: Mapping[str, object]) -> Mapping[
 
     Tensors in the stored order and those computed otherwise are not in it. O(folded operators).
     """
-    found: dict[str, tuple[int, ...]] = {}
+    permutations: dict[str, tuple[int, ...]] = {}
     for name, sources in work.weight_sources.items():
         order = _order(work, name, sources) if name in tensors else None
         if order is not None and order != tuple(range(len(order))):
-            found[name] = order
-    return MappingProxyType(found)
+            permutations[name] = order
+    return MappingProxyType(permutations)
 
 
 def _order(work: WorkGraph, tensor: str, sources: tuple[str, ...]) -> tuple[int, ...] | None:

@@ -79,7 +79,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is known of a node's outputs: types by position (None where open), values, why the standard refuses it."""
+    """Result of inference for a node: output types by position (None if unknown), values, and ONNX's error message."""
 
     kinds: list[TensorType | None]
     values: list[Array]
@@ -112,7 +112,7 @@ class Inference:
         self._expert_parts: dict[str, Fraction] = {}
 
     def outputs(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Outcome:
-        """All that can be said of a node's outputs. Calls that are alike are checked and inferred once.
+        """Infer types and, where small, values of a node's outputs. Equal calls are checked and inferred once.
 
         Raises:
             ModelError: the operator cannot be called so, the node makes a sequence that cannot be followed, or it
@@ -141,7 +141,7 @@ class Inference:
         return Outcome(kinds, values)
 
     def follow_choice(self, node: WorkNode) -> None:
-        """Note what of a node's results, which have their types, says which rows go to one expert of a mixture."""
+        """Track which results of a typed node select the rows of one expert of a mixture (`rows_of_expert`)."""
         self._expert_parts.update(_expert_parts(node, self._work, self._expert_parts))
 
     def rows_of_expert(self, node: WorkNode) -> int | None:
@@ -158,12 +158,12 @@ class Inference:
 
     @staticmethod
     def _slots(node: WorkNode) -> list[tuple[int, str]]:
-        """Inputs that say a shape, by position."""
+        """Positions and names of the inputs whose values determine the output shape."""
         slots = rule_of(node.op).values
         return [(i, node.inputs[i]) for i in slots if i < len(node.inputs) and node.inputs[i]] if slots else []
 
     def stated(self, name: str) -> Partial:
-        """What the file says of a value that it says something of."""
+        """The type that the file declares for a value; the value must have a hint."""
         text = self._hints[name].SerializeToString()
         if text not in self._stated:
             self._stated[text] = Partial.of(self._hints[name], self._dims)
@@ -191,10 +191,12 @@ class Inference:
         known = {name: self._type_proto(name) for name in proto.input if name}
         data = self._operand_values(node)
         try:
-            found = infer_node_outputs(signature.schema, proto, known, data, None, _imports(versions), self._ir_version)
+            inferred = infer_node_outputs(
+                signature.schema, proto, known, data, None, _imports(versions), self._ir_version
+            )
         except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
             return nothing, str(error).strip().splitlines()[0].removeprefix("[ShapeInferenceError] ")
-        kinds = [found.get(name) for name in proto.output]
+        kinds = [inferred.get(name) for name in proto.output]
         if any(kind is not None and kind.WhichOneof("value") == "sequence_type" for kind in kinds):
             raise ModelError(
                 f"{node.label} makes a sequence; sequences cannot be followed through it", where=self._where,
@@ -203,7 +205,7 @@ class Inference:
         return [None if kind is None else Partial.of(kind, {}) for kind in kinds], ""
 
     def _call_key(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Hashable:
-        """What the outputs of a node are inferred from, names left out: calls that are alike are inferred once.
+        """Cache key of a node's inferred outputs: everything that inference depends on, without tensor names.
 
         None where there are graphs inside, which read values by name, or an input is read twice.
         """
@@ -225,16 +227,16 @@ class Inference:
     def _fill_gaps(
         self, proto: onnx.NodeProto, node: WorkNode, partial: Sequence[Partial | None], versions: Mapping[str, int]
     ) -> list[Partial | None]:
-        """What ONNX left open, by our own rules, then by the file's own statement."""
+        """Fill types that ONNX left open from our own rules, then from what the file declares."""
         ours = self.by_rule(node, rule_of(node.op).infer)
         result: list[Partial | None] = []
         for i, name in enumerate(node.outputs):
             merged = partial[i]
-            said = [ours[i]] if ours is not None and i < len(ours) else []
+            statements = [ours[i]] if ours is not None and i < len(ours) else []
             if name in self._hints:
-                said.append(self.stated(name))
-            for more in said:
-                merged = more if merged is None else merged.or_else(more)
+                statements.append(self.stated(name))
+            for statement in statements:
+                merged = statement if merged is None else merged.or_else(statement)
             result.append(merged)
         known = ours is not None or self._signature(proto.op_type, proto.domain, versions) is not None
         if not known and result[0] is not None and result[0].complete is not None:
@@ -242,7 +244,7 @@ class Inference:
         return result
 
     def by_rule(self, node: WorkNode, rule: OutputTypes | None) -> list[Partial | None] | None:
-        """Output types as an operator's entry says them; None without such a rule, open where it does not apply."""
+        """Output types by the operator's rule; None without a rule, a list of None where the rule does not apply."""
         if rule is None:
             return None
         inputs = tuple(self._tensor(name) if name else None for name in node.inputs)
@@ -250,10 +252,10 @@ class Inference:
         constants = tuple(None if value is None else tuple(value.reshape(-1).tolist()) for value in values)
         call = OpCall(node.op, self._work.opset, inputs, (None,) * len(node.outputs), node.attributes, constants)
         try:
-            found = rule(Site(call, ()))
+            results = rule(Site(call, ()))
         except (ModelError, IndexError, ValueError, ZeroDivisionError):
             return [None] * len(node.outputs)
-        return [None if f is None else Partial(f[0], _ELEMENTS[f[1]]) for f in found]
+        return [None if f is None else Partial(f[0], _ELEMENTS[f[1]]) for f in results]
 
     def _tensor(self, name: str) -> Tensor:
         kind = self._work.types[name]
@@ -288,15 +290,15 @@ class Inference:
     def _operand_values(self, node: WorkNode) -> dict[str, onnx.TensorProto]:
         from onnx import numpy_helper
 
-        found = {}
+        operand_values = {}
         for name in self.shape_operands(node):
             if name not in self._data and name in self._work.values:
                 element = self._work.types[name].element
                 array = np.asarray(self._work.values[name], dtype=_NUMPY.get(element))
                 self._data[name] = numpy_helper.from_array(array, name)
             if name in self._data:
-                found[name] = self._data[name]
-        return found
+                operand_values[name] = self._data[name]
+        return operand_values
 
     def check(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
         """Refuse a node that its operator cannot be called as; `outputs` does so, too.

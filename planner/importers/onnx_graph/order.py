@@ -1,4 +1,4 @@
-"""Lists of file nodes, bodies of control flow included: their order, which are needed, and how many they stand for.
+"""Sort the file's nodes, find those that outputs depend on, and bound their number once functions are inlined.
 
 Models that grow beyond bounds once their functions are written out are refused before anything is written out.
 """
@@ -18,13 +18,13 @@ _GRAPH, _GRAPHS = 5, 10
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """Bodies that a node carries as attributes."""
-    found: list[onnx.GraphProto] = []
+    graphs: list[onnx.GraphProto] = []
     for attribute in node.attribute:
         if attribute.type == _GRAPH:
-            found.append(attribute.g)
+            graphs.append(attribute.g)
         elif attribute.type == _GRAPHS:
-            found.extend(attribute.graphs)
-    return found
+            graphs.extend(attribute.graphs)
+    return graphs
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
@@ -38,7 +38,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
-    """The nodes so that each comes after what it reads; as they are when that already holds. Linear.
+    """Sort nodes topologically, keeping the given order where it is one already. Linear.
 
     Raises:
         ModelError: they depend on each other in a circle, or two write one result.
@@ -66,7 +66,7 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
 
 
 def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
-    """Of nodes in order, those that an output depends on."""
+    """The nodes that an output depends on; `nodes` must be in topological order."""
     wanted = set(outputs)
     live = []
     for node in reversed(nodes):
@@ -82,9 +82,9 @@ def node_label(node: onnx.NodeProto) -> str:
 
 
 MOST_NODES = 1 << 20
-"""Operators of a model at the most, all functions written out."""
+"""Largest number of operators of a model, all functions inlined."""
 MOST_NESTED = 64
-"""Depth of calls inside calls at the most."""
+"""Largest depth of nested function calls."""
 
 _Key = tuple[str, str, str]
 

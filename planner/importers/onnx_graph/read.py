@@ -70,13 +70,13 @@ def _garbled(message: Message) -> str:
     inner, texts = _field_numbers(message.DESCRIPTOR)
     for field, content in message.ListFields():
         if field.number in texts:
-            entries = (content,) if isinstance(content, str | bytes) else content
-            if any(isinstance(entry, bytes) for entry in entries):
+            kind = type(content)
+            if kind is bytes or (kind is not str and bytes in map(type, content)):
                 return f"{message.DESCRIPTOR.name}.{field.name}"
         elif field.number in inner:
             for child in (content,) if isinstance(content, Message) else content:
-                if found := _garbled(child):
-                    return found
+                if garbled := _garbled(child):
+                    return garbled
     return ""
 
 

@@ -46,25 +46,25 @@ if TYPE_CHECKING:
 
 
 MOST_ELEMENTS = 1 << 56
-"""Elements of a tensor at the most: byte counts of whole models stay within 64 bits."""
+"""Largest number of elements of a tensor, so that byte counts of a model fit in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a list of nodes stands: operator set versions, how often it runs, and the module it belongs to."""
+    """Context of a list of nodes: operator set versions, how often they run, and the module they belong to."""
 
     versions: Mapping[str, int]
     repeat: int = 1
     scope: Scope = NO_SCOPE
 
     def scope_of(self, node: onnx.NodeProto) -> Scope:
-        """The module that a node of it belongs to: what its metadata says, else that of the frame."""
+        """The module of a node: from its metadata, else the frame's."""
         scope = scope_of(node)
         return self.scope if scope.module is None else scope
 
 
 class Resolver:
-    """State of one walk.
+    """Walks a model's nodes once and builds the working graph.
 
     Args:
         model: the file's content.
@@ -132,7 +132,7 @@ class Resolver:
         return work
 
     def _read_statements(self, graph: onnx.GraphProto) -> None:
-        """What the file says about values: types, whether they are parameters, and what they were computed from."""
+        """Read declared types of values, whether they are parameters, and which tensors were folded into them."""
         for value in [*graph.value_info, *graph.output]:
             self.hints[value.name] = value.type
             if value.type.HasField("tensor_type"):
@@ -186,10 +186,10 @@ class Resolver:
             self.work.values[name] = value
 
     def _define(self, name: str, kind: TensorType, maker: WorkNode | None) -> None:
-        """Say what a tensor is, once; None makes one that the file stores.
+        """Register a new tensor's type; `maker` is None for a tensor that the file stores.
 
         Raises:
-            ModelError: it was said already, or the tensor has a negative size or more elements than can be counted.
+            ModelError: the name is registered already, a size is negative, or the tensor has more than `MOST_ELEMENTS`.
         """
         if name in self.work.types:
             before = "is stored" if name in self.work.stored else "is an input or computed"
@@ -211,7 +211,7 @@ class Resolver:
             self.store(names.get(sparse.values.name, sparse.values.name), kind)
 
     def type_of(self, name: str, reader: str) -> TensorType:
-        """What a value is.
+        """The type of a tensor.
 
         Raises:
             ModelError: nothing defines the name, or it is a sequence.
@@ -291,10 +291,10 @@ class Resolver:
 
     def constant(self, node: onnx.NodeProto, frame: Frame) -> None:
         """Store the tensor of a Constant node."""
-        found = constant_value(node)
-        if found is None:
+        constant = constant_value(node)
+        if constant is None:
             raise ModelError(f"Constant {node.output[0]!r} has no value", where=self.where, hint="export it again")
-        shape, element, content = found
+        shape, element, content = constant
         kind = self._stored_type(node.output[0], shape, element)
         stored = content is None or isinstance(content, np.ndarray)
         value = content if stored else self._small_value(content, node.output[0], kind)
@@ -327,10 +327,10 @@ class Resolver:
             if name and name not in self.work.types:
                 self.inference.check(proto, frame.versions)
                 self.type_of(name, node.label)
-        found = self.inference.outputs(proto, node, frame.versions)
-        kinds = found.kinds
+        outcome = self.inference.outputs(proto, node, frame.versions)
+        kinds = outcome.kinds
         if not kinds or (kinds[0] is None and node.outputs[0]):
-            kinds = self._last_resort(node, kinds, found.failure)
+            kinds = self._last_resort(node, kinds, outcome.failure)
         self._require_declared(node, kinds)
         if None in kinds:
             self.untyped.update((o, node.label) for o, k in zip(node.outputs, kinds, strict=False) if o and k is None)
@@ -338,7 +338,7 @@ class Resolver:
             self._taint(node)
         self.emit(node, kinds)
         self.inference.follow_choice(node)
-        for name, value in zip(node.outputs, found.values, strict=False):
+        for name, value in zip(node.outputs, outcome.values, strict=False):
             if name and value.size <= MAX_CONSTANT_ELEMENTS:
                 self.work.values[name] = value
 
@@ -394,18 +394,18 @@ class Resolver:
         for name, kind in zip(node.outputs, kinds, strict=False):
             if kind is None or name not in self.declared:
                 continue
-            said = self.inference.stated(name).shape
-            if said is None or said == kind.shape:
+            declared = self.inference.stated(name).shape
+            if declared is None or declared == kind.shape:
                 continue
             fixed = not any(any(names) for names in self.work.axis_names.values())
-            if len(said) != len(kind.shape) or (
-                fixed and any(a not in (None, b) for a, b in zip(said, kind.shape, strict=True))
+            if len(declared) != len(kind.shape) or (
+                fixed and any(a not in (None, b) for a, b in zip(declared, kind.shape, strict=True))
             ):
-                shown = ["?" if size is None else size for size in said]
+                shown = ["?" if size is None else size for size in declared]
                 raise self.damaged(f"{node.label} makes {name!r} of shape {list(kind.shape)}, declared as {shown}")
 
     def _taint(self, node: WorkNode) -> None:
-        """A guess must not reach an operator whose cost depends on it."""
+        """Propagate guessed shapes to a node's results; refuse them at an operator whose cost depends on them."""
         origin = next((self.assumed[name] for name in node.inputs if name in self.assumed), None)
         if origin is None:
             return
@@ -433,8 +433,8 @@ class Resolver:
             raise ModelError(
                 f"tensor {name!r} has the unknown element type {element}", where=self.where, hint="update onnx"
             )
-        kind = TensorType(shape, element)
-        return self._kinds.setdefault(kind, kind)
+        stored_type = TensorType(shape, element)
+        return self._kinds.setdefault(stored_type, stored_type)
 
     def _small_value(self, tensor: onnx.TensorProto, name: str, kind: TensorType) -> Array | None:
         """A stored tensor's value where it is small and in the file.
@@ -456,4 +456,4 @@ _HANDLERS: dict[str, Handler] = {
     "Constant": Resolver.constant,
     "ConstantOfShape": Resolver.filled,
 }
-"""What is done with operators that stand for something else than one node, by operator type."""
+"""Handlers of operators that are not kept as one node of the graph, by operator type."""

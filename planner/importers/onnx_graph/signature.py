@@ -1,7 +1,7 @@
-"""Hold nodes of a file against what their operators take.
+"""Check the nodes of a file against the signatures of their operators.
 
-That is the standard's number of inputs and outputs and kinds of attributes, and where ONNX does not look: dimensions of
-inputs, windows, counts of heads.
+Checked are numbers of inputs and outputs and types of attributes, by the standard, and what ONNX's own checker leaves
+out: ranks of inputs, window attributes, numbers of heads.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MOST_VERSION = (1 << 31) - 1
 
 _AGAIN = "the file is damaged: export it again"
 _FORMS = {("Einsum", "equation"): re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")}
-"""What texts must look like that onnx takes unchecked: its inference of a malformed Einsum never ends."""
+"""Patterns of text attributes that onnx does not check: its inference of a malformed Einsum never ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the standard says of an operator's calls.
+    """Signature of an operator in the ONNX standard.
 
     Attributes:
         schema: onnx's own description.
@@ -79,8 +79,8 @@ def newest_version(domain: str) -> int:
     """The newest version of an operator set that the onnx package knows; 0 for one that is not of the standard."""
     from onnx import helper
 
-    asked = domain or "ai.onnx"
-    return max((version for known, version in helper.OP_SET_ID_VERSION_MAP if known == asked), default=0)
+    name = domain or "ai.onnx"
+    return max((version for known, version in helper.OP_SET_ID_VERSION_MAP if known == name), default=0)
 
 
 def check_call(node: onnx.NodeProto, signature: Signature | None, where: str) -> None:
@@ -103,7 +103,7 @@ def _unnamed(node: onnx.NodeProto) -> str:
 
 
 def _fault(node: onnx.NodeProto, signature: Signature) -> str:
-    """What is wrong with a call, "" for nothing."""
+    """Why a node does not match its operator's signature, "" if it does."""
     sides = (
         ("input", node.input, signature.inputs, signature.needed_inputs),
         ("output", node.output, signature.outputs, signature.needed_outputs),
@@ -119,8 +119,8 @@ def _fault(node: onnx.NodeProto, signature: Signature) -> str:
     for attribute in node.attribute:
         kind = signature.kinds.get(attribute.name)
         if kind is not None and attribute.type != kind:
-            said, expected = (_KINDS.get(number, "none") for number in (attribute.type, kind))
-            return f"has the attribute {attribute.name!r} of type {said}, not {expected}"
+            actual, expected = (_KINDS.get(number, "none") for number in (attribute.type, kind))
+            return f"has the attribute {attribute.name!r} of type {actual}, not {expected}"
         form = _FORMS.get((node.op_type, attribute.name))
         if form and not form.fullmatch(attribute.s):
             return f"has the malformed {attribute.name} {attribute.s.decode('utf-8', 'replace')!r}"
@@ -132,7 +132,7 @@ def _fault(node: onnx.NodeProto, signature: Signature) -> str:
 
 
 def _sourceless(equation: str) -> str:
-    """What the result of an Einsum cannot have: a letter that no operand has, or one twice; "" where all is well."""
+    """Why the result of an Einsum equation is invalid: a letter that no operand has, or one twice; "" if valid."""
     operands, _, result = equation.replace(" ", "").replace(".", "").partition("->")
     for letter in result:
         if letter not in operands:
@@ -154,7 +154,7 @@ _COUNTS = ("num_heads", "kv_num_heads", "q_num_heads", "group", "block_size")
 
 
 def contradiction(node: WorkNode, inputs: Sequence[TensorType | None], values: Mapping[str, Array]) -> str:
-    """What an operator cannot do with its inputs, their known values and its attributes, "" for nothing. O(1)."""
+    """First contradiction between an operator's input types, known values and attributes, "" if there is none. O(1)."""
     return next(_contradictions(node, inputs, values), "")
 
 
@@ -179,7 +179,7 @@ def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None], values:
         weight = inputs[slot] if 0 <= slot < len(inputs) else None
         if weight is not None and len(weight.shape) != spatial + 2:
             yield f"reads {len(weight.shape)}-dimensional weights, its input has {spatial + 2} dimensions"
-        for name, each in _WINDOW.items():
+        for name, per_dim in _WINDOW.items():
             window = node.attributes.get(name)
-            if isinstance(window, tuple) and len(window) != each * spatial:
+            if isinstance(window, tuple) and len(window) != per_dim * spatial:
                 yield f"has {len(window)} {name} for {spatial} spatial dimensions"

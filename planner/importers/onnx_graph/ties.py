@@ -1,4 +1,4 @@
-"""Which stored tensors are one weight: ties that are real, ties that an export broke, and equal values that it merged.
+"""Find which stored tensors are one weight: keep real ties, restore broken ones, separate weights merged at export.
 
 Exporters store equal tensors once. In a freshly initialised model all zero biases and all unit scales are equal, and
 taken as tied they would forbid every cut and hide parameters; so a vector read by several modules becomes one parameter
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from planner.errors import UsageError
 from planner.graph import Parameter
 from planner.importers.formats import ImportOptions
-from planner.importers.onnx_graph.weights import Use, is_path, own_label, uses
+from planner.importers.onnx_graph.weights import Use, is_path, module_label, uses
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 from planner.registry import did_you_mean
@@ -95,13 +95,15 @@ def _tie_by_origin(graph: WorkGraph) -> None:
 def _candidates(graph: WorkGraph) -> list[tuple[str, str]]:
     """Pairs of an embedding table (V, d) and another stored matrix that multiplies (d) to (V)."""
     tables: dict[tuple[int, ...], str] = {}
-    found = [use for use in uses(graph) if use.stored in graph.weights and len(graph.types[use.stored].shape) == 2]
-    gathered = {use.stored for use in found if use.role is Role.TABLE}
-    for use in found:
+    matrix_uses = [
+        use for use in uses(graph) if use.stored in graph.weights and len(graph.types[use.stored].shape) == 2
+    ]
+    gathered = {use.stored for use in matrix_uses if use.role is Role.TABLE}
+    for use in matrix_uses:
         shape = graph.types[use.stored].shape
         if use.role is Role.TABLE and shape[0] >= SMALLEST_VOCABULARY:
             tables.setdefault(shape, use.stored)
-    matrices = [use for use in found if use.role is Role.MATRIX and use.stored not in gathered]
+    matrices = [use for use in matrix_uses if use.role is Role.MATRIX and use.stored not in gathered]
     shapes = [_out_in(use, graph.types[use.stored].shape) for use in matrices]
     last = frozenset() if tables.keys().isdisjoint(shapes) else _last_contractions(graph)
     heads = {use.stored: shape for use, shape in zip(matrices, shapes, strict=True) if id(use.node) in last}
@@ -240,20 +242,20 @@ def separate_merged(graph: WorkGraph, options: ImportOptions) -> None:
 
 def _partners(graph: WorkGraph) -> dict[int, str]:
     """The weight matrix that each contraction node uses, by node identity."""
-    found = {}
+    partners = {}
     for node in graph.nodes:
         for slot, role in rule_of(node.op).weights.items():
-            if role is not Role.MATRIX or slot >= len(node.inputs) or id(node) in found:
+            if role is not Role.MATRIX or slot >= len(node.inputs) or id(node) in partners:
                 continue
             sources = graph.weight_sources.get(node.inputs[slot], ())
             wide = [name for name in sources if sum(size > 1 for size in graph.types[name].shape) > 1]
             if wide:
-                found[id(node)] = wide[0]
-    return found
+                partners[id(node)] = wide[0]
+    return partners
 
 
 def _matrices_shared(graph: WorkGraph, by_weight: dict[str, list[Use]]) -> bool:
-    """Whether some matrix is used in the same way by several nodes, as where a layer is applied repeatedly."""
+    """Whether several nodes multiply by the same matrix, as where a layer is applied repeatedly."""
     for stored, group in by_weight.items():
         if sum(size > 1 for size in graph.types[stored].shape) > 1:
             nodes = {id(use.node) for use in group if use.role is Role.MATRIX}
@@ -263,7 +265,7 @@ def _matrices_shared(graph: WorkGraph, by_weight: dict[str, list[Use]]) -> bool:
 
 
 def _key(use: Use, partner: dict[int, str], producers: dict[str, WorkNode], matrices_shared: bool) -> Key:
-    """Uses with equal keys read the same parameter."""
+    """Key of the parameter that a use reads: the module, the role, and the matrix it belongs to."""
     mate = partner.get(id(use.node), "")
     if not mate and use.role in (Role.ADDED, Role.SCALE):
         makers = (producers.get(name) for name in use.node.inputs)
@@ -284,7 +286,7 @@ def _copy_weight(graph: WorkGraph, stored: str, key: Key, use: Use) -> str:
         name = f"{stored}@{key[0] or key[2]}"
         while name in graph.types:
             name += "+"
-        label = own_label(use) if owner else name
+        label = module_label(use) if owner else name
     graph.types[name] = graph.types[stored]
     graph.stored[name] = None
     graph.weights[name] = replace(graph.weights[stored], name=name, label=label, module=owner)

@@ -60,7 +60,7 @@ class Use(NamedTuple):
 
 
 def find_weights(graph: WorkGraph, options: ImportOptions) -> None:
-    """Fill `weights` and `weight_sources` from every constant tensor that a node reads; work on weights comes back."""
+    """Find the weights among the constant tensors that nodes read; unfold operators that compute on trained weights."""
     _collect(graph)
     if _restore_work(graph):
         _collect(graph)
@@ -76,16 +76,16 @@ def find_weights(graph: WorkGraph, options: ImportOptions) -> None:
 def _collect(graph: WorkGraph) -> None:
     by_tensor: dict[str, dict[str, None]] = {}
     for use in uses(graph):
-        found = graph.weights.get(use.stored) or _weight(graph, use)
-        if found is None:
+        weight = graph.weights.get(use.stored) or _weight(graph, use)
+        if weight is None:
             continue
-        graph.weights.setdefault(use.stored, found)
+        graph.weights.setdefault(use.stored, weight)
         by_tensor.setdefault(use.tensor, {})[use.stored] = None
     graph.weight_sources = {tensor: tuple(names) for tensor, names in by_tensor.items()}
 
 
 def _restore_work(graph: WorkGraph) -> bool:
-    """Put folded nodes that compute something of trained weights back before their first reader; whether there are any.
+    """Put folded nodes that compute on trained weights back before their first reader; true if there were any.
 
     They run again in every forward pass, at a cost that does not follow the batch, and gradients flow through them.
     Nodes that only move weights, or hand them on in another format, stay folded: their results are weights. Linear.
@@ -110,7 +110,7 @@ def _restore_work(graph: WorkGraph) -> bool:
 
 
 def _work_on_weights(graph: WorkGraph) -> dict[str, int]:
-    """Folded tensors that are more than trained weights moved about, with their place in the order of folding."""
+    """Folded tensors computed from trained weights, not just moved or cast, with their index in folding order."""
     carrying = {name for name, weight in graph.weights.items() if weight.trainable}
     work: dict[str, int] = {}
     for place, (name, node) in enumerate(graph.region.items()):
@@ -124,15 +124,15 @@ def _work_on_weights(graph: WorkGraph) -> dict[str, int]:
 
 
 def _makers(graph: WorkGraph, names: list[str], work: Mapping[str, int]) -> list[WorkNode]:
-    """Folded nodes behind some tensors, in order, as far as `work` has their results."""
-    found: dict[str, WorkNode] = {}
+    """Folded nodes that some tensors are computed by, ancestors included, in folding order; only nodes in `work`."""
+    makers: dict[str, WorkNode] = {}
     stack = list(names)
     while stack:
         name = stack.pop()
-        if name in work and name not in found:
-            found[name] = graph.region[name]
-            stack += found[name].inputs
-    return [found[name] for name in sorted(found, key=work.__getitem__)]
+        if name in work and name not in makers:
+            makers[name] = graph.region[name]
+            stack += makers[name].inputs
+    return [makers[name] for name in sorted(makers, key=work.__getitem__)]
 
 
 def uses(graph: WorkGraph) -> Iterator[Use]:
@@ -150,7 +150,7 @@ def uses(graph: WorkGraph) -> Iterator[Use]:
 def _trace(
     graph: WorkGraph, tensor: str, role: Role, memo: dict[tuple[str, Role], tuple[Origin, ...]]
 ) -> tuple[Origin, ...]:
-    """Stored tensors behind a constant one."""
+    """The stored tensors that a constant tensor is computed from."""
     if tensor not in graph.region:
         return ((tensor, role, False, False),) if tensor in graph.stored else ()
     key = (tensor, role)
@@ -159,15 +159,15 @@ def _trace(
     node = graph.region[tensor]
     if node.op in ("Shape", "Size"):
         return ()
-    found: dict[Origin, None] = {}
+    origins: dict[Origin, None] = {}
     flips = node.op == "Transpose" and _swaps_last(node, len(graph.types[tensor].shape))
     dequantizes = node.op.endswith("DequantizeLinear")
     for slot, name in enumerate(node.inputs):
         if not name:
             continue
         for stored, inner, quantized, flipped in _trace(graph, name, _role_inside(node, slot, role), memo):
-            found[stored, inner, quantized or (dequantizes and slot == 0), flipped != flips] = None
-    memo[key] = tuple(found)
+            origins[stored, inner, quantized or (dequantizes and slot == 0), flipped != flips] = None
+    memo[key] = tuple(origins)
     return memo[key]
 
 
@@ -179,9 +179,9 @@ def _role_inside(node: WorkNode, slot: int, role: Role) -> Role:
         if slot > 0:
             return Role.OTHER
         return Role.TABLE if node.op.startswith("Gather") and role in (Role.ADDED, Role.OTHER) else role
-    own = rule.weights.get(slot, Role.OTHER)
-    if role is not Role.OTHER and own not in (Role.OTHER, Role.ADDED, Role.SCALE):
-        return own
+    slot_role = rule.weights.get(slot, Role.OTHER)
+    if role is not Role.OTHER and slot_role not in (Role.OTHER, Role.ADDED, Role.SCALE):
+        return slot_role
     return role if node.op in _JOINING else Role.OTHER
 
 
@@ -247,7 +247,7 @@ _MASKED = -1e4
 
 @functools.lru_cache(maxsize=1024)
 def is_anonymous(name: str) -> bool:
-    """Whether an exporter made the name up."""
+    """Whether the name was generated by an exporter (`onnx::MatMul_123`)."""
     return bool(_ANONYMOUS.match(name))
 
 
@@ -277,16 +277,16 @@ def _label(graph: WorkGraph, use: Use) -> str:
         return origin[0]
     if not is_anonymous(use.stored) or not use.node.scope.module:
         return use.stored
-    return own_label(use)
+    return module_label(use)
 
 
-def own_label(use: Use) -> str:
-    """What a weight is called after the module of the node that uses it."""
+def module_label(use: Use) -> str:
+    """Label of a weight that the file does not name: module of the node that reads it, and a suffix for its role."""
     return f"{use.node.scope.module}.{_SUFFIX.get(use.role, use.role.value)}"
 
 
 def _is_transposed(graph: WorkGraph, use: Use) -> bool:
-    """Whether the file holds (in, out) where the module has (out, in)."""
+    """Whether the file stores a weight as (in, out) where the module has it as (out, in)."""
     if not is_anonymous(use.stored) or "Conv1D" in use.node.scope.module_class or use.flipped:
         return False
     if use.node.op == "Gemm":

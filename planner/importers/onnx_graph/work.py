@@ -45,7 +45,7 @@ class TensorType(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the exporter says about the module that a node comes from.
+    """The exporter's metadata about the module that a node comes from.
 
     Attributes:
         module: path of the owning module; None when nothing is said.
@@ -63,7 +63,7 @@ NO_SCOPE = Scope()
 
 @dataclass(slots=True)
 class WorkNode:
-    """A node while it is worked on; `fate` says under which count it left the graph, "" while it is in it."""
+    """A mutable node of the working graph; `fate` is the reason for which it was removed, "" while it is there."""
 
     op: str
     inputs: list[str]

@@ -27,12 +27,12 @@ def _nests(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flo
     rows = dim_names("m", rank - 1)
     flat = " ".join(rows) if len(site.input(1).shape) == rank else f"({' '.join(rows)})"
     inner = _inner_terms(site, weights)
-    own = {p: term for p in _of_experts(site) if (term := _own_terms(site, p, inner)) is not None}
+    own_terms = {p: term for p in _of_experts(site) if (term := _own_terms(site, p, inner)) is not None}
     result = " ".join([*rows, "h"])
-    names = [name for p in own for name in dim_names(f"w{p}_", len(site.input(p).shape) - 1)]
+    names = [name for p in own_terms for name in dim_names(f"w{p}_", len(site.input(p).shape) - 1)]
     kinds = {**dict.fromkeys(["h", "half", *names], DimKind.WHOLE), "e": DimKind.REDUCED, "f": DimKind.REDUCED}
     nest = loop_nest(
-        *site.line({0: result, 1: f"{flat} e", **own}, {0: result}),
+        *site.line({0: result, 1: f"{flat} e", **own_terms}, {0: result}),
         sizes={"half": 2},
         kinds=kinds,
         matrix_flops=matrix_flops,

@@ -19,7 +19,7 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
-from planner.operators.flow import Flow, Mark, along_nests, places
+from planner.operators.flow import BatchFactor, Flow, along_nests, places
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
 from planner.operators.types import DimKind, LoopNest, OpSpec
@@ -140,7 +140,7 @@ def _gather_nd_travel(flow: Flow, i: int, node: Node) -> None:
     if any(flow.of(table)[start : start + depth]) and not any(flow.of(indices)):
         if flow.shape(indices)[0] != flow.batch or len(flow.shape(indices)) < 2:
             raise flow.fail(i, "picks fixed positions along the batch")
-        flow.require(i, indices, 0, Mark())
+        flow.require(i, indices, 0, BatchFactor())
     along_nests(flow, i, node, broadcast=False)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.graph import DType, Node
 from planner.operators.assemble import keep_extra, streaming, traffic, view
-from planner.operators.flow import Flow, Mark
+from planner.operators.flow import BatchFactor, Flow
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
@@ -193,7 +193,7 @@ def _places_travel(flow: Flow, i: int, node: Node) -> None:
     count = flow.shape(node.outputs[0])[1]
     if count % flow.batch:
         raise flow.fail(i, f"finds {count} places, which {flow.batch} samples do not share equally")
-    flow.set(node.outputs[0], (None, Mark(inner=count // flow.batch)))
+    flow.set(node.outputs[0], (None, BatchFactor(inner=count // flow.batch)))
 
 
 @Rule(ports=(), travel=_places_travel, compute=_non_zero_value, most=_most_places).of("NonZero")

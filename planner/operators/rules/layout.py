@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.graph import Node
 from planner.operators.assemble import elements_like, plumbing, streaming, traffic, view
-from planner.operators.flow import Flow, Mark, along_nests, places
+from planner.operators.flow import BatchFactor, Flow, along_nests, places
 from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Attributes, Rule, Site, as_first, axes_of, converted, integers, plain
@@ -75,7 +75,7 @@ def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
     source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     target = flow.site(i).constant_ints(1) or ()
     left_open = target.index(-1) if len(target) == len(output) and -1 in target else None
-    result: list[Mark | None] = [None] * len(output)
+    result: list[BatchFactor | None] = [None] * len(output)
     for d, mark in enumerate(flow.of(node.inputs[0])):
         if mark is None:
             continue
@@ -83,7 +83,7 @@ def _reshape_travel(flow: Flow, i: int, node: Node) -> None:
         fitting = [at for at in places(below, flow.batch, output) if result[at[0]] is None]
         if not fitting:
             raise flow.fail(i, f"mixes the batch with other dimensions: {list(source)} -> {list(output)}")
-        fitting.sort(key=lambda at: (at[1] != Mark(), at[0] != left_open))
+        fitting.sort(key=lambda at: (at[1] != BatchFactor(), at[0] != left_open))
         dim, placed = flow.guess((source, d, mark, output, left_open), fitting)
         result[dim] = placed
     flow.set(node.outputs[0], result)
@@ -262,9 +262,11 @@ def _concat_travel(flow: Flow, i: int, node: Node) -> None:
     parts = [flow.of(name)[axis] for name in names]
     if any(parts) and not all(parts):
         raise flow.fail(i, "joins along the batch with a part that does not follow it")
-    marks: list[Mark | None] = [flow.share(i, [(n, d) for n in names]) if d != axis else None for d in range(rank)]
+    marks: list[BatchFactor | None] = [
+        flow.share(i, [(n, d) for n in names]) if d != axis else None for d in range(rank)
+    ]
     if any(parts):
-        marks[axis] = Mark(flow.shape(node.outputs[0])[axis] // flow.batch, 1)
+        marks[axis] = BatchFactor(flow.shape(node.outputs[0])[axis] // flow.batch, 1)
     flow.set(node.outputs[0], marks)
 
 
@@ -314,10 +316,10 @@ def _expand_travel(flow: Flow, i: int, node: Node) -> None:
     """Broadcast to a fixed shape; a first dimension that grows to the batch size follows the batch."""
     source, output = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     lead = len(output) - len(source)
-    marks: list[Mark | None] = [*(None for _ in range(lead)), *flow.of(node.inputs[0])]
+    marks: list[BatchFactor | None] = [*(None for _ in range(lead)), *flow.of(node.inputs[0])]
     grows = lead > 0 or source[0] == 1
     if output and output[0] == flow.batch > 1 and grows and not any(marks):
-        marks[0] = Mark()
+        marks[0] = BatchFactor()
     flow.set(node.outputs[0], marks)
     flow.note_shape(i, 1, node.outputs[0])
 
@@ -357,9 +359,9 @@ def _tile_travel(flow: Flow, i: int, node: Node) -> None:
     marks = list(flow.of(node.inputs[0]))
     for d, (mark, a, b) in enumerate(zip(marks, source, output, strict=True)):
         if mark is not None:
-            marks[d] = Mark(mark.outer * (b // a), mark.inner)
+            marks[d] = BatchFactor(mark.outer * (b // a), mark.inner)
     if output and source[0] == 1 and output[0] == flow.batch > 1 and not any(marks):
-        marks[0] = Mark()
+        marks[0] = BatchFactor()
         flow.edit(i, 1, [d == 0 for d in range(len(marks))])
     flow.set(node.outputs[0], marks)
 

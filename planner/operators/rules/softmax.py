@@ -61,10 +61,10 @@ def _loss_nest(site: Site, vector_flops: float, classes: DimKind) -> LoopNest:
     """`n c s, n s -> ` loss; a mean over rows is a sum of parts, each divided by the whole's number of rows."""
     spatial = dim_names("s", len(site.input(0).shape) - 2)
     rows, full = " ".join(["n", *spatial]), " ".join(["n", "c", *spatial])
-    whole = site.output().shape == site.input(1).shape and bool(site.input(1).shape)
-    row_kind = DimKind.PARALLEL if whole else DimKind.REDUCED
+    unreduced = site.output().shape == site.input(1).shape and bool(site.input(1).shape)
+    row_kind = DimKind.PARALLEL if unreduced else DimKind.REDUCED
     return loop_nest(
-        *site.line({0: full, 1: rows, 2: "c"}, {0: rows if whole else "", 1: full}),
+        *site.line({0: full, 1: rows, 2: "c"}, {0: rows if unreduced else "", 1: full}),
         kinds={**dict.fromkeys(["n", *spatial], row_kind), "c": classes},
         vector_flops=vector_flops,
     )
