@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks.schedules_page import measured_rows, schedule_rows
 from benchmarks.systems_page import with_outputs, with_sections
 from planner.exchange import SCHEMES
 from planner.hardware.algorithms import ALGORITHMS
+from planner.plans import RULES, plan_schema
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -58,15 +60,23 @@ def _schedules(text: str) -> str:
     return with_table(with_table(text, schedule_rows()), measured_rows())
 
 
+def rule_rows() -> str:
+    """What each rule of `shardplan diff` says, with its severity."""
+    rows = [f"| `{rule}` | {severity} | {meaning} |" for rule, (severity, meaning) in RULES.items()]
+    return "\n".join(["| rule | severity | says that |", "|---|---|---|", *rows]) + "\n"
+
+
 PAGES: dict[str, Callable[[str], str]] = {
-    "backends": with_backends,
-    "exchange": lambda text: with_table(text, scheme_rows()),
-    "formulas": lambda _: formulas_page(),
-    "hardware": lambda text: with_table(text, algorithm_rows()),
-    "schedules": _schedules,
-    "systems": with_sections,
+    "backends.md": with_backends,
+    "diff.md": lambda text: with_table(text, rule_rows()),
+    "exchange.md": lambda text: with_table(text, scheme_rows()),
+    "formulas.md": lambda _: formulas_page(),
+    "hardware.md": lambda text: with_table(text, algorithm_rows()),
+    "plan.schema.json": lambda _: json.dumps(plan_schema(), indent=1, ensure_ascii=False) + "\n",
+    "schedules.md": _schedules,
+    "systems.md": with_sections,
 }
-"""By page: its text now to the text that the package gives."""
+"""By file of docs/: its text now to the text that the package gives."""
 
 
 def rewritten(page: str) -> str:
@@ -76,7 +86,7 @@ def rewritten(page: str) -> str:
 
 def page_text(page: str) -> str:
     """A page of docs/ as it stands."""
-    return (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    return (DOCS / page).read_text(encoding="utf-8")
 
 
 def main(arguments: list[str]) -> None:
@@ -89,14 +99,14 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     for page in PAGES:
         text = rewritten(page)
-        if page == "systems" and options.outputs:
+        if page == "systems.md" and options.outputs:
             text = with_outputs(text)
-        if page == "systems" and options.headlines:
+        if page == "systems.md" and options.headlines:
             from benchmarks import headlines, headlines_parts
 
             for table in (headlines.table(options.headlines), *headlines_parts.tables(options.headlines).split("\n\n")):
                 text = with_table(text, table)
-        (DOCS / f"{page}.md").write_text(text, encoding="utf-8")
+        (DOCS / page).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ def test_a_page_is_what_the_package_gives(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "names"), [("schedules", schedules.names()), ("exchange", SCHEMES.names()), ("systems", SYSTEMS.names())]
+    ("page", "names"),
+    [("schedules.md", schedules.names()), ("exchange.md", SCHEMES.names()), ("systems.md", SYSTEMS.names())],
 )
 def test_every_entry_stands_on_its_page(page: str, names: tuple[str, ...]) -> None:
     text = page_text(page)
@@ -26,17 +27,17 @@ def test_every_entry_stands_on_its_page(page: str, names: tuple[str, ...]) -> No
 
 
 def test_names_with_options_on_the_page_of_schedules_exist() -> None:
-    for name in re.findall(r"`([a-z0-9-]+:[a-z_]+=[^`]+)`", page_text("schedules")):
+    for name in re.findall(r"`([a-z0-9-]+:[a-z_]+=[^`]+)`", page_text("schedules.md")):
         schedules.get(name)
 
 
 def test_a_system_without_a_section_gets_one() -> None:
-    text = page_text("systems")
+    text = page_text("systems.md")
     heading = "## Herring (`herring`)"
     section = heading + text.partition(heading)[2].partition("\n## ")[0] + "\n"
     without = text.replace(section, "")
     assert heading not in without
-    again = PAGES["systems"](without)
+    again = PAGES["systems.md"](without)
     assert again.index("(`gshard`)") < again.index(heading) < again.index("(`hetpipe`)")
     assert SYSTEMS.get("herring").chooses in again
 

@@ -16,7 +16,7 @@ CHEAP = ("bert-large -H ethernet-25g", "dlrm -H dgx-a100", "--systems hetpipe:po
 
 @pytest.mark.parametrize("name", names())
 def test_the_page_has_a_section_with_the_data_of_each_system(name: str) -> None:
-    system, text = SYSTEMS.get(name), page_text("systems")
+    system, text = SYSTEMS.get(name), page_text("systems.md")
     section = text.partition(f"## {system.title} (`{name}`)")[2].partition("\n## ")[0]
     for fact in (system.chooses, system.cut, system.source, system.staleness, *system.open, *system.backend.values()):
         assert fact in section
@@ -27,7 +27,7 @@ def test_the_page_has_a_section_with_the_data_of_each_system(name: str) -> None:
 
 @pytest.mark.parametrize("part", CHEAP)
 def test_a_command_of_the_page_prints_what_stands_under_it(part: str) -> None:
-    shown = [example for example in examples(page_text("systems")) if part in example[0]]
+    shown = [example for example in examples(page_text("systems.md")) if part in example[0]]
     assert shown
     for command, output in shown[:1]:
         assert command_output(command) == output
@@ -35,6 +35,6 @@ def test_a_command_of_the_page_prints_what_stands_under_it(part: str) -> None:
 
 def test_the_page_has_the_parts_of_pipedreams_headlines_as_they_are_now() -> None:
     folder = shared_path("instances/pipedream/vgg16.graph.txt").parent
-    text = page_text("systems")
+    text = page_text("systems.md")
     for line in headlines_parts.pipedream(folder):
         assert line in text
