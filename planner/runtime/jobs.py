@@ -19,6 +19,7 @@ from planner.runtime.launch import Link, in_process, run_ranks, scratch
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
 from planner.runtime.requirements import require_executable
+from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.stages import stage_program
 from planner.runtime.trainer import Trainer, model_of
 
@@ -157,6 +158,8 @@ def run(
     read = model_of(plan, read)
     for stage in plan.stages:
         stage_program(plan, read, stage.index)
+    if plan.schedule.parts > 1:
+        SequenceCuts(plan, read)
     made = _check(plan, read, data, loss, seed, timeout_s) if check else None
     if not steps:
         return RunReport((), made, (), ())
@@ -251,10 +254,10 @@ def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[Acti
             ("backward", ("B", "I", "W", "R"), said.backward_s),
             ("update", ("U",), said.update_s),
         ):
-            total = 0.0
+            total, parts = 0.0, 1 if kind == "update" else plan.schedule.parts
             for word in words:
                 values = sorted(s for times in own for s in times.get(f"{word}{stage.index}", ()))
-                total += values[len(values) // 2] if values else 0.0
+                total += parts * values[len(values) // 2] if values else 0.0
             found.append(ActionTime(stage.index, kind, total, predicted))
     return tuple(found)
 

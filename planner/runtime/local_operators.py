@@ -87,14 +87,19 @@ def local_form(cut: Cut, pieces: Sequence[torch.Tensor | None]) -> tuple[Step, P
     return found(cut, list(pieces)) if found else None
 
 
-@_for(
+ELEMENTWISE = (
     "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu", "Clip",
     "Cos", "Cosh", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid",
-    "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Mean",
-    "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "PRelu", "Reciprocal", "Relu", "Round", "Selu", "Shrink",
-    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "SwiGLU", "Swish", "Tan", "Tanh",
-    "ThresholdedRelu", "Transpose", "Where", "Xor", "Einsum", "com.microsoft.BiasGelu", "com.microsoft.FastGelu",
-    "com.microsoft.Gelu", "com.microsoft.QuickGelu", "com.microsoft.FusedMatMul", "Squeeze", "Unsqueeze",
+    "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish",
+    "Mod", "Mul", "Neg", "Not", "Or", "Pow", "PRelu", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid",
+    "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+    "Where", "Xor", "com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu",
+)  # fmt: skip
+"""Operators that compute each element of the result from the elements at the same place of the broadcast operands."""
+
+
+@_for(
+    *ELEMENTWISE, "MatMul", "SwiGLU", "Transpose", "Einsum", "com.microsoft.FusedMatMul", "Squeeze", "Unsqueeze",
 )  # fmt: skip
 def _as_it_is(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
     return cut.step, pieces

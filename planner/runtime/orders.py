@@ -51,7 +51,8 @@ def tied_exchanges(plan: Plan, actions: Iterable[Action]) -> TiedExchanges:
 
 
 _BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
-_Key = tuple[ActionKind, int, int]
+_Key = tuple[ActionKind, int, int, int]
+"""Kind, stage, number and part of an action."""
 
 
 class _Play:
@@ -64,7 +65,7 @@ class _Play:
         }
         self.at = dict.fromkeys(self.lanes, 0)
         self.done: set[tuple[_Key, int]] = set()
-        self.arrived: dict[_Key, set[tuple[int, int]]] = {}
+        self.arrived: dict[tuple[int, int], set[tuple[int, int]]] = {}
         self.counts: dict[tuple[int, int, str], int] = {}
         kinds = {(a.kind, a.stage) for lane in self.lanes.values() for a in lane}
         self.explicit = kinds
@@ -81,25 +82,30 @@ class _Play:
         self.tied = {rank: tied_exchanges(plan, actions) for rank, actions in own.items()}
         self.met: dict[str, set[int]] = {}
 
-    def _expected(self) -> dict[_Key, int]:
-        """How many ranks take part in each exchange."""
-        found: dict[_Key, int] = {}
-        for lane in self.lanes.values():
+    def _expected(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
+        """Which lanes take part in each exchange, by stage and number."""
+        lanes_of: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        for place, lane in self.lanes.items():
             for a in lane:
-                if a.kind is ActionKind.SYNC:
-                    key = a.kind, a.stage, a.micro_batch
-                    found[key] = found.get(key, 0) + 1
-        return found
+                if a.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC):
+                    lanes_of.setdefault((a.stage, a.micro_batch), set()).add(place)
+        return lanes_of
 
     def ready(self, place: tuple[int, int], a: Action) -> bool:
         """Whether everything that an action needs is done."""
         if a.kind is ActionKind.SYNC:
-            key = a.kind, a.stage, a.micro_batch
-            self.arrived.setdefault(key, set()).add(place)
-            return len(self.arrived[key]) == self.synced[key] and self._all_there(place[0], a)
+            self._arrive(place, a)
+            key = a.stage, a.micro_batch
+            return self.arrived[key] == self.synced[key] and self._all_there(place[0], a)
         if a.kind is ActionKind.FORWARD and not self._has_room(place[0], a):
             return False
-        return all(self._did(kinds, stage, a.micro_batch) for kinds, stage in self._needs(a))
+        return all(self._did(kinds, a._replace(stage=stage)) for kinds, stage in self._needs(a)) and all(
+            self._did(kinds, a._replace(part=part)) for kinds, part in self._needs_parts(a)
+        )
+
+    def _arrive(self, place: tuple[int, int], a: Action) -> None:
+        """Note that a lane has come to an exchange, or has begun it early."""
+        self.arrived.setdefault((a.stage, a.micro_batch), set()).add(place)
 
     def _all_there(self, rank: int, a: Action) -> bool:
         """Whether all ranks have come to the exchange of the tied weights that an action sums."""
@@ -127,9 +133,17 @@ class _Play:
         if a.kind is ActionKind.WEIGHT_GRAD:
             yield (ActionKind.INPUT_GRAD,), a.stage
 
-    def _did(self, kinds: tuple[ActionKind, ...], stage: int, micro_batch: int) -> bool:
-        ranks = self.plan.ranks_for(stage, micro_batch)
-        return any(all(((kind, stage, micro_batch), rank) in self.done for rank in ranks) for kind in kinds)
+    def _needs_parts(self, a: Action) -> Iterable[tuple[tuple[ActionKind, ...], int]]:
+        """(actions of the same stage of which one is needed, part): attention reads the parts before."""
+        if a.kind is ActionKind.FORWARD and a.part > 0:
+            yield (ActionKind.FORWARD,), a.part - 1
+        if a.kind in _BACK and 0 <= a.part < self.plan.schedule.parts - 1:
+            yield _BACK, a.part + 1
+
+    def _did(self, kinds: tuple[ActionKind, ...], a: Action) -> bool:
+        """Whether one of these kinds of an action is done on all ranks that share it."""
+        ranks = self.plan.ranks_for(a.stage, a.micro_batch)
+        return any(all(((kind, a.stage, a.micro_batch, a.part), rank) in self.done for rank in ranks) for kind in kinds)
 
     def _has_room(self, rank: int, a: Action) -> bool:
         limits = self.plan.schedule.limits
@@ -142,7 +156,9 @@ class _Play:
         """Note an action as done."""
         rank = place[0]
         self.tied[rank].done(a)
-        self.done.add(((a.kind, a.stage, a.micro_batch), rank))
+        self.done.add(((a.kind, a.stage, a.micro_batch, a.part), rank))
+        if a.kind is ActionKind.LAUNCH_SYNC:
+            self._arrive(place, a)
         ends = a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)
         if ends or a.kind is ActionKind.FORWARD:
             word = "end" if ends else "F"

@@ -38,6 +38,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.INTERLEAVED_SPLIT: "as it stands",
     Requirement.PADDED_SPLIT: "pieces are uneven, without padding",
     Requirement.ORDER_ROUTING: "as it stands",
+    Requirement.SUB_SEQUENCES: "as it stands; the loss of a micro-batch is taken in its last part",
     Requirement.LANES: "merged in an order in which each action has what it needs",
     Requirement.STREAMING: "a stage passes on whole results",
     Requirement.PAIRED_ACTIONS: "one after the other",
@@ -46,6 +47,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.EARLY_EXCHANGE: "as it stands",
     Requirement.IN_FLIGHT_LIMITS: "as it stands",
     Requirement.PARTIAL_UPDATES: "as it stands",
+    Requirement.BOUNDED_STALENESS: "a copy waits for the waves that its order names and has no newer ones",
     Requirement.MIXED_RECOMPUTE: "as it stands",
     Requirement.MODULE_RECOMPUTE: "the modules are kept: the same values, more memory",
     Requirement.EXCHANGE_SCHEME: "as one reduction of all gradients of a stage",
@@ -58,8 +60,6 @@ EXECUTED: Mapping[Requirement, str] = {
 """How each requirement of a plan is executed."""
 
 REFUSED: Mapping[Requirement, str] = {
-    Requirement.SUB_SEQUENCES: "sub-sequences of a micro-batch need attention over earlier parts",
-    Requirement.BOUNDED_STALENESS: "copies that run ahead of each other are not executed",
     Requirement.OFFLOAD: "state is not moved to the host",
 }
 """Requirements that are refused, and why."""
@@ -70,7 +70,14 @@ _NOT_EXECUTED = frozenset({Fault.DIGEST, Fault.MEMORY, Fault.PREDICTIONS})
 
 def refusals(plan: Plan) -> tuple[str, ...]:
     """What of a plan the runtime does not execute, each with its reason; () where it executes all of it."""
-    return tuple(f"{needed}: {REFUSED[needed]}" for needed in requirements(plan, divided=False) if needed in REFUSED)
+    reasons = [f"{needed}: {REFUSED[needed]}" for needed in requirements(plan, divided=False) if needed in REFUSED]
+    if plan.schedule.parts > 1 and not plan.schedule.causal:
+        reasons.append(f"{Requirement.SUB_SEQUENCES}: parts of a micro-batch that are not runs of its sequence")
+    if plan.schedule.parts > 1 and plan.shardings:
+        reasons.append(f"{Requirement.SUB_SEQUENCES}: parts are not shared by a group of ranks")
+    if plan.schedule.clock_distance is not None and any(stage.zero for stage in plan.stages):
+        reasons.append(f"{Requirement.BOUNDED_STALENESS}: copies that run ahead of each other share no optimizer state")
+    return tuple(reasons)
 
 
 def require_executable(plan: Plan) -> None:

@@ -14,6 +14,7 @@ from planner.runtime.data import Batch, Loss
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
 from planner.runtime.operators import Context
+from planner.runtime.transfers import Unit
 
 
 @dataclass(frozen=True)
@@ -81,24 +82,30 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
 
 @dataclass
 class Pass:
-    """One micro-batch on its way through a stage: what its backward needs.
+    """A micro-batch, or a part of it, on its way through a stage: what its backward needs.
 
     Attributes:
-        micro_batch: its number.
+        unit: the micro-batch and part.
         received: tensors from other stages, leaves of autograd.
         parameters: the weights that the forward read.
         results: tensors to other stages and the loss, with autograd's graph behind them; None where recomputation
             dropped them.
         loss: the loss of the micro-batch, where the stage makes outputs.
         gradients: of results, as they came from other stages.
+        earlier: what attention reads of the parts before, by name and part, leaves of autograd.
+        carried: what later parts read, by name.
+        carried_gradients: of `carried`, summed over the later parts.
     """
 
-    micro_batch: int
+    unit: Unit
     received: Values
     parameters: Values
     results: Values | None = None
     loss: torch.Tensor | None = None
     gradients: Values = field(default_factory=dict)
+    earlier: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    carried: Values = field(default_factory=dict)
+    carried_gradients: Values = field(default_factory=dict)
 
 
 def run_stage(

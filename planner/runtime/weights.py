@@ -148,13 +148,13 @@ class StageWeights:
         dist.reduce_scatter(own, list(flat.chunk(self._ranks)), group=self._group)
         return own
 
-    def launch(self) -> None:
-        """Begin to exchange gradients without waiting."""
+    def launch(self, number: int = -1) -> None:
+        """Begin to exchange gradients without waiting; only waves of updates have numbers (`WaveWeights`)."""
         flat = self._flat_gradient()
         work = dist.all_reduce(flat, group=self._group, async_op=True) if self._ranks > 1 and not self.zero else None
         self._launched = work, flat
 
-    def exchange(self) -> None:
+    def exchange(self, number: int = -1) -> None:
         """Sum the gradients over replicas; what `launch` began is waited for."""
         if self._launched is not None:
             work, flat = self._launched
@@ -198,6 +198,9 @@ class StageWeights:
         if self._stash > 1:
             self.leaves = self._kept[self.version] = self._leaves(self.flat.clone())
             self._kept = {version: kept for version, kept in self._kept.items() if version > self.version - self._stash}
+
+    def drain(self) -> None:
+        """End training: nothing is left to exchange."""
 
     def whole_gradient(self) -> Values:
         """The summed gradients by name, gathered where they are scattered; all replicas call it together."""

@@ -13,15 +13,19 @@ import torch.distributed as dist
 
 from planner.errors import PlanError
 from planner.plans import Plan
-from planner.plans.records import Boundary, SharedParameter
+from planner.plans.records import SharedParameter
 from planner.runtime.data import Batch, Data, Loss
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import Context
 from planner.runtime.orders import sequences, tied_exchanges
+from planner.runtime.sequence_cuts import SequenceCuts
+from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
+from planner.runtime.transfers import Transfers, Unit
+from planner.runtime.waves import WaveWeights
 from planner.runtime.weights import MakeOptimizer, StageWeights
 from planner.schedules import Action, ActionKind, WeightPolicy
 from planner.schedules.types import OptimizerScaling, StageCorrection
@@ -44,7 +48,8 @@ class _Stage:
         replica: number of the replica that this rank belongs to.
         mesh: the ranks of its group.
         sharded: how they share the work; None for one rank.
-        passes: micro-batches on their way.
+        parted: how it runs parts of micro-batches; None where they run whole.
+        passes: micro-batches on their way, by number and part.
     """
 
     program: StageProgram
@@ -54,7 +59,8 @@ class _Stage:
     replica: int
     mesh: Mesh
     sharded: ShardedStage | None
-    passes: dict[int, Pass] = field(default_factory=dict)
+    parted: PartedStage | None
+    passes: dict[Unit, Pass] = field(default_factory=dict)
 
     def whole(self, name: str, piece: torch.Tensor, shape: Sequence[int], *, gradient: bool = False) -> torch.Tensor:
         """A tensor, or its gradient, from the pieces of the ranks of the group (`ShardedStage.whole`)."""
@@ -92,14 +98,14 @@ class Worker:
         self.plan, self.model, self.rank = plan, model, rank
         self._loss, self._make, self._dtype, self._seed, self._report = loss, make, dtype, seed, report
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._sends: list[tuple[Any, torch.Tensor]] = []
-        self._mail: dict[tuple[str, int, int], torch.Tensor] = {}
         self._losses: list[tuple[int, torch.Tensor]] = []
         self._orders, self._times = sequences(plan, times), times
         kinds = {(a.kind, a.stage) for actions in self._orders.values() for a in actions}
         self._explicit = kinds
         self._make_groups()
         self._shapes = whole_shapes(plan, model) if plan.shardings else {}
+        self._cuts = SequenceCuts(plan, model, dtype) if plan.schedule.parts > 1 else None
+        self._transfers = Transfers(plan, rank, dtype, self._cuts)
         self.stages = {index: self._stage(index) for index in plan.stages_of(rank)}
 
     def _make_groups(self) -> None:
@@ -135,14 +141,16 @@ class Worker:
         group = self._groups.get(tuple(sorted(holders)))
         own = {name: x for name, x in pieces.items() if name not in summed}
         tied = {name: x for name, x in pieces.items() if name in summed}
-        weights = StageWeights(
+        kind = StageWeights if plan.schedule.clock_distance is None else WaveWeights
+        weights = kind(
             own, group=group, ranks=len(holders), place=replica, zero=stage.zero, together=together, make=self._make,
             stash=self._versions(index), finish=finish, corrected=self._corrected(index),
         )  # fmt: skip
         both = StageWeights(tied, group=None, ranks=1, place=0, zero=0, together=True, make=self._make, finish=finish)
         constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
         weights.release()
-        return _Stage(program, weights, both, constants, replica, mesh, sharded)
+        parted = PartedStage(self._cuts, self.model, program) if self._cuts else None
+        return _Stage(program, weights, both, constants, replica, mesh, sharded, parted)
 
     def _corrected(self, index: int) -> tuple[StageCorrection, OptimizerScaling | None] | None:
         """What a stage does about the delay of its weights."""
@@ -192,9 +200,8 @@ class Worker:
             own.tied.sum_up()
             if update:
                 own.tied.update()
-        for work, _ in self._sends:
-            work.wait()
-        self._sends.clear()
+            own.weights.drain()
+        self._transfers.wait()
         scale, count = self.plan.micro_batches.gradient_scale, self.plan.micro_batches.count
         found = [0.0] * max(1, self.iterations)
         for micro_batch, loss in self._losses:
@@ -209,31 +216,31 @@ class Worker:
 
     def _do(self, action: Action, number: int, data: Data, update: bool) -> None:
         own = self.stages[action.stage]
-        kind, micro_batch = action.kind, action.micro_batch
+        kind, micro_batch, unit = action.kind, action.micro_batch, Unit(action.micro_batch, action.part)
         if kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE):
             count = self.plan.micro_batches.count
             batch = data(number + micro_batch // count, micro_batch % count)
             own.weights.gather()
             with own.weights.computing(forward=kind is ActionKind.FORWARD):
                 if kind is ActionKind.FORWARD:
-                    self._forward(own, micro_batch, batch, action.version)
+                    self._forward(own, unit, batch, action.version)
                 elif kind is ActionKind.RECOMPUTE:
-                    self._again(own, own.passes[micro_batch], batch)
+                    self._again(own, own.passes[unit], batch)
                 else:
-                    self._backward(own, own.passes[micro_batch], batch, kind)
+                    self._backward(own, own.passes[unit], batch, kind)
             own.weights.release()
         elif kind is ActionKind.SEND_ACTIVATION:
-            self._send_results(own, own.passes[micro_batch])
+            self._send_results(own, own.passes[unit])
         elif kind is ActionKind.RECEIVE_ACTIVATION:
-            own.passes[micro_batch] = Pass(micro_batch, self._receive(own, micro_batch), {})
+            own.passes[unit] = Pass(unit, self._receive(own, unit), {})
         elif kind is ActionKind.SEND_GRADIENT:
-            self._send_gradients(own, own.passes[micro_batch])
+            self._send_gradients(own, own.passes[unit])
         elif kind is ActionKind.RECEIVE_GRADIENT:
-            self._receive_gradients(own, own.passes[micro_batch])
+            self._receive_gradients(own, own.passes[unit])
         elif kind is ActionKind.LAUNCH_SYNC:
-            own.weights.launch()
+            own.weights.launch(micro_batch)
         elif kind is ActionKind.SYNC:
-            own.weights.exchange()
+            own.weights.exchange(micro_batch)
         elif kind is ActionKind.UPDATE and update:
             own.weights.update(self._averaged(action.stage))
 
@@ -242,12 +249,14 @@ class Worker:
         averaged = self.plan.schedule.averaged
         return 1.0 / (averaged[stage] * self.plan.micro_batches.gradient_scale) if averaged else 1.0
 
-    def _forward(self, own: _Stage, micro_batch: int, batch: Batch, version: int) -> None:
+    def _forward(self, own: _Stage, unit: Unit, batch: Batch, version: int) -> None:
         index = own.program.index
         if (ActionKind.RECEIVE_ACTIVATION, index) not in self._explicit:
-            own.passes[micro_batch] = Pass(micro_batch, self._receive(own, micro_batch), {})
-        here = own.passes[micro_batch]
+            own.passes[unit] = Pass(unit, self._receive(own, unit), {})
+        here = own.passes[unit]
         here.parameters = {**own.weights.read(version), **own.tied.read(version)}
+        if own.parted is not None:
+            here.earlier = _earlier(own, own.parted, unit)
         if self.plan.stages[index].recompute:
             with torch.no_grad():
                 sent, loss = self._run(own, here, batch)
@@ -256,16 +265,19 @@ class Worker:
             sent, loss = self._run(own, here, batch)
             here.results, here.loss = sent, loss
         if loss is not None and own.mesh.place == 0:
-            self._losses.append((micro_batch, loss))
+            self._losses.append((unit.micro_batch, loss))
             if not torch.isfinite(loss.detach()):
-                raise FloatingPointError(f"the loss of micro-batch {micro_batch} is {float(loss.detach())}")
+                raise FloatingPointError(f"the loss of micro-batch {unit.micro_batch} is {float(loss.detach())}")
         if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:
             self._send_results(own, here)
 
     def _run(self, own: _Stage, here: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
-        context = Context(self._dtype, self._seed, here.micro_batch)
+        context = Context(self._dtype, self._seed, here.unit.micro_batch)
         named = {name: here.parameters[parameter] for name, parameter in own.program.parameters.items()}
         values = {**own.constants, **here.received, **named}
+        if own.parted is not None:
+            sent, total, here.carried = own.parted.run(values, batch, self._loss, context, here.unit.part, here.earlier)
+            return sent, total
         if own.sharded is None:
             return run_stage(own.program, self.model, values, batch, self._loss, context)
         return own.sharded.run(values, batch, self._loss, context)
@@ -284,22 +296,26 @@ class Worker:
             if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
                 self._receive_gradients(own, here)
         ends, seeds = self._ends(own, here)
-        inputs = {name: x for name, x in here.received.items() if x.requires_grad} if first else {}
+        received = {name: x for name, x in here.received.items() if x.requires_grad} if first else {}
+        earlier = [x for name in here.earlier for x in here.earlier[name]] if first else []
+        inputs = [*received.values(), *(x for x in earlier if x.requires_grad)]
         weights = here.parameters if kind is not ActionKind.INPUT_GRAD else {}
         found: list[torch.Tensor | None] = []
         if ends and (inputs or weights):
             found = list(
                 torch.autograd.grad(
-                    ends, [*inputs.values(), *weights.values()], seeds,
+                    ends, [*inputs, *weights.values()], seeds,
                     retain_graph=kind is ActionKind.INPUT_GRAD, allow_unused=True,
                 )
             )  # fmt: skip
         found += [None] * (len(inputs) + len(weights) - len(found))
         if first:
-            given = dict(zip(inputs, found, strict=False))
+            given = dict(zip(received, found, strict=False))
             here.received = {
-                name: _with_gradient(x, given.get(name)) if name in inputs else x for name, x in here.received.items()
+                name: _with_gradient(x, given.get(name)) if name in received else x for name, x in here.received.items()
             }
+            of_earlier = {id(x): gradient for x, gradient in zip(inputs, found, strict=False)}
+            _give_back(own, here, {key: of_earlier.get(key) for key in map(id, earlier)})
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 self._send_gradients(own, here)
         if kind is not ActionKind.INPUT_GRAD:
@@ -307,62 +323,26 @@ class Worker:
             own.weights.add({name: made.get(name) for name in own.weights.shapes})
             own.tied.add({name: made.get(name) for name in own.tied.shapes})
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
-                del own.passes[here.micro_batch]
+                del own.passes[here.unit]
 
     def _ends(self, own: _Stage, here: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Where a backward begins, and the gradients there."""
         ends, seeds = [], []
-        for name, gradient in here.gradients.items():
-            result = (here.results or {})[name]
-            if result.requires_grad:
-                ends.append(result)
-                seeds.append(gradient)
+        for results, gradients in ((here.results or {}, here.gradients), (here.carried, here.carried_gradients)):
+            for name, gradient in gradients.items():
+                if results[name].requires_grad:
+                    ends.append(results[name])
+                    seeds.append(gradient)
         if here.loss is not None and here.loss.requires_grad:
             ends.append(here.loss)
             seeds.append(torch.full_like(here.loss, self.plan.micro_batches.gradient_scale))
         return ends, seeds
 
-    def _peers(self, stage: int, micro_batch: int) -> tuple[int, ...]:
-        return self.plan.ranks_for(stage, micro_batch)
-
-    def _tag(self, boundary: Boundary, to: int, micro_batch: int, back: bool) -> int:
-        number = self.plan.boundaries.index(boundary) * len(self.plan.stages) + to
-        return (number * self.plan.micro_batches.count * self.plan.schedule.iterations + micro_batch) * 2 + back
-
-    def _post(self, x: torch.Tensor, peer: int, boundary: Boundary, to: int, micro_batch: int, back: bool) -> None:
-        """Send to another rank without waiting, or put aside for this one."""
-        if peer == self.rank:
-            self._mail[boundary.tensor, to if not back else -1 - to, micro_batch] = x.detach()
-            return
-        held = x.detach().contiguous()
-        held = held.to(torch.uint8) if held.dtype is torch.bool else held
-        self._sends.append((dist.isend(held, peer, tag=self._tag(boundary, to, micro_batch, back)), held))
-
-    def _take(
-        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, boundary: Boundary, to: int, micro_batch: int,
-        back: bool,
-    ) -> torch.Tensor:  # fmt: skip
-        if peer == self.rank:
-            return self._mail.pop((boundary.tensor, to if not back else -1 - to, micro_batch))
-        carried = torch.uint8 if dtype is torch.bool else dtype
-        room = torch.zeros(shape, dtype=carried)
-        dist.recv(room, peer, tag=self._tag(boundary, to, micro_batch, back))
-        return room.to(dtype)
-
-    def _type(self, boundary: Boundary) -> torch.dtype:
-        if "float" in boundary.dtype:
-            return self._dtype
-        return {"bool": torch.bool, "int32": torch.int32}.get(boundary.dtype, torch.int64)
-
-    def _receive(self, own: _Stage, micro_batch: int) -> Values:
+    def _receive(self, own: _Stage, unit: Unit) -> Values:
         """Tensors from other stages, as this rank holds them."""
         found = {}
         for boundary in own.program.received:
-            sources = self._peers(boundary.from_stage, micro_batch)
-            x = self._take(
-                boundary.shape, self._type(boundary), sources[own.mesh.place % len(sources)], boundary,
-                own.program.index, micro_batch, False,
-            )  # fmt: skip
+            x = self._transfers.receive(boundary, own.program.index, unit, own.mesh.place)
             x = own.piece(boundary.tensor, x)
             wants = boundary.gradient and x.is_floating_point()
             found[boundary.tensor] = x.detach().requires_grad_(wants)
@@ -371,12 +351,7 @@ class Worker:
     def _send_results(self, own: _Stage, here: Pass) -> None:
         for boundary in own.program.sent:
             x = own.whole(boundary.tensor, (here.results or {})[boundary.tensor].detach(), boundary.shape)
-            for to in boundary.to_stages:
-                targets = self._peers(to, here.micro_batch)
-                width = len(self._peers(own.program.index, here.micro_batch))
-                for at, peer in enumerate(targets):
-                    if at % width == own.mesh.place:
-                        self._post(x, peer, boundary, to, here.micro_batch, False)
+            self._transfers.send(x, boundary, here.unit, own.mesh.place)
         if self.plan.stages[own.program.index].recompute:
             here.results = None
 
@@ -388,26 +363,15 @@ class Worker:
                 continue
             gradient = x.grad if x.grad is not None else torch.zeros_like(x)
             gradient = own.whole(boundary.tensor, gradient, boundary.shape, gradient=True)
-            sources = self._peers(boundary.from_stage, here.micro_batch)
-            width = len(self._peers(own.program.index, here.micro_batch))
-            for at, peer in enumerate(sources):
-                if at % width == own.mesh.place:
-                    self._post(gradient, peer, boundary, own.program.index, here.micro_batch, True)
+            self._transfers.send_back(gradient, boundary, own.program.index, here.unit, own.mesh.place)
         if (ActionKind.SEND_GRADIENT, own.program.index) in self._explicit:
-            own.passes.pop(here.micro_batch, None)
+            own.passes.pop(here.unit, None)
 
     def _receive_gradients(self, own: _Stage, here: Pass) -> None:
         """Gradients of sent tensors, summed over the stages that read them."""
         here.gradients = {}
         for boundary in own.program.sent:
-            if not boundary.gradient:
-                continue
-            total: torch.Tensor | None = None
-            for to in boundary.to_stages:
-                readers = self._peers(to, here.micro_batch)
-                peer = readers[own.mesh.place % len(readers)]
-                x = self._take(boundary.shape, self._dtype, peer, boundary, to, here.micro_batch, True)
-                total = x if total is None else total + x
+            total = self._transfers.receive_back(boundary, here.unit, own.mesh.place) if boundary.gradient else None
             if total is not None:
                 here.gradients[boundary.tensor] = own.piece(boundary.tensor, total, gradient=True)
 
@@ -444,6 +408,31 @@ class Worker:
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Shape of a whole weight."""
         return tuple(self.model.weights[name].dims)
+
+
+def _earlier(own: _Stage, parted: PartedStage, unit: Unit) -> dict[str, list[torch.Tensor]]:
+    """What a part reads of the parts before it, cut off from their graphs: its backward gives gradients for them."""
+    before = [own.passes[unit._replace(part=part)].carried for part in range(unit.part)]
+    return {
+        name: [carried[name].detach().requires_grad_(carried[name].is_floating_point()) for carried in before]
+        for name in parted.carried
+    }
+
+
+def _give_back(own: _Stage, here: Pass, gradients: Mapping[int, torch.Tensor | None]) -> None:
+    """Add the gradients of what a part read of earlier parts to those of these parts.
+
+    Args:
+        own: the stage.
+        here: the pass of the part.
+        gradients: by `id` of the tensors in `here.earlier`.
+    """
+    for name, tensors in here.earlier.items():
+        for part, x in enumerate(tensors):
+            gradient = gradients.get(id(x))
+            if gradient is not None:
+                total = own.passes[here.unit._replace(part=part)].carried_gradients
+                total[name] = gradient if name not in total else total[name] + gradient
 
 
 def _with_gradient(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
