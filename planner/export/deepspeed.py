@@ -27,7 +27,7 @@ OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
 PIPELINE = '''\
 """Stages of a pipeline for DeepSpeed: layers {first} to {last} by stage."""
 
-from deepspeed.pipe import PipelineModule
+{imports}from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 MODULES = {modules}
@@ -48,7 +48,7 @@ class PlannedPipeline(PipelineModule):
         if len(layers) != len(MODULES):
             raise ValueError(f"{{len(layers)}} layers for {{len(MODULES)}} modules: give one for each of MODULES")
         topology = PipeModelDataParallelTopology(num_pp={pipeline}, num_mp={tensor}, num_dp={data})
-        super().__init__(layers=layers, topology=topology, activation_checkpoint_interval={interval}, **options)
+        super().__init__(layers=layers, topology=topology, {recompute}, **options)
 
     def _partition_layers(self, method="uniform"):
         stage = self._topo.get_coord(self.global_rank).pipe
@@ -56,6 +56,15 @@ class PlannedPipeline(PipelineModule):
         self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
 '''
 """The file with the stages; DeepSpeed's own methods cut evenly, by parameters or by the type of layers alone."""
+
+KEPT = {"imports": "", "recompute": "activation_checkpoint_interval=0"}
+RECOMPUTED = {
+    "imports": "import deepspeed\n",
+    "recompute": "activation_checkpoint_interval=1,\n"
+    "            activation_checkpoint_func=deepspeed.checkpointing.non_reentrant_checkpoint",
+}
+"""Options of a pipeline that keeps its activations, and of one that recomputes each layer. DeepSpeed's default function
+for recomputing fails in a layer none of whose inputs needs a gradient, such as an embedding."""
 
 
 def _lacks(plan: Plan) -> Iterator[Lack]:
@@ -75,6 +84,8 @@ def configuration(plan: Plan) -> dict[str, Any]:
         "optimizer": {"type": OPTIMIZERS[plan.options.optimizer.partition(":")[0]], "params": {}},
         **FORMATS[readings.precision_base(plan)],
     }
+    if zero and document["optimizer"]["type"] not in ("Adam", "AdamW"):
+        document["zero_allow_untested_optimizer"] = True
     if own.tensor > 1:
         document["tensor_parallel"] = {"autotp_size": own.tensor}
     return document
@@ -96,7 +107,7 @@ def _pipeline(plan: Plan) -> dict[str, str]:
         pipeline=own.pipeline,
         tensor=own.tensor,
         data=own.data,
-        interval=1 if readings.recomputes(plan) else 0,
+        **(RECOMPUTED if readings.recomputes(plan) else KEPT),
     )
     return {"pipeline.py": text}
 
