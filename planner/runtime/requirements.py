@@ -1,4 +1,4 @@
-"""What the runtime executes of a plan, and what it refuses by name before a process starts."""
+"""Requirements of a plan that the runtime executes, and those that it refuses before a process starts."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ EXECUTED: Mapping[Requirement, str] = {
 REFUSED: Mapping[Requirement, str] = {
     Requirement.OFFLOAD: "state is not moved to the host",
 }
-"""Requirements that are refused, and why."""
+"""Requirements that the runtime refuses, with the reason."""
 
 _NOT_EXECUTED = frozenset({Fault.DIGEST, Fault.MEMORY, Fault.PREDICTIONS})
-"""Kinds of findings about what a plan predicts, and about its text."""
+"""Faults in predictions or in the text of a plan, which change nothing in its execution."""
 
 
 def refusals(plan: Plan) -> tuple[str, ...]:
-    """What of a plan the runtime does not execute, each with its reason; () where it executes all of it."""
+    """Reasons why the runtime does not execute a plan; () where it does."""
     reasons = [f"{needed}: {REFUSED[needed]}" for needed in requirements(plan, divided=False) if needed in REFUSED]
     if plan.schedule.parts > 1 and not plan.schedule.causal:
         reasons.append(f"{Requirement.SUB_SEQUENCES}: parts of a micro-batch that are not runs of its sequence")
@@ -81,21 +81,21 @@ def refusals(plan: Plan) -> tuple[str, ...]:
 
 
 def require_executable(plan: Plan) -> None:
-    """See that a plan's parts agree and that the runtime executes everything in it.
+    """Refuse a plan whose parts contradict each other, or that the runtime cannot execute. O(actions + operators).
 
-    Predictions and the digest are not looked at: they change nothing in what is executed. O(actions + operators).
+    Predictions and the digest are not checked: they change nothing in the execution.
 
     Raises:
-        PlanError: they do not, or it does not; the first finding is named and the others counted, or all reasons named.
+        PlanError: names the first contradiction and counts the others, or names all reasons against execution.
     """
-    wrong = [finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED]
-    if wrong:
-        first = min(wrong, key=lambda finding: finding.fault is Fault.REQUIRES)
-        more = f", and {plural(len(wrong) - 1, 'further finding')}" if wrong[1:] else ""
+    contradictions = [finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED]
+    if contradictions:
+        first = min(contradictions, key=lambda finding: finding.fault is Fault.REQUIRES)
+        more = f", and {plural(len(contradictions) - 1, 'further finding')}" if contradictions[1:] else ""
         raise PlanError(f"{first.fault}: {first.message}{more}", where="plan", hint="`shardplan check` tells all")
-    found = refusals(plan)
-    if found:
+    reasons = refusals(plan)
+    if reasons:
         raise PlanError(
-            f"cannot be run: {'; '.join(found)}", where=f"schedule {plan.schedule.name}",
+            f"cannot be run: {'; '.join(reasons)}", where=f"schedule {plan.schedule.name}",
             hint="plan with another --schedule, such as 1f1b or interleaved",
         )  # fmt: skip

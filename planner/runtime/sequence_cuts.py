@@ -9,7 +9,7 @@ from planner.plans import Plan
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import Context, torch_type
-from planner.runtime.sequence_rules import Cut, Cuts, Placed, Read, Site, read_of
+from planner.runtime.sequence_rules import Cut, Cuts, Placement, Read, Site, read_of
 
 
 class SequenceCuts:
@@ -18,15 +18,15 @@ class SequenceCuts:
     Args:
         plan: a plan whose micro-batches are cut into parts.
         model: its model.
-        dtype: of all floating-point work.
+        dtype: type of all floating-point work.
 
     Attributes:
-        parts: parts of a micro-batch.
-        length: positions of the whole sequence.
-        shapes: of whole tensors, by name.
-        constants: tensors that depend on no input and no trained weight, by name, whole.
-        placed: how each other tensor that an operator makes lies.
-        read: by first output of an operator, how it reads its operands; operators on whole tensors have no entry.
+        parts: number of parts of a micro-batch.
+        length: number of positions of the whole sequence.
+        shapes: shapes of full tensors, by name.
+        constants: values of tensors that depend on no input and no trained weight, by name.
+        placed: how tensors that depend on an input are cut, by name.
+        read: how operators with cut operands read them, by first output of the operator.
 
     Raises:
         PlanError: no input has a sequence, or it cannot be divided into so many equal parts.
@@ -37,19 +37,22 @@ class SequenceCuts:
         self.parts = plan.schedule.parts
         self.length = _sequence_length(plan)
         self.shapes, self.constants = _whole_values(plan, model, dtype)
-        self.placed: dict[str, Placed] = {
-            spec.name: Placed({1: Cut()})
+        self.placed: dict[str, Placement] = {
+            spec.name: Placement({1: Cut()})
             for spec in plan.model.inputs
             if len(spec.shape) > 1 and spec.shape[1] == self.length
         }
         self.read: dict[str, Read] = {}
         for step in model.cone([spec.name for spec in plan.model.outputs], model.inputs):
-            if step.name in self.constants or not any(self.cuts(name) for name in step.inputs):
+            placed = tuple(self.placed.get(name, Placement()) for name in step.inputs)
+            site = Site(step, placed, self.length, self.shapes, self.constants)
+            if step.op.startswith("Random"):
+                raise site.refuse("it draws other numbers for each micro-batch")
+            if step.name in self.constants or not any(place.cuts for place in placed):
                 continue
-            placed = tuple(self.placed.get(name, Placed()) for name in step.inputs)
-            found = read_of(Site(step, placed, self.length, self.shapes, self.constants))
-            self.read[step.name] = found
-            self.placed.update(zip(step.outputs, found.results, strict=False))
+            read = read_of(site)
+            self.read[step.name] = read
+            self.placed.update(zip(step.outputs, read.results, strict=False))
 
     def cuts(self, name: str) -> Cuts:
         """The cuts of a tensor; none where it is whole."""
@@ -68,7 +71,7 @@ class SequenceCuts:
         return tuple(sizes)
 
     def taken(self, x: torch.Tensor, dim: int, cut: Cut, part: int) -> torch.Tensor:
-        """The positions of a part from a dimension that is whole."""
+        """Take the positions of a part from a dimension that holds the whole sequence."""
         first, count = self.span(cut, part)
         if cut.sequences == 1:
             return x.narrow(dim, first, count)
@@ -76,7 +79,7 @@ class SequenceCuts:
 
 
 def _sequence_length(plan: Plan) -> int:
-    """Positions of the sequence: dimension 1 of the first input that has one."""
+    """Number of positions of the sequence: size of dimension 1 of the first input that has such a dimension."""
     length = next((spec.shape[1] for spec in plan.model.inputs if len(spec.shape) > 1), 0)
     if not length:
         raise PlanError(
@@ -108,8 +111,8 @@ def _whole_values(plan: Plan, model: ModelFile, dtype: torch.dtype) -> tuple[dic
         else:
             values[name] = model.weight(name, context.float_dtype)
     steps = model.cone([spec.name for spec in plan.model.outputs], model.inputs)
-    found = run(steps, values, context, fitted=model.fitted)
-    tensors = {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
-    made = {name for step in steps for name in step.outputs if name}
-    known = {name: x for name, x in tensors.items() if not x.is_meta and (name in made or name not in trained)}
+    results = run(steps, values, context, fitted=model.fitted)
+    tensors = {name: x for name, x in results.items() if isinstance(x, torch.Tensor)}
+    computed = {name for step in steps for name in step.outputs if name}
+    known = {name: x for name, x in tensors.items() if not x.is_meta and (name in computed or name not in trained)}
     return {name: tuple(x.shape) for name, x in tensors.items()}, known

@@ -1,4 +1,4 @@
-"""A stage run on one part of a micro-batch's sequence, with what attention needs of the parts before it."""
+"""Runs a stage on one part of a micro-batch's sequence, with keys and values of the earlier parts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from planner.runtime.sequence_rules import Cut, Cuts
 from planner.runtime.stages import StageProgram
 
 Carried = Mapping[str, Sequence[torch.Tensor]]
-"""Tensors of the parts before, in their order, by name."""
+"""Tensors of the earlier parts, in order, by name."""
 
 
 class PartedStage:
     """Runs a stage part by part.
 
     Attributes:
-        carried: tensors of a part that later parts of the micro-batch read, too: keys, values, and the model's outputs,
-            on which the last part computes the loss of the whole micro-batch.
+        carried: names of tensors that later parts of the micro-batch read, too: keys, values, and the model's outputs,
+            from which the last part computes the loss of the whole micro-batch.
     """
 
     def __init__(self, cuts: SequenceCuts, model: ModelFile, program: StageProgram) -> None:
@@ -41,19 +41,19 @@ class PartedStage:
     def run(
         self, values: Values, batch: Batch, loss: Loss, context: Context, part: int, earlier: Carried
     ) -> tuple[Values, torch.Tensor | None, Values]:
-        """Forward of one part.
+        """Run the forward of one part.
 
         Args:
-            values: received tensors of this part, parameters by the name that the file reads them under, and constants.
+            values: received tensors of this part, parameters by their name in the file, and constants.
             batch: the whole micro-batch.
-            loss: on outputs.
-            context: of the pass.
-            part: its number.
-            earlier: what the parts before it carried.
+            loss: computes the loss from the model's outputs.
+            context: types and seeds of the pass.
+            part: number of the part.
+            earlier: the carried tensors of the earlier parts.
 
         Returns:
-            What is sent to other stages; the loss of the micro-batch, where the stage makes outputs and the part is the
-            last; what later parts read.
+            The tensors to send to other stages; the loss of the micro-batch, if the stage makes outputs and the part is
+            the last; the carried tensors of this part.
         """
         known = {**self._cuts.constants, **values}
         for name in self._program.fed:
@@ -99,7 +99,7 @@ class PartedStage:
         return run_step(Step(op, names, step.outputs, attributes, step.opset), given, context)
 
     def _operand(self, name: str, x: torch.Tensor, wanted: Cuts, part: int, earlier: Carried) -> torch.Tensor:
-        """An operand in the cuts in which it is read."""
+        """An operand cut as the operator reads it."""
         own = self._cuts.cuts(name)
         for dim, cut in wanted.items():
             if dim not in own:
@@ -109,7 +109,7 @@ class PartedStage:
         return x
 
     def _joined(self, name: str, x: torch.Tensor, dim: int, earlier: Carried) -> torch.Tensor:
-        """The positions of the parts before and of this part in one dimension."""
+        """A carried tensor with the positions of all parts up to this one."""
         sequences = self._cuts.cuts(name)[dim].sequences
         pieces = [piece.chunk(sequences, dim) for piece in (*earlier[name], x)]
         return torch.cat([piece[k] for k in range(sequences) for piece in pieces], dim)
@@ -117,7 +117,7 @@ class PartedStage:
     def _dropped(
         self, step: Step, operands: list[torch.Tensor | None], known: Values, context: Context, part: int
     ) -> list[torch.Tensor]:
-        """Dropout by the part's piece of the mask that the whole tensor has."""
+        """Apply this part's positions of the dropout mask that the whole sequence has."""
         x = operands[0]
         whole = torch.ones(self._cuts.shapes[step.inputs[0]], dtype=context.float_dtype)
         results = run_step(step, {**known, step.inputs[0]: whole}, context)
@@ -129,7 +129,7 @@ class PartedStage:
 def _mask_later(
     attributes: dict[str, object], operands: list[torch.Tensor | None], queries: Cuts, part: int, cuts: SequenceCuts
 ) -> None:
-    """Write causality and windows of an attention out as a mask: its queries do not begin with the first key."""
+    """Replace causality and windows of an attention by a mask, since its queries do not begin at the first key."""
     after, before = int(str(attributes.pop("right_window_size", -1))), int(str(attributes.pop("left_window_size", -1)))
     if attributes.pop("is_causal", 0):
         after = 0

@@ -1,4 +1,4 @@
-"""How operators depend on the positions of a sequence: cuts of their results from the cuts of their operands.
+"""Rules by operator: how results are cut along the sequence, given how the operands are cut.
 
 A part of a micro-batch is a run of consecutive positions. Most operators work on the part's own positions alone.
 Attention reads the keys and values of all positions up to the end of the part; that is right where a causal mask hides
@@ -21,7 +21,7 @@ from planner.runtime.model_file import Step
 from planner.runtime.operators import Context
 
 _MASKED = -5e3
-"""A score of this or less has an attention probability of 0, also in float64."""
+"""Attention scores of this or less give a probability of exactly 0, also in float64."""
 
 
 class Cut(NamedTuple):
@@ -41,13 +41,13 @@ Cuts = Mapping[int, Cut]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """How a tensor lies while a part is computed.
+class Placement:
+    """How a tensor is cut while a part is computed.
 
     Attributes:
         cuts: by dimension.
-        later: what attention scores hold for positions after the query: "" unknown, "masked" a large negative number,
-            "zero" nothing.
+        later: values of attention scores or probabilities at positions after the query: "masked" large negative
+            numbers, "zero" zeros, "" unknown.
     """
 
     cuts: Cuts = field(default_factory=dict)
@@ -55,10 +55,10 @@ class Placed:
 
 
 class Read(NamedTuple):
-    """The cuts in which an operator reads its operands, by position, and how its results lie, by position."""
+    """How an operator reads its operands and how its results are cut, both by position."""
 
     operands: tuple[Cuts, ...]
-    results: tuple[Placed, ...]
+    results: tuple[Placement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Site:
 
     Attributes:
         step: the operator.
-        placed: how its operands lie, by position.
+        placed: how its operands are cut, by position.
         length: positions of the whole sequence.
         shapes: of whole tensors, by name.
         constants: values of tensors that depend on no input and no trained weight, by name.
     """
 
     step: Step
-    placed: tuple[Placed, ...]
+    placed: tuple[Placement, ...]
     length: int
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, torch.Tensor]
@@ -113,11 +113,11 @@ class Site:
         if set(self.cuts(position)) & set(dims):
             raise self.refuse("it works across positions")
 
-    def as_read(self, *results: Placed) -> Read:
+    def as_read(self, *results: Placement) -> Read:
         """Operands are read as they lie."""
         return Read(tuple(place.cuts for place in self.placed), results or self.same())
 
-    def same(self) -> tuple[Placed, ...]:
+    def same(self) -> tuple[Placement, ...]:
         """All results lie as the first operand."""
         return (self.placed[0],) * len(self.step.outputs)
 
@@ -135,10 +135,10 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def read_of(site: Site) -> Read:
-    """How an operator reads its operands and where its results lie.
+    """Apply the rule of an operator.
 
     Raises:
-        ModelError: it needs later positions, or has no rule.
+        ModelError: the operator needs later positions, or has no rule.
     """
     if site.step.op not in _RULES:
         raise site.refuse("it has no rule for cut operands")
@@ -146,7 +146,7 @@ def read_of(site: Site) -> Read:
 
 
 def _joined(site: Site, *cuts: Cut | None) -> Cut | None:
-    """The cut of a dimension that several operands share: up to the end of the part where one of them is."""
+    """The cut of a dimension that several operands share; it holds earlier positions if one of the operands does."""
     known = {cut for cut in cuts if cut is not None}
     if len({cut.sequences for cut in known}) > 1:
         raise site.refuse("its operands hold different numbers of sequences")
@@ -154,7 +154,7 @@ def _joined(site: Site, *cuts: Cut | None) -> Cut | None:
 
 
 def _broadcast(site: Site, positions: Sequence[int], shape: Sequence[int]) -> tuple[dict[int, Cuts], dict[int, Cut]]:
-    """Cuts of broadcast operands and of their result, dimensions aligned at the last."""
+    """Cuts of broadcast operands by position, and of their result; dimensions are aligned at the last."""
     joined: dict[int, Cut] = {}
     for d in range(len(shape)):
         at = [(p, d - len(shape) + len(site.shape(p))) for p in positions]
@@ -172,7 +172,7 @@ def _broadcast(site: Site, positions: Sequence[int], shape: Sequence[int]) -> tu
 def _elementwise(site: Site) -> Read:
     present = [p for p, name in enumerate(site.step.inputs) if name]
     operands, cuts = _broadcast(site, present, site.result_shape())
-    result = Placed(cuts, _later(site, cuts))
+    result = Placement(cuts, _later(site, cuts))
     return Read(
         tuple(operands.get(p, {}) for p in range(len(site.step.inputs))), (result,) * len(site.step.outputs)
     )  # fmt: skip
@@ -251,7 +251,7 @@ def _matmul(site: Site) -> Read:
                 if ranks[p] >= -d and site.shape(p)[d] > 1:
                     reads[p][d] = cut
     operands = tuple({d + n: cut for d, cut in own.items()} for own, n in zip(reads, ranks, strict=True))
-    return Read(operands, (Placed({d + rank: cut for d, cut in results.items()}),))
+    return Read(operands, (Placement({d + rank: cut for d, cut in results.items()}),))
 
 
 @_rule("Gemm")
@@ -264,13 +264,13 @@ def _gemm(site: Site) -> Read:
     if len(site.step.inputs) > 2:
         tall = len(site.shape(2)) == 2 and site.shape(2)[0] > 1
         operands.append({0: cut} if tall else {})
-    return Read(tuple(operands), (Placed({0: cut}),))
+    return Read(tuple(operands), (Placement({0: cut}),))
 
 
 @_rule("Transpose")
 def _transpose(site: Site) -> Read:
     order = site.step.attributes.get("perm") or list(range(len(site.shape(0))))[::-1]
-    return site.as_read(Placed({order.index(d): cut for d, cut in site.cuts(0).items()}))
+    return site.as_read(Placement({order.index(d): cut for d, cut in site.cuts(0).items()}))
 
 
 @_rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -287,13 +287,13 @@ def _reshape(site: Site) -> Read:
                 break
         else:
             raise site.refuse("it merges positions with what lies inside them, or divides them")
-    return site.as_read(Placed(cuts))
+    return site.as_read(Placement(cuts))
 
 
 @_rule("Expand")
 def _expand(site: Site) -> Read:
     offset = len(site.result_shape()) - len(site.shape(0))
-    return site.as_read(Placed({d + offset: cut for d, cut in site.cuts(0).items()}))
+    return site.as_read(Placement({d + offset: cut for d, cut in site.cuts(0).items()}))
 
 
 @_rule("Split", "Slice", "Concat", "SwiGLU")
@@ -311,7 +311,7 @@ def _along_an_axis(site: Site) -> Read:
     positions = range(len(site.step.inputs))
     joined = {d: _joined(site, *(site.cuts(p).get(d) for p in positions)) for d in range(rank)}
     cuts = {d: cut for d, cut in joined.items() if cut is not None}
-    return Read((cuts,) * len(positions), (Placed(cuts),))
+    return Read((cuts,) * len(positions), (Placement(cuts),))
 
 
 @_rule("Gather")
@@ -320,7 +320,7 @@ def _gather(site: Site) -> Read:
     site.uncut(0, [axis])
     cuts = {d if d < axis else d + places - 1: cut for d, cut in site.cuts(0).items()}
     cuts.update({axis + d: cut for d, cut in site.cuts(1).items()})
-    return site.as_read(Placed(cuts))
+    return site.as_read(Placement(cuts))
 
 
 @_rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare", "ReduceL2")
@@ -329,7 +329,9 @@ def _reduction(site: Site) -> Read:
     gone = sorted({a % rank for a in axes} if axes else range(rank))
     site.uncut(0, gone)
     kept = bool(site.step.attributes.get("keepdims", 1))
-    return site.as_read(Placed({d - (0 if kept else sum(g < d for g in gone)): cut for d, cut in site.cuts(0).items()}))
+    return site.as_read(
+        Placement({d - (0 if kept else sum(g < d for g in gone)): cut for d, cut in site.cuts(0).items()})
+    )
 
 
 @_rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
@@ -344,11 +346,11 @@ def _softmax(site: Site) -> Read:
     rank = len(site.shape(0))
     axis = site.axis(-1 if site.step.opset >= 13 else 1, rank)
     if axis not in site.cuts(0) and site.step.opset >= 13:
-        return site.as_read(Placed(site.cuts(0)))
+        return site.as_read(Placement(site.cuts(0)))
     place = site.placed[0]
     if site.step.op != "Softmax" or site.step.opset < 13 or place.later != "masked":
         raise site.refuse("no constant causal mask hides later positions from it")
-    return site.as_read(Placed(place.cuts, "zero"))
+    return site.as_read(Placement(place.cuts, "zero"))
 
 
 @_rule("RotaryEmbedding")
@@ -360,7 +362,7 @@ def _rotary(site: Site) -> Read:
     by_number = len(site.step.inputs) > 3
     rows = {1: site.cuts(0)[at]}
     operands: list[Cuts] = [site.cuts(0), *([{}, {}] if by_number else [rows, rows])]
-    return Read(tuple([*operands, rows] if by_number else operands), (Placed(site.cuts(0)),))
+    return Read(tuple([*operands, rows] if by_number else operands), (Placement(site.cuts(0)),))
 
 
 @_rule("Attention", "com.microsoft.GroupQueryAttention")
@@ -384,7 +386,7 @@ def _attention(site: Site) -> Read:
         wanted = {rank - 2: cut, rank - 1: cut._replace(past=True)}
         operands.append({d: c for d, c in wanted.items() if shape[d] > 1})
     operands += [{}] * (len(site.step.inputs) - len(operands))
-    return Read(tuple(operands), (Placed({at: cut}),))
+    return Read(tuple(operands), (Placement({at: cut}),))
 
 
 def _hides_later(site: Site, position: int) -> bool:

@@ -18,7 +18,6 @@ from planner.runtime.layouts import (
     gradient_as_read,
     gradient_as_written,
     gradient_at_rest,
-    local_shape,
     parse,
     relaid,
     whole,
@@ -119,10 +118,6 @@ class ShardedStage:
         """Move a weight's gradient to the layout of the weight, adding up partial sums. A collective call."""
         value, layout = self.layouts(name)
         return change(gradient, layout, value, self._shapes[name], self._mesh)
-
-    def piece_shape(self, tensor: str) -> tuple[int, ...]:
-        """Shape of this rank's piece of a tensor between operators."""
-        return local_shape(self._shapes[tensor], self.layouts(tensor)[0], self._mesh)
 
     def _divide(self) -> Iterable[_PlannedOperator]:
         """The stage's operators in order, each with the operators of the file that it stands for."""

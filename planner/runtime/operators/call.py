@@ -83,10 +83,10 @@ class Call:
                     hint="export the model with fixed shapes",
                 )
             return [int(v) for v in values.reshape(-1).tolist()]
-        found = self.attributes.get(attribute)
-        if found is None:
+        value = self.attributes.get(attribute)
+        if value is None:
             return None
-        return [int(v) for v in found] if isinstance(found, Sequence) else [int(found)]
+        return [int(v) for v in value] if isinstance(value, Sequence) else [int(value)]
 
     def scalar(self, position: int, default: float) -> float:
         """The number in an operand of one element; the default where it is absent."""
@@ -98,9 +98,9 @@ class Call:
     def generator(self) -> torch.Generator:
         """Random numbers of this call: the same for the same model, seed and micro-batch, wherever it runs."""
         text = f"{self.context.seed}/{self.context.micro_batch}/{self.name}".encode()
-        made = torch.Generator()
-        made.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
-        return made
+        generator = torch.Generator()
+        generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
+        return generator
 
 
 Rule = Callable[[Call], Result]
