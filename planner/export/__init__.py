@@ -26,19 +26,8 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "EXPORTERS",
-    "PAGE",
-    "Export",
-    "Exporter",
-    "FrameworkJob",
-    "MappedPart",
-    "MissingFeature",
-    "export",
-    "lacking",
-    "names",
-    "read_job",
-    "readable",
-    "register",
+    "EXPORTERS", "PAGE", "Export", "Exporter", "FrameworkJob", "Gap", "MappedPart", "export", "lacking", "names",
+    "read_job", "readable", "register",
 ]  # fmt: skip
 
 PAGE = "EXPORT.md"
@@ -49,7 +38,7 @@ BAR = r"\|"
 
 
 @dataclass(frozen=True, slots=True)
-class MissingFeature:
+class Gap:
     """A feature that a plan needs and a framework cannot express, and a hint how to plan without it."""
 
     need: str
@@ -118,7 +107,7 @@ class Exporter:
     key: str
     backend: Backend
     plan_for: str
-    missing: Callable[[Plan], Sequence[MissingFeature]]
+    missing: Callable[[Plan], Sequence[Gap]]
     write: Callable[[Plan], Export]
     start: str
     read: Callable[[str], FrameworkJob] | None = None
@@ -164,7 +153,7 @@ def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
         raise UsageError(error.problem.message, where=where, hint=error.problem.hint) from error
 
 
-def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[MissingFeature, ...]:
+def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Gap, ...]:
     """Features that a plan needs and a framework cannot express; empty where the plan can be exported.
 
     Args:
@@ -177,7 +166,7 @@ def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[MissingF
     """
     exporter = EXPORTERS.get(name)
     hint = f"`shardplan plan --for {exporter.plan_for}` does without"
-    beyond_limits = [MissingFeature(need, hint) for need in lacks(plan, exporter.backend, graph)]
+    beyond_limits = [Gap(need, hint) for need in lacks(plan, exporter.backend, graph)]
     return tuple(beyond_limits or exporter.missing(plan))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, MappedPart, MissingFeature, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
 from planner.plans import Plan
 from planner.plans.documents import pretty
 from planner.space.named import Degrees
@@ -67,9 +67,9 @@ RECOMPUTED = {
 for recomputing fails in a layer none of whose inputs needs a gradient, such as an embedding."""
 
 
-def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     if readings.degrees(plan).tensor > 1 and len(plan.stages) > 1:
-        yield MissingFeature("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")
+        yield Gap("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.export import Export, Exporter, MappedPart, MissingFeature, readings, register
+from planner.export import Export, Exporter, Gap, MappedPart, readings, register
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
 from planner.sharding import AxisRole
@@ -55,22 +55,18 @@ def _widths(plan: Plan, role: AxisRole) -> tuple[int, ...]:
     return tuple(readings.role_sizes(plan.sharding_of(stage.index))[role] for stage in plan.stages)
 
 
-def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     yield from readings.unlike_decoder(plan)
     empty = [index for index, count in enumerate(_stage_layers(plan)) if not count]
     if empty:
-        yield MissingFeature(
-            f"stages without a layer ({', '.join(map(str, empty))})", "`shardplan plan --pp` with fewer stages"
-        )
+        yield Gap(f"stages without a layer ({', '.join(map(str, empty))})", "`shardplan plan --pp` with fewer stages")
     if len({stage.group_ranks * len(stage.replicas) for stage in plan.stages}) > 1:
-        yield MissingFeature("stages of unequally many ranks", "`shardplan plan --tp` with one width")
+        yield Gap("stages of unequally many ranks", "`shardplan plan --tp` with one width")
     elif any(len({sizes[0], sizes[-1]}) > 1 for sizes in (_widths(plan, role) for role in AxisRole)):
-        yield MissingFeature(
-            "an embedding and logits cut over unequally many ranks (vtp)", "`shardplan plan --tp` with one width"
-        )
+        yield Gap("an embedding and logits cut over unequally many ranks (vtp)", "`shardplan plan --tp` with one width")
     yield from readings.unlisted(plan, FORMATS)
     if plan.options.optimizer not in OPTIMIZERS:
-        yield MissingFeature(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
+        yield Gap(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
 
 
 def strategy(plan: Plan) -> dict[str, Any]:

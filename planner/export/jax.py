@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.export import Export, Exporter, MappedPart, MissingFeature, readings, register
+from planner.export import Export, Exporter, Gap, MappedPart, readings, register
 from planner.plans import Plan
 from planner.plans.documents import pretty
 from planner.plans.model import BlockParameter
@@ -113,7 +113,7 @@ def _input(plan: Plan, shape: Sequence[int]) -> Spec:
     return entries
 
 
-def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     sharding = plan.sharding_of(0)
     pieces = {
         place.tensor
@@ -123,7 +123,7 @@ def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
     }
     if pieces:
         named = ", ".join(sorted(pieces)[:2])
-        yield MissingFeature(f"weights cut block by block, each part by itself ({named})", "`shardplan plan --tp 1`")
+        yield Gap(f"weights cut block by block, each part by itself ({named})", "`shardplan plan --tp 1`")
 
 
 def _write(plan: Plan) -> Export:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, MappedPart, MissingFeature, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -54,17 +54,15 @@ def _heads(plan: Plan) -> set[int]:
     return {at for at, name in enumerate(item_names) if at == 0 or item_names[at - 1] != name}
 
 
-def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     heads, alone = _heads(plan), "`shardplan plan --pp 1`, or export to torch"
     yield from readings.unlike_decoder(plan)
     for stage in plan.stages:
         if stage.blocks[0] not in heads:
             name = plan.block_table[stage.blocks[0]].name
-            yield MissingFeature(
-                f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone
-            )
+            yield Gap(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
     if not readings.is_loop(plan):
-        yield MissingFeature("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
+        yield Gap("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 

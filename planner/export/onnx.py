@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import PlanError
-from planner.export import Export, Exporter, MappedPart, MissingFeature, register
+from planner.export import Export, Exporter, Gap, MappedPart, register
 from planner.graph import Graph, Node
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
@@ -64,7 +64,7 @@ class _OperatorPlacement:
     rests: Mapping[str, str]
 
 
-def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     unlike = [
         operator.operator
         for sharding in plan.shardings
@@ -74,9 +74,7 @@ def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
         if text and _cut_unlike(parse_layout(text, len(sharding.axes)))
     ]
     if unlike:
-        yield MissingFeature(
-            f"a dimension cut in unlike blocks along two axes ({unlike[0]})", "`shardplan plan --tp 1`"
-        )
+        yield Gap(f"a dimension cut in unlike blocks along two axes ({unlike[0]})", "`shardplan plan --tp 1`")
 
 
 def _cut_unlike(layout: TensorLayout) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import MissingFeature
+from planner.export import Gap
 from planner.graph.blocks import layer_of
 from planner.plans import Plan, Sharding
 from planner.plans.documents import pretty
@@ -157,13 +157,13 @@ def block_items(plan: Plan) -> tuple[str, ...]:
     return tuple("E" if at < first else "L" if at > last else "t" for at in range(len(layer_names)))
 
 
-def unlike_decoder(plan: Plan) -> Iterator[MissingFeature]:
+def unlike_decoder(plan: Plan) -> Iterator[Gap]:
     """The missing feature of frameworks for decoders, if the model has not equal layers between embedding and loss."""
     kinds, items = layer_kinds(plan), block_items(plan)
     if len(kinds) != 1 or items[0] != "E" or items[-1] != "L":
         named = ", ".join(kinds) or "none"
         need = f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})"
-        yield MissingFeature(need, "export to torch")
+        yield Gap(need, "export to torch")
 
 
 def is_tied(plan: Plan) -> bool:
@@ -240,14 +240,12 @@ def precision_base(plan: Plan) -> str:
     return plan.options.precision.partition(":")[0]
 
 
-def unlisted(
-    plan: Plan, precisions: Collection[str], optimizers: Collection[str] | None = None
-) -> Iterator[MissingFeature]:
+def unlisted(plan: Plan, precisions: Collection[str], optimizers: Collection[str] | None = None) -> Iterator[Gap]:
     """Missing features: the plan's precision or optimizer, where it is not listed; None allows any optimizer."""
     if precision_base(plan) not in precisions:
-        yield MissingFeature(f"the precision {plan.options.precision}", f"`--precision {' or '.join(precisions)}`")
+        yield Gap(f"the precision {plan.options.precision}", f"`--precision {' or '.join(precisions)}`")
     if optimizers is not None and plan.options.optimizer.partition(":")[0] not in optimizers:
-        yield MissingFeature(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(optimizers)}`")
+        yield Gap(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(optimizers)}`")
 
 
 def schedule_csv(plan: Plan) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from planner.export import Export, Exporter, MappedPart, MissingFeature, readings, register
+from planner.export import Export, Exporter, Gap, MappedPart, readings, register
 from planner.export.styles import module_styles
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
@@ -131,18 +131,18 @@ def pipeline(make_model, loss_fn, device, device_mesh):
 """The file that reads `parallel.json`."""
 
 
-def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     other = [module for module, kind in module_styles(plan) if kind not in STYLES]
     if other:
         named = readings.some_of(other)
-        yield MissingFeature(
+        yield Gap(
             f"a parallel style for how modules of tensor parallel layers are cut ({named})", "`shardplan plan --tp 1`"
         )
     if plan.schedule.parts > 1:
-        yield MissingFeature("micro-batches in parts", "another `--schedule`")
+        yield Gap("micro-batches in parts", "another `--schedule`")
     if plan.shared_parameters:
         tied = ", ".join(shared.parameter for shared in plan.shared_parameters)
-        yield MissingFeature(f"weights tied over stages ({tied})", "`shardplan plan --pp 1`")
+        yield Gap(f"weights tied over stages ({tied})", "`shardplan plan --pp 1`")
 
 
 def _document(plan: Plan) -> dict[str, Any]:

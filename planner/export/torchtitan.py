@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, MappedPart, MissingFeature, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -52,19 +52,19 @@ def model_parts(plan: Plan) -> list[list[str]]:
     return parts
 
 
-def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     items = readings.block_items(plan)
     several = len(plan.stages) > 1
     yield from readings.unlike_decoder(plan)
     if several and any(items[stage.blocks[0]] == "E" for stage in plan.stages[1:]):
-        yield MissingFeature("an embedding divided between stages", "`shardplan plan --pp 1`")
+        yield Gap("an embedding divided between stages", "`shardplan plan --pp 1`")
     if several and plan.shared_parameters:
-        yield MissingFeature(
+        yield Gap(
             "weights tied over stages", "`shardplan plan --pp 1`, or a model whose logits have weights of their own"
         )
     degrees = readings.degrees(plan)
     if degrees.expert > 1 and plan.configuration.zero < 2:
-        yield MissingFeature(
+        yield Gap(
             "expert parallel ranks that are no FSDP ranks (data_parallel_shard_degree)", "`shardplan plan --zero 2`"
         )
     yield from readings.unlisted(plan, TYPES)

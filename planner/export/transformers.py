@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.export import Export, Exporter, MappedPart, MissingFeature, readings, register
+from planner.export import Export, Exporter, Gap, MappedPart, readings, register
 from planner.export.styles import module_styles
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
@@ -61,20 +61,18 @@ def _rules(plan: Plan) -> Mapping[str, set[str]]:
     return styles_of
 
 
-def _missing_features(plan: Plan) -> Iterator[MissingFeature]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     degrees, alone = readings.degrees(plan), "`shardplan plan --tp 1`"
     rules = _rules(plan)
     other = [rule for rule, kinds in rules.items() if len(kinds) != 1 or not kinds <= STYLES.keys()]
     if other:
-        yield MissingFeature(f"a parallel style for how modules are cut ({readings.some_of(other)})", alone)
+        yield Gap(f"a parallel style for how modules are cut ({readings.some_of(other)})", alone)
     if degrees.expert_tensor > 1 and degrees.expert > 1:
-        yield MissingFeature("experts whose products are cut over ranks", alone)
+        yield Gap("experts whose products are cut over ranks", alone)
     if degrees.expert > 1 and (
         degrees.expert % degrees.tensor or (plan.configuration.zero < 2 and degrees.expert > degrees.tensor)
     ):
-        yield MissingFeature(
-            "expert parallel ranks that are no FSDP ranks (ep_size)", "`shardplan plan --zero 3`, or `--ep 1`"
-        )
+        yield Gap("expert parallel ranks that are no FSDP ranks (ep_size)", "`shardplan plan --zero 3`, or `--ep 1`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 
