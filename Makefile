@@ -14,7 +14,7 @@ CPU_TORCH ?= 2.13.0+cpu
 help:
 	@echo "make plan    run the main job on a bundled model and cluster, and show the result"
 	@echo "make test    run all tests; those that run plans are skipped where the index has no torch for CPUs (0.2 GB)"
-	@echo "make test-backends  run what is exported in JAX, transformers and torch themselves, which it installs"
+	@echo "make test-backends  run what is exported in JAX, transformers, DeepSpeed, Megatron and torch themselves, which it installs"
 	@echo "make torch   install torch, the one for GPUs (3 GB) where there is no other"
 	@echo "make fuzz    read 100,000 mutated files (INPUTS=..., SEED=...); prints how each fault is run again"
 	@echo "make check   formatting, lint, types, layering"
@@ -43,7 +43,10 @@ test: $(BIN)/.torch
 	$(BIN)/python -m pytest -n 2
 
 test-backends: torch
-	$(PIP) jax transformers accelerate
+	$(PIP) jax transformers accelerate setuptools
+	DS_BUILD_OPS=0 $(PIP) --no-build-isolation --constraint torch-constraints.txt deepspeed \
+	|| echo "DeepSpeed cannot be installed: its tests are skipped"
+	$(PIP) --no-deps megatron-core || echo "megatron-core cannot be installed: its tests are skipped"
 	$(BIN)/python -m pytest -n 2 tests/backends
 
 fuzz: $(BIN)/.ready

@@ -1,4 +1,4 @@
-"""Plans written out as the configuration of a training framework, and such configurations read; one module each.
+"""Writes plans as configurations of training frameworks, and reads such configurations; one module a framework.
 
 >>> from planner import export
 >>> export.names()
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "EXPORTERS", "PAGE", "Export", "Exporter", "FrameworkJob", "Lack", "Mapped", "export", "lacking", "names",
+    "EXPORTERS", "PAGE", "Export", "Exporter", "FrameworkJob", "Gap", "MappedPart", "export", "lacking", "names",
     "read_job", "readable", "register",
 ]  # fmt: skip
 
 PAGE = "EXPORT.md"
-"""Name of the page that says what was mapped how."""
+"""Name of the page that lists how each part of the plan was written."""
 
 BAR = r"\|"
 """`|` inside a cell of a Markdown table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
-    """Something that a plan needs and a framework cannot express: what, and what to do about it."""
+class Gap:
+    """A feature that a plan needs and a framework cannot express, and a hint how to plan without it."""
 
     need: str
     hint: str
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
-    """A part of the plan, and what was written for it."""
+class MappedPart:
+    """A part of the plan, and the text that was written for it."""
 
     part: str
     written: str
@@ -58,27 +58,27 @@ class Export:
     """A plan in a framework's own files.
 
     Attributes:
-        files: text by file name, `EXPORT.md` among them; of a model its bytes.
-        mapped: what was written for each part of the plan.
-        left_out: what the plan says and no file does, in words.
+        files: text (of a model, bytes) by file name; `EXPORT.md` is one of them.
+        mapped: the parts of the plan that the files express.
+        left_out: the parts that they do not express, one sentence each.
     """
 
     files: Mapping[str, str | bytes]
-    mapped: tuple[Mapped, ...]
+    mapped: tuple[MappedPart, ...]
     left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkJob:
-    """What a framework's own configuration says of a job.
+    """A job as read from a framework's own configuration.
 
     Attributes:
         degrees: how the job is divided.
         global_batch: samples of an update; None where the file leaves it to the number of ranks.
         precision: number formats, by our name; "" where the file does not say.
         optimizer: by our name; "" where the file does not say.
-        overlap: 0 where the file turns off that exchanges hide behind work; None where it does not.
-        ignored: settings that would change a prediction and are not taken over, each with the reason.
+        overlap: 0 where the file turns off the overlap of communication with computation; None where it does not.
+        ignored: settings that would change a prediction but cannot be taken over, each with the reason.
     """
 
     degrees: Degrees
@@ -91,23 +91,23 @@ class FrameworkJob:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A framework that plans can be written for.
+    """A framework that plans can be exported to.
 
     Attributes:
-        key: the name users choose it by.
-        backend: what it takes of a plan.
-        plan_for: the value of `shardplan plan --for`, with further options, that makes plans within these limits.
-        lacks: what of a plan the files cannot say, beyond what the limits tell.
-        write: the files of a plan that lacks nothing.
-        start: how the files are used, in one or two sentences.
-        read: what the text of the framework's configuration says of a job; None where it cannot be read.
-        files_of_model: further files, made of the plan, its model and the model's ONNX; None where the plan suffices.
+        key: name of the framework in options.
+        backend: limits of the framework on plans.
+        plan_for: value of `shardplan plan --for`, with further options, that makes plans within these limits.
+        missing: gives the features of a plan within these limits that the files still cannot express.
+        write: writes the files of a plan that misses no feature.
+        start: how to use the files, in one or two sentences.
+        read: parses the text of the framework's configuration; None where it cannot be read.
+        files_of_model: writes further files from the plan, its model and the model's ONNX; None where there are none.
     """
 
     key: str
     backend: Backend
     plan_for: str
-    lacks: Callable[[Plan], Sequence[Lack]]
+    missing: Callable[[Plan], Sequence[Gap]]
     write: Callable[[Plan], Export]
     start: str
     read: Callable[[str], FrameworkJob] | None = None
@@ -134,12 +134,12 @@ def readable() -> tuple[str, ...]:
 
 
 def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
-    """What a framework's configuration says of a job: the way back from `export`.
+    """Read a job from a framework's configuration: the inverse of `export`.
 
     Args:
         text: Megatron's arguments, torchtitan's TOML or DeepSpeed's JSON.
-        name: of the framework.
-        where: what errors call the text (a file name).
+        name: name of the framework.
+        where: name of the text in errors (a file name).
 
     Raises:
         UsageError: no framework of that name can be read, or a setting that decides the division cannot be taken over.
@@ -153,42 +153,42 @@ def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
         raise UsageError(error.problem.message, where=where, hint=error.problem.hint) from error
 
 
-def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Lack, ...]:
-    """What a plan needs and a framework cannot express; empty where the plan can be exported.
+def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Gap, ...]:
+    """Features that a plan needs and a framework cannot express; empty where the plan can be exported.
 
     Args:
         plan: the plan.
-        name: of the exporter.
-        graph: the plan's model; without it, whether ranks divide the attention heads is not looked at.
+        name: name of the exporter.
+        graph: the plan's model; without it, the check that ranks divide the attention heads is left out.
 
     Raises:
         UsageError: no exporter has that name.
     """
     exporter = EXPORTERS.get(name)
     hint = f"`shardplan plan --for {exporter.plan_for}` does without"
-    found = [Lack(need, hint) for need in lacks(plan, exporter.backend, graph)]
-    return tuple(found or exporter.lacks(plan))
+    beyond_limits = [Gap(need, hint) for need in lacks(plan, exporter.backend, graph)]
+    return tuple(beyond_limits or exporter.missing(plan))
 
 
 def export(
     plan: Plan, name: str, graph: Graph | None = None, model: str | Path | onnx.ModelProto | None = None
 ) -> Export:
-    """A plan in the files of a framework, with a page that says what was mapped how.
+    """Write a plan in the files of a framework, with a page that lists how each part was written.
 
     Args:
         plan: the plan.
-        name: of the exporter.
-        graph: the plan's model, for what the plan file alone does not tell.
-        model: the same as ONNX, or its path, for exporters that write the model itself.
+        name: name of the exporter.
+        graph: the plan's model, for checks that the plan file alone does not allow.
+        model: the model as ONNX, or its path, for exporters that write the model itself.
 
     Raises:
         UsageError: no exporter has that name, or it needs the model.
         ModelError: the model cannot be read.
         PlanError: the framework cannot express the plan; `problems` names every reason with its remedy.
     """
-    exporter, found = EXPORTERS.get(name), lacking(plan, name, graph)
-    if found:
-        problems = [Problem(f"{exporter.backend.title} lacks {lack.need}", hint=lack.hint) for lack in found]
+    exporter, missing = EXPORTERS.get(name), lacking(plan, name, graph)
+    if missing:
+        problems = [Problem(f"{exporter.backend.title} lacks {feature.need}", hint=feature.hint) for feature in missing]
         raise PlanError(problems[0].message, hint=problems[0].hint, problems=problems)
     written, files = exporter.write(plan), dict[str, bytes]()
     if exporter.files_of_model is not None:
@@ -201,7 +201,7 @@ def export(
 
 
 def _never_written(plan: Plan) -> Iterator[str]:
-    """What no framework has a setting for."""
+    """Parts of a plan that no framework has a setting for."""
     yield (
         f"The predicted iteration of {plan.predictions.iteration_s:.6g} s: times, memory and the overlap of exchanges "
         f"with computation that the prediction assumes (stack {plan.hardware.stack or 'unnamed'}) are no settings."
@@ -214,7 +214,7 @@ def _never_written(plan: Plan) -> Iterator[str]:
 
 
 def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
-    """What was mapped how, as Markdown."""
+    """The page that lists how each part of the plan was written, as Markdown."""
     lines = [
         f"# {plan.model.name} for {exporter.backend.title}",
         "",
@@ -231,7 +231,7 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
         "",
         "| the plan | written as |",
         "|---|---|",
-        *(f"| {one.part} | {one.written.replace('|', BAR)} |" for one in written.mapped),
+        *(f"| {mapped.part} | {mapped.written.replace('|', BAR)} |" for mapped in written.mapped),
         "",
         "## Not mapped",
         "",
@@ -242,5 +242,5 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
 
 
 def _size(content: str | bytes) -> str:
-    """How long a file is, in words."""
+    """Length of a file, in lines or bytes."""
     return plural(len(content), "byte") if isinstance(content, bytes) else plural(len(content.splitlines()), "line")

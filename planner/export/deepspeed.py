@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, Lack, Mapped, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
 from planner.plans import Plan
 from planner.plans.documents import pretty
 from planner.space.named import Degrees
@@ -27,7 +27,7 @@ OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
 PIPELINE = '''\
 """Stages of a pipeline for DeepSpeed: layers {first} to {last} by stage."""
 
-from deepspeed.pipe import PipelineModule
+{imports}from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 MODULES = {modules}
@@ -48,41 +48,52 @@ class PlannedPipeline(PipelineModule):
         if len(layers) != len(MODULES):
             raise ValueError(f"{{len(layers)}} layers for {{len(MODULES)}} modules: give one for each of MODULES")
         topology = PipeModelDataParallelTopology(num_pp={pipeline}, num_mp={tensor}, num_dp={data})
-        super().__init__(layers=layers, topology=topology, activation_checkpoint_interval={interval}, **options)
+        super().__init__(layers=layers, topology=topology, {recompute}, **options)
 
     def _partition_layers(self, method="uniform"):
         stage = self._topo.get_coord(self.global_rank).pipe
         self.parts = list(PARTS)
         self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
 '''
-"""The file with the stages; DeepSpeed's own methods cut evenly, by parameters or by the type of layers alone."""
+"""Text of the file with the stages; DeepSpeed itself only cuts evenly, by parameters or by types of layers."""
+
+KEPT = {"imports": "", "recompute": "activation_checkpoint_interval=0"}
+RECOMPUTED = {
+    "imports": "import deepspeed\n",
+    "recompute": "activation_checkpoint_interval=1,\n"
+    "            activation_checkpoint_func=deepspeed.checkpointing.non_reentrant_checkpoint",
+}
+"""Options of a pipeline that keeps its activations, and of one that recomputes each layer. DeepSpeed's default function
+for recomputing fails in a layer none of whose inputs needs a gradient, such as an embedding."""
 
 
-def _lacks(plan: Plan) -> Iterator[Lack]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     if readings.degrees(plan).tensor > 1 and len(plan.stages) > 1:
-        yield Lack("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")
+        yield Gap("AutoTP inside a PipelineModule", "`shardplan plan --tp 1` or `--pp 1`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 
 def configuration(plan: Plan) -> dict[str, Any]:
     """The JSON configuration."""
-    own, zero = readings.degrees(plan), plan.configuration.zero
+    degrees, zero = readings.degrees(plan), plan.configuration.zero
     document: dict[str, Any] = {
         "train_batch_size": plan.micro_batches.global_batch,
-        "train_micro_batch_size_per_gpu": own.micro_batch,
-        "gradient_accumulation_steps": own.accumulated,
+        "train_micro_batch_size_per_gpu": degrees.micro_batch,
+        "gradient_accumulation_steps": degrees.accumulated,
         "zero_optimization": {"stage": zero, **({"overlap_comm": bool(plan.options.overlap)} if zero else {})},
         "optimizer": {"type": OPTIMIZERS[plan.options.optimizer.partition(":")[0]], "params": {}},
         **FORMATS[readings.precision_base(plan)],
     }
-    if own.tensor > 1:
-        document["tensor_parallel"] = {"autotp_size": own.tensor}
+    if zero and document["optimizer"]["type"] not in ("Adam", "AdamW"):
+        document["zero_allow_untested_optimizer"] = True
+    if degrees.tensor > 1:
+        document["tensor_parallel"] = {"autotp_size": degrees.tensor}
     return document
 
 
 def _pipeline(plan: Plan) -> dict[str, str]:
     """`pipeline.py`, where the plan has several stages."""
-    own, stages = readings.degrees(plan), readings.stage_modules(plan)
+    degrees, stages = readings.degrees(plan), readings.stage_modules(plan)
     if len(stages) == 1:
         return {}
     parts = [0]
@@ -93,16 +104,16 @@ def _pipeline(plan: Plan) -> dict[str, str]:
         last=stages[-1][-1],
         modules="(\n" + "".join(f'    "{name}",\n' for modules in stages for name in modules) + ")",
         parts=tuple(parts),
-        pipeline=own.pipeline,
-        tensor=own.tensor,
-        data=own.data,
-        interval=1 if readings.recomputes(plan) else 0,
+        pipeline=degrees.pipeline,
+        tensor=degrees.tensor,
+        data=degrees.data,
+        **(RECOMPUTED if readings.recomputes(plan) else KEPT),
     )
     return {"pipeline.py": text}
 
 
 def _write(plan: Plan) -> Export:
-    own, document = readings.degrees(plan), configuration(plan)
+    degrees, document = readings.degrees(plan), configuration(plan)
     piped = len(plan.stages) > 1
     script = readings.launch(
         plan,
@@ -111,16 +122,16 @@ def _write(plan: Plan) -> Export:
         ("# TRAIN: your training program", 'here="$(cd "$(dirname "$0")" && pwd)"'),
     )
     pipeline, ranks = _pipeline(plan), readings.ranks_file(plan)
-    mapped = [Mapped(key, f"`{json.dumps(value)}`") for key, value in document.items()]
+    mapped = [MappedPart(key, f"`{json.dumps(value)}`") for key, value in document.items()]
     if piped:
-        mapped.append(Mapped(f"{len(plan.stages)} stages", "`PlannedPipeline` in `pipeline.py`"))
+        mapped.append(MappedPart(f"{len(plan.stages)} stages", "`PlannedPipeline` in `pipeline.py`"))
     left_out = ["Settings of the optimizer (learning rate, betas): `optimizer.params`."]
     if readings.recomputes(plan) and not piped:
         left_out.append("Recomputation of all layers: call `deepspeed.checkpointing.checkpoint` in the model's layers.")
-    if own.expert > 1:
+    if degrees.expert > 1:
         left_out.append(
-            f"Expert parallel {own.expert}: build the mixtures with `deepspeed.moe.layer.MoE(ep_size={own.expert})`; "
-            "no setting of the configuration does it."
+            f"Expert parallel {degrees.expert}: build the mixtures with "
+            f"`deepspeed.moe.layer.MoE(ep_size={degrees.expert})`; no setting of the configuration does it."
         )
     if piped and plan.shared_parameters:
         left_out.append(
@@ -136,10 +147,10 @@ def _write(plan: Plan) -> Export:
 
 
 def read_json(text: str) -> FrameworkJob:
-    """What DeepSpeed's JSON says of a job; stages of a pipeline and experts are in the program, not there.
+    """Read a job from DeepSpeed's JSON; stages and experts are in the program, not in the JSON.
 
     Raises:
-        UsageError: it is no JSON object, or leaves the micro-batch open ("auto").
+        UsageError: the text is no JSON object, or leaves the micro-batch open ("auto").
     """
     try:
         document = json.loads(text)
@@ -155,15 +166,15 @@ def read_json(text: str) -> FrameworkJob:
     kind = next((name for name in ("bf16", "fp16") if readings.table(document, name).get("enabled")), "fp32")
     if kind == "bf16":
         kind = {"bf16": "bf16", "fp32": "bf16-fp32grad"}.get(str(types), "bf16-deepspeed")
-    said = str(readings.table(document, "optimizer").get("type", "")).lower()
+    optimizer = str(readings.table(document, "optimizer").get("type", "")).lower()
     devices = {key: readings.table(zero, key).get("device", "none") for key in ("offload_optimizer", "offload_param")}
     ignored = [f"zero_optimization.{key}: state stays on the device" for key, to in devices.items() if to != "none"]
     names = {title.lower(): name for name, title in OPTIMIZERS.items()}
-    if said and said not in names:
-        ignored.append(f"optimizer.type {said}: no optimizer of that name")
+    if optimizer and optimizer not in names:
+        ignored.append(f"optimizer.type {optimizer}: no optimizer of that name")
     overlap = 0.0 if zero.get("overlap_comm") is False else None
     batch = number(document, "train_batch_size", 0)
-    return FrameworkJob(degrees, batch or None, kind, names.get(said, ""), overlap, tuple(ignored))
+    return FrameworkJob(degrees, batch or None, kind, names.get(optimizer, ""), overlap, tuple(ignored))
 
 
 register(
@@ -171,7 +182,7 @@ register(
         key="deepspeed",
         backend=BACKENDS.get("deepspeed"),
         plan_for="deepspeed",
-        lacks=lambda plan: tuple(_lacks(plan)),
+        missing=lambda plan: tuple(_missing_features(plan)),
         write=_write,
         start="Give `ds_config.json` to `deepspeed.initialize`, and the model as `PlannedPipeline` where there is a "
         "`pipeline.py`; `launch.sh` starts the program in `TRAIN`.",

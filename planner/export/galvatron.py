@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.export import Export, Exporter, Gap, MappedPart, readings, register
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
 from planner.sharding import AxisRole
@@ -51,49 +51,47 @@ def _stage_layers(plan: Plan) -> tuple[int, ...]:
 
 
 def _widths(plan: Plan, role: AxisRole) -> tuple[int, ...]:
-    """For each stage the ranks of a group along the axes of a role."""
+    """For each stage, the ranks of a group along the mesh axes of a role."""
     return tuple(readings.role_sizes(plan.sharding_of(stage.index))[role] for stage in plan.stages)
 
 
-def _lacks(plan: Plan) -> Iterator[Lack]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     yield from readings.unlike_decoder(plan)
     empty = [index for index, count in enumerate(_stage_layers(plan)) if not count]
     if empty:
-        yield Lack(f"stages without a layer ({', '.join(map(str, empty))})", "`shardplan plan --pp` with fewer stages")
+        yield Gap(f"stages without a layer ({', '.join(map(str, empty))})", "`shardplan plan --pp` with fewer stages")
     if len({stage.group_ranks * len(stage.replicas) for stage in plan.stages}) > 1:
-        yield Lack("stages of unequally many ranks", "`shardplan plan --tp` with one width")
+        yield Gap("stages of unequally many ranks", "`shardplan plan --tp` with one width")
     elif any(len({sizes[0], sizes[-1]}) > 1 for sizes in (_widths(plan, role) for role in AxisRole)):
-        yield Lack(
-            "an embedding and logits cut over unequally many ranks (vtp)", "`shardplan plan --tp` with one width"
-        )
+        yield Gap("an embedding and logits cut over unequally many ranks (vtp)", "`shardplan plan --tp` with one width")
     yield from readings.unlisted(plan, FORMATS)
     if plan.options.optimizer not in OPTIMIZERS:
-        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
+        yield Gap(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(OPTIMIZERS)}`")
 
 
 def strategy(plan: Plan) -> dict[str, Any]:
     """The strategy file."""
-    own, counts, sharded = readings.degrees(plan), _stage_layers(plan), int(plan.configuration.zero == 3)
+    degrees, layer_counts, sharded = readings.degrees(plan), _stage_layers(plan), int(plan.configuration.zero == 3)
 
     def by_layer(of_stages: Sequence[int]) -> str:
-        return _listed(value for value, count in zip(of_stages, counts, strict=True) for _ in range(count))
+        return _listed(value for value, count in zip(of_stages, layer_counts, strict=True) for _ in range(count))
 
     return {
         "pp_deg": len(plan.stages),
         "tp_sizes_enc": by_layer(_widths(plan, AxisRole.TENSOR)),
-        "tp_consecutive_flags": by_layer([1] * len(counts)),
+        "tp_consecutive_flags": by_layer([1] * len(layer_counts)),
         "cp_sizes_enc": by_layer(_widths(plan, AxisRole.CONTEXT)),
-        "dp_types_enc": by_layer([sharded] * len(counts)),
-        "use_sp": by_layer([0] * len(counts)),
+        "dp_types_enc": by_layer([sharded] * len(layer_counts)),
+        "use_sp": by_layer([0] * len(layer_counts)),
         "checkpoint": by_layer([int(stage.recompute) for stage in plan.stages]),
         "global_bsz": plan.micro_batches.global_batch,
-        "chunks": own.accumulated,
-        "pp_division": _listed(counts),
+        "chunks": degrees.accumulated,
+        "pp_division": _listed(layer_counts),
         "pipeline_type": PIPELINES.get(plan.schedule.name, "gpipe"),
         "default_dp_type": SHARDED[plan.configuration.zero],
-        "vtp": own.tensor,
+        "vtp": degrees.tensor,
         "vsp": 0,
-        "vcp": own.context,
+        "vcp": degrees.context,
         **dict.fromkeys(("vocab_sdp", "embed_sdp"), sharded),  # the name in the source, and that in release 2.4
     }
 
@@ -103,7 +101,7 @@ def _listed(values: Iterator[int] | Sequence[int]) -> str:
 
 
 def _settings(plan: Plan) -> Mapping[str, str]:
-    """Settings of the runtime beside the file, by their names below `runtime`."""
+    """Settings of the runtime that the file leaves open, by their names below `runtime`."""
     kind, whole = FORMATS[readings.precision_base(plan)]
     flags = {
         "parallel.reduce_in_fp32": whole,
@@ -131,7 +129,7 @@ def _write(plan: Plan) -> Export:
         ),
     )
     ranks = readings.ranks_file(plan)
-    mapped = [Mapped(key, f"`{value}`") for key, value in (*document.items(), *settings.items())]
+    mapped = [MappedPart(key, f"`{value}`") for key, value in (*document.items(), *settings.items())]
     left_out = [
         "Widths, heads and vocabulary of the model, the optimizer's settings and the data: `CONFIG`.",
         "Types of weights: Galvatron keeps them in float32 and casts them for the passes, whatever else the plan's "
@@ -151,7 +149,7 @@ register(
         key="galvatron",
         backend=GALVATRON,
         plan_for="torchtitan --schedule 1f1b --ep 1",
-        lacks=lambda plan: tuple(_lacks(plan)),
+        missing=lambda plan: tuple(_missing_features(plan)),
         write=_write,
         start="Run `launch.sh` in Galvatron's folder of the model (`galvatron/models/gpt`) on every machine, with "
         "`CONFIG` set; `strategy.json` is the strategy file.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.export import Export, Exporter, Gap, MappedPart, readings, register
 from planner.plans import Plan
 from planner.plans.documents import pretty
 from planner.plans.model import BlockParameter
@@ -56,7 +56,7 @@ def input_sharding(name, device_mesh):
 
 
 def _spec(plan: Plan, parameter: BlockParameter, layout: str) -> Spec:
-    """The axes that cut each dimension of a parameter; partial sums are JAX's own affair."""
+    """Mesh axes that shard each dimension of a parameter; partial sums are left to JAX."""
     sharding = plan.sharding_of(0)
     entries: Spec = [None] * len(parameter.shape)
     if sharding is None or not layout:
@@ -68,14 +68,14 @@ def _spec(plan: Plan, parameter: BlockParameter, layout: str) -> Spec:
 
 
 def _with(entry: str | list[str] | None, axis: str) -> str | list[str]:
-    """A dimension's entry with one more axis inside it."""
+    """The entry of a dimension with one more axis, innermost."""
     if entry is None:
         return axis
     return [*entry, axis] if isinstance(entry, list) else [entry, axis]
 
 
 def _over_replicas(plan: Plan, parameter: BlockParameter, entries: Spec) -> Spec:
-    """The same, its first whole dimension that the replicas divide cut over them too: ZeRO."""
+    """A spec with one more dimension sharded over the replicas (ZeRO): the first free one that they divide evenly."""
     replicas = len(plan.stages[0].replicas)
     free = (d for d, size in enumerate(parameter.shape) if entries[d] is None and replicas > 1 and size % replicas == 0)
     dim = next(free, None)
@@ -83,7 +83,7 @@ def _over_replicas(plan: Plan, parameter: BlockParameter, entries: Spec) -> Spec
 
 
 def _parameters(plan: Plan) -> Iterator[tuple[str, dict[str, Spec]]]:
-    """For each parameter the specs of value, gradient and optimizer state."""
+    """For each parameter its name, and the specs of value, gradient and optimizer state."""
     zero = plan.configuration.zero
     for parameter in plan.stage_parameters(0):
         place = plan.layout_of(parameter.name)
@@ -101,7 +101,7 @@ def _parameters(plan: Plan) -> Iterator[tuple[str, dict[str, Spec]]]:
 
 
 def _input(plan: Plan, shape: Sequence[int]) -> Spec:
-    """Samples dealt to the replicas, samples and steps to the axes that deal them; tensor axes read every step."""
+    """Spec of an input: samples over replicas and batch axes, positions over context axes; tensor axes read all."""
     sharding = plan.sharding_of(0)
     entries: Spec = [DATA, *[None] * (len(shape) - 1)] if shape else []
     dims = {"batch": 0, "sequence": 1}
@@ -113,7 +113,7 @@ def _input(plan: Plan, shape: Sequence[int]) -> Spec:
     return entries
 
 
-def _lacks(plan: Plan) -> Iterator[Lack]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     sharding = plan.sharding_of(0)
     pieces = {
         place.tensor
@@ -123,7 +123,7 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
     }
     if pieces:
         named = ", ".join(sorted(pieces)[:2])
-        yield Lack(f"weights cut block by block, each part by itself ({named})", "`shardplan plan --tp 1`")
+        yield Gap(f"weights cut block by block, each part by itself ({named})", "`shardplan plan --tp 1`")
 
 
 def _write(plan: Plan) -> Export:
@@ -146,10 +146,12 @@ def _write(plan: Plan) -> Export:
     count, size = document["micro_batches"]["count"], plan.micro_batches.size
     specs = f"`parameters`: specs of {len(document['parameters'])} for value, gradient and optimizer state"
     mapped = (
-        Mapped("replicas and groups of ranks", f"`mesh`: {sizes}"),
-        Mapped(f"weights, ZeRO-{plan.configuration.zero}", specs),
-        Mapped("micro-batches", f"`micro_batches`: {count} of {size} samples, gradients summed"),
-        Mapped("recomputation", f"`remat`: {len(document['remat'])} layers, or kinds of modules, for `jax.checkpoint`"),
+        MappedPart("replicas and groups of ranks", f"`mesh`: {sizes}"),
+        MappedPart(f"weights, ZeRO-{plan.configuration.zero}", specs),
+        MappedPart("micro-batches", f"`micro_batches`: {count} of {size} samples, gradients summed"),
+        MappedPart(
+            "recomputation", f"`remat`: {len(document['remat'])} layers, or kinds of modules, for `jax.checkpoint`"
+        ),
     )
     left_out = (
         "Layouts of activations: the compiler follows those of weights and inputs; `with_sharding_constraint` fixes "
@@ -163,7 +165,7 @@ def _write(plan: Plan) -> Export:
 
 
 def _launch(plan: Plan) -> str:
-    """A script that starts one process a machine, as JAX has it."""
+    """A script that starts one process a machine, as JAX wants it."""
     nodes, _ = readings.machines(plan)
     machines = [f"export JAX_NUM_PROCESSES={nodes}", 'export JAX_PROCESS_ID="${NODE_RANK:?}"'] if nodes > 1 else []
     lines = ["#!/usr/bin/env bash", "set -euo pipefail", "# TRAIN: your training program, which imports sharding.py"]
@@ -175,7 +177,7 @@ register(
         key="jax",
         backend=BACKENDS.get("jax"),
         plan_for="jax",
-        lacks=lambda plan: tuple(_lacks(plan)),
+        missing=lambda plan: tuple(_missing_features(plan)),
         write=_write,
         start="Import `sharding.py` from your training program; `launch.sh` starts one process a machine "
         "(`jax.distributed.initialize` on several).",

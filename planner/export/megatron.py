@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, Lack, Mapped, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -46,70 +46,73 @@ def layout(plan: Plan) -> str:
 
 
 def _heads(plan: Plan) -> set[int]:
-    """The first block of each item: of the embedding, of every layer, of logits and loss."""
-    of = [
+    """First blocks of the items of a layout: of the embedding, of each layer, of logits and loss."""
+    item_names = [
         readings.layer_name(block) if item == "t" else item
         for item, block in zip(readings.block_items(plan), plan.block_table, strict=True)
     ]
-    return {at for at, name in enumerate(of) if at == 0 or of[at - 1] != name}
+    return {at for at, name in enumerate(item_names) if at == 0 or item_names[at - 1] != name}
 
 
-def _lacks(plan: Plan) -> Iterator[Lack]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     heads, alone = _heads(plan), "`shardplan plan --pp 1`, or export to torch"
     yield from readings.unlike_decoder(plan)
     for stage in plan.stages:
         if stage.blocks[0] not in heads:
             name = plan.block_table[stage.blocks[0]].name
-            yield Lack(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
+            yield Gap(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
     if not readings.is_loop(plan):
-        yield Lack("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
+        yield Gap("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 
 def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Parts of the plan and their arguments."""
-    own = readings.degrees(plan)
-    wanted = readings.cuts_sequence(plan) or own.expert > 1  # Megatron refuses groups with experts without it
-    parallel = ["--sequence-parallel"] if own.tensor > 1 and wanted else []
-    yield f"tensor parallel {own.tensor}", (f"--tensor-model-parallel-size {own.tensor}", *parallel)
-    if own.context > 1:
-        yield f"context parallel {own.context}", (f"--context-parallel-size {own.context}",)
-    if own.expert > 1:
-        sizes = f"--expert-model-parallel-size {own.expert}", f"--expert-tensor-parallel-size {own.expert_tensor}"
-        yield f"expert parallel {own.expert}", sizes
-    yield f"data parallel {own.data}", ()
-    stages = f"{plural(len(plan.stages), 'stage')} on {plural(own.pipeline, 'worker')}"
-    yield stages, tuple(_pipeline(plan, own))
-    batch = f"--micro-batch-size {own.micro_batch}", f"--global-batch-size {plan.micro_batches.global_batch}"
-    yield f"{own.accumulated} x {plural(own.micro_batch, 'sample')} a data parallel rank", batch
-    yield f"ZeRO-{plan.configuration.zero}", tuple(_zero(plan, own))
+    """Pairs of a part of the plan and its arguments."""
+    degrees = readings.degrees(plan)
+    wanted = readings.cuts_sequence(plan) or degrees.expert > 1  # Megatron refuses groups with experts without it
+    parallel = ["--sequence-parallel"] if degrees.tensor > 1 and wanted else []
+    yield f"tensor parallel {degrees.tensor}", (f"--tensor-model-parallel-size {degrees.tensor}", *parallel)
+    if degrees.context > 1:
+        yield f"context parallel {degrees.context}", (f"--context-parallel-size {degrees.context}",)
+    if degrees.expert > 1:
+        sizes = (
+            f"--expert-model-parallel-size {degrees.expert}",
+            f"--expert-tensor-parallel-size {degrees.expert_tensor}",
+        )
+        yield f"expert parallel {degrees.expert}", sizes
+    yield f"data parallel {degrees.data}", ()
+    stages = f"{plural(len(plan.stages), 'stage')} on {plural(degrees.pipeline, 'worker')}"
+    yield stages, tuple(_pipeline(plan, degrees))
+    batch = f"--micro-batch-size {degrees.micro_batch}", f"--global-batch-size {plan.micro_batches.global_batch}"
+    yield f"{degrees.accumulated} x {plural(degrees.micro_batch, 'sample')} a data parallel rank", batch
+    yield f"ZeRO-{plan.configuration.zero}", tuple(_zero(plan, degrees))
     if readings.recomputes(plan) or readings.repeated_modules(plan):
         yield "recomputation", tuple(_recompute(plan))
     yield f"precision {plan.options.precision}", tuple(_precision(plan))
     yield "the model's layers and steps", tuple(_model(plan))
 
 
-def _pipeline(plan: Plan, own: readings.Degrees) -> Iterator[str]:
-    yield f"--pipeline-model-parallel-size {own.pipeline}"
+def _pipeline(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
+    yield f"--pipeline-model-parallel-size {degrees.pipeline}"
     if len(plan.stages) > 1:
         yield f'--pipeline-model-parallel-layout "{layout(plan)}"'
-    if own.chunks > 1 and _group(plan):
+    if degrees.chunks > 1 and _group(plan):
         yield f"--microbatch-group-size-per-virtual-pipeline-stage {_group(plan)}"
     inside = readings.rank_order(plan, readings.PIPELINE_INSIDE)
-    if own.expert == 1 and readings.rank_order(plan) != inside == tuple(range(own.ranks)):
+    if degrees.expert == 1 and readings.rank_order(plan) != inside == tuple(range(degrees.ranks)):
         yield "--use-tp-pp-dp-mapping"
 
 
 def _group(plan: Plan) -> int:
-    """Micro-batches of a group as the schedule's options say it; 0 for as many as workers."""
+    """Option `group` of the interleaved schedule: micro-batches of a group, 0 for as many as workers."""
     return int(plan.schedule.name.partition("group=")[2].partition(",")[0] or 0)
 
 
-def _zero(plan: Plan, own: readings.Degrees) -> Iterator[str]:
+def _zero(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
     sharded = plan.configuration.zero > 0
     if sharded:
         yield "--use-distributed-optimizer"
-    if own.data > 1 and plan.options.overlap:
+    if degrees.data > 1 and plan.options.overlap:
         yield "--overlap-grad-reduce"
         if sharded:
             yield "--overlap-param-gather"
@@ -186,7 +189,7 @@ def _write(plan: Plan) -> Export:
     own = ('"${model_arguments[@]}"', '"${data_arguments[@]}"')
     script = readings.launch(plan, '"${PROGRAM:-pretrain_gpt.py}"', (*arguments, *own), before)
     mapped = [
-        Mapped(part, "`" + " ".join(written) + "`" if written else "follows from the number of ranks")
+        MappedPart(part, "`" + " ".join(written) + "`" if written else "follows from the number of ranks")
         for part, written in parts
     ]
     left_out = list(_left_out(plan))
@@ -208,7 +211,7 @@ _IGNORED = {
     "--use-torch-fsdp2": "FSDP",
     "--moe-token-dispatcher-type flex": "the way of tokens to experts",
 }
-"""Arguments that would change a prediction and that it cannot take over."""
+"""Arguments that would change a prediction but cannot be taken over, each with the reason."""
 
 
 def _words(text: str) -> dict[str, str]:
@@ -217,22 +220,22 @@ def _words(text: str) -> dict[str, str]:
         tokens = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
-    found: dict[str, list[str]] = {}
+    values_of: dict[str, list[str]] = {}
     name = ""
     for token in tokens:
         if token.startswith("--"):
             name, _, value = token.partition("=")
-            found[name] = [value] if value else []
+            values_of[name] = [value] if value else []
         elif name:
-            found[name].append(token)
-    return {name: " ".join(values) for name, values in found.items()}
+            values_of[name].append(token)
+    return {name: " ".join(values) for name, values in values_of.items()}
 
 
 def _number(words: Mapping[str, str], name: str, usual: int) -> int:
     """The whole number behind an argument.
 
     Raises:
-        UsageError: something else stands there.
+        UsageError: the value is no whole number.
     """
     value = words.get(name, str(usual))
     if not value.isdecimal():
@@ -241,10 +244,10 @@ def _number(words: Mapping[str, str], name: str, usual: int) -> int:
 
 
 def read_arguments(text: str) -> FrameworkJob:
-    """What Megatron's arguments say of a job; widths and heads are those of the model, and not looked at.
+    """Read a job from Megatron's arguments; widths and heads are those of the model, and are ignored.
 
     Raises:
-        UsageError: an argument of the division has no whole number.
+        UsageError: a degree of parallelism is no whole number.
     """
     words = _words(text)
     tensor, pipeline = (_number(words, f"--{kind}-model-parallel-size", 1) for kind in ("tensor", "pipeline"))
@@ -286,7 +289,7 @@ def read_arguments(text: str) -> FrameworkJob:
 
 
 def _format_of(words: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The precision with most of the arguments that are given, and those that it does not mean."""
+    """The precision that explains most of the arguments about number formats, and notes on those that it does not."""
     given = {f"{name} {value}".strip() for name, value in words.items() if FLAGS.match(name)}
     ends = [_number(words, f"--num-layers-at-{end}-in-bf16", 1) for end in ("start", "end")]
     ends = ends if "--first-last-layers-bf16" in words else [0, 0]
@@ -309,7 +312,7 @@ register(
         key="megatron",
         backend=BACKENDS.get("megatron"),
         plan_for="megatron",
-        lacks=lambda plan: tuple(_lacks(plan)),
+        missing=lambda plan: tuple(_missing_features(plan)),
         write=_write,
         start="Run `launch.sh` in Megatron-LM's folder on every machine, with `MODEL_ARGS` and `DATA_ARGS` set "
         "(`arguments.txt` has the arguments alone).",

@@ -1,9 +1,9 @@
-"""ONNX: the model itself with the annotations for several devices that IR version 11 has.
+"""ONNX: the model itself with the multi-device annotations of IR version 11.
 
 `ModelProto.configuration` names the devices of one replica, `NodeProto.device_configurations` gives each operator its
 pipeline stage and the layouts in which it reads and writes (`docs/proposals/0006-ONNXMultiDeviceProposal.md` and
 `0007-ShardingFormalism.md` of onnx). The annotations speak of one forward pass and change nothing in the graph;
-communication is what follows from them. Of a sum over ranks they say where it lies once it is added up.
+communication follows from them. For a partial sum they give the layout after the reduction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import PlanError
-from planner.export import Export, Exporter, Lack, Mapped, register
+from planner.export import Export, Exporter, Gap, MappedPart, register
 from planner.graph import Graph, Node
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
@@ -32,7 +32,7 @@ NAME = "plan"
 """Name of the configuration in the model."""
 
 IR_VERSION = 11
-"""The first that has annotations for devices."""
+"""First IR version with multi-device annotations."""
 
 ONNX = dataclasses.replace(
     BACKENDS.get("jax"),
@@ -46,15 +46,15 @@ ONNX = dataclasses.replace(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an operator runs.
+class _OperatorPlacement:
+    """Stage and devices of an operator.
 
     Attributes:
-        stage: the first stage that computes it.
-        devices: for each stage that does, the devices of its group, by their numbers in the configuration.
-        sizes: ranks along the mesh axes of a group.
-        split: how the group shares it; None where all do the same.
-        rests: texts of the layouts in which results rest, by tensor.
+        stage: the first stage that computes the operator.
+        devices: for each stage that computes it, the devices of its group, as numbered in the configuration.
+        sizes: ranks along each mesh axis of a group.
+        split: how the group divides the operator; None where all ranks do the same.
+        rests: layouts of its results between operators, by tensor, as the plan writes them.
     """
 
     stage: int
@@ -64,7 +64,7 @@ class _Place:
     rests: Mapping[str, str]
 
 
-def _lacks(plan: Plan) -> Iterator[Lack]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     unlike = [
         operator.operator
         for sharding in plan.shardings
@@ -74,25 +74,25 @@ def _lacks(plan: Plan) -> Iterator[Lack]:
         if text and _cut_unlike(parse_layout(text, len(sharding.axes)))
     ]
     if unlike:
-        yield Lack(f"a dimension cut in unlike blocks along two axes ({unlike[0]})", "`shardplan plan --tp 1`")
+        yield Gap(f"a dimension cut in unlike blocks along two axes ({unlike[0]})", "`shardplan plan --tp 1`")
 
 
 def _cut_unlike(layout: TensorLayout) -> bool:
-    """Whether two axes cut a dimension, each after dividing it into another number of blocks."""
+    """Whether two axes shard the same dimension in different numbers of blocks."""
     blocks = {(part.dim, part.blocks) for part in layout if part.cuts}
     return len({dim for dim, _ in blocks}) < len(blocks)
 
 
 def _ranks(plan: Plan, replica: int) -> tuple[int, ...]:
-    """The ranks of a replica of all stages, each once: device k of the configuration is rank k of these."""
+    """Ranks of one replica of all stages; device k of the configuration is rank k of these."""
     return tuple(dict.fromkeys(rank for stage in plan.stages for rank in stage.replicas[replica]))
 
 
-def _places(plan: Plan, graph: Graph) -> Mapping[str, _Place]:
-    """Where each operator of the plan runs, by its first result."""
+def _places(plan: Plan, graph: Graph) -> Mapping[str, _OperatorPlacement]:
+    """Stage and devices of each operator of the plan, by its first result."""
     numbers = {rank: device for device, rank in enumerate(_ranks(plan, 0))}
     results = {node.key: node.outputs for node in graph.nodes}
-    found: dict[str, _Place] = {}
+    placements: dict[str, _OperatorPlacement] = {}
     for stage in plan.stages:
         group = tuple(numbers[rank] for rank in stage.replicas[0])
         sharding = plan.sharding_of(stage.index)
@@ -103,10 +103,12 @@ def _places(plan: Plan, graph: Graph) -> Mapping[str, _Place]:
             rests |= {own_names[place.tensor]: place.value for place in (entry.tensors if entry else ())}
         sizes = sharding.sizes if sharding else ()
         for name in plan.stage_nodes(stage.index):
-            own = {tensor: rests[tensor] for tensor in results.get(name, ()) if tensor in rests}
-            place = found.setdefault(name, _Place(stage.index, (), sizes, splits.get(name), own))
-            found[name] = dataclasses.replace(place, devices=(*place.devices, group))
-    return found
+            result_layouts = {tensor: rests[tensor] for tensor in results.get(name, ()) if tensor in rests}
+            place = placements.setdefault(
+                name, _OperatorPlacement(stage.index, (), sizes, splits.get(name), result_layouts)
+            )
+            placements[name] = dataclasses.replace(place, devices=(*place.devices, group))
+    return placements
 
 
 def annotate(plan: Plan, graph: Graph, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -117,8 +119,8 @@ def annotate(plan: Plan, graph: Graph, model: onnx.ModelProto) -> onnx.ModelProt
 
     Args:
         plan: the plan.
-        graph: its model as it was planned.
-        model: the same as ONNX; functions are written out.
+        graph: the model as it was planned.
+        model: the model as ONNX; functions are inlined.
 
     Raises:
         PlanError: an operator of the plan is not in the model.
@@ -155,18 +157,18 @@ def annotate(plan: Plan, graph: Graph, model: onnx.ModelProto) -> onnx.ModelProt
 
 
 def _layouts(
-    place: _Place, planned: Node, node: onnx.NodeProto, makers: Mapping[str, int | None]
+    place: _OperatorPlacement, planned: Node, node: onnx.NodeProto, makers: Mapping[str, int | None]
 ) -> Iterator[tuple[str, TensorLayout]]:
-    """Tensors that an operator reads and writes, and how each lies on the devices of its group.
+    """Tensors that an operator reads and writes, with their layouts on the devices of its group.
 
-    What the same stage hands on needs no word where the plan has none, nor what an operator makes that the plan does
-    not name: both lie as they are made.
+    Tensors without a layout in the plan that come from the same stage, or from operators that the plan does not name,
+    are left out: they keep the layout in which they are made.
 
     Args:
         place: where the operator runs.
-        planned: the operator as it was planned.
-        node: the same in the model.
-        makers: the stage that makes a result, None where the plan does not name its operator.
+        planned: the operator in the plan's graph.
+        node: the operator in the ONNX model.
+        makers: by tensor, the stage that makes it; None where the plan does not name its operator.
     """
     whole = parse_layout("R" * len(place.sizes), len(place.sizes))
     alike = len(planned.inputs) == len(node.input)
@@ -184,8 +186,8 @@ def _layouts(
             yield tensor, parse_layout(text, len(place.sizes)) if text else whole
 
 
-def _write_spec(spec: onnx.ShardingSpecProto, place: _Place, layout: TensorLayout) -> None:
-    """A tensor's pieces in their order, each on a device, or on a set of devices that all hold it."""
+def _write_spec(spec: onnx.ShardingSpecProto, place: _OperatorPlacement, layout: TensorLayout) -> None:
+    """Write the pieces of a tensor in order, each with the device or the set of devices that hold it."""
     cut = sorted({part.dim for part in layout if part.cuts})
     order = [axis for dim in cut for axis, part in enumerate(layout) if part.dim == dim]
     whole = [axis for axis, part in enumerate(layout) if not part.cuts]
@@ -220,10 +222,10 @@ def _write(plan: Plan) -> Export:
             "Replicas beyond the first: the same on other ranks, `replicas.json` has them by device number."
         )
     mapped = (
-        Mapped(plural(len(plan.stages), "stage"), "`pipeline_stage` of each operator"),
-        Mapped("ranks of one replica", f"`configuration` {NAME}: {plural(len(_ranks(plan, 0)), 'device')}"),
-        Mapped("layouts of tensors and weights", "`sharding_spec` of each operator that reads or writes them"),
-        Mapped(f"{batches.count} micro-batches of {plural(batches.size, 'sample')}", "the samples of one pass"),
+        MappedPart(plural(len(plan.stages), "stage"), "`pipeline_stage` of each operator"),
+        MappedPart("ranks of one replica", f"`configuration` {NAME}: {plural(len(_ranks(plan, 0)), 'device')}"),
+        MappedPart("layouts of tensors and weights", "`sharding_spec` of each operator that reads or writes them"),
+        MappedPart(f"{batches.count} micro-batches of {plural(batches.size, 'sample')}", "the samples of one pass"),
     )
     return Export(files, mapped, tuple(left_out))
 
@@ -241,7 +243,7 @@ register(
         key="onnx",
         backend=ONNX,
         plan_for="jax",
-        lacks=lambda plan: tuple(_lacks(plan)),
+        missing=lambda plan: tuple(_missing_features(plan)),
         write=_write,
         start="`model.onnx` is the model with annotations of IR version 11; a runtime that knows none ignores them.",
         files_of_model=_files,

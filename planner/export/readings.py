@@ -1,4 +1,4 @@
-"""What exporters read off a plan: degrees of parallelism, ranks by grid position, modules and layers of each stage."""
+"""Facts that several exporters need of a plan: degrees of parallelism, order of ranks, modules and layers by stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import Lack
+from planner.export import Gap
 from planner.graph.blocks import layer_of
 from planner.plans import Plan, Sharding
 from planner.plans.documents import pretty
@@ -18,10 +18,10 @@ from planner.schedules import ActionKind
 from planner.sharding import Axis, AxisRole
 
 GRID = ("tensor", "context", "data", "pipeline")
-"""Order of the ranks in Megatron, torchtitan and DeepSpeed, fastest first: neighbours are tensor parallel."""
+"""Order of parallel dimensions by rank in Megatron, torchtitan and DeepSpeed, fastest first."""
 
 PIPELINE_INSIDE = ("tensor", "context", "pipeline", "data")
-"""The order in which all stages of a replica are neighbours."""
+"""The order in which all stages of a replica are on neighbouring ranks."""
 
 _CELLS = {
     ActionKind.FORWARD: "F",
@@ -33,7 +33,7 @@ _CELLS = {
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """How many ways a plan divides its work, as training frameworks count.
+    """Degrees of parallelism of a plan, as training frameworks count them.
 
     Attributes:
         tensor: ranks that share operators (TP).
@@ -41,9 +41,9 @@ class Degrees:
         expert: ranks that hold different experts (EP); they are data or tensor parallel ranks, too.
         pipeline: workers in a row (PP).
         chunks: stages of each worker.
-        data: ranks along which samples are dealt (DP).
-        micro_batch: samples that a data parallel rank runs at a time.
-        accumulated: micro-batches that it runs in an iteration.
+        data: ranks that have different samples (DP).
+        micro_batch: samples of a micro-batch of one data parallel rank.
+        accumulated: micro-batches of a data parallel rank in an iteration.
         expert_tensor: ranks that share an expert's products (ETP).
     """
 
@@ -59,12 +59,12 @@ class Degrees:
 
     @property
     def ranks(self) -> int:
-        """Ranks that work."""
+        """Number of ranks that are not idle."""
         return self.tensor * self.context * self.data * self.pipeline
 
 
 def role_sizes(sharding: Sharding | None) -> Mapping[AxisRole, int]:
-    """Ranks of a group by what their mesh axes do."""
+    """Number of ranks of a group along the mesh axes of each role."""
     sizes = dict.fromkeys(AxisRole, 1)
     for axis in sharding.axes if sharding else ():
         sizes[Axis(axis.name, axis.size).role] *= axis.size
@@ -94,25 +94,25 @@ def degrees(plan: Plan) -> Degrees:
 
 
 def rank_order(plan: Plan, grid: Sequence[str] = GRID) -> tuple[int, ...]:
-    """The plan's rank of each rank of a framework.
+    """For each rank of a framework, in order, the plan's rank.
 
     Args:
         plan: a plan whose stages are all divided alike.
         grid: the framework's order of parallel dimensions, fastest first.
     """
-    own, found = degrees(plan), []
-    sizes = {"tensor": own.tensor, "context": own.context, "data": own.data, "pipeline": own.pipeline}
+    counts, order = degrees(plan), []
+    sizes = {"tensor": counts.tensor, "context": counts.context, "data": counts.data, "pipeline": counts.pipeline}
     workers = list(dict.fromkeys(stage.replicas for stage in plan.stages))
     for place in itertools.product(*(range(sizes[name]) for name in reversed(grid))):
         at = dict(zip(reversed(grid), place, strict=True))
-        replica, expert = divmod(at["data"], own.data // len(plan.stages[0].replicas))
+        replica, expert = divmod(at["data"], counts.data // len(plan.stages[0].replicas))
         roles = {AxisRole.TENSOR: at["tensor"], AxisRole.CONTEXT: at["context"], AxisRole.EXPERT: expert}
-        found.append(workers[at["pipeline"]][replica][_position(plan.sharding_of(0), roles)])
-    return tuple(found)
+        order.append(workers[at["pipeline"]][replica][_position(plan.sharding_of(0), roles)])
+    return tuple(order)
 
 
 def _position(sharding: Sharding | None, roles: Mapping[AxisRole, int]) -> int:
-    """Place in a group of the rank with some positions along the axes of each role."""
+    """Place in its group of the rank at these positions along the axes of each role."""
     left, position, stride = dict(roles), 0, 1
     for axis in reversed(sharding.axes if sharding else ()):
         role = Axis(axis.name, axis.size).role
@@ -150,20 +150,20 @@ def layer_kinds(plan: Plan) -> tuple[str, ...]:
 
 
 def block_items(plan: Plan) -> tuple[str, ...]:
-    """For each block `E` before the layers, `t` in one, `L` behind them."""
-    of = [layer_name(block) for block in plan.block_table]
-    numbered = [at for at, name in enumerate(of) if name[-1:].isdigit()]
-    first, last = (numbered[0], numbered[-1]) if numbered else (len(of), len(of))
-    return tuple("E" if at < first else "L" if at > last else "t" for at in range(len(of)))
+    """For each block: `E` before the layers, `t` in a layer, `L` behind the layers."""
+    layer_names = [layer_name(block) for block in plan.block_table]
+    numbered = [at for at, name in enumerate(layer_names) if name[-1:].isdigit()]
+    first, last = (numbered[0], numbered[-1]) if numbered else (len(layer_names), len(layer_names))
+    return tuple("E" if at < first else "L" if at > last else "t" for at in range(len(layer_names)))
 
 
-def unlike_decoder(plan: Plan) -> Iterator[Lack]:
-    """What frameworks for decoders lack where the model is no row of layers between an embedding and a loss."""
+def unlike_decoder(plan: Plan) -> Iterator[Gap]:
+    """The missing feature of frameworks for decoders, if the model has not equal layers between embedding and loss."""
     kinds, items = layer_kinds(plan), block_items(plan)
     if len(kinds) != 1 or items[0] != "E" or items[-1] != "L":
         named = ", ".join(kinds) or "none"
         need = f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})"
-        yield Lack(need, "export to torch")
+        yield Gap(need, "export to torch")
 
 
 def is_tied(plan: Plan) -> bool:
@@ -177,19 +177,19 @@ def is_tied(plan: Plan) -> bool:
 
 
 def stage_modules(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """For each stage the paths of its modules, layers whole, each module at the stage that first has it."""
+    """For each stage the paths of its modules; a layer is one module, and stands at the first stage that has it."""
     owners = {p.module for block in plan.block_table for p in block.parameters if p.module}
     taken: set[str] = set()
-    found = []
+    stages = []
     for stage in plan.stages:
         names = list(dict.fromkeys(n for b in plan.stage_blocks(stage.index) for n in _modules(b, owners)))
-        found.append(tuple(name for name in names if name not in taken))
+        stages.append(tuple(name for name in names if name not in taken))
         taken.update(names)
-    return tuple(found)
+    return tuple(stages)
 
 
 def _modules(block: Block, owners: set[str]) -> Iterator[str]:
-    """A layer, or the modules with parameters of a block between layers and the block's own where it has none below."""
+    """Modules of a block: its layer, or outside of layers its modules with parameters, or else the block's own."""
     name = base_name(block)
     if layer_name(block)[-1:].isdigit():
         yield layer_name(block)
@@ -200,7 +200,7 @@ def _modules(block: Block, owners: set[str]) -> Iterator[str]:
 
 
 def machines(plan: Plan) -> tuple[int, int]:
-    """Machines that are used, and ranks started on each; all ranks on one where they do not fill machines evenly."""
+    """Number of machines, and of ranks on each; one machine where ranks do not fill machines evenly."""
     per = plan.hardware.levels[0].size if plan.hardware.levels else 1
     ranks = degrees(plan).ranks
     return (ranks // per, per) if ranks > per and ranks % per == 0 else (1, ranks)
@@ -212,17 +212,17 @@ def sequence_length(plan: Plan) -> int:
 
 
 def recomputes(plan: Plan) -> bool:
-    """Whether the stages run the forward of whole layers again."""
+    """Whether stages recompute whole layers."""
     return any(stage.recompute for stage in plan.stages)
 
 
 def repeated_modules(plan: Plan) -> tuple[str, ...]:
-    """Modules by name whose forward is run again."""
+    """Kinds of modules that are recomputed."""
     return plan.stages[0].repeats
 
 
 def cuts_sequence(plan: Plan) -> bool:
-    """Whether tensors between layers are cut by the sequence along a tensor axis."""
+    """Whether tensors between layers are sharded along the sequence over tensor-parallel ranks."""
     sharding = plan.sharding_of(0)
     return sharding is not None and any(
         boundary == "sequence" and Axis(axis.name, axis.size).role is AxisRole.TENSOR
@@ -231,7 +231,7 @@ def cuts_sequence(plan: Plan) -> bool:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first two of some names, each once, and a sign that there are more."""
+    """The first two names, and dots where there are more."""
     return ", ".join(dict.fromkeys(names[:2])) + (" .." if len(names) > 2 else "")
 
 
@@ -240,17 +240,19 @@ def precision_base(plan: Plan) -> str:
     return plan.options.precision.partition(":")[0]
 
 
-def unlisted(plan: Plan, precisions: Collection[str], optimizers: Collection[str] | None = None) -> Iterator[Lack]:
-    """The plan's precision and optimizer where a framework does not list them; None: it is not told the optimizer."""
+def unlisted(plan: Plan, precisions: Collection[str], optimizers: Collection[str] | None = None) -> Iterator[Gap]:
+    """Missing features: the plan's precision or optimizer, where it is not listed; None allows any optimizer."""
     if precision_base(plan) not in precisions:
-        yield Lack(f"the precision {plan.options.precision}", f"`--precision {' or '.join(precisions)}`")
+        yield Gap(f"the precision {plan.options.precision}", f"`--precision {' or '.join(precisions)}`")
     if optimizers is not None and plan.options.optimizer.partition(":")[0] not in optimizers:
-        yield Lack(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(optimizers)}`")
+        yield Gap(f"the optimizer {plan.options.optimizer}", f"`--optimizer {' or '.join(optimizers)}`")
 
 
 def schedule_csv(plan: Plan) -> str:
-    """The order of each pipeline rank as `torch.distributed.pipelining` reads it (`compute_only`): one row a rank,
-    cells of stage, `F`, `B`, `I` or `W`, and micro-batch, those of one replica numbered from 0."""
+    """The order of each pipeline rank as `torch.distributed.pipelining` reads it (`compute_only`).
+
+    One row a rank; a cell is stage, `F`, `B`, `I` or `W`, and micro-batch, numbered from 0 within a replica.
+    """
     count = len(plan.stages[0].replicas)
     rows = []
     for replicas in dict.fromkeys(stage.replicas for stage in plan.stages):
@@ -267,34 +269,33 @@ def schedule_csv(plan: Plan) -> str:
 
 
 def ranks_file(plan: Plan, grid: Sequence[str] = GRID) -> Mapping[str, str]:
-    """`ranks.json`, the plan's rank (device along the cluster) of each rank of the framework; nothing where they are
-    the same."""
+    """`ranks.json`: the plan's rank (device) of each rank of the framework; no file where they are equal."""
     order = rank_order(plan, grid)
     return {} if order == tuple(range(len(order))) else {"ranks.json": pretty({"device_of_rank": list(order)}) + "\n"}
 
 
 def table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table of a framework's configuration; empty where it has none.
+    """A table of a framework's configuration; empty where it is missing.
 
     Raises:
-        UsageError: something else stands there.
+        UsageError: the value is no table.
     """
-    found = document.get(key, {})
-    if not isinstance(found, dict):
-        raise UsageError(f"{key} is {found!r}, not a table", hint="see the framework's documentation")
-    return found
+    value = document.get(key, {})
+    if not isinstance(value, dict):
+        raise UsageError(f"{key} is {value!r}, not a table", hint="see the framework's documentation")
+    return value
 
 
-def number(document: Mapping[str, Any], key: str, usual: int) -> int:
-    """A whole number of a framework's configuration, or what it is where none is said.
+def number(document: Mapping[str, Any], key: str, default: int) -> int:
+    """A whole number of a framework's configuration; the default where it is missing.
 
     Raises:
-        UsageError: something else stands there.
+        UsageError: the value is no whole number.
     """
-    found = document.get(key, usual)
-    if not isinstance(found, int) or isinstance(found, bool):
-        raise UsageError(f"{key} is {found!r}, no whole number", hint="write the number itself")
-    return found
+    value = document.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{key} is {value!r}, no whole number", hint="write the number itself")
+    return value
 
 
 def launch(plan: Plan, program: str, arguments: Sequence[str] = (), before: Sequence[str] = ()) -> str:
@@ -302,9 +303,9 @@ def launch(plan: Plan, program: str, arguments: Sequence[str] = (), before: Sequ
 
     Args:
         plan: the plan.
-        program: what each process runs.
-        arguments: its lines of arguments.
-        before: lines before the start.
+        program: program that each process runs.
+        arguments: lines of its arguments.
+        before: lines of the script before the start.
     """
     nodes, per = machines(plan)
     start = [

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.export import Export, Exporter, Gap, MappedPart, readings, register
 from planner.export.styles import module_styles
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
@@ -131,22 +131,22 @@ def pipeline(make_model, loss_fn, device, device_mesh):
 """The file that reads `parallel.json`."""
 
 
-def _lacks(plan: Plan) -> Iterator[Lack]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     other = [module for module, kind in module_styles(plan) if kind not in STYLES]
     if other:
         named = readings.some_of(other)
-        yield Lack(
+        yield Gap(
             f"a parallel style for how modules of tensor parallel layers are cut ({named})", "`shardplan plan --tp 1`"
         )
     if plan.schedule.parts > 1:
-        yield Lack("micro-batches in parts", "another `--schedule`")
+        yield Gap("micro-batches in parts", "another `--schedule`")
     if plan.shared_parameters:
         tied = ", ".join(shared.parameter for shared in plan.shared_parameters)
-        yield Lack(f"weights tied over stages ({tied})", "`shardplan plan --pp 1`")
+        yield Gap(f"weights tied over stages ({tied})", "`shardplan plan --pp 1`")
 
 
 def _document(plan: Plan) -> dict[str, Any]:
-    own = readings.degrees(plan)
+    degrees = readings.degrees(plan)
     workers = list(dict.fromkeys(stage.replicas for stage in plan.stages))
     return {
         "plan": plan.digest,
@@ -154,10 +154,10 @@ def _document(plan: Plan) -> dict[str, Any]:
         "stages_of_worker": [[s.index for s in plan.stages if s.replicas == replicas] for replicas in workers],
         "mesh": {
             "axes": ["pipeline", "data", "tensor"],
-            "shape": [own.pipeline, own.data, own.tensor],
+            "shape": [degrees.pipeline, degrees.data, degrees.tensor],
             "ranks": [rank for replicas in workers for group in replicas for rank in group],
         },
-        "micro_batches": {"size": own.micro_batch, "count": own.accumulated},
+        "micro_batches": {"size": degrees.micro_batch, "count": degrees.accumulated},
         "precision": plan.options.precision,
         "zero": plan.configuration.zero,
         "sequence_parallel": readings.cuts_sequence(plan),
@@ -173,14 +173,14 @@ def _write(plan: Plan) -> Export:
     )
     files = {"parallel.json": pretty(document) + "\n", "parallelize.py": PROGRAM, "launch.sh": script}
     mapped = [
-        Mapped(f"{len(plan.stages)} stages", "`stages`: modules of each `PipelineStage`"),
-        Mapped("replicas", f"`mesh`, `zero` {plan.configuration.zero}: `fully_shard`, or `replicate` for 0"),
-        Mapped("groups of ranks", f"`parallelize`: parallel styles of {len(document['parallelize'])} modules"),
-        Mapped("recomputation", f"`recompute`: {len(document['recompute'])} modules in a `checkpoint_wrapper`"),
+        MappedPart(f"{len(plan.stages)} stages", "`stages`: modules of each `PipelineStage`"),
+        MappedPart("replicas", f"`mesh`, `zero` {plan.configuration.zero}: `fully_shard`, or `replicate` for 0"),
+        MappedPart("groups of ranks", f"`parallelize`: parallel styles of {len(document['parallelize'])} modules"),
+        MappedPart("recomputation", f"`recompute`: {len(document['recompute'])} modules in a `checkpoint_wrapper`"),
     ]
     if len(plan.stages) > 1:
         files["schedule.csv"] = readings.schedule_csv(plan)
-        mapped.append(Mapped(f"the order {plan.schedule.name}", "`schedule.csv` (`compute_only`)"))
+        mapped.append(MappedPart(f"the order {plan.schedule.name}", "`schedule.csv` (`compute_only`)"))
     left_out = [
         f"The precision {plan.options.precision} and the optimizer {plan.options.optimizer}: cast the model, or give "
         "`fully_shard` a `MixedPrecisionPolicy`.",
@@ -196,7 +196,7 @@ register(
         key="torch",
         backend=TORCH,
         plan_for="torchtitan",
-        lacks=lambda plan: tuple(_lacks(plan)),
+        missing=lambda plan: tuple(_missing_features(plan)),
         write=_write,
         start="Import `parallelize.py` from your training program: `pipeline` for several stages, `parallelize` for "
         "one; `launch.sh` starts it.",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, Lack, Mapped, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -27,7 +27,7 @@ SCHEDULES = {
 """Classes of `torch.distributed.pipelining` by the plan's schedule."""
 
 BY_ORDERS = "PipelineScheduleMulti"
-"""What torchtitan wants beside a CSV file."""
+"""Schedule name that torchtitan wants beside a CSV file."""
 
 TYPES = {"bf16": ("bfloat16", "float32"), "bf16-fp32grad": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
 """Types of weights in the passes, and of gradients while they are reduced, by precision."""
@@ -39,63 +39,63 @@ ENDS = {"E": ("tok_embeddings",), "L": ("norm", "output")}
 
 
 def model_parts(plan: Plan) -> list[list[str]]:
-    """Modules of each stage by the names of torchtitan's decoders."""
-    items, of = readings.block_items(plan), readings.layers(plan)
-    numbers = {name: f"layers.{number}" for number, name in enumerate(of)}
+    """Modules of each stage, by their names in torchtitan's decoders."""
+    items, layer_names = readings.block_items(plan), readings.layers(plan)
+    numbers = {name: f"layers.{number}" for number, name in enumerate(layer_names)}
     parts = []
     for stage in plan.stages:
         names: dict[str, None] = {}
         for at in range(*stage.blocks):
-            own = (numbers[readings.layer_name(plan.block_table[at])],) if items[at] == "t" else ENDS[items[at]]
-            names.update(dict.fromkeys(own))
+            modules = (numbers[readings.layer_name(plan.block_table[at])],) if items[at] == "t" else ENDS[items[at]]
+            names.update(dict.fromkeys(modules))
         parts.append(list(names))
     return parts
 
 
-def _lacks(plan: Plan) -> Iterator[Lack]:
+def _missing_features(plan: Plan) -> Iterator[Gap]:
     items = readings.block_items(plan)
     several = len(plan.stages) > 1
     yield from readings.unlike_decoder(plan)
     if several and any(items[stage.blocks[0]] == "E" for stage in plan.stages[1:]):
-        yield Lack("an embedding divided between stages", "`shardplan plan --pp 1`")
+        yield Gap("an embedding divided between stages", "`shardplan plan --pp 1`")
     if several and plan.shared_parameters:
-        yield Lack(
+        yield Gap(
             "weights tied over stages", "`shardplan plan --pp 1`, or a model whose logits have weights of their own"
         )
-    own = readings.degrees(plan)
-    if own.expert > 1 and plan.configuration.zero < 2:
-        yield Lack(
+    degrees = readings.degrees(plan)
+    if degrees.expert > 1 and plan.configuration.zero < 2:
+        yield Gap(
             "expert parallel ranks that are no FSDP ranks (data_parallel_shard_degree)", "`shardplan plan --zero 2`"
         )
     yield from readings.unlisted(plan, TYPES)
 
 
 def _tables(plan: Plan) -> Mapping[str, Table]:
-    own, zero = readings.degrees(plan), plan.configuration.zero
+    degrees, zero = readings.degrees(plan), plan.configuration.zero
     param, reduce = TYPES[readings.precision_base(plan)]
     piped = len(plan.stages) > 1
     parallelism: Table = {
-        "data_parallel_replicate_degree": own.data if zero < 2 else 1,
-        "data_parallel_shard_degree": own.data if zero >= 2 else 1,
+        "data_parallel_replicate_degree": degrees.data if zero < 2 else 1,
+        "data_parallel_shard_degree": degrees.data if zero >= 2 else 1,
         "fsdp_reshard_after_forward": "always" if zero > 2 else "never",
-        "tensor_parallel_degree": own.tensor,
-        "context_parallel_degree": own.context,
-        "expert_parallel_degree": own.expert,
-        "pipeline_parallel_degree": own.pipeline,
+        "tensor_parallel_degree": degrees.tensor,
+        "context_parallel_degree": degrees.context,
+        "expert_parallel_degree": degrees.expert,
+        "pipeline_parallel_degree": degrees.pipeline,
     }
-    if own.expert > 1:
-        parallelism["expert_tensor_parallel_degree"] = own.expert_tensor
+    if degrees.expert > 1:
+        parallelism["expert_tensor_parallel_degree"] = degrees.expert_tensor
     if piped:
         name = SCHEDULES.get(plan.schedule.name)
         parallelism["module_fqns_per_model_part"] = model_parts(plan)
         parallelism["pipeline_parallel_schedule"] = name or BY_ORDERS
-        parallelism["pipeline_parallel_microbatch_size"] = own.micro_batch
+        parallelism["pipeline_parallel_microbatch_size"] = degrees.micro_batch
         if name is None:
             parallelism["pipeline_parallel_schedule_csv"] = "schedule.csv"
     return {
         "job": {"description": f"{plan.model.name} on {plan.hardware.name}, plan {plan.digest[:12]}"},
         "training": {
-            "local_batch_size": own.micro_batch * (own.accumulated if piped else 1),
+            "local_batch_size": degrees.micro_batch * (degrees.accumulated if piped else 1),
             "global_batch_size": plan.micro_batches.global_batch,
             "seq_len": readings.sequence_length(plan),
             "mixed_precision_param": param,
@@ -130,13 +130,16 @@ def _write(plan: Plan) -> Export:
         ),
     )
     mapped = [
-        Mapped(table, "<br>".join(f"`{key} = {json.dumps(value)}`" for key, value in values.items()))
+        MappedPart(table, "<br>".join(f"`{key} = {json.dumps(value)}`" for key, value in values.items()))
         for table, values in tables.items()
     ]
-    own, of = readings.stage_modules(plan), readings.layers(plan)
-    ends = [name for name in (*own[0], *own[-1]) if name not in of]
+    modules_of_stages, layer_names = readings.stage_modules(plan), readings.layers(plan)
+    ends = [name for name in (*modules_of_stages[0], *modules_of_stages[-1]) if name not in layer_names]
     mapped.append(
-        Mapped(f"{', '.join(ends)}, {of[0]} .. {of[-1]}", "`tok_embeddings`, `norm`, `output`, `layers.0` ..")
+        MappedPart(
+            f"{', '.join(ends)}, {layer_names[0]} .. {layer_names[-1]}",
+            "`tok_embeddings`, `norm`, `output`, `layers.0` ..",
+        )
     )
     left_out = [
         "Types of weights: torchtitan keeps them in float32, casts them for the passes, and reduces gradients in "
@@ -151,35 +154,35 @@ def _write(plan: Plan) -> Export:
 
 
 def read_toml(text: str) -> FrameworkJob:
-    """What torchtitan's TOML file says of a job.
+    """Read a job from torchtitan's TOML file.
 
     Raises:
-        UsageError: it is no TOML, or divides the job as no configuration can.
+        UsageError: the text is no TOML, or its degrees have no counterpart here (HSDP).
     """
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"cannot be read as TOML: {error}", hint="give torchtitan's config.toml") from error
     number = readings.number
-    own, training = readings.table(tables, "parallelism"), readings.table(tables, "training")
+    parallelism, training = readings.table(tables, "parallelism"), readings.table(tables, "training")
     pipeline, tensor, context, expert = (
-        number(own, f"{kind}_parallel_degree", 1) for kind in ("pipeline", "tensor", "context", "expert")
+        number(parallelism, f"{kind}_parallel_degree", 1) for kind in ("pipeline", "tensor", "context", "expert")
     )
-    sharded = number(own, "data_parallel_shard_degree", -1) != 1
-    if sharded and number(own, "data_parallel_replicate_degree", 1) != 1:
+    sharded = number(parallelism, "data_parallel_shard_degree", -1) != 1
+    if sharded and number(parallelism, "data_parallel_replicate_degree", 1) != 1:
         raise UsageError("replicas of sharded groups (HSDP) are no ZeRO stage", hint="set one of both degrees to 1")
-    schedule = _schedule_of(own) if pipeline > 1 else ""
-    reshard = own.get("fsdp_reshard_after_forward", "default")
+    schedule = _schedule_of(parallelism) if pipeline > 1 else ""
+    reshard = parallelism.get("fsdp_reshard_after_forward", "default")
     whole = reshard == "always" or (reshard == "default" and pipeline == 1)
     local = number(training, "local_batch_size", 1)
     mode = readings.table(tables, "activation_checkpoint").get("mode", "selective")
-    parts = own.get("module_fqns_per_model_part") or []
+    parts = parallelism.get("module_fqns_per_model_part") or []
     degrees = Degrees(
         tensor=tensor,
         pipeline=pipeline,
         context=context,
-        expert=max(1, expert * number(own, "expert_tensor_parallel_degree", 1) // tensor),
-        micro_batch=number(own, "pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local,
+        expert=max(1, expert * number(parallelism, "expert_tensor_parallel_degree", 1) // tensor),
+        micro_batch=number(parallelism, "pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local,
         schedule=schedule,
         zero=(3 if whole else 2) if sharded else 0,
         recompute=mode == "full",
@@ -194,17 +197,17 @@ def read_toml(text: str) -> FrameworkJob:
     return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored))
 
 
-def _schedule_of(own: Mapping[str, Any]) -> str:
-    """Our name of a pipeline's schedule.
+def _schedule_of(parallelism: Mapping[str, Any]) -> str:
+    """Our name for torchtitan's schedule.
 
     Raises:
-        UsageError: it has none.
+        UsageError: there is none.
     """
-    said = own.get("pipeline_parallel_schedule", "1F1B")
+    title = parallelism.get("pipeline_parallel_schedule", "1F1B")
     names = {title: name for name, title in SCHEDULES.items()}
-    if said not in names:
-        raise UsageError(f"the schedule {said} has no name here", hint=f"one of {', '.join(names)}")
-    return names[said]
+    if title not in names:
+        raise UsageError(f"the schedule {title} has no name here", hint=f"one of {', '.join(names)}")
+    return names[title]
 
 
 def _items(modules: Sequence[str]) -> str:
@@ -218,7 +221,7 @@ register(
         key="torchtitan",
         backend=BACKENDS.get("torchtitan"),
         plan_for="torchtitan",
-        lacks=lambda plan: tuple(_lacks(plan)),
+        missing=lambda plan: tuple(_missing_features(plan)),
         write=_write,
         start="Run `launch.sh` on every machine, with `MODEL_ARGS` set; `config.toml` is torchtitan's configuration.",
         read=read_toml,

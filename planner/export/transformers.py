@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.export import Export, Exporter, Lack, Mapped, readings, register
+from planner.export import Export, Exporter, Gap, MappedPart, readings, register
 from planner.export.styles import module_styles
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
@@ -31,7 +31,7 @@ TRANSFORMERS = dataclasses.replace(
         between_layers=("replicated",),  # enable_sequence_parallel is not wired up
     ),
 )
-"""What transformers trains with: FSDP2, tensor parallel rules and experts; its pipelines run the forward alone."""
+"""Limits of training with transformers: FSDP2, tensor parallel rules, experts; its pipelines run forwards only."""
 
 STYLES = {
     "colwise": "colwise",
@@ -53,41 +53,43 @@ _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 def _rules(plan: Plan) -> Mapping[str, set[str]]:
-    """Our styles of the modules by rule, several where layers of one kind are cut unlike."""
-    found: dict[str, set[str]] = {}
+    """Parallel styles by rule (module path with `*` for layer numbers); several where layers of one kind differ."""
+    styles_of: dict[str, set[str]] = {}
     for module, kind in module_styles(plan):
         if kind != "experts":
-            found.setdefault(_NUMBER.sub(".*", module), set()).add(kind)
-    return found
+            styles_of.setdefault(_NUMBER.sub(".*", module), set()).add(kind)
+    return styles_of
 
 
-def _lacks(plan: Plan) -> Iterator[Lack]:
-    own, alone = readings.degrees(plan), "`shardplan plan --tp 1`"
+def _missing_features(plan: Plan) -> Iterator[Gap]:
+    degrees, alone = readings.degrees(plan), "`shardplan plan --tp 1`"
     rules = _rules(plan)
     other = [rule for rule, kinds in rules.items() if len(kinds) != 1 or not kinds <= STYLES.keys()]
     if other:
-        yield Lack(f"a parallel style for how modules are cut ({readings.some_of(other)})", alone)
-    if own.expert_tensor > 1 and own.expert > 1:
-        yield Lack("experts whose products are cut over ranks", alone)
-    if own.expert > 1 and (own.expert % own.tensor or (plan.configuration.zero < 2 and own.expert > own.tensor)):
-        yield Lack("expert parallel ranks that are no FSDP ranks (ep_size)", "`shardplan plan --zero 3`, or `--ep 1`")
+        yield Gap(f"a parallel style for how modules are cut ({readings.some_of(other)})", alone)
+    if degrees.expert_tensor > 1 and degrees.expert > 1:
+        yield Gap("experts whose products are cut over ranks", alone)
+    if degrees.expert > 1 and (
+        degrees.expert % degrees.tensor or (plan.configuration.zero < 2 and degrees.expert > degrees.tensor)
+    ):
+        yield Gap("expert parallel ranks that are no FSDP ranks (ep_size)", "`shardplan plan --zero 3`, or `--ep 1`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
 
 
 def configuration(plan: Plan) -> dict[str, Any]:
     """The fields of `DistributedConfig`."""
-    own, zero = readings.degrees(plan), plan.configuration.zero
+    degrees, zero = readings.degrees(plan), plan.configuration.zero
     document: dict[str, Any] = {
-        "tp_size": own.tensor,
-        "fsdp_size": own.data if zero else 1,
-        "dp_replicate_size": 1 if zero else own.data,
+        "tp_size": degrees.tensor,
+        "fsdp_size": degrees.data if zero else 1,
+        "dp_replicate_size": 1 if zero else degrees.data,
         "pp_size": 1,
     }
-    if own.tensor > 1:
+    if degrees.tensor > 1:
         document["tp_plan"] = {rule: STYLES[kind] for rule, kinds in _rules(plan).items() for kind in kinds}
-    if own.expert > 1:
-        document["ep_size"] = own.expert
-    if own.data > 1:
+    if degrees.expert > 1:
+        document["ep_size"] = degrees.expert
+    if degrees.data > 1:
         wrapped = dict.fromkeys(_NUMBER.sub(".*", name) for name in readings.stage_modules(plan)[0])
         document["fsdp_plan"] = dict.fromkeys(wrapped, "free_full_weight" if zero == 3 else "keep_full_weight")
         document["fsdp_mixed_precision"] = FORMATS[readings.precision_base(plan)] == "bf16"
@@ -96,10 +98,10 @@ def configuration(plan: Plan) -> dict[str, Any]:
 
 def arguments(plan: Plan) -> dict[str, Any]:
     """Arguments of the Trainer (`TrainingArguments`)."""
-    own, kind = readings.degrees(plan), FORMATS[readings.precision_base(plan)]
+    degrees, kind = readings.degrees(plan), FORMATS[readings.precision_base(plan)]
     return {
-        "per_device_train_batch_size": own.micro_batch,
-        "gradient_accumulation_steps": own.accumulated,
+        "per_device_train_batch_size": degrees.micro_batch,
+        "gradient_accumulation_steps": degrees.accumulated,
         "activation_checkpointing": readings.recomputes(plan),
         "optim": OPTIMIZERS[plan.options.optimizer.partition(":")[0]],
         **({} if kind == "fp32" else {kind: True}),
@@ -107,14 +109,14 @@ def arguments(plan: Plan) -> dict[str, Any]:
 
 
 def _write(plan: Plan) -> Export:
-    document, said = configuration(plan), arguments(plan)
+    document, trainer_arguments = configuration(plan), arguments(plan)
     files = {
         "distributed_config.json": pretty(document) + "\n",
-        "training_arguments.json": pretty(said) + "\n",
+        "training_arguments.json": pretty(trainer_arguments) + "\n",
         "launch.sh": readings.launch(plan, '"${TRAIN:?}"', (), ("# TRAIN: your training program",)),
         **readings.ranks_file(plan),
     }
-    mapped = [Mapped(f"`{key}`", f"`{value}`") for key, value in (*document.items(), *said.items())]
+    mapped = [MappedPart(f"`{key}`", f"`{value}`") for key, value in (*document.items(), *trainer_arguments.items())]
     left_out = [
         "Settings of the optimizer (learning rate, betas): `TrainingArguments`.",
         "Types of weights: those that the model is loaded in; `fsdp_mixed_precision` casts them to bfloat16 for the "
@@ -134,7 +136,7 @@ register(
         key="transformers",
         backend=TRANSFORMERS,
         plan_for="fsdp",
-        lacks=lambda plan: tuple(_lacks(plan)),
+        missing=lambda plan: tuple(_missing_features(plan)),
         write=_write,
         start="Give `DistributedConfig.from_dict` the contents of `distributed_config.json` and the result to "
         "`from_pretrained(distributed_config=...)`, and `TrainingArguments` those of `training_arguments.json`; "

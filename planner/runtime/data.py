@@ -1,4 +1,4 @@
-"""What is fed at each step, and the loss on the outputs."""
+"""Training data for each step, and the loss on the model's outputs."""
 
 from __future__ import annotations
 
@@ -19,68 +19,68 @@ Batch = Mapping[str, torch.Tensor]
 """One micro-batch: model inputs by name, and `labels` where there are any."""
 
 Loss = Callable[[Mapping[str, torch.Tensor], Batch], torch.Tensor]
-"""The loss of one micro-batch, a mean over its samples, of those outputs that a stage makes."""
+"""Gives the loss of one micro-batch (a mean over its samples) from the outputs that a stage makes."""
 
 Data = Callable[[int, int], Batch]
-"""The micro-batch of an iteration and number."""
+"""Gives the micro-batch of an iteration and number."""
 
 LABELS = "labels"
 _LOOKS_THROUGH = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice")
 
 
 def _generator(*words: object) -> torch.Generator:
-    made = torch.Generator()
+    generator = torch.Generator()
     text = "/".join(map(str, words)).encode()
-    made.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
-    return made
+    generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
+    return generator
 
 
 def synthetic(plan: Plan, model: ModelFile, dtype: torch.dtype, seed: int = 0) -> Data:
     """Random inputs, the same for the same seed, iteration and micro-batch.
 
-    Floats are normally distributed; integers are row numbers of the tables that they look up, ones where they look up
-    nothing.
+    Floats are normally distributed; integers are random rows of the tables that they index, or ones where they index
+    none.
     """
     rows = {spec.name: _rows(model, spec.name) for spec in plan.model.inputs}
 
     def batch(iteration: int, micro_batch: int) -> Batch:
-        found = {}
+        inputs = {}
         for spec in plan.model.inputs:
-            drawn = _generator(seed, iteration, micro_batch, spec.name)
+            generator = _generator(seed, iteration, micro_batch, spec.name)
             number = model.input_types[spec.name][0] if spec.name in model.input_types else 7
             kind = torch_type(number, dtype)
             if kind.is_floating_point:
-                found[spec.name] = torch.randn(spec.shape, generator=drawn, dtype=torch.float64).to(dtype)
+                inputs[spec.name] = torch.randn(spec.shape, generator=generator, dtype=torch.float64).to(dtype)
             elif kind is torch.bool or not rows[spec.name]:
-                found[spec.name] = torch.ones(spec.shape, dtype=kind)
+                inputs[spec.name] = torch.ones(spec.shape, dtype=kind)
             else:
-                found[spec.name] = torch.randint(rows[spec.name], spec.shape, generator=drawn).to(kind)
-        return found
+                inputs[spec.name] = torch.randint(rows[spec.name], spec.shape, generator=generator).to(kind)
+        return inputs
 
     return batch
 
 
 def _rows(model: ModelFile, name: str) -> int:
-    """Fewest rows of the tables that an input looks up; 0 where it looks up none."""
-    found, reached, stack = [], {name}, [name]
+    """Fewest rows of the tables that an input indexes; 0 where it indexes none."""
+    rows, reached, stack = [], {name}, [name]
     while stack:
-        here = stack.pop()
-        for step in model.readers(here):
-            if step.op == "Gather" and len(step.inputs) > 1 and step.inputs[1] == here:
+        tensor = stack.pop()
+        for step in model.readers(tensor):
+            if step.op == "Gather" and len(step.inputs) > 1 and step.inputs[1] == tensor:
                 table = model.weights.get(step.inputs[0])
                 axis = int(step.attributes.get("axis", 0))
                 if table is not None:
-                    found.append(int(table.dims[axis]))
-            elif step.op == "SoftmaxCrossEntropyLoss" and step.inputs[1] == here:
-                found.append(2)
-            elif step.op in _LOOKS_THROUGH and step.inputs[0] == here and step.outputs[0] not in reached:
+                    rows.append(int(table.dims[axis]))
+            elif step.op == "SoftmaxCrossEntropyLoss" and step.inputs[1] == tensor:
+                rows.append(2)
+            elif step.op in _LOOKS_THROUGH and step.inputs[0] == tensor and step.outputs[0] not in reached:
                 reached.add(step.outputs[0])
                 stack.append(step.outputs[0])
-    return min(found, default=0)
+    return min(rows, default=0)
 
 
 def data_by_name(name: str | Path, plan: Plan, model: ModelFile, dtype: torch.dtype, seed: int = 0) -> Data:
-    """The data that "synthetic" or the path of an .npz file names.
+    """Data by name: "synthetic", or the path of an .npz file.
 
     Raises:
         UsageError: the file cannot be read, or an input is missing.
@@ -89,7 +89,7 @@ def data_by_name(name: str | Path, plan: Plan, model: ModelFile, dtype: torch.dt
 
 
 def _from_file(path: str | Path, plan: Plan, dtype: torch.dtype) -> Data:
-    """Samples of an .npz file in order, from the start again when they end.
+    """Samples of an .npz file in order, beginning anew after the last.
 
     Each array is named after a model input (or `labels`) and has one entry a sample in its first dimension.
 
@@ -106,22 +106,22 @@ def _from_file(path: str | Path, plan: Plan, dtype: torch.dtype) -> Data:
             f"has no array {missing[0]!r}, only {', '.join(arrays)}", where=str(path),
             hint="name arrays after the model's inputs",
         )  # fmt: skip
-    size, whole = plan.micro_batches.size, plan.micro_batches.global_batch
+    size, global_batch = plan.micro_batches.size, plan.micro_batches.global_batch
     tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def batch(iteration: int, micro_batch: int) -> Batch:
-        first = iteration * whole + micro_batch * size
-        found = {}
+        first = iteration * global_batch + micro_batch * size
+        inputs = {}
         for name, values in tensors.items():
-            taken = values[[(first + k) % len(values) for k in range(size)]]
-            found[name] = taken.to(dtype) if taken.is_floating_point() else taken
-        return found
+            samples = values[[(first + k) % len(values) for k in range(size)]]
+            inputs[name] = samples.to(dtype) if samples.is_floating_point() else samples
+        return inputs
 
     return batch
 
 
 def loss_by_name(name: str, plan: Plan) -> Loss:
-    """The loss that goes on a model's outputs.
+    """The loss function of that name, on the model's outputs.
 
     Args:
         name: "graph": the graph computes it, as the output that the plan names; "next-token": cross entropy of the
@@ -134,16 +134,16 @@ def loss_by_name(name: str, plan: Plan) -> Loss:
     Raises:
         UsageError: there is no such loss.
     """
-    known = {"graph": _graph_loss, "next-token": _next_token, "labels": _labels, "squares": _squares}
-    known["auto"] = known[_usual(plan)]
-    if name not in known:
-        raise UsageError(f"no loss is called {name!r}", hint=f"one of {', '.join(known)}")
+    losses = {"graph": _graph_loss, "next-token": _next_token, "labels": _labels, "squares": _squares}
+    losses["auto"] = losses[_default_loss(plan)]
+    if name not in losses:
+        raise UsageError(f"no loss is called {name!r}", hint=f"one of {', '.join(losses)}")
     last = plan.model.outputs[-1].name if plan.model.outputs else ""
     in_graph = plan.model.loss_output or (plan.model.outputs[0].name if plan.model.outputs else "")
-    return lambda outputs, batch: known[name](outputs, batch, in_graph if known[name] is _graph_loss else last)
+    return lambda outputs, batch: losses[name](outputs, batch, in_graph if losses[name] is _graph_loss else last)
 
 
-def _usual(plan: Plan) -> str:
+def _default_loss(plan: Plan) -> str:
     if plan.model.loss.value == "in_graph":
         return "graph"
     last = plan.model.outputs[-1].shape
@@ -180,8 +180,8 @@ def _labels(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> tor
 
 def _squares(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:
     total = _zero(outputs)
-    for own, x in outputs.items():
+    for output, x in outputs.items():
         if x.is_floating_point():
-            target = torch.randn(x.shape, generator=_generator("target", own), dtype=torch.float64).to(x.dtype)
+            target = torch.randn(x.shape, generator=_generator("target", output), dtype=torch.float64).to(x.dtype)
             total = total + 0.5 * (x - target.to(x.device)).square().mean()
     return total

@@ -1,4 +1,4 @@
-"""Runs operators of a model file in torch, one after the other; autograd sees every one of them."""
+"""Runs operators of a model file in torch, one after the other, all under autograd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = dict[str, torch.Tensor]
 
 
 def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -> list[torch.Tensor]:
-    """The results of one operator.
+    """Run one operator.
 
     On the meta device (shapes without data) operands that hold shapes keep their values.
 
@@ -64,16 +64,16 @@ def run(
 
     Args:
         steps: the operators.
-        values: what is at hand: inputs, weights, constants. Not changed.
-        context: of the pass.
-        wanted: names whose values are returned; all others are dropped after their last reader.
-        fitted: gives a result in the size of another batch than the file's (`ModelFile.fitted`).
+        values: inputs, weights and constants by name. Not changed.
+        context: types and seeds of the pass.
+        wanted: names of the values to return; all others are dropped after their last reader.
+        fitted: resizes a result to the plan's batch (`ModelFile.fitted`).
 
     Returns:
         The wanted values by name; all values where none is named.
     """
     kept = set(wanted)
-    left = Counter(name for step in steps for name in step.inputs if name)
+    reads_left = Counter(name for step in steps for name in step.inputs if name)
     known = dict(values)
     for step in steps:
         results = run_step(step, known, context)
@@ -82,8 +82,8 @@ def run(
                 known[name] = fitted(name, value) if fitted and isinstance(value, torch.Tensor) else value
         for name in step.inputs:
             if name and kept:
-                left[name] -= 1
-                if not left[name] and name not in kept:
+                reads_left[name] -= 1
+                if not reads_left[name] and name not in kept:
                     known.pop(name, None)
     return {name: known[name] for name in kept} if kept else known
 
@@ -99,8 +99,8 @@ def run_graph(model: object, feeds: Mapping[str, torch.Tensor], dtype: torch.dty
     Raises:
         ModelError: an operator has no torch rule.
     """
-    known = model if isinstance(model, ModelFile) else read_model(model)
-    steps = known.cone(known.outputs, known.inputs)
+    model_file = model if isinstance(model, ModelFile) else read_model(model)
+    steps = model_file.cone(model_file.outputs, model_file.inputs)
     require_rules(steps)
-    weights = {name: known.weight(name, dtype) for name in (*known.weights, *known.constants)}
-    return run(steps, {**weights, **feeds}, Context(dtype), wanted=known.outputs, fitted=known.fitted)
+    weights = {name: model_file.weight(name, dtype) for name in (*model_file.weights, *model_file.constants)}
+    return run(steps, {**weights, **feeds}, Context(dtype), wanted=model_file.outputs, fitted=model_file.fitted)

@@ -1,4 +1,4 @@
-"""A whole run on this machine: check of gradients, training steps, times beside the plan's."""
+"""Runs a plan on this machine: checks gradients, trains, and reports times and memory beside the predictions."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from planner.runtime.launch import Link, in_process, run_ranks, scratch
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
 from planner.runtime.requirements import require_executable
+from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.stages import stage_program
 from planner.runtime.trainer import Trainer, model_of
 
@@ -28,13 +29,13 @@ TOLERANCE = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class GradientCheck:
-    """How the gradients of a plan compare with those of the whole model, in float64.
+    """Gradients under a plan compared with those of the unpartitioned model, in float64.
 
     Attributes:
         loss: mean loss of an iteration by the plan.
-        expected_loss: by the whole model.
+        expected_loss: by the unpartitioned model.
         errors: (stage, parameter, error) by stage and order of use; a parameter of several stages stands in each.
-        computed_whole: operators that the plan cuts and every rank of a group computed whole, by first output.
+        computed_whole: operators that the plan divides but every rank of a group computed in full, by first output.
     """
 
     loss: float
@@ -49,19 +50,19 @@ class GradientCheck:
 
     @property
     def wrong(self) -> tuple[tuple[int, str, float], ...]:
-        """Those that are not equal."""
+        """Entries of `errors` above the tolerance."""
         return tuple(entry for entry in self.errors if not entry[2] <= TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTime:
-    """What the passes of a stage took on this machine, beside the plan's prediction for its own hardware.
+    """Measured time of a stage's passes on this machine, beside the plan's prediction for its own hardware.
 
     Attributes:
         stage: its number.
         kind: "forward", "backward" or "update".
-        measured_s: thread CPU seconds of a rank for one micro-batch (or update), the median.
-        predicted_s: as the plan says.
+        measured_s: median thread CPU seconds of a rank for one micro-batch (or update).
+        predicted_s: seconds predicted by the plan.
     """
 
     stage: int
@@ -76,7 +77,7 @@ class RankMemory:
 
     Attributes:
         rank: its number.
-        measured_bytes: by how much the process grew at the most.
+        measured_bytes: peak growth of the process.
         predicted_bytes: weights, gradients, optimizer state, activations and workspace of its stages.
     """
 
@@ -87,15 +88,15 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What came of a run.
+    """Result of a run.
 
     Attributes:
         losses: mean loss of each step.
-        check: of gradients; None where none was asked for.
-        times: by stage and kind.
+        check: comparison of gradients; None without one.
+        times: times of passes, by stage and kind.
         step_s: wall seconds of each step, of the slowest rank; of all together where the pipeline never drains.
-        memory: by rank.
-        alone: the rank that ran alone, its exchanges stood in for: losses mean nothing then; None where all ran.
+        memory: memory by rank.
+        alone: the rank that ran alone with stand-ins for exchanges, so that losses mean nothing; None where all ran.
     """
 
     losses: tuple[float, ...]
@@ -131,11 +132,11 @@ def run(
         loss: by name (`planner.runtime.data.loss_by_name`).
         learning_rate: of the plan's optimizer.
         check: compare the gradients of a first iteration with those of the whole model, in float64.
-        dtype: of all floating-point work of the training: float32 or float64.
-        seed: of weights without data, synthetic data and dropout.
+        dtype: type of all floating-point work of the training: float32 or float64.
+        seed: seed of weights without data, synthetic data and dropout.
         timeout_s: longest time in which no rank begins another action.
-        alone: run this rank only, on stand-ins for what others would send: does it fit, and how long does it take?
-        progress: told step and loss.
+        alone: run this rank only, with stand-ins for what other ranks would send, to see its memory and times.
+        progress: called with step and loss after each step.
 
     Raises:
         PlanError: the plan's parts contradict each other, it is for another model, or something in it is not executed;
@@ -153,56 +154,58 @@ def run(
     if alone is not None and (check or not plan.stages_of(alone)):
         message = "--check compares all ranks, not one alone" if check else f"no stage runs on rank {alone}"
         raise UsageError(message, hint=f"leave out --check, and name one of the ranks 0 to {plan.world_size - 1}")
-    read = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
-    read = model_of(plan, read)
+    model_file = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
+    model_file = model_of(plan, model_file)
     for stage in plan.stages:
-        stage_program(plan, read, stage.index)
-    made = _check(plan, read, data, loss, seed, timeout_s) if check else None
+        stage_program(plan, model_file, stage.index)
+    if plan.schedule.parts > 1:
+        SequenceCuts(plan, model_file)
+    gradient_check = _check(plan, model_file, data, loss, seed, timeout_s) if check else None
     if not steps:
-        return RunReport((), made, (), ())
+        return RunReport((), gradient_check, (), ())
     kind: torch.dtype = getattr(torch, dtype)
-    feed = data_by_name(data, plan, read, kind, seed)
+    feed = data_by_name(data, plan, model_file, kind, seed)
 
     def body(rank: int, link: Link) -> dict[str, Any]:
         clock, (before_bytes, _) = _Clock(link), _process_bytes()
         trainer = Trainer(
-            plan, read, rank, learning_rate=learning_rate, loss=loss, dtype=kind, seed=seed, report=clock.at,
+            plan, model_file, rank, learning_rate=learning_rate, loss=loss, dtype=kind, seed=seed, report=clock.at,
             times=steps if plan.schedule.continuous else 1,
         )  # fmt: skip
         _forget_peak()
-        found: list[float] = []
+        losses: list[float] = []
         walls = []
-        while len(found) < steps:
-            begin, before = clock.now(), len(found)
-            found += trainer.steps(feed)
+        while len(losses) < steps:
+            begin, before = clock.now(), len(losses)
+            losses += trainer.steps(feed)
             walls.append(clock.now() - begin)
             if rank == (alone or 0):
-                for step in range(before, len(found)):
-                    link.tell("step", (step, found[step]))
+                for step in range(before, len(losses)):
+                    link.tell("step", (step, losses[step]))
         grown = _process_bytes()[1] - before_bytes
-        return {"losses": found, "times": clock.times, "walls": walls, "rank": rank, "grown": grown}
+        return {"losses": losses, "times": clock.times, "walls": walls, "rank": rank, "grown": grown}
 
     told: Callable[[int, str, Any], None] = lambda rank, word, value: progress(*value)  # noqa: E731
     results = run_ranks(plan, body, timeout_s=timeout_s, told=told, alone=alone)
     walls = tuple(max(r["walls"][k] for r in results) for k in range(len(results[0]["walls"])))
     times = _times(plan, {r["rank"]: r["times"] for r in results})
     memory = tuple(RankMemory(r["rank"], r["grown"], held_bytes(plan, r["rank"])) for r in results)
-    return RunReport(tuple(results[0]["losses"]), made, times, walls, memory, alone)
+    return RunReport(tuple(results[0]["losses"]), gradient_check, times, walls, memory, alone)
 
 
 def held_bytes(plan: Plan, rank: int) -> int:
-    """What the plan predicts that a rank's stages keep, without what the runtime of its device reserves."""
+    """Predicted memory of a rank's stages, without what the device's runtime reserves."""
     memory = [plan.predictions.stages[stage].memory for stage in plan.stages_of(rank)]
-    return sum(own.total_bytes - own.reserve_bytes for own in memory)
+    return sum(stage_memory.total_bytes - stage_memory.reserve_bytes for stage_memory in memory)
 
 
 def fullest_rank(plan: Plan) -> int:
-    """The rank whose stages keep most; the first of several."""
+    """The rank with the largest predicted memory; the first of several."""
     return max(range(plan.world_size), key=lambda rank: (held_bytes(plan, rank), -rank))
 
 
 def _process_bytes() -> tuple[int, int]:
-    """Memory that this process has now and the most that it had; where the system does not say, the second twice."""
+    """Current and peak memory of this process; the peak twice where the system does not report the current one."""
     status = Path("/proc/self/status")
     if not status.exists():
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -213,13 +216,13 @@ def _process_bytes() -> tuple[int, int]:
 
 
 def _forget_peak() -> None:
-    """Count the most memory from here on: what drawing the first weights took is not training's."""
+    """Reset the peak of this process's memory, so that drawing the initial weights does not count as training."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 class _Clock:
-    """Thread CPU seconds of each action of a rank."""
+    """Measures the thread CPU seconds of each action of a rank."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -231,51 +234,51 @@ class _Clock:
         return time.perf_counter()
 
     def at(self, place: int, text: str) -> None:
-        """An action begins and the one before it has ended."""
-        here = time.thread_time()
+        """Note that an action begins, and that the one before it has ended."""
+        now_s = time.thread_time()
         if self._word:
-            self.times.setdefault(self._word, []).append(here - self._since)
-        self._word, self._since = text.lstrip("+").split(".")[0], here
+            self.times.setdefault(self._word, []).append(now_s - self._since)
+        self._word, self._since = text.lstrip("+").split(".")[0], now_s
         self._link.at(place, text)
 
 
 def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[ActionTime, ...]:
-    found = []
+    action_times = []
     for stage in plan.stages:
-        own = [times for rank, times in by_rank.items() if rank in stage.ranks]
-        if not own:
+        rank_times = [times for rank, times in by_rank.items() if rank in stage.ranks]
+        if not rank_times:
             continue
-        said = plan.predictions.stages[stage.index]
+        prediction = plan.predictions.stages[stage.index]
         for kind, words, predicted in (
-            ("forward", ("F",), said.forward_s),
-            ("backward", ("B", "I", "W", "R"), said.backward_s),
-            ("update", ("U",), said.update_s),
+            ("forward", ("F",), prediction.forward_s),
+            ("backward", ("B", "I", "W", "R"), prediction.backward_s),
+            ("update", ("U",), prediction.update_s),
         ):
-            total = 0.0
+            total, parts = 0.0, 1 if kind == "update" else plan.schedule.parts
             for word in words:
-                values = sorted(s for times in own for s in times.get(f"{word}{stage.index}", ()))
-                total += values[len(values) // 2] if values else 0.0
-            found.append(ActionTime(stage.index, kind, total, predicted))
-    return tuple(found)
+                values = sorted(s for times in rank_times for s in times.get(f"{word}{stage.index}", ()))
+                total += parts * values[len(values) // 2] if values else 0.0
+            action_times.append(ActionTime(stage.index, kind, total, predicted))
+    return tuple(action_times)
 
 
 def _check(plan: Plan, model: ModelFile, data: str | Path, loss: str, seed: int, timeout_s: float) -> GradientCheck:
-    """Compare the gradients of one iteration."""
-    feed, goes_on = data_by_name(data, plan, model, torch.float64, seed), loss_by_name(loss, plan)
+    """Compare the gradients of one iteration with those of the unpartitioned model."""
+    feed, loss_function = data_by_name(data, plan, model, torch.float64, seed), loss_by_name(loss, plan)
     with scratch("check") as folder:
         path = folder / "reference.pt"
 
         def whole_model() -> dict[str, Any]:
-            found = reference(plan, model, feed, goes_on, seed=seed)
-            return {"loss": found.loss, "gradients": dict(found.gradients)}
+            whole_run = reference(plan, model, feed, loss_function, seed=seed)
+            return {"loss": whole_run.loss, "gradients": dict(whole_run.gradients)}
 
         in_process(whole_model, path)
 
         def body(rank: int, link: Link) -> dict[str, Any]:
             trainer = Trainer(
-                plan, model, rank, learning_rate=0.0, loss=goes_on, dtype=torch.float64, seed=seed, report=link.at
+                plan, model, rank, learning_rate=0.0, loss=loss_function, dtype=torch.float64, seed=seed, report=link.at
             )
-            own = sum(trainer.worker.iteration(0, feed, update=False))
+            rank_loss = sum(trainer.worker.iteration(0, feed, update=False))
             gradients = trainer.worker.gradients()
             expected = torch.load(path)
             largest = max((float(x.abs().max()) for x in expected["gradients"].values() if x.numel()), default=0.0)
@@ -285,8 +288,8 @@ def _check(plan: Plan, model: ModelFile, data: str | Path, loss: str, seed: int,
                 for name, x in held.items()
             ]
             stages = trainer.worker.stages.values()
-            left = sorted({name for s in stages if s.sharded for name in s.sharded.computed_whole})
-            return {"loss": own, "expected": float(expected["loss"]), "errors": errors, "whole": left}
+            computed_whole = sorted({name for s in stages if s.sharded for name in s.sharded.computed_whole})
+            return {"loss": rank_loss, "expected": float(expected["loss"]), "errors": errors, "whole": computed_whole}
 
         results = run_ranks(plan, body, timeout_s=timeout_s)
     worst: dict[tuple[int, str], float] = {}
@@ -294,5 +297,5 @@ def _check(plan: Plan, model: ModelFile, data: str | Path, loss: str, seed: int,
         for stage, name, error in result["errors"]:
             worst[stage, name] = max(worst.get((stage, name), 0.0), error if error == error else float("inf"))
     errors = tuple((stage, name, error) for (stage, name), error in sorted(worst.items(), key=lambda e: e[0][0]))
-    left = sorted({name for result in results for name in result["whole"]})
-    return GradientCheck(sum(r["loss"] for r in results), results[0]["expected"], errors, tuple(left))
+    computed_whole = sorted({name for result in results for name in result["whole"]})
+    return GradientCheck(sum(r["loss"] for r in results), results[0]["expected"], errors, tuple(computed_whole))

@@ -1,4 +1,4 @@
-"""A plan's ranks as processes of this machine: started, watched, ended together."""
+"""Starts the ranks of a plan as processes of this machine, watches them, and ends them together."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from planner.plans import Plan
 from planner.runtime.orders import sequences
 
 Body = Callable[[int, "Link"], Any]
-"""What a rank does: its number and the way to tell of it; the result goes to the starting process."""
+"""Runs in each rank with its number and its `Link`; the result is sent to the starting process."""
 
 _GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """How a rank tells the process that started it what it does.
+    """Connection of a rank to the process that started it.
 
     Attributes:
-        places: of every rank, the place in its order where it is; shared memory.
-        pipe: messages.
-        rank: the rank.
+        places: for every rank, its place in its order and a counter of actions; shared memory.
+        pipe: carries messages.
+        rank: number of the rank.
     """
 
     places: Any
@@ -45,7 +45,7 @@ class Link:
     rank: int
 
     def at(self, place: int, text: str) -> None:
-        """Say which action comes next."""
+        """Report the action that comes next."""
         self.places[2 * self.rank] = place
         self.places[2 * self.rank + 1] += 1
 
@@ -55,16 +55,16 @@ class Link:
 
 
 def ready_to_fork() -> None:
-    """Import what torch imports late, once, so that ranks need not."""
+    """Make torch import its lazy modules before ranks are forked, so that each rank need not."""
     torch.set_num_threads(1)
     weight = torch.zeros(1, requires_grad=True)
     torch.optim.SGD([weight], lr=0.0).step()
 
 
 def _join(rank: int, world: int, store: str, timeout_s: float) -> None:
-    """Make the process group of all ranks; without a store one whose other ranks are stood in for.
+    """Join the process group of all ranks; without a store, a fake one for a rank that runs alone.
 
-    A stand-in sends nothing and takes what a rank itself has for what others would contribute.
+    In the fake group nothing is sent, and a rank's own tensors stand for those of the others.
     """
     if store:
         dist.init_process_group(
@@ -114,13 +114,13 @@ def run_ranks(
 
     Args:
         plan: the plan.
-        body: what a rank does; forked, so it may be a closure.
+        body: runs in every rank; ranks are forked, so it may be a closure.
         timeout_s: longest time in which no rank begins another action.
-        told: called for every message but the last of a rank.
-        alone: the only rank that is run; its exchanges with others are stood in for.
+        told: called with rank, kind and value of every message before the result.
+        alone: the only rank to run, in a fake process group.
 
     Returns:
-        What the bodies returned, by rank.
+        Results of `body`, by rank.
 
     Raises:
         RunError: a rank failed; the message has its number, its action and the cause.
@@ -134,12 +134,12 @@ def run_ranks(
         pipes, processes = {}, {}
         store = str(Path(folder) / "store") if alone is None else ""
         for rank in range(world) if alone is None else [alone]:
-            here, there = context.Pipe(duplex=False)
-            link = Link(places, there, rank)
+            receiver, sender = context.Pipe(duplex=False)
+            link = Link(places, sender, rank)
             process = context.Process(target=_child, args=(body, rank, world, store, link, 4 * timeout_s), daemon=True)
             process.start()
-            there.close()
-            pipes[rank] = here
+            sender.close()
+            pipes[rank] = receiver
             processes[rank] = process
         try:
             return _Watch(plan, pipes, processes, places, timeout_s, told).results()
@@ -148,7 +148,7 @@ def run_ranks(
 
 
 def _end(processes: list[Any]) -> None:
-    """Let the processes go, and end those that do not."""
+    """Wait for the processes to exit, and kill those that do not."""
     until = time.monotonic() + _GRACE_S
     for process in processes:
         process.join(max(0.0, until - time.monotonic()))
@@ -159,7 +159,7 @@ def _end(processes: list[Any]) -> None:
 
 
 class _Watch:
-    """Reads what the ranks tell until all are done or one has failed."""
+    """Reads the messages of all ranks until all are done or one has failed."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Watch:
         self._errors: dict[int, tuple[bool, ShardplanError | None, str, str]] = {}
 
     def results(self) -> list[Any]:
-        """What the ranks returned."""
+        """Results of the ranks."""
         seen, since = list(self._places), time.monotonic()
         open_pipes = dict(self._pipes)
         while open_pipes:
@@ -209,19 +209,19 @@ class _Watch:
                 self._told(rank, kind, value)
 
     def _fail(self, dead: list[int]) -> None:
-        """Say which rank failed first: one that was not merely left by another."""
-        own = sorted(self._errors, key=lambda rank: (self._errors[rank][0], rank))
+        """Raise the error of the rank that failed first, not of one that lost its peer."""
+        failed_ranks = sorted(self._errors, key=lambda rank: (self._errors[rank][0], rank))
         silent = [rank for rank in dead if rank not in self._errors and rank not in self._done]
-        if silent and (not own or self._errors[own[0]][0]):
+        if silent and (not failed_ranks or self._errors[failed_ranks[0]][0]):
             code = self._processes[silent[0]].exitcode
             cause = f"the process was ended by signal {-code}" if code < 0 else f"the process exited with {code}"
             raise self._error(silent[0], cause)
-        if not own:
+        if not failed_ranks:
             return
-        _, exact, text, trace = self._errors[own[0]]
+        _, exact, text, trace = self._errors[failed_ranks[0]]
         if exact is not None:
             raise exact
-        raise self._error(own[0], text) from RuntimeError(trace)
+        raise self._error(failed_ranks[0], text) from RuntimeError(trace)
 
     def _error(self, rank: int, cause: str) -> RunError:
         return RunError(cause, where=f"rank {rank} at {self._action(rank)}", hint="--debug shows the traceback")
@@ -244,13 +244,13 @@ class _Watch:
 
 @contextlib.contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """A temporary folder."""
     with tempfile.TemporaryDirectory(prefix=f"shardplan-{name}-") as folder:
         yield Path(folder)
 
 
 def in_process(body: Callable[[], Mapping[str, Any]], path: Path) -> None:
-    """Run something in a process of its own and leave the tensors that it returns in a file.
+    """Run a function in another process and save the tensors that it returns to a file.
 
     Raises:
         RunError: it failed.
@@ -258,24 +258,26 @@ def in_process(body: Callable[[], Mapping[str, Any]], path: Path) -> None:
     """
     ready_to_fork()
     context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
 
     def run() -> None:
         try:
             torch.save(dict(body()), path)
-            there.send(None)
+            sender.send(None)
         except ShardplanError as error:
-            there.send(error)
+            sender.send(error)
         except BaseException as error:
-            there.send(RunError(f"{type(error).__name__}: {error}", where="the whole model"))
+            sender.send(RunError(f"{type(error).__name__}: {error}", where="the whole model"))
 
     process = context.Process(target=run, daemon=True)
     process.start()
-    there.close()
+    sender.close()
     try:
-        found = here.recv()
+        error_or_none = receiver.recv()
     except EOFError:
-        found = RunError("the process ended without an answer", where="the whole model", hint="is memory short?")
+        error_or_none = RunError(
+            "the process ended without an answer", where="the whole model", hint="is memory short?"
+        )
     process.join()
-    if found is not None:
-        raise found
+    if error_or_none is not None:
+        raise error_or_none

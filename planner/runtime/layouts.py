@@ -1,7 +1,7 @@
-"""Tensors on the ranks of a group: which piece a rank has under a layout, and how a tensor changes its layout.
+"""Layouts of tensors on a group of ranks: which piece a rank holds, and how a tensor moves to another layout.
 
-A layout has one part for each axis of the mesh, outermost first: `R` whole, `S1` cut along dimension 1, `P` a partial
-sum, `S2~3` each third of dimension 2 cut by itself. Pieces are as equal as they can be, the larger ones first.
+A layout has one entry for each axis of the mesh, outermost first: `R` replicated, `S1` sharded along dimension 1, `P` a
+partial sum, `S2~3` each third of dimension 2 sharded by itself. Pieces are as equal as they can be, the larger first.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from planner.errors import PlanError
 _PART = re.compile(r"R|P|S([0-9]+)(?:~([0-9]+))?")
 
 
-class Part(NamedTuple):
-    """How a tensor lies along one mesh axis.
+class AxisLayout(NamedTuple):
+    """Layout of a tensor along one mesh axis.
 
     Attributes:
-        kind: "R", "S" or "P".
-        dim: the dimension that is cut.
-        runs: equal runs of that dimension that are cut each by itself; 1 mostly.
+        kind: "R" (replicated), "S" (sharded) or "P" (partial sum).
+        dim: the sharded dimension.
+        runs: number of equal runs of that dimension, each sharded by itself; mostly 1.
     """
 
     kind: str
@@ -33,30 +33,30 @@ class Part(NamedTuple):
     runs: int = 1
 
 
-Layout = tuple[Part, ...]
+Layout = tuple[AxisLayout, ...]
 
 
 def parse(text: str, axes: int) -> Layout:
-    """A layout as a plan writes it; "" is whole on every axis.
+    """Parse a layout as a plan writes it; "" is replicated on every axis.
 
     Raises:
-        PlanError: it is none, or not for so many axes.
+        PlanError: the text is no layout, or has another number of axes.
     """
     if not text:
-        return (Part("R"),) * axes
+        return (AxisLayout("R"),) * axes
     words = list(_PART.finditer(text))
     if len(words) != axes or "".join(m[0] for m in words) != text:
         raise PlanError(f"{text!r} is no layout on {axes} axes", where="shardings", hint="plan again")
-    return tuple(Part(m[0][0], int(m[1]) if m[1] else -1, int(m[2]) if m[2] else 1) for m in words)
+    return tuple(AxisLayout(m[0][0], int(m[1]) if m[1] else -1, int(m[2]) if m[2] else 1) for m in words)
 
 
 def whole(axes: int) -> Layout:
-    """Every rank has all of the tensor."""
-    return (Part("R"),) * axes
+    """Replicated: every rank holds the full tensor."""
+    return (AxisLayout("R"),) * axes
 
 
 def gradient_as_read(read: Layout, cuts: Sequence[bool]) -> Layout:
-    """The layout in which an operand's gradient comes out of an operator.
+    """Layout of an operand's gradient as an operator's backward makes it.
 
     Args:
         read: the layout in which the operand was read.
@@ -64,27 +64,27 @@ def gradient_as_read(read: Layout, cuts: Sequence[bool]) -> Layout:
     """
     kinds = {"P": "R", "R": "P"}
     return tuple(
-        Part(kinds[part.kind]) if part.kind == "P" or (part.kind == "R" and cut) else part
+        AxisLayout(kinds[part.kind]) if part.kind == "P" or (part.kind == "R" and cut) else part
         for part, cut in zip(read, cuts, strict=True)
     )
 
 
 def gradient_as_written(written: Layout) -> Layout:
-    """The layout in which an operator needs the gradient of a result: whole where that was a partial sum."""
-    return tuple(Part("R") if part.kind == "P" else part for part in written)
+    """Layout in which an operator's backward reads a result's gradient: replicated where that is a partial sum."""
+    return tuple(AxisLayout("R") if part.kind == "P" else part for part in written)
 
 
 def gradient_at_rest(value: Layout, gradient: Layout) -> Layout:
-    """The layout in which gradients of a resting tensor are added up here: pieces as large as those of the value."""
+    """Layout in which gradients of a tensor are summed between operators: pieces as large as those of the value."""
     return tuple(
-        g if g == v or (g.kind == "P" and v.kind == "R") else (Part("R") if v.kind == "P" else v)
+        g if g == v or (g.kind == "P" and v.kind == "R") else (AxisLayout("R") if v.kind == "P" else v)
         for v, g in zip(value, gradient, strict=True)
     )
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks of one group as points of a mesh, seen from one of them.
+    """The mesh of a group of ranks, as one of them sees it.
 
     Attributes:
         sizes: ranks along each axis.
@@ -104,15 +104,15 @@ class Mesh:
     @property
     def coordinates(self) -> tuple[int, ...]:
         """The rank's coordinates."""
-        found, left = [], self.place
+        coordinates, left = [], self.place
         for size in reversed(self.sizes):
             left, at = divmod(left, size)
-            found.append(at)
-        return tuple(reversed(found))
+            coordinates.append(at)
+        return tuple(reversed(coordinates))
 
 
 def _sizes(size: int, count: int) -> list[int]:
-    """Sizes of the pieces of a dimension (of each run)."""
+    """Sizes of the pieces of a dimension, or of one run of it."""
     each = -(-size // count)
     return [max(0, min(each, size - at * each)) for at in range(count)]
 
@@ -136,15 +136,15 @@ def piece_start(shape: Sequence[int], layout: Layout, mesh: Mesh, dim: int) -> i
     return start
 
 
-def _cut(x: torch.Tensor, part: Part, count: int, at: int) -> torch.Tensor:
+def _cut(x: torch.Tensor, part: AxisLayout, count: int, at: int) -> torch.Tensor:
     runs = x.chunk(part.runs, part.dim) if part.runs > 1 else [x]
     sizes = _sizes(x.shape[part.dim] // part.runs, count)
     pieces = [run.narrow(part.dim, sum(sizes[:at]), sizes[at]) for run in runs]
     return torch.cat(pieces, part.dim) if len(pieces) > 1 else pieces[0]
 
 
-def _gather(x: torch.Tensor, part: Part, count: int, size: int, line: Any) -> torch.Tensor:  # noqa: ANN401
-    """All pieces along an axis as one; `size` is the dimension's size then."""
+def _gather(x: torch.Tensor, part: AxisLayout, count: int, size: int, line: Any) -> torch.Tensor:  # noqa: ANN401
+    """Gather all pieces along a mesh axis; `size` is the size of the dimension afterwards."""
     sizes = [part.runs * n for n in _sizes(size // part.runs, count)]
     longest = max(sizes)
     if x.shape[part.dim] < longest:
@@ -161,10 +161,10 @@ def _gather(x: torch.Tensor, part: Part, count: int, size: int, line: Any) -> to
 
 
 def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int], mesh: Mesh) -> torch.Tensor:
-    """The rank's piece of a tensor under another layout. All ranks of the group call it together.
+    """Move a tensor to another layout: this rank's piece of it there. A collective call.
 
-    Partial sums are added up, then what is cut otherwise is gathered (innermost axis first), then cut (outermost
-    first).
+    Partial sums are added up, then dimensions that are sharded otherwise are gathered (innermost axis first), then
+    sharded anew (outermost axis first).
 
     Args:
         x: the rank's piece.
@@ -181,12 +181,12 @@ def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int]
             x = x.contiguous() if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
             x = x.clone()
             dist.all_reduce(x, group=mesh.lines[a])
-            now[a] = Part("R")
+            now[a] = AxisLayout("R")
     outermost = {p.dim: a for a, p in reversed(list(enumerate(now))) if p.kind == "S" and p != target[a]}
     for a in reversed(range(mesh.axes)):
         part = now[a]
         if part.kind == "S" and a >= outermost.get(part.dim, mesh.axes):
-            now[a] = Part("R")
+            now[a] = AxisLayout("R")
             size = local_shape(shape, tuple(now), mesh)[part.dim]
             x = _gather(x, part, mesh.sizes[a], size, mesh.lines[a])
     for a, wanted in enumerate(target):
@@ -202,7 +202,7 @@ def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int]
 
 
 class _Change(torch.autograd.Function):  # type: ignore[misc]
-    """A change of layout forward, and another one of the gradient backward."""
+    """Moves a tensor to another layout in the forward, and its gradient in the backward."""
 
     @staticmethod
     def forward(
@@ -222,7 +222,7 @@ class _Change(torch.autograd.Function):  # type: ignore[misc]
 def relaid(
     x: torch.Tensor, there: tuple[Layout, Layout], back: tuple[Layout, Layout], shape: Sequence[int], mesh: Mesh
 ) -> torch.Tensor:
-    """A tensor under another layout, its gradient led back.
+    """Move a tensor to another layout such that its gradient moves back in the backward.
 
     Args:
         x: the rank's piece.

@@ -1,4 +1,4 @@
-"""What ranks on this machine take to exchange, measured by torch: over gloo on its processor, over NCCL on its GPUs."""
+"""Measures messages and collectives among ranks of this machine: over gloo on its processor, NCCL on its GPUs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True, slots=True)
 class LinkFigures:
-    """What was measured.
+    """Measured times of messages and collectives.
 
     Attributes:
         backend: gloo or nccl.
-        ranks: that took part.
+        ranks: number of ranks that took part.
         ping_s: by bytes, seconds of a message from one rank to another.
         collectives_s: by collective and bytes that all ranks hold together, seconds of the slowest rank.
-        machine: the processor as one rank has it, the others at work, too; None on GPUs.
+        machine: figures of the processor for one rank while all ranks compute; None on GPUs.
     """
 
     backend: str
@@ -47,16 +47,16 @@ class LinkFigures:
     machine: MachineFigures | None = None
 
     def sketch(self) -> LinkSketch:
-        """The link of a profile: latency and bandwidth of messages, and what each collective takes."""
+        """The link of a hardware profile: latency and bandwidth of messages, and the time of each collective."""
         latency_s, byte_per_s = fitted_line(list(self.ping_s), list(self.ping_s.values()))
-        rows = {str(kind): [measured_row(kind, self.ranks, found)] for kind, found in self.collectives_s.items()}
+        rows = {str(kind): [measured_row(kind, self.ranks, times)] for kind, times in self.collectives_s.items()}
         source = f"measured by {self.backend}, torch {torch.__version__}, {self.ranks} ranks"
         latency_s, byte_per_s = float(f"{latency_s:.3g}"), float(f"{byte_per_s:.4g}")
         return LinkSketch(self.backend, byte_per_s, 1, self.ranks, latency_s, 1.0, source=source, measured=rows)
 
 
 def measure_links(ranks: int, *, on_gpus: bool = False, runs_of: Mapping[int, int] = RUNS_OF) -> LinkFigures:
-    """Exchange some sizes among processes of this machine in all ways that plans need; some seconds.
+    """Measure messages and all collectives that plans use, among processes of this machine. Takes some seconds.
 
     Args:
         ranks: processes; on GPUs one a GPU, else they share the processor's cores.
@@ -78,13 +78,13 @@ def measure_links(ranks: int, *, on_gpus: bool = False, runs_of: Mapping[int, in
             reason = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
             raise RunError(reason, where="measuring links", hint="--debug shows the traceback") from error
         seconds, machine = pickle.loads((Path(folder) / "found").read_bytes())
-    collectives_s = {kind: found for kind, found in seconds.items() if kind != PING}
+    collectives_s = {kind: by_bytes for kind, by_bytes in seconds.items() if kind != PING}
     return LinkFigures("nccl" if on_gpus else "gloo", ranks, seconds[PING], collectives_s, machine)
 
 
 @contextlib.contextmanager
 def _own_cores(ranks: int) -> Iterator[None]:
-    """Processes that are started within compute with their share of the cores."""
+    """Context in which processes are started with their share of the cores."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, str(max(1, (os.cpu_count() or 1) // ranks))))
     try:
@@ -139,15 +139,15 @@ def _exchanges(elements: int, rank: int, ranks: int, device: torch.device) -> di
 
 
 def _slowest_s(exchange: Callable[[], object], runs: int, device: torch.device) -> float:
-    """Median seconds of an exchange on the rank that it takes longest."""
-    found = []
+    """Median seconds of an exchange on its slowest rank."""
+    seconds = []
     for _ in range(_WARM_RUNS + runs):
         dist.barrier()
         start = time.perf_counter()
         exchange()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - start)
-    slowest = torch.tensor([statistics.median(found[_WARM_RUNS:])], dtype=torch.float64, device=device)
+        seconds.append(time.perf_counter() - start)
+    slowest = torch.tensor([statistics.median(seconds[_WARM_RUNS:])], dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return float(slowest)

@@ -1,7 +1,7 @@
-"""Which operators a rank can run on its pieces alone, and how their attributes change for a piece.
+"""Operators on pieces of tensors: which of them a rank can run without the other pieces, with which attributes.
 
-An operator that cannot (its window, statistics or order cross the cut) is run by every rank on the whole tensors, and
-each keeps its piece: the same result, with more exchanged than the plan says.
+An operator whose window, statistics or order crosses the cut is run by every rank on full tensors, and each rank keeps
+its piece: the same result, but more communication than the plan says.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Pieces = list[torch.Tensor | None]
 
 
 @dataclass(frozen=True)
-class Cut:
-    """An operator whose work a mesh cuts.
+class CutOperator:
+    """An operator whose work is divided over a mesh of ranks.
 
     Attributes:
         step: the operator.
         reads: layouts of its operands, by position.
         writes: layouts of its results, by position.
-        shapes: of whole tensors, by name.
-        mesh: the group.
-        values: operands that hold shapes or axes, by position; None where an operand is not whole or has no values.
+        shapes: shapes of full tensors, by name.
+        mesh: the group of ranks.
+        values: values of integer operands (shapes, axes), by position; None for all other operands.
     """
 
     step: Step
@@ -39,11 +39,11 @@ class Cut:
     values: tuple[torch.Tensor | None, ...] = ()
 
     def cut_dims(self, layout: Layout) -> set[int]:
-        """Dimensions that a layout cuts."""
+        """Dimensions that a layout divides."""
         return {part.dim for part in layout if part.kind == "S"}
 
     def shape(self, position: int) -> tuple[int, ...]:
-        """Shape of a whole operand."""
+        """Shape of a full operand."""
         return self.shapes[self.step.inputs[position]]
 
     def result_shape(self, position: int = 0) -> tuple[int, ...]:
@@ -55,53 +55,58 @@ class Cut:
         return any(part.kind == "P" for part in self.writes[0])
 
     def adds(self, position: int) -> bool:
-        """Whether this rank adds an operand to a partial sum: one of those that hold it whole, or a part of it."""
+        """Whether this rank contributes an operand to a partial sum: of ranks with equal copies only one does."""
         places = zip(self.writes[0], self.reads[position], self.mesh.coordinates, strict=True)
         return all(at == 0 for written, read, at in places if written.kind == "P" and read.kind != "P")
 
     def axes(self, position: int, attribute: str) -> list[int] | None:
-        """Axes that an operand or attribute names; None where neither does."""
+        """Axes given by an operand or an attribute; None where neither is there."""
         held = self.values[position] if position < len(self.values) else None
-        found = held.reshape(-1).tolist() if held is not None else self.step.attributes.get(attribute)
+        axes = held.reshape(-1).tolist() if held is not None else self.step.attributes.get(attribute)
         rank = len(self.shape(0))
-        return None if found is None else [int(a) % rank for a in found]
+        return None if axes is None else [int(a) % rank for a in axes]
 
 
-Change = Callable[[Cut, Pieces], tuple[Step, Pieces] | None]
-"""The operator and operands as a rank runs them on its pieces; None where it cannot."""
+PieceRule = Callable[[CutOperator, Pieces], tuple[Step, Pieces] | None]
+"""Gives operator and operands as a rank runs them on its pieces; None where full tensors are needed."""
 
-_CHANGES: dict[str, Change] = {}
+_RULES: dict[str, PieceRule] = {}
 
 
-def _for(*names: str) -> Callable[[Change], Change]:
-    def add(function: Change) -> Change:
-        _CHANGES.update(dict.fromkeys(names, function))
+def _for(*names: str) -> Callable[[PieceRule], PieceRule]:
+    def add(function: PieceRule) -> PieceRule:
+        _RULES.update(dict.fromkeys(names, function))
         return function
 
     return add
 
 
-def local_form(cut: Cut, pieces: Sequence[torch.Tensor | None]) -> tuple[Step, Pieces] | None:
-    """The operator and its operands as a rank runs them on its pieces; None where the whole tensors are needed."""
-    found = _CHANGES.get(cut.step.op)
-    return found(cut, list(pieces)) if found else None
+def local_form(cut: CutOperator, pieces: Sequence[torch.Tensor | None]) -> tuple[Step, Pieces] | None:
+    """Operator and operands as a rank runs them on its pieces; None where full tensors are needed."""
+    rule = _RULES.get(cut.step.op)
+    return rule(cut, list(pieces)) if rule else None
+
+
+ELEMENTWISE = (
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu", "Clip",
+    "Cos", "Cosh", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid",
+    "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish",
+    "Mod", "Mul", "Neg", "Not", "Or", "Pow", "PRelu", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid",
+    "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+    "Where", "Xor", "com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu",
+)  # fmt: skip
+"""Operators that compute each element of the result from the elements at the same place of the broadcast operands."""
 
 
 @_for(
-    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu", "Clip",
-    "Cos", "Cosh", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid",
-    "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Mean",
-    "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "PRelu", "Reciprocal", "Relu", "Round", "Selu", "Shrink",
-    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "SwiGLU", "Swish", "Tan", "Tanh",
-    "ThresholdedRelu", "Transpose", "Where", "Xor", "Einsum", "com.microsoft.BiasGelu", "com.microsoft.FastGelu",
-    "com.microsoft.Gelu", "com.microsoft.QuickGelu", "com.microsoft.FusedMatMul", "Squeeze", "Unsqueeze",
+    *ELEMENTWISE, "MatMul", "SwiGLU", "Transpose", "Einsum", "com.microsoft.FusedMatMul", "Squeeze", "Unsqueeze",
 )  # fmt: skip
-def _as_it_is(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _as_it_is(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     return cut.step, pieces
 
 
 @_for("Gemm")
-def _gemm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _gemm(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     bias = pieces[2] if len(pieces) > 2 else None
     if bias is not None and not cut.adds(2):
         pieces[2] = bias * 0
@@ -109,7 +114,7 @@ def _gemm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("Conv")
-def _conv(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _conv(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     spatial = cut.cut_dims(cut.reads[0]) - {0, 1} or cut.cut_dims(cut.reads[1]) - {0, 1}
     if spatial or (cut.step.attributes.get("group", 1) != 1 and cut.cut_dims(cut.reads[1])):
         return None
@@ -117,23 +122,23 @@ def _conv(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
-def _pool(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _pool(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     return None if cut.cut_dims(cut.reads[0]) - {0, 1} else (cut.step, pieces)
 
 
 @_for("BatchNormalization")
-def _batch_norm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _batch_norm(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     shared = {1} if cut.step.attributes.get("training_mode", 0) else {0, 1}
     return None if cut.cut_dims(cut.reads[0]) - shared else (cut.step, pieces)
 
 
 @_for("InstanceNormalization")
-def _instance_norm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _instance_norm(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     return None if cut.cut_dims(cut.reads[0]) - {0, 1} else (cut.step, pieces)
 
 
 @_for("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-def _layer_norm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _layer_norm(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     rank = len(cut.shape(0))
     return None if any(d >= int(cut.step.attributes.get("axis", -1)) % rank for d in cut.cut_dims(cut.reads[0])) else (
         cut.step, pieces
@@ -141,14 +146,14 @@ def _layer_norm(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("Softmax", "LogSoftmax", "LpNormalization")
-def _softmax(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _softmax(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     axis = int(cut.step.attributes.get("axis", -1)) % len(cut.shape(0))
     old = cut.step.opset < 13 and cut.step.op != "LpNormalization"
     return None if old or axis in cut.cut_dims(cut.reads[0]) else (cut.step, pieces)
 
 
 @_for("Reshape", "Flatten", "Expand")
-def _reshape(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _reshape(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     if cut.step.op == "Flatten":
         step = replace(cut.step, op="Reshape", attributes={"allowzero": 1, "shape": list(cut.result_shape())})
         return step, pieces[:1]
@@ -157,7 +162,7 @@ def _reshape(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("Split")
-def _split(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _split(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     axis = int(cut.step.attributes.get("axis", 0)) % len(cut.shape(0))
     sizes = [cut.result_shape(k)[axis] for k in range(len(cut.step.outputs))]
     whole = pieces[0]
@@ -170,13 +175,13 @@ def _split(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("Concat")
-def _concat(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _concat(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     axis = int(cut.step.attributes["axis"]) % len(cut.shapes[cut.step.outputs[0]])
     return None if any(axis in cut.cut_dims(layout) for layout in cut.reads) else (cut.step, pieces)
 
 
 @_for("Slice", "Pad")
-def _slice(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _slice(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     rank = len(cut.shape(0))
     axes = cut.axes(3, "axes")
     touched = set(range(rank) if axes is None else axes)
@@ -184,7 +189,7 @@ def _slice(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSumSquare", "ReduceL2")
-def _reduction(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _reduction(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     axes = cut.axes(1, "axes")
     reduced = set(range(len(cut.shape(0)))) if not axes else set(axes)
     additive = cut.step.op in ("ReduceSum", "ReduceSumSquare") and cut.partial()
@@ -192,7 +197,7 @@ def _reduction(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("Gather")
-def _gather(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _gather(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     axis = int(cut.step.attributes.get("axis", 0)) % len(cut.shape(0))
     table, places = pieces[0], pieces[1]
     if axis not in cut.cut_dims(cut.reads[0]):
@@ -207,7 +212,7 @@ def _gather(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("Attention")
-def _attention(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _attention(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     layouts = [layout for layout, name in zip(cut.reads, cut.step.inputs, strict=False) if name]
     if len(cut.shape(0)) != 4 or any(cut.cut_dims(layout) - {0, 1} for layout in layouts[:3]):
         return None
@@ -215,7 +220,7 @@ def _attention(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
 
 
 @_for("RotaryEmbedding")
-def _rotary(cut: Cut, pieces: Pieces) -> tuple[Step, Pieces] | None:
+def _rotary(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     if len(cut.shape(0)) != 4 or any(cut.cut_dims(layout) - {0, 1} for layout in cut.reads[:1]):
         return None
     return None if any(cut.cut_dims(layout) for layout in cut.reads[1:]) and len(cut.step.inputs) < 4 else (

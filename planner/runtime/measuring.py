@@ -1,4 +1,4 @@
-"""Seconds of single operators in torch, forward and backward, on any of its devices."""
+"""Measures single operators in torch, forward and backward, on any of its devices."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from planner.runtime.operators import Context
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 8
-"""Passes that are launched one behind the other on a device that computes beside the host, so that the host's time is
-hidden where the work is longer."""
+"""Passes launched in a row on a GPU, so that the host's launch time is hidden where the work takes longer."""
 
 
 class TorchRunner:
-    """Runs operator calls by torch, each from the rule that the runtime has for it.
+    """Measures operator calls in torch, computed by the runtime's rules.
 
     Attributes:
         software: torch and its version.
@@ -57,14 +56,17 @@ class TorchRunner:
         Raises:
             ModelError: the operator has no torch rule, or it cannot be computed.
         """
-        known, dtype = read_model(onnx.load_from_string(model)), _TYPES[self.precision]
-        steps = known.cone(known.outputs, known.inputs)
+        model_file, dtype = read_model(onnx.load_from_string(model)), _TYPES[self.precision]
+        steps = model_file.cone(model_file.outputs, model_file.inputs)
         require_rules(steps)
         values = {name: self._operand(array, dtype) for name, array in feeds.items()}
-        values |= {name: known.weight(name, dtype).to(self.device) for name in (*known.weights, *known.constants)}
+        values |= {
+            name: model_file.weight(name, dtype).to(self.device)
+            for name in (*model_file.weights, *model_file.constants)
+        }
 
         def forward() -> Values:
-            return run(steps, values, Context(dtype), wanted=known.outputs)
+            return run(steps, values, Context(dtype), wanted=model_file.outputs)
 
         with torch.no_grad():
             forward_s = self._median_s(forward)
@@ -81,8 +83,8 @@ class TorchRunner:
         return forward_s, self._median_s(backward)
 
     def _operand(self, array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-        made = torch.from_numpy(array).to(self.device)
-        return made.to(dtype).requires_grad_() if made.is_floating_point() else made
+        x = torch.from_numpy(array).to(self.device)
+        return x.to(dtype).requires_grad_() if x.is_floating_point() else x
 
     def _median_s(self, run_once: Callable[[], object]) -> float:
         if not self.on_gpu:

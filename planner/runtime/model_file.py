@@ -1,4 +1,4 @@
-"""An ONNX file as a program of torch operators: its nodes in order, its weights one by one, its batch as planned."""
+"""An ONNX file as a program for torch: operators in order, weights by name, at the plan's micro-batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CENTRED_AT_ONE = {
     "LayerNormalization": (1,), "RMSNormalization": (1,), "BatchNormalization": (1, 4), "InstanceNormalization": (1,),
     "GroupNormalization": (1,), "SimplifiedLayerNormalization": (1,),
 }  # fmt: skip
-"""Operands that scale what a norm makes, and the variance that it divides by: untrained they are 1."""
+"""Operands that scale the result of a norm, or are the variance that it divides by: their initial values are 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Step:
     Attributes:
         op: its name, with its domain before a dot where that is not the standard's.
         inputs: names of its operands; "" where one is absent.
-        outputs: names of its results; "" where one is not asked for.
+        outputs: names of its results; "" where one is not used.
         attributes: as in the file; tensors as torch tensors.
         opset: version of its domain.
     """
@@ -43,24 +43,24 @@ class Step:
 
     @property
     def name(self) -> str:
-        """Its first result, by which plans name it."""
+        """Its first result, the name that plans have for it."""
         return self.outputs[0]
 
 
 @dataclass
 class ModelFile:
-    """What of a model file is needed to run it.
+    """The content of a model file that is needed to run it.
 
     Attributes:
         steps: operators, in an order that can be executed.
-        inputs: names of what is fed at each step.
-        outputs: names of results.
+        inputs: names of the model's inputs.
+        outputs: names of the model's outputs.
         weights: initializers by name.
-        constants: values that take the place of the file's, by name: those that hold another batch than the file's.
-        seed: of weights whose data are not in the file.
-        folder: where external data lie.
+        constants: values in place of the file's, by name, where the file holds another batch size in constants.
+        seed: seed of weights whose data are not in the file.
+        folder: folder of external data.
         input_types: of each input the ONNX element type and its fixed sizes.
-        resized: tensors with another number of samples than in the file: sizes by dimension.
+        resized: for tensors with another number of samples than in the file, sizes by dimension.
     """
 
     steps: tuple[Step, ...]
@@ -77,33 +77,33 @@ class ModelFile:
         self.producer = {name: i for i, step in enumerate(self.steps) for name in step.outputs if name}
 
     def cone(self, wanted: Iterable[str], given: Iterable[str]) -> tuple[Step, ...]:
-        """The operators that make some values from others that are at hand, in order.
+        """The operators that compute the wanted values from given ones, in order. O(operators returned).
 
-        Weights and constants are at hand. O(operators of the cone).
+        Weights and constants need not be among the given values.
 
         Raises:
-            ModelError: a value has no origin.
+            ModelError: no operator computes a value that is needed.
         """
-        known = {*given, *self.weights, *self.constants}
-        found: set[int] = set()
-        stack = [name for name in wanted if name not in known]
+        given_names = {*given, *self.weights, *self.constants}
+        needed: set[int] = set()
+        stack = [name for name in wanted if name not in given_names]
         while stack:
             name = stack.pop()
-            if name in known or not name:
+            if name in given_names or not name:
                 continue
             if name not in self.producer:
                 raise ModelError(
-                    f"{name!r} is made by no operator and is at hand nowhere", where=name,
+                    f"{name!r} is the result of no operator, and no weight or input", where=name,
                     hint="is this the model that the plan was made for?",
                 )  # fmt: skip
             at = self.producer[name]
-            if at not in found:
-                found.add(at)
+            if at not in needed:
+                needed.add(at)
                 stack += self.steps[at].inputs
-        return tuple(self.steps[i] for i in sorted(found))
+        return tuple(self.steps[i] for i in sorted(needed))
 
     def apart(self, parameters: Iterable[str]) -> ModelFile:
-        """The model with weights of its own where an exporter merged equal ones.
+        """The model with a weight for each module where an exporter merged equal initial weights.
 
         A plan calls the weight of a later module `weight@module`. Readers of an initializer and the weights that stand
         for it correspond in their order.
@@ -131,13 +131,13 @@ class ModelFile:
                 )  # fmt: skip
             for step, name in zip(readers, names, strict=True):
                 weights[name] = self.weights[base]
-                here = steps[at[step.name]]
-                inputs = tuple(name if read == base else read for read in here.inputs)
-                steps[at[step.name]] = replace(here, inputs=inputs)
+                reader = steps[at[step.name]]
+                inputs = tuple(name if read == base else read for read in reader.inputs)
+                steps[at[step.name]] = replace(reader, inputs=inputs)
         return replace(self, steps=tuple(steps), weights=weights)
 
     def takes(self, name: str, shape: Sequence[int]) -> bool:
-        """Whether an input may have a shape: sizes that the file fixes are these."""
+        """Whether an input may have a shape: it agrees in all sizes that the file fixes."""
         fixed = self.input_types[name][1] if name in self.input_types else ()
         return all(known in (None, size) for known, size in zip(fixed, shape, strict=False))
 
@@ -145,11 +145,11 @@ class ModelFile:
         """The model at another batch size than the file's.
 
         Args:
-            change: the constants that hold the batch.
-            identities: results of operators that hand on their first operand, whatever the others say.
+            change: constants that hold the batch size, and their new values.
+            identities: operators, by result, that return their first operand unchanged.
 
         Raises:
-            ModelError: the file has not the operator that reads one of them.
+            ModelError: the file lacks an operator that reads one of the constants.
         """
         places = {step.name: i for i, step in enumerate(self.steps)}
         steps, constants = list(self.steps), dict(self.constants)
@@ -169,7 +169,7 @@ class ModelFile:
         return replace(self, steps=tuple(steps), constants=constants, resized=change.samples)
 
     def weight(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """The data of an initializer: from the file or its external data, else by name and seed.
+        """The data of an initializer: from the file or its external data, else drawn by name and seed.
 
         Floats come in the given type, integers in their own.
         """
@@ -178,10 +178,10 @@ class ModelFile:
         return self.fitted(name, self._stored(name, dtype))
 
     def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A value with as many entries for samples as the batch has: the first ones, or more that are equal.
+        """Resize a value that has an entry for each sample: cut it, or repeat it where all entries are equal.
 
         Raises:
-            ModelError: there are too few, and they differ.
+            ModelError: there are too few entries, and they differ.
         """
         for d, size in self.resized.get(name, {}).items():
             if value.shape[d] > size:
@@ -217,9 +217,9 @@ class ModelFile:
         Matrices are normally distributed with deviation 1 / sqrt(inputs), tables of a lookup with 0.02; scales of
         norms lie around 1, other vectors around 0, both with deviation 0.02.
         """
-        made = torch.Generator()
-        made.manual_seed(int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:7], "big"))
-        drawn = torch.randn(shape, generator=made, dtype=torch.float64)
+        generator = torch.Generator()
+        generator.manual_seed(int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:7], "big"))
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         readers = [(step.op, p) for step in self.readers(name) for p, read in enumerate(step.inputs) if read == name]
         if any(p in _CENTRED_AT_ONE.get(op, ()) for op, p in readers):
             return (1 + 0.02 * drawn).abs().to(dtype)

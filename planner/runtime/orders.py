@@ -1,4 +1,4 @@
-"""What each rank does in one iteration, one action after the other, in an order that does not block."""
+"""The actions of each rank as one sequence: lanes are merged so that no rank waits for one that waits for it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from planner.schedules import Action, ActionKind
 
 @dataclass(frozen=True, slots=True)
 class TiedExchanges:
-    """Exchanges of tied weights that a rank still has before it in an iteration.
+    """Tied weights whose gradients a rank has still to sum in this iteration.
 
-    The gradient of a weight that several stages hold is summed in the exchange (`S`) of these stages, by each rank in
-    the last one that it runs for any of them.
+    The gradient of a weight that several stages hold is summed in an exchange (`S`) of these stages: each rank takes
+    part in the last one that it runs for any of them.
 
     Attributes:
-        ties: the weights whose stages the rank has, as the plan lists them.
-        left: for each of them, how many exchanges of its stages the rank has still to run.
+        ties: tied weights of the rank's stages, in the order of the plan.
+        left: for each tied weight, the exchanges of its stages that the rank has still to run.
     """
 
     ties: tuple[SharedParameter, ...]
     left: list[int]
 
     def last(self, action: Action) -> tuple[SharedParameter, ...]:
-        """The weights whose gradients are summed in an action that comes next."""
+        """Tied weights whose gradients are summed in this action, which has not run yet."""
         if action.kind is not ActionKind.SYNC:
             return ()
         return tuple(
@@ -35,15 +35,15 @@ class TiedExchanges:
         )
 
     def done(self, action: Action) -> tuple[SharedParameter, ...]:
-        """The same, the action being done."""
-        found = self.last(action)
+        """Tied weights whose gradients are summed in this action, which is counted as run."""
+        summed = self.last(action)
         if action.kind is ActionKind.SYNC:
             self.left[:] = [n - (action.stage in tie.stages) for tie, n in zip(self.ties, self.left, strict=True)]
-        return found
+        return summed
 
 
 def tied_exchanges(plan: Plan, actions: Iterable[Action]) -> TiedExchanges:
-    """The exchanges of tied weights among a rank's actions."""
+    """Count the exchanges of tied weights among a rank's actions."""
     synced = [action.stage for action in actions if action.kind is ActionKind.SYNC]
     summed = [tie for tie in plan.shared_parameters if tie.reduction == "sum"]
     counts = [sum(stage in tie.stages for stage in synced) for tie in summed]
@@ -51,11 +51,12 @@ def tied_exchanges(plan: Plan, actions: Iterable[Action]) -> TiedExchanges:
 
 
 _BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
-_Key = tuple[ActionKind, int, int]
+_Key = tuple[ActionKind, int, int, int]
+"""Kind, stage, number and part of an action."""
 
 
-class _Play:
-    """Actions of all ranks, done as soon as what they need is done; time does not count."""
+class _OrderSimulation:
+    """Simulates the orders of all ranks without time: an action runs as soon as its dependencies have run."""
 
     def __init__(self, plan: Plan, times: int) -> None:
         self.plan = plan
@@ -64,7 +65,7 @@ class _Play:
         }
         self.at = dict.fromkeys(self.lanes, 0)
         self.done: set[tuple[_Key, int]] = set()
-        self.arrived: dict[_Key, set[tuple[int, int]]] = {}
+        self.arrived: dict[tuple[int, int], set[tuple[int, int]]] = {}
         self.counts: dict[tuple[int, int, str], int] = {}
         kinds = {(a.kind, a.stage) for lane in self.lanes.values() for a in lane}
         self.explicit = kinds
@@ -77,41 +78,46 @@ class _Play:
                     self.readers.setdefault(b.from_stage, []).append(to)
         self.synced = self._expected()
         ranks = dict.fromkeys(rank for rank, _ in self.lanes)
-        own = {rank: [a for (r, _), lane in self.lanes.items() if r == rank for a in lane] for rank in ranks}
-        self.tied = {rank: tied_exchanges(plan, actions) for rank, actions in own.items()}
+        actions = {rank: [a for (r, _), lane in self.lanes.items() if r == rank for a in lane] for rank in ranks}
+        self.tied = {rank: tied_exchanges(plan, actions[rank]) for rank in ranks}
         self.met: dict[str, set[int]] = {}
 
-    def _expected(self) -> dict[_Key, int]:
-        """How many ranks take part in each exchange."""
-        found: dict[_Key, int] = {}
-        for lane in self.lanes.values():
+    def _expected(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
+        """Lanes (rank, number) that take part in each exchange, by stage and number of the exchange."""
+        lanes_of: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        for place, lane in self.lanes.items():
             for a in lane:
-                if a.kind is ActionKind.SYNC:
-                    key = a.kind, a.stage, a.micro_batch
-                    found[key] = found.get(key, 0) + 1
-        return found
+                if a.kind in (ActionKind.SYNC, ActionKind.LAUNCH_SYNC):
+                    lanes_of.setdefault((a.stage, a.micro_batch), set()).add(place)
+        return lanes_of
 
     def ready(self, place: tuple[int, int], a: Action) -> bool:
-        """Whether everything that an action needs is done."""
+        """Whether all dependencies of an action have run; notes that its lane has come to an exchange."""
         if a.kind is ActionKind.SYNC:
-            key = a.kind, a.stage, a.micro_batch
-            self.arrived.setdefault(key, set()).add(place)
-            return len(self.arrived[key]) == self.synced[key] and self._all_there(place[0], a)
+            self._arrive(place, a)
+            key = a.stage, a.micro_batch
+            return self.arrived[key] == self.synced[key] and self._ties_complete(place[0], a)
         if a.kind is ActionKind.FORWARD and not self._has_room(place[0], a):
             return False
-        return all(self._did(kinds, stage, a.micro_batch) for kinds, stage in self._needs(a))
+        return all(self._has_run(kinds, a._replace(stage=stage)) for kinds, stage in self._needs(a)) and all(
+            self._has_run(kinds, a._replace(part=part)) for kinds, part in self._needs_parts(a)
+        )
 
-    def _all_there(self, rank: int, a: Action) -> bool:
-        """Whether all ranks have come to the exchange of the tied weights that an action sums."""
+    def _arrive(self, place: tuple[int, int], a: Action) -> None:
+        """Note that a lane waits in an exchange, or has begun it early."""
+        self.arrived.setdefault((a.stage, a.micro_batch), set()).add(place)
+
+    def _ties_complete(self, rank: int, a: Action) -> bool:
+        """Whether all ranks have come to the sum of the tied weights that belongs to an action."""
         waiting = False
         for tie in self.tied[rank].last(a):
-            there = self.met.setdefault(tie.parameter, set())
-            there.add(rank)
-            waiting |= there < {rank for stage in tie.stages for rank in self.plan.stages[stage].ranks}
+            waiting_ranks = self.met.setdefault(tie.parameter, set())
+            waiting_ranks.add(rank)
+            waiting |= waiting_ranks < {rank for stage in tie.stages for rank in self.plan.stages[stage].ranks}
         return not waiting
 
     def _needs(self, a: Action) -> Iterable[tuple[tuple[ActionKind, ...], int]]:
-        """(actions of which one is needed, stage)."""
+        """Dependencies on stages, for the same micro-batch and part: (kinds of which one must have run, stage)."""
         received = (ActionKind.RECEIVE_ACTIVATION, a.stage) in self.explicit
         if a.kind is ActionKind.RECEIVE_ACTIVATION or (a.kind is ActionKind.FORWARD and not received):
             for stage in self.feeds.get(a.stage, ()):
@@ -127,9 +133,17 @@ class _Play:
         if a.kind is ActionKind.WEIGHT_GRAD:
             yield (ActionKind.INPUT_GRAD,), a.stage
 
-    def _did(self, kinds: tuple[ActionKind, ...], stage: int, micro_batch: int) -> bool:
-        ranks = self.plan.ranks_for(stage, micro_batch)
-        return any(all(((kind, stage, micro_batch), rank) in self.done for rank in ranks) for kind in kinds)
+    def _needs_parts(self, a: Action) -> Iterable[tuple[tuple[ActionKind, ...], int]]:
+        """Dependencies on other parts of the micro-batch: (kinds of which one must have run, part)."""
+        if a.kind is ActionKind.FORWARD and a.part > 0:
+            yield (ActionKind.FORWARD,), a.part - 1
+        if a.kind in _BACK and 0 <= a.part < self.plan.schedule.parts - 1:
+            yield _BACK, a.part + 1
+
+    def _has_run(self, kinds: tuple[ActionKind, ...], a: Action) -> bool:
+        """Whether an action of one of these kinds has run on all ranks of its group."""
+        ranks = self.plan.ranks_for(a.stage, a.micro_batch)
+        return any(all(((kind, a.stage, a.micro_batch, a.part), rank) in self.done for rank in ranks) for kind in kinds)
 
     def _has_room(self, rank: int, a: Action) -> bool:
         limits = self.plan.schedule.limits
@@ -139,10 +153,12 @@ class _Play:
         return began - ended < limits[a.stage]
 
     def finish(self, place: tuple[int, int], a: Action) -> None:
-        """Note an action as done."""
+        """Note that an action has run."""
         rank = place[0]
         self.tied[rank].done(a)
-        self.done.add(((a.kind, a.stage, a.micro_batch), rank))
+        self.done.add(((a.kind, a.stage, a.micro_batch, a.part), rank))
+        if a.kind is ActionKind.LAUNCH_SYNC:
+            self._arrive(place, a)
         ends = a.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)
         if ends or a.kind is ActionKind.FORWARD:
             word = "end" if ends else "F"
@@ -151,32 +167,37 @@ class _Play:
 
 
 def sequences(plan: Plan, times: int = 1) -> Mapping[int, tuple[Action, ...]]:
-    """The actions of every rank in an order in which each can wait for what it needs.
+    """The actions of every rank as one sequence that cannot deadlock.
 
-    Lanes of a rank that run side by side are merged as their needs are met. O(actions * ranks) at the worst.
+    Lanes of a rank are merged in the order in which the dependencies of their actions are met. O(actions * ranks) at
+    the worst.
 
     Args:
         plan: the plan.
-        times: how often what goes on for ever is repeated.
+        times: iterations of the steady state, where the pipeline never drains.
 
     Raises:
         PlanError: the orders block each other; the waiting actions are named.
     """
-    play = _Play(plan, times)
-    found: dict[int, list[Action]] = {rank: [] for rank in range(plan.world_size)}
+    simulation = _OrderSimulation(plan, times)
+    merged: dict[int, list[Action]] = {rank: [] for rank in range(plan.world_size)}
     moved = True
     while moved:
         moved = False
-        for place, lane in play.lanes.items():
-            while play.at[place] < len(lane) and play.ready(place, lane[play.at[place]]):
-                action = lane[play.at[place]]
-                found[place[0]].append(action)
-                play.finish(place, action)
+        for place, lane in simulation.lanes.items():
+            while simulation.at[place] < len(lane) and simulation.ready(place, lane[simulation.at[place]]):
+                action = lane[simulation.at[place]]
+                merged[place[0]].append(action)
+                simulation.finish(place, action)
                 moved = True
-    waiting = [f"rank {p[0]} at {lane[play.at[p]]}" for p, lane in play.lanes.items() if play.at[p] < len(lane)]
+    waiting = [
+        f"rank {p[0]} at {lane[simulation.at[p]]}"
+        for p, lane in simulation.lanes.items()
+        if simulation.at[p] < len(lane)
+    ]
     if waiting:
         raise PlanError(
             f"the orders block each other: {', '.join(waiting[:4])}", where="schedule",
             hint="shardplan check shows the cycle",
         )  # fmt: skip
-    return {rank: tuple(actions) for rank, actions in found.items()}
+    return {rank: tuple(actions) for rank, actions in merged.items()}

@@ -1,4 +1,4 @@
-"""The whole model on one process: what the gradients of a plan are compared with."""
+"""The unpartitioned model on one process, as the reference for the gradients of a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reference:
 
     Attributes:
         loss: mean over the global batch.
-        gradients: of the mean loss, by parameter.
+        gradients: gradients of the mean loss, by parameter.
     """
 
     loss: float
@@ -30,7 +30,7 @@ class Reference:
 def reference(
     plan: Plan, model: ModelFile, data: Data, loss: Loss, *, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> Reference:
-    """Loss and gradients of the whole graph over one iteration's micro-batches, one after the other.
+    """Run all micro-batches of one iteration through the unpartitioned graph, for its loss and gradients.
 
     O(operators * micro-batches); nothing of the plan but its batch, parameters and ties is read.
     """
@@ -50,25 +50,26 @@ def reference(
         batch = data(0, micro_batch)
         context = Context(dtype, seed, micro_batch)
         given = {**values, **{name: batch[name] for name in model.inputs if name in batch}}
-        made = run(steps, given, context, wanted=outputs, fitted=model.fitted)
-        own = loss({name: made[name] for name in outputs}, batch) * scale
-        own.backward()
-        total += float(own.detach())
-    zero = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    return Reference(total, {name: zero[name] if leaf.grad is None else leaf.grad for name, leaf in leaves.items()})
+        results = run(steps, given, context, wanted=outputs, fitted=model.fitted)
+        scaled_loss = loss({name: results[name] for name in outputs}, batch) * scale
+        scaled_loss.backward()
+        total += float(scaled_loss.detach())
+    gradients = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()}
+    return Reference(total, gradients)
 
 
-def gradient_error(own: torch.Tensor, expected: torch.Tensor, largest: float) -> float:
-    """Largest difference of a gradient, as part of its largest element.
+def gradient_error(gradient: torch.Tensor, expected: torch.Tensor, largest: float) -> float:
+    """Largest difference of a gradient from the reference, relative to the largest element of the reference.
 
-    A gradient that is zero but for rounding counts as one ten-thousandth of the largest of all.
+    The scale is at least 1e-4 of the largest element of all gradients, so that gradients that are zero but for rounding
+    do not count as wrong.
 
     Args:
-        own: the gradient.
-        expected: the reference's.
+        gradient: the gradient under the plan.
+        expected: the gradient of the reference.
         largest: the largest element of all gradients of the reference.
     """
     if not expected.numel():
         return 0.0
     scale = max(float(expected.abs().max()), 1e-4 * largest, 1e-300)
-    return float((own - expected).abs().max()) / scale
+    return float((gradient - expected).abs().max()) / scale

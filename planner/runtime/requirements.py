@@ -1,4 +1,4 @@
-"""What the runtime executes of a plan, and what it refuses by name before a process starts."""
+"""Requirements of a plan that the runtime executes, and those that it refuses before a process starts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.INTERLEAVED_SPLIT: "as it stands",
     Requirement.PADDED_SPLIT: "pieces are uneven, without padding",
     Requirement.ORDER_ROUTING: "as it stands",
+    Requirement.SUB_SEQUENCES: "as it stands; the loss of a micro-batch is taken in its last part",
     Requirement.LANES: "merged in an order in which each action has what it needs",
     Requirement.STREAMING: "a stage passes on whole results",
     Requirement.PAIRED_ACTIONS: "one after the other",
@@ -46,6 +47,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.EARLY_EXCHANGE: "as it stands",
     Requirement.IN_FLIGHT_LIMITS: "as it stands",
     Requirement.PARTIAL_UPDATES: "as it stands",
+    Requirement.BOUNDED_STALENESS: "a copy waits for the waves that its order names and has no newer ones",
     Requirement.MIXED_RECOMPUTE: "as it stands",
     Requirement.MODULE_RECOMPUTE: "the modules are kept: the same values, more memory",
     Requirement.EXCHANGE_SCHEME: "as one reduction of all gradients of a stage",
@@ -58,37 +60,42 @@ EXECUTED: Mapping[Requirement, str] = {
 """How each requirement of a plan is executed."""
 
 REFUSED: Mapping[Requirement, str] = {
-    Requirement.SUB_SEQUENCES: "sub-sequences of a micro-batch need attention over earlier parts",
-    Requirement.BOUNDED_STALENESS: "copies that run ahead of each other are not executed",
     Requirement.OFFLOAD: "state is not moved to the host",
 }
-"""Requirements that are refused, and why."""
+"""Requirements that the runtime refuses, with the reason."""
 
 _NOT_EXECUTED = frozenset({Fault.DIGEST, Fault.MEMORY, Fault.PREDICTIONS})
-"""Kinds of findings about what a plan predicts, and about its text."""
+"""Faults in predictions or in the text of a plan, which change nothing in its execution."""
 
 
 def refusals(plan: Plan) -> tuple[str, ...]:
-    """What of a plan the runtime does not execute, each with its reason; () where it executes all of it."""
-    return tuple(f"{needed}: {REFUSED[needed]}" for needed in requirements(plan, divided=False) if needed in REFUSED)
+    """Reasons why the runtime does not execute a plan; () where it does."""
+    reasons = [f"{needed}: {REFUSED[needed]}" for needed in requirements(plan, divided=False) if needed in REFUSED]
+    if plan.schedule.parts > 1 and not plan.schedule.causal:
+        reasons.append(f"{Requirement.SUB_SEQUENCES}: parts of a micro-batch that are not runs of its sequence")
+    if plan.schedule.parts > 1 and plan.shardings:
+        reasons.append(f"{Requirement.SUB_SEQUENCES}: parts are not shared by a group of ranks")
+    if plan.schedule.clock_distance is not None and any(stage.zero for stage in plan.stages):
+        reasons.append(f"{Requirement.BOUNDED_STALENESS}: copies that run ahead of each other share no optimizer state")
+    return tuple(reasons)
 
 
 def require_executable(plan: Plan) -> None:
-    """See that a plan's parts agree and that the runtime executes everything in it.
+    """Refuse a plan whose parts contradict each other, or that the runtime cannot execute. O(actions + operators).
 
-    Predictions and the digest are not looked at: they change nothing in what is executed. O(actions + operators).
+    Predictions and the digest are not checked: they change nothing in the execution.
 
     Raises:
-        PlanError: they do not, or it does not; the first finding is named and the others counted, or all reasons named.
+        PlanError: names the first contradiction and counts the others, or names all reasons against execution.
     """
-    wrong = [finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED]
-    if wrong:
-        first = min(wrong, key=lambda finding: finding.fault is Fault.REQUIRES)
-        more = f", and {plural(len(wrong) - 1, 'further finding')}" if wrong[1:] else ""
+    contradictions = [finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED]
+    if contradictions:
+        first = min(contradictions, key=lambda finding: finding.fault is Fault.REQUIRES)
+        more = f", and {plural(len(contradictions) - 1, 'further finding')}" if contradictions[1:] else ""
         raise PlanError(f"{first.fault}: {first.message}{more}", where="plan", hint="`shardplan check` tells all")
-    found = refusals(plan)
-    if found:
+    reasons = refusals(plan)
+    if reasons:
         raise PlanError(
-            f"cannot be run: {'; '.join(found)}", where=f"schedule {plan.schedule.name}",
+            f"cannot be run: {'; '.join(reasons)}", where=f"schedule {plan.schedule.name}",
             hint="plan with another --schedule, such as 1f1b or interleaved",
         )  # fmt: skip

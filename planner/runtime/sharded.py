@@ -1,4 +1,4 @@
-"""A stage whose work the ranks of a group share: operators on pieces of tensors, as the plan's layouts say."""
+"""A stage that a group of ranks shares: each rank runs the operators on its pieces of the tensors."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from planner.runtime.layouts import (
     gradient_as_read,
     gradient_as_written,
     gradient_at_rest,
-    local_shape,
     parse,
     relaid,
     whole,
 )
-from planner.runtime.local_operators import Cut, Shapes, local_form
+from planner.runtime.local_operators import CutOperator, Shapes, local_form
 from planner.runtime.model_file import ModelFile, Step
 from planner.runtime.operators import Context, torch_type
 from planner.runtime.stages import StageProgram
 
 
 def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
-    """Shapes of all tensors of a model at the plan's micro-batch, by a run without data."""
+    """Shapes of all full tensors at the plan's micro-batch, by running the model on the meta device (without data)."""
     context = Context()
     values: Values = {}
     for spec in plan.model.inputs:
@@ -43,13 +42,13 @@ def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
         else:
             values[name] = torch.empty(tuple(proto.dims), device="meta")
     steps = model.cone([spec.name for spec in plan.model.outputs], [spec.name for spec in plan.model.inputs])
-    found = run(steps, values, context, fitted=model.fitted)
-    return {name: tuple(x.shape) for name, x in found.items() if isinstance(x, torch.Tensor)}
+    tensors = run(steps, values, context, fitted=model.fitted)
+    return {name: tuple(x.shape) for name, x in tensors.items() if isinstance(x, torch.Tensor)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
-    """A tensor between operators: this rank's piece, the layouts of its value and of its gradient."""
+class _RestingTensor:
+    """A tensor between two operators: this rank's piece, and the layouts of the value and of its gradient."""
 
     piece: torch.Tensor
     value: Layout
@@ -57,15 +56,15 @@ class _Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
-    """An operator of the plan with those of the file that it stands for (a fused attention is six of the file).
+class _PlannedOperator:
+    """One operator of the plan as the operators of the file that it stands for (a fused attention stands for six).
 
     Attributes:
-        steps: the operators of the file, the listed one last.
-        reads: by input position of the listed operator, the layout; of several operators by no position.
-        writes: by output position.
-        cuts: for each mesh axis whether it cuts the work.
-        listed: whether the plan lists it; else it is plumbing that every rank does whole.
+        steps: the operators of the file; the one that the plan names is the last.
+        reads: layouts in which operands are read, by input position; without positions where there are several steps.
+        writes: layouts in which results are written, by output position.
+        cuts: for each mesh axis, whether it divides the work of the operator.
+        listed: whether the plan lists the operator; otherwise it is shape arithmetic that every rank does in full.
     """
 
     steps: tuple[Step, ...]
@@ -87,10 +86,10 @@ class ShardedStage:
         self._shapes = shapes
         self._whole = whole(mesh.axes)
         self.computed_whole: set[str] = set()
-        self._units = tuple(self._divide())
+        self._operators = tuple(self._divide())
 
     def layouts(self, tensor: str) -> tuple[Layout, Layout]:
-        """Layouts in which a tensor and its gradient rest; whole where the plan says nothing."""
+        """Layouts of a tensor and of its gradient between operators; replicated where the plan gives none."""
         place = self._plan.layout_of(tensor, self._program.index)
         if place is None or (tensor in place.parameters and not place.dims):
             return self._whole, self._whole
@@ -101,13 +100,13 @@ class ShardedStage:
         return value, gradient_at_rest(value, gradient)
 
     def whole(self, name: str, piece: torch.Tensor, shape: Sequence[int], *, gradient: bool = False) -> torch.Tensor:
-        """A tensor, or its gradient, from the pieces of the ranks of the group; all of them call it together.
+        """Gather a full tensor, or its gradient, from the pieces of the group's ranks. A collective call.
 
         Args:
-            name: of the tensor.
-            piece: what this rank has.
-            shape: of the whole tensor.
-            gradient: whether it lies as the tensor's gradient does.
+            name: name of the tensor.
+            piece: this rank's piece.
+            shape: shape of the full tensor.
+            gradient: whether the piece is one of the tensor's gradient.
         """
         return change(piece, self.layouts(name)[gradient], self._whole, shape, self._mesh)
 
@@ -116,16 +115,12 @@ class ShardedStage:
         return change(x, self._whole, self.layouts(name)[gradient], x.shape, self._mesh).clone()
 
     def complete(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """A weight's gradient as the weight lies, partial sums added up; all ranks of the group call it together."""
+        """Move a weight's gradient to the layout of the weight, adding up partial sums. A collective call."""
         value, layout = self.layouts(name)
         return change(gradient, layout, value, self._shapes[name], self._mesh)
 
-    def piece_shape(self, tensor: str) -> tuple[int, ...]:
-        """Shape of this rank's piece of a resting tensor."""
-        return local_shape(self._shapes[tensor], self.layouts(tensor)[0], self._mesh)
-
-    def _divide(self) -> Iterable[_Unit]:
-        """The stage's operators in units, in order."""
+    def _divide(self) -> Iterable[_PlannedOperator]:
+        """The stage's operators in order, each with the operators of the file that it stands for."""
         live = {b.tensor for b in self._program.received}
         inner: dict[str, Step] = {}
         for step in self._program.steps:
@@ -136,13 +131,13 @@ class ShardedStage:
                 if depends and not wanted & set(step.outputs):
                     inner.update((name, step) for name in step.outputs if name)
                 else:
-                    yield _Unit((*self._cone(step, inner), step), (), (), (), False)
+                    yield _PlannedOperator((*self._cone(step, inner), step), (), (), (), False)
                 continue
             live.update(name for name in step.outputs if name)
             cone = self._cone(step, inner)
             reads = tuple(parse(text, self._mesh.axes) for text in split.reads)
             writes = tuple(parse(text, self._mesh.axes) for text in split.writes)
-            yield _Unit((*cone, step), reads, writes, tuple(map(bool, split.splits)), True)
+            yield _PlannedOperator((*cone, step), reads, writes, tuple(map(bool, split.splits)), True)
 
     def _split(self, name: str) -> OperatorSplit | None:
         found = self._plan.operator_split(name, self._program.index)
@@ -150,7 +145,7 @@ class ShardedStage:
 
     @staticmethod
     def _cone(step: Step, inner: Mapping[str, Step]) -> tuple[Step, ...]:
-        """Unlisted operators that an operator reads through, in order."""
+        """Operators that the plan does not list and whose results an operator reads, in order."""
         found: dict[str, Step] = {}
         stack = [name for name in step.inputs if name in inner]
         while stack:
@@ -162,85 +157,90 @@ class ShardedStage:
         return tuple(sorted(found.values(), key=lambda s: ranked.index(s.name)))
 
     def run(self, values: Values, batch: Batch, loss: Loss, context: Context) -> tuple[Values, torch.Tensor | None]:
-        """Forward of the stage on this rank's pieces; arguments and results as of `run_stage`, tensors in pieces."""
-        rest = {name: _Rest(piece, *self.layouts(name)) for name, piece in values.items() if name not in batch}
+        """Run the forward of the stage on this rank's pieces; arguments and results as of `run_stage`."""
+        tensors = {
+            name: _RestingTensor(piece, *self.layouts(name)) for name, piece in values.items() if name not in batch
+        }
         for name in self._program.fed:
-            rest[name] = _Rest(batch[name], self._whole, self._whole)
+            tensors[name] = _RestingTensor(batch[name], self._whole, self._whole)
         for name in self._program.constants:
-            rest[name] = _Rest(values[name], self._whole, self._whole)
-        for unit in self._units:
-            self._run_unit(unit, rest, context)
-        made = {name: self._read(rest[name], self._whole, self._whole, name) for name in self._program.outputs}
+            tensors[name] = _RestingTensor(values[name], self._whole, self._whole)
+        for operator in self._operators:
+            self._run_operator(operator, tensors, context)
+        outputs = {name: self._read(tensors[name], self._whole, self._whole, name) for name in self._program.outputs}
         sent = {}
         for boundary in self._program.sent:
             value, gradient = self.layouts(boundary.tensor)
-            held = rest[boundary.tensor]
+            held = tensors[boundary.tensor]
             sent[boundary.tensor] = relaid(
                 held.piece, (held.value, value), (gradient, held.gradient), self._shapes[boundary.tensor], self._mesh
             )
-        return sent, loss(made, batch) if made else None
+        return sent, loss(outputs, batch) if outputs else None
 
-    def _read(self, held: _Rest, layout: Layout, gradient: Layout, name: str) -> torch.Tensor:
-        """A resting tensor in the layout that a reader wants, whose gradient comes back in another."""
+    def _read(self, held: _RestingTensor, layout: Layout, gradient: Layout, name: str) -> torch.Tensor:
+        """Move a tensor to the layout in which it is read; its gradient will come back in the layout `gradient`."""
         return relaid(held.piece, (held.value, layout), (gradient, held.gradient), self._shapes[name], self._mesh)
 
-    def _run_unit(self, unit: _Unit, rest: dict[str, _Rest], context: Context) -> None:
-        last = unit.steps[-1]
-        if unit.listed and any(unit.cuts) and len(unit.steps) == 1:
-            results = self._run_cut(unit, rest, context)
-        elif unit.listed and any(unit.cuts):
-            results = self._run_fused(unit, rest, context)
+    def _run_operator(self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context) -> None:
+        last = operator.steps[-1]
+        if operator.listed and any(operator.cuts) and len(operator.steps) == 1:
+            results = self._run_cut(operator, tensors, context)
+        elif operator.listed and any(operator.cuts):
+            results = self._run_fused(operator, tensors, context)
         else:
             results = None
-        layouts: Sequence[Layout] = unit.writes
+        layouts: Sequence[Layout] = operator.writes
         if results is None:
-            if any(unit.cuts):
+            if any(operator.cuts):
                 self.computed_whole.add(last.name)
-            results = self._run_whole(unit, rest, context)
+            results = self._run_whole(operator, tensors, context)
             layouts = (self._whole,) * len(last.outputs)
         for k, (name, value) in enumerate(zip(last.outputs, results, strict=False)):
             if not name or value is None:
                 continue
             value = self._model.fitted(name, value)
             written = layouts[k] if k < len(layouts) else self._whole
-            self._settle(name, value, written, rest)
+            self._settle(name, value, written, tensors)
 
-    def _settle(self, name: str, value: torch.Tensor, written: Layout, rest: dict[str, _Rest]) -> None:
-        """Put a result where it rests."""
+    def _settle(self, name: str, value: torch.Tensor, written: Layout, tensors: dict[str, _RestingTensor]) -> None:
+        """Move a result to its layout between operators, and store it."""
         place = self._plan.layout_of(name, self._program.index)
         at, gradient = self.layouts(name) if place is not None else (gradient_as_written(written),) * 2
         moved = relaid(value, (written, at), (gradient, gradient_as_written(written)), self._shapes[name], self._mesh)
-        rest[name] = _Rest(moved, at, gradient)
+        tensors[name] = _RestingTensor(moved, at, gradient)
 
-    def _operands(self, unit: _Unit) -> list[str]:
-        made = {name for step in unit.steps for name in step.outputs}
-        return list(dict.fromkeys(n for step in unit.steps for n in step.inputs if n and n not in made))
+    def _operands(self, operator: _PlannedOperator) -> list[str]:
+        outputs = {name for step in operator.steps for name in step.outputs}
+        return list(dict.fromkeys(n for step in operator.steps for n in step.inputs if n and n not in outputs))
 
-    def _run_whole(self, unit: _Unit, rest: dict[str, _Rest], context: Context) -> list[torch.Tensor]:
-        """Every rank computes the whole unit."""
-        values = {name: self._read(rest[name], self._whole, self._whole, name) for name in self._operands(unit)}
-        return self._results(unit, values, context)
+    def _run_whole(
+        self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context
+    ) -> list[torch.Tensor]:
+        """Compute an operator in full on every rank."""
+        values = {name: self._read(tensors[name], self._whole, self._whole, name) for name in self._operands(operator)}
+        return self._results(operator, values, context)
 
-    def _results(self, unit: _Unit, values: Values, context: Context) -> list[torch.Tensor]:
-        inner = unit.steps[:-1]
+    def _results(self, operator: _PlannedOperator, values: Values, context: Context) -> list[torch.Tensor]:
+        inner = operator.steps[:-1]
         if inner:
             values = run(inner, values, context, fitted=self._model.fitted)
-        return run_step(unit.steps[-1], values, context)
+        return run_step(operator.steps[-1], values, context)
 
-    def _run_cut(self, unit: _Unit, rest: dict[str, _Rest], context: Context) -> list[torch.Tensor] | None:
-        """One operator on pieces; None where it has no form for them."""
-        step = unit.steps[0]
-        if len(unit.reads) > len(step.inputs):
+    def _run_cut(
+        self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context
+    ) -> list[torch.Tensor] | None:
+        """Compute one operator on this rank's pieces; None where that is not possible."""
+        step = operator.steps[0]
+        if len(operator.reads) > len(step.inputs):
             return None
-        reads = tuple(unit.reads[p] if p < len(unit.reads) else self._whole for p in range(len(step.inputs)))
-        held = tuple(
-            rest[name].piece if name and rest[name].value == self._whole and not rest[name].piece.is_floating_point()
-            else None for name in step.inputs
-        )  # fmt: skip
-        writes = tuple(unit.writes[k] if k < len(unit.writes) else self._whole for k in range(len(step.outputs)))
-        cut = Cut(step, reads, writes, self._shapes, self._mesh, held)
+        reads = tuple(operator.reads[p] if p < len(operator.reads) else self._whole for p in range(len(step.inputs)))
+        held = tuple(tensors[name].piece if name and self._has_values(tensors[name]) else None for name in step.inputs)
+        writes = tuple(
+            operator.writes[k] if k < len(operator.writes) else self._whole for k in range(len(step.outputs))
+        )
+        cut = CutOperator(step, reads, writes, self._shapes, self._mesh, held)
         pieces = [
-            self._read(rest[name], layout, gradient_as_read(layout, unit.cuts), name) if name else None
+            self._read(tensors[name], layout, gradient_as_read(layout, operator.cuts), name) if name else None
             for name, layout in zip(step.inputs, reads, strict=True)
         ]
         formed = local_form(cut, pieces)
@@ -251,30 +251,36 @@ class ShardedStage:
         values = {f"#{p}": x for p, x in enumerate(operands) if x is not None}
         return run_step(Step(local.op, names, local.outputs, local.attributes, local.opset), values, context)
 
-    def _run_fused(self, unit: _Unit, rest: dict[str, _Rest], context: Context) -> list[torch.Tensor] | None:
-        """Several operators of the file that the plan has as one, cut alike in all of them."""
-        layout = unit.writes[0]
-        rank = len(self._shapes[unit.steps[-1].name])
-        cut = sum(read == layout for read in unit.reads)
-        if any(step.op not in _CUT_ALIKE for step in unit.steps) or cut != self._cuttable(unit, layout, rank):
+    def _has_values(self, held: _RestingTensor) -> bool:
+        """Whether this rank holds all of an integer tensor, which may be a shape or axes."""
+        return held.value == self._whole and not held.piece.is_floating_point()
+
+    def _run_fused(
+        self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context
+    ) -> list[torch.Tensor] | None:
+        """Compute a fused operator on this rank's pieces, all its steps cut alike; None where that is not possible."""
+        layout = operator.writes[0]
+        rank = len(self._shapes[operator.steps[-1].name])
+        cut = sum(read == layout for read in operator.reads)
+        if any(step.op not in _CUT_ALIKE for step in operator.steps) or cut != self._cuttable(operator, layout, rank):
             return None
-        if any(read not in (layout, self._whole) for read in unit.reads):
+        if any(read not in (layout, self._whole) for read in operator.reads):
             return None
         if any(part.kind == "S" and part.dim >= rank - 2 for part in layout):
             return None
         values = {}
-        for name in self._operands(unit):
+        for name in self._operands(operator):
             size = self._shapes[name]
             fitting = tuple(
                 part if part.kind != "S" or (len(size) == rank and size[part.dim] > 1) else whole(1)[0]
                 for part in layout
             )
-            values[name] = self._read(rest[name], fitting, gradient_as_read(fitting, unit.cuts), name)
-        return self._results(unit, values, context)
+            values[name] = self._read(tensors[name], fitting, gradient_as_read(fitting, operator.cuts), name)
+        return self._results(operator, values, context)
 
-    def _cuttable(self, unit: _Unit, layout: Layout, rank: int) -> int:
-        """How many operands of a unit can be cut as its result is, of those that rest somewhere by the plan."""
-        placed = [n for n in self._operands(unit) if self._plan.layout_of(n, self._program.index) is not None]
+    def _cuttable(self, operator: _PlannedOperator, layout: Layout, rank: int) -> int:
+        """How many operands of a group can be cut as its result is, of those that resting somewhere by the plan."""
+        placed = [n for n in self._operands(operator) if self._plan.layout_of(n, self._program.index) is not None]
         shapes = [self._shapes[name] for name in placed]
         return sum(len(s) == rank and all(s[p.dim] > 1 for p in layout if p.kind == "S") for s in shapes)
 
@@ -283,4 +289,4 @@ _CUT_ALIKE = {
     "Add", "Cast", "CastLike", "Div", "Exp", "Identity", "IsNaN", "MatMul", "Mul", "Softmax", "Sqrt", "Sub", "Tanh",
     "Transpose", "Where", "Neg", "Sigmoid", "Pow", "Reciprocal", "Erf", "Max", "Min",
 }  # fmt: skip
-"""Operators that a fused one is made of and that work on each head or sample by itself."""
+"""Operators of the file that may be part of a fused one and that work on each head or sample by itself."""

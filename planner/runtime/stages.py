@@ -1,4 +1,4 @@
-"""The program of one stage: which operators it runs on what, and its passes for one micro-batch."""
+"""The program of one stage (its operators, inputs and outputs), and the state of a micro-batch between two passes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from planner.runtime.data import Batch, Loss
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
 from planner.runtime.operators import Context
+from planner.runtime.transfers import Unit
 
 
 @dataclass(frozen=True)
 class StageProgram:
-    """What a stage of a plan does.
+    """Operators, inputs and outputs of a stage.
 
     Attributes:
-        index: its number.
-        steps: its operators, duplicated ones and shape arithmetic included, in order.
+        index: number of the stage.
+        steps: operators in order, with the duplicated ones and shape arithmetic.
         received: tensors from other stages.
         sent: tensors to other stages.
-        fed: model inputs.
-        outputs: model outputs that it makes.
-        parameters: trained weights, by the name that the file has for them: the parameter that they are tied to.
+        fed: model inputs that the stage reads.
+        outputs: model outputs that the stage makes.
+        parameters: for each trained weight, by its name in the file, the parameter that it is tied to (itself mostly).
         constants: other initializers.
     """
 
@@ -47,7 +48,7 @@ class StageProgram:
 
 
 def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
-    """The program of a stage: everything that its results need and that no other stage sends.
+    """The program of a stage: all operators that its results need, up to the tensors that other stages send.
 
     Raises:
         PlanError: a result needs an operator of another stage that no boundary brings.
@@ -60,10 +61,10 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     given = (*(b.tensor for b in received), *model.inputs)
     steps = model.cone(wanted, given)
     require_rules(steps)
-    own = set(plan.stage_nodes(index))
+    nodes = set(plan.stage_nodes(index))
     foreign = {node: s.index for s in plan.stages if s.index != index for node in plan.stage_nodes(s.index)}
     for step in steps:
-        if step.name in foreign and step.name not in own:
+        if step.name in foreign and step.name not in nodes:
             raise PlanError(
                 f"needs {step.name!r} of stage {foreign[step.name]}, which no boundary brings",
                 where=f"stage {index}", hint="plan again: the boundaries are not those of the model",
@@ -81,24 +82,29 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
 
 @dataclass
 class Pass:
-    """One micro-batch on its way through a stage: what its backward needs.
+    """What the backward of a micro-batch, or of a part of it, needs from its forward in a stage.
 
     Attributes:
-        micro_batch: its number.
-        received: tensors from other stages, leaves of autograd.
+        unit: the micro-batch and part.
+        received: tensors from other stages, as leaves of autograd.
         parameters: the weights that the forward read.
-        results: tensors to other stages and the loss, with autograd's graph behind them; None where recomputation
-            dropped them.
+        results: tensors sent to other stages, with their autograd graph; None where recomputation dropped them.
         loss: the loss of the micro-batch, where the stage makes outputs.
-        gradients: of results, as they came from other stages.
+        gradients: gradients of `results`, as other stages returned them.
+        earlier: tensors of earlier parts that this part reads, by name and part, as leaves of autograd.
+        carried: tensors of this part that later parts read, by name.
+        carried_gradients: gradients of `carried`, summed over the later parts.
     """
 
-    micro_batch: int
+    unit: Unit
     received: Values
     parameters: Values
     results: Values | None = None
     loss: torch.Tensor | None = None
     gradients: Values = field(default_factory=dict)
+    earlier: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    carried: Values = field(default_factory=dict)
+    carried_gradients: Values = field(default_factory=dict)
 
 
 def run_stage(
@@ -109,21 +115,21 @@ def run_stage(
     loss: Loss,
     context: Context,
 ) -> tuple[Values, torch.Tensor | None]:
-    """Forward of a stage on one rank that does all of its work.
+    """Run the forward of a stage on a rank that does all of its work.
 
     Args:
-        program: the stage.
-        model: the file.
-        values: received tensors, parameters by the name that the file reads them under, and constants.
+        program: program of the stage.
+        model: the model file.
+        values: received tensors, parameters by their name in the file, and constants.
         batch: the micro-batch.
-        loss: on outputs.
-        context: of the pass.
+        loss: computes the loss from the model's outputs.
+        context: types and seeds of the pass.
 
     Returns:
-        What is sent to other stages, by name; the loss, where the stage makes outputs.
+        The tensors to send to other stages, by name; the loss, where the stage makes outputs.
     """
     fed = {name: batch[name] for name in program.fed}
     wanted = dict.fromkeys((*(b.tensor for b in program.sent), *program.outputs))
-    found = run(program.steps, {**values, **fed}, context, wanted=wanted, fitted=model.fitted)
-    made = {name: found[name] for name in program.outputs}
-    return {b.tensor: found[b.tensor] for b in program.sent}, loss(made, batch) if made else None
+    results = run(program.steps, {**values, **fed}, context, wanted=wanted, fitted=model.fitted)
+    outputs = {name: results[name] for name in program.outputs}
+    return {b.tensor: results[b.tensor] for b in program.sent}, loss(outputs, batch) if outputs else None

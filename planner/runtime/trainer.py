@@ -1,4 +1,4 @@
-"""Training by a plan from Python: one object a rank, under `torchrun` or any other launcher of torch.distributed."""
+"""Training under a plan from Python: one `Trainer` a rank, started by `torchrun` or another launcher."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Trainer:
         plan: the plan.
         model: its model, read.
         rank: this process.
-        optimizer: makes the optimizer of some weights; the plan's by default. It must work element by element where
-            the plan shards its state.
-        learning_rate: of the plan's optimizer.
-        loss: on outputs, by name or as a function of outputs and micro-batch.
-        dtype: of all floating-point work.
-        seed: of dropout.
-        report: told of every action.
-        times: how often what goes on for ever is repeated in one step, where the pipeline never drains.
+        optimizer: makes the optimizer for a list of weights; the plan's by default. Where the plan shards its state, it
+            must work element by element.
+        learning_rate: learning rate of the plan's optimizer.
+        loss: loss on the outputs, by name or as a function of outputs and micro-batch.
+        dtype: type of all floating-point work.
+        seed: seed of dropout masks.
+        report: called before every action.
+        times: iterations of the steady state in one step, where the pipeline never drains.
 
     Raises:
-        PlanError: something in the plan is not executed; all of it is named.
-        JobError: there are more or fewer processes than ranks.
+        PlanError: the runtime does not execute something in the plan; all reasons are named.
+        JobError: the number of processes is not that of the plan's ranks.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Trainer:
                 hint=f"start {plan.world_size} processes",
             )
         self.plan, self.rank, self.iteration = plan, rank, 0
-        goes_on = loss_by_name(loss, plan) if isinstance(loss, str) else loss
+        loss_function = loss_by_name(loss, plan) if isinstance(loss, str) else loss
         make = optimizer or optimizer_of(plan.options.optimizer, learning_rate)
         self.worker = Worker(
-            plan, model, rank, loss=goes_on, make=make, dtype=dtype, seed=seed, report=report, times=times
+            plan, model, rank, loss=loss_function, make=make, dtype=dtype, seed=seed, report=report, times=times
         )
         self._dtype = dtype
 
@@ -114,11 +114,11 @@ class Trainer:
         return lambda iteration, m: {name: x[m * size : (m + 1) * size] for name, x in cast.items()}
 
     def weights(self) -> Values:
-        """The whole weights that this rank's stages hold, by name; all ranks call it together."""
+        """The full weights of this rank's stages, by name. A collective call."""
         return {name: x for held in self._states().values() for name, x in held[0].items()}
 
     def save(self, folder: str | Path) -> None:
-        """Write weights and optimizer state, whole tensors by name, so that any plan of the model can go on."""
+        """Write weights and optimizer state as full tensors by name, so that any plan of the model can load them."""
         import torch.distributed.checkpoint as checkpoint
 
         states: dict[str, Any] = {"iteration": torch.tensor(self.iteration)}
@@ -133,63 +133,63 @@ class Trainer:
         checkpoint.save(states, checkpoint_id=str(folder))
 
     def load(self, folder: str | Path) -> None:
-        """Go on from what `save` wrote under this or another plan of the same model.
+        """Load what `save` wrote under this or another plan of the same model.
 
         Raises:
-            PlanError: a weight is missing there.
+            PlanError: the checkpoint lacks a weight.
         """
         import torch.distributed.checkpoint as checkpoint
 
-        known = checkpoint.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+        stored = checkpoint.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
         wanted: dict[str, Any] = {"iteration": torch.tensor(0)}
-        kinds = sorted({key.split("/")[1] for key in known if key.startswith("optimizer/")})
-        for own in self.worker.stages.values():
-            for name in own.program.owned:
-                if f"weights/{name}" not in known:
+        kinds = sorted({key.split("/")[1] for key in stored if key.startswith("optimizer/")})
+        for stage in self.worker.stages.values():
+            for name in stage.program.owned:
+                if f"weights/{name}" not in stored:
                     raise PlanError(f"no weight {name!r}", where=str(folder), hint="is it of the same model?")
                 whole_weight = self.worker.whole_shape(name)
                 wanted[f"weights/{name}"] = torch.empty(whole_weight, dtype=self._dtype)
                 for kind in kinds:
-                    if f"optimizer/{kind}/{name}" in known:
+                    if f"optimizer/{kind}/{name}" in stored:
                         wanted[f"optimizer/{kind}/{name}"] = torch.empty(whole_weight, dtype=self._dtype)
         for kind in kinds:
-            if f"optimizer/{kind}/" in known:
+            if f"optimizer/{kind}/" in stored:
                 wanted[f"optimizer/{kind}/"] = torch.zeros((), dtype=torch.float32)
         checkpoint.load(wanted, checkpoint_id=str(folder))
         self.iteration = int(wanted["iteration"])
-        for own in self.worker.stages.values():
-            for weights in (own.weights, own.tied):
-                values = {n: own.piece(n, wanted[f"weights/{n}"]) for n in weights.shapes}
+        for stage in self.worker.stages.values():
+            for weights in (stage.weights, stage.tied):
+                values = {n: stage.piece(n, wanted[f"weights/{n}"]) for n in weights.shapes}
                 held: dict[str, Values] = {}
                 for kind in kinds:
-                    found = {
-                        n: own.piece(n, wanted[f"optimizer/{kind}/{n}"])
+                    pieces = {
+                        n: stage.piece(n, wanted[f"optimizer/{kind}/{n}"])
                         for n in weights.shapes
                         if f"optimizer/{kind}/{n}" in wanted
                     }
-                    one = wanted.get(f"optimizer/{kind}/")
-                    held[kind] = {"": one} if one is not None else found
+                    number = wanted.get(f"optimizer/{kind}/")
+                    held[kind] = {"": number} if number is not None else pieces
                 weights.restore(values, held)
 
     def _states(self) -> dict[int, tuple[Values, dict[str, Values]]]:
-        """By stage, whole weights and optimizer state by kind."""
-        found = {}
-        for index, own in self.worker.stages.items():
+        """By stage, full weights, and full optimizer state by kind."""
+        states_by_stage = {}
+        for index, stage in self.worker.stages.items():
             values: Values = {}
             kinds: dict[str, Values] = {}
-            for weights in (own.weights, own.tied):
+            for weights in (stage.weights, stage.tied):
                 held, states = weights.state()
                 values.update(held)
                 for kind, state in states.items():
                     kinds.setdefault(kind, {}).update(state)
             shapes = {name: self.worker.whole_shape(name) for name in values}
-            whole_values = {name: own.whole(name, x, shapes[name]) for name, x in values.items()}
+            whole_values = {name: stage.whole(name, x, shapes[name]) for name, x in values.items()}
             whole_kinds = {
-                kind: {name: own.whole(name, x, shapes[name]) if name else x for name, x in state.items()}
+                kind: {name: stage.whole(name, x, shapes[name]) if name else x for name, x in state.items()}
                 for kind, state in kinds.items()
             }
-            found[index] = whole_values, whole_kinds
-        return found
+            states_by_stage[index] = whole_values, whole_kinds
+        return states_by_stage
 
 
 def load(
@@ -199,26 +199,26 @@ def load(
 ) -> Trainer:
     """A trainer for this process.
 
-    Where torch.distributed is not ready yet, it is made so from the environment that `torchrun` sets.
+    Initialises torch.distributed from the environment that `torchrun` sets, where that has not been done yet.
 
     Args:
         plan: the plan, or its file.
         model: the ONNX file, or a model in memory.
-        options: as of `Trainer`; `weights_seed` is of weights whose data are not in the file.
+        options: those of `Trainer`; `weights_seed` is the seed of weights whose data are not in the file.
 
     Raises:
         PlanError: the plan cannot be read, its parts contradict each other, or something in it is not executed.
-        UsageError: torch.distributed is not ready and the environment does not say how.
+        UsageError: torch.distributed is not initialised, and the environment does not have what that needs.
     """
-    found = plan if isinstance(plan, Plan) else read(plan)
-    require_executable(found)
+    parsed_plan = plan if isinstance(plan, Plan) else read(plan)
+    require_executable(parsed_plan)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise UsageError("torch.distributed is not ready", hint="start by torchrun, or call init_process_group")
         dist.init_process_group("gloo")
     seed = int(options.pop("weights_seed", 0))
-    known = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
-    return Trainer(found, model_of(found, known), dist.get_rank(), **options)
+    model_file = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
+    return Trainer(parsed_plan, model_of(parsed_plan, model_file), dist.get_rank(), **options)
 
 
 def model_of(plan: Plan, model: ModelFile) -> ModelFile:

@@ -1,4 +1,4 @@
-"""The weights of a stage on one rank: pieces, versions, gradients, their exchange over replicas, ZeRO, updates."""
+"""The weights of one stage on one rank: versions, gradients and their reduction over replicas, ZeRO, updates."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from planner.runtime.interpreter import Values
 from planner.schedules.types import OptimizerScaling, StageCorrection
 
 MakeOptimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
-"""Makes the optimizer of some weights; its rule must work element by element where ZeRO shards its state."""
+"""Makes the optimizer for a list of weights; where ZeRO shards its state, its rule must work element by element."""
 
 
 class StageWeights:
     """Weights of one stage as one rank trains them.
 
-    Of ZeRO 1 and above a rank updates its share: all weights in a row, cut in as many equal parts as there are
-    replicas. Of 2 and above gradients are scattered after every backward, of 3 weights are whole only during a pass,
-    where all replicas run the same actions (`together`); else both happen once an iteration.
+    All weights lie one after the other in a flat tensor. With ZeRO-1 and above it is cut into as many equal shares as
+    there are replicas, and a rank updates its own share. With ZeRO-2 and above gradients are reduce-scattered after
+    every backward, with ZeRO-3 weights are gathered for every pass only, where all replicas run the same actions
+    (`together`); otherwise both happen once an iteration.
 
     Args:
         pieces: this rank's piece of each weight.
-        group: process group of the ranks that hold the same pieces; None for a single replica.
-        ranks: how many these are.
-        place: this rank's place among them.
+        group: process group of the replicas of these pieces; None for a single replica.
+        ranks: number of replicas.
+        place: this rank's place among the replicas.
         zero: ZeRO stage.
         together: whether the replicas run the same actions in the same order.
         make: makes the optimizer.
-        stash: versions that are kept for micro-batches on their way: with 1 all read what is newest.
-        finish: completes a gradient inside the group that shares operators (adds up partial sums).
-        corrected: what is done about the delay of the weights, and momentum and rate for the batch of an update; None
-            where nothing is. Not with ZeRO, nor with several versions.
+        stash: versions that are kept for micro-batches in flight; with 1 every pass reads the newest weights.
+        finish: completes a gradient inside the tensor-parallel group (adds up partial sums).
+        corrected: corrections for stale weights, and momentum and learning rate for the batch of an update; None
+            without corrections. Not with ZeRO, nor with several versions.
     """
 
     def __init__(
@@ -66,30 +67,30 @@ class StageWeights:
         self._masters = self._leaves(self.flat)
         self.leaves = self._leaves(self.flat.clone() if stash > 1 else self.flat)
         self._kept[0] = self.leaves
-        held = self._optimized()
-        self.optimizer = make(held) if held and self._total else None
+        optimized = self._optimized()
+        self.optimizer = make(optimized) if optimized and self._total else None
         if corrected is not None and self.zero:
             raise PlanError("weights are corrected for delay and sharded", where="schedule", hint="use ZeRO 0")
         self.corrections = Corrections(*corrected, self.flat, self._masters, self.optimizer) if corrected else None
 
     def _leaves(self, flat: torch.Tensor) -> Values:
-        """Weights as views of all of them in a row."""
-        found, at = {}, 0
+        """Weights by name, as views into a flat tensor."""
+        leaves, at = {}, 0
         for name, shape in self.shapes.items():
             view = flat.data[at : at + self._sizes[name]].view(shape)
-            found[name] = view.requires_grad_(True)
+            leaves[name] = view.requires_grad_(True)
             at += self._sizes[name]
-        return found
+        return leaves
 
     def gather(self) -> None:
-        """Make the weights whole for a pass (ZeRO 3)."""
+        """All-gather the weights for a pass (ZeRO-3)."""
         if self.zero >= 3 and self._together:
             if not self.flat.untyped_storage().size():
                 self.flat.untyped_storage().resize_(self._padded * self.flat.element_size())
             self._all_gather()
 
     def release(self) -> None:
-        """Drop what other ranks hold (ZeRO 3)."""
+        """Free the shares of other ranks (ZeRO-3)."""
         if self.zero >= 3 and self._together:
             self.flat.untyped_storage().resize_(0)
 
@@ -98,10 +99,10 @@ class StageWeights:
         dist.all_gather(parts, self.share.detach().clone(), group=self._group)
 
     def read(self, version: int = -1) -> Values:
-        """The weights to compute with: the newest, or those after so many updates.
+        """The weights that a pass reads: the newest, or those after `version` updates.
 
         Raises:
-            PlanError: that version is no longer, or not yet, there.
+            PlanError: that version is not kept any longer, or not made yet.
         """
         if version < 0 or version == self.version or self._stash == 1:
             return self.leaves
@@ -110,27 +111,27 @@ class StageWeights:
         return self._kept[version]
 
     def computing(self, *, forward: bool) -> AbstractContextManager[None]:
-        """The weights that a pass is to read are in place within: predicted ones, where the plan corrects delays."""
+        """Context in which the weights for a pass are in place: predicted ones, where the plan corrects for delay."""
         if self.corrections is None:
             return nullcontext()
         return self.corrections.forward() if forward else self.corrections.backward()
 
     def add(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
-        """Add gradients of a micro-batch, as autograd made them."""
+        """Accumulate the gradients of a micro-batch, as autograd made them."""
         for name, gradient in gradients.items():
             if gradient is not None:
                 before = self.gradients.get(name)
                 self.gradients[name] = gradient.clone() if before is None else before.add_(gradient)
         if self.zero >= 2 and self._together:
-            own = self._scattered(self._flat_gradient())
-            self.summed = own if self.summed is None else self.summed + own
+            share = self._scattered(self._flat_gradient())
+            self.summed = share if self.summed is None else self.summed + share
 
     def sum_up(self) -> None:
-        """Take the gradients as they are for the sum over replicas."""
+        """Take the accumulated gradients as the sum over replicas."""
         self.summed = self._flat_gradient(complete=True)
 
     def _flat_gradient(self, *, complete: bool = False) -> torch.Tensor:
-        """All gradients in a row, complete inside the group that shares operators; forgets them."""
+        """The accumulated gradients as a flat tensor, complete inside the tensor-parallel group; clears them."""
         rows = []
         for name, shape in self.shapes.items():
             gradient = self.gradients.pop(name, None)
@@ -144,18 +145,18 @@ class StageWeights:
 
     def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
         """This rank's share of the sum over replicas."""
-        own = torch.empty(self._padded // self._ranks, dtype=flat.dtype)
-        dist.reduce_scatter(own, list(flat.chunk(self._ranks)), group=self._group)
-        return own
+        share = torch.empty(self._padded // self._ranks, dtype=flat.dtype)
+        dist.reduce_scatter(share, list(flat.chunk(self._ranks)), group=self._group)
+        return share
 
-    def launch(self) -> None:
-        """Begin to exchange gradients without waiting."""
+    def launch(self, number: int = -1) -> None:
+        """Begin the all-reduce of gradients without waiting; only waves of updates have numbers (`WaveWeights`)."""
         flat = self._flat_gradient()
         work = dist.all_reduce(flat, group=self._group, async_op=True) if self._ranks > 1 and not self.zero else None
         self._launched = work, flat
 
-    def exchange(self) -> None:
-        """Sum the gradients over replicas; what `launch` began is waited for."""
+    def exchange(self, number: int = -1) -> None:
+        """Sum the gradients over replicas, or wait for the sum that `launch` began."""
         if self._launched is not None:
             work, flat = self._launched
             self._launched = None
@@ -170,9 +171,9 @@ class StageWeights:
         self.summed = self._scattered(flat) if self.zero else flat
 
     def update(self, factor: float = 1.0) -> None:
-        """Apply the summed gradients, multiplied by a factor, and go on to the next version.
+        """Apply the summed gradients, multiplied by a factor, and begin the next version.
 
-        A single replica need not have exchanged them.
+        A single replica need not have called `exchange`.
         """
         self.version += 1
         if self.summed is None and self._ranks == 1 and self.gradients:
@@ -199,8 +200,11 @@ class StageWeights:
             self.leaves = self._kept[self.version] = self._leaves(self.flat.clone())
             self._kept = {version: kept for version, kept in self._kept.items() if version > self.version - self._stash}
 
+    def drain(self) -> None:
+        """Finish all exchanges that are still under way; none are here."""
+
     def whole_gradient(self) -> Values:
-        """The summed gradients by name, gathered where they are scattered; all replicas call it together."""
+        """The summed gradients by name, gathered over replicas. A collective call."""
         if self.summed is None:
             return {}
         flat = self.summed
@@ -210,16 +214,16 @@ class StageWeights:
         return self._by_name(flat)
 
     def _by_name(self, flat: torch.Tensor) -> Values:
-        found, at = {}, 0
+        pieces, at = {}, 0
         for name, shape in self.shapes.items():
-            found[name] = flat[at : at + self._sizes[name]].view(shape)
+            pieces[name] = flat[at : at + self._sizes[name]].view(shape)
             at += self._sizes[name]
-        return found
+        return pieces
 
     def state(self) -> tuple[Values, dict[str, Values]]:
-        """Weights, and the optimizer's state by kind and weight: each rank's pieces, whole over replicas.
+        """Weights, and the optimizer's state by kind and weight: this rank's pieces, gathered over replicas.
 
-        State that is one number for all weights has the name "" in place of a weight's.
+        State that is one number for all weights stands under the name "".
         """
         self.gather()
         values = {name: leaf.detach().clone() for name, leaf in self.leaves.items()}
@@ -243,7 +247,7 @@ class StageWeights:
         return values, kinds
 
     def restore(self, values: Mapping[str, torch.Tensor], kinds: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Take weights and optimizer state as `state` gives them."""
+        """Set weights and optimizer state as `state` returned them."""
         flat = self._row(values)
         self.gather()
         self.flat.data.copy_(flat)

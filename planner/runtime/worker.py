@@ -13,15 +13,19 @@ import torch.distributed as dist
 
 from planner.errors import PlanError
 from planner.plans import Plan
-from planner.plans.records import Boundary, SharedParameter
+from planner.plans.records import SharedParameter
 from planner.runtime.data import Batch, Data, Loss
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import Context
 from planner.runtime.orders import sequences, tied_exchanges
+from planner.runtime.sequence_cuts import SequenceCuts
+from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
+from planner.runtime.transfers import Transfers, Unit
+from planner.runtime.waves import WaveWeights
 from planner.runtime.weights import MakeOptimizer, StageWeights
 from planner.schedules import Action, ActionKind, WeightPolicy
 from planner.schedules.types import OptimizerScaling, StageCorrection
@@ -34,17 +38,18 @@ _BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
 
 @dataclass
 class _Stage:
-    """What a rank has of one stage.
+    """The state of one stage on this rank.
 
     Attributes:
-        program: what it runs.
-        weights: what it trains.
-        tied: weights that other stages hold, too: their gradients are summed in the exchange of these stages.
+        program: operators, inputs and outputs of the stage.
+        weights: trained weights that no other stage holds.
+        tied: trained weights that other stages hold, too; their gradients are summed over all of these stages.
         constants: initializers that are not trained.
         replica: number of the replica that this rank belongs to.
-        mesh: the ranks of its group.
-        sharded: how they share the work; None for one rank.
-        passes: micro-batches on their way.
+        mesh: the tensor-parallel group of the replica.
+        sharded: runs the stage on this rank's pieces of tensors; None in a group of one rank.
+        parted: runs the stage on parts of a sequence; None where micro-batches are whole.
+        passes: forwards whose backward is still to come, by micro-batch and part.
     """
 
     program: StageProgram
@@ -54,10 +59,11 @@ class _Stage:
     replica: int
     mesh: Mesh
     sharded: ShardedStage | None
-    passes: dict[int, Pass] = field(default_factory=dict)
+    parted: PartedStage | None
+    passes: dict[Unit, Pass] = field(default_factory=dict)
 
     def whole(self, name: str, piece: torch.Tensor, shape: Sequence[int], *, gradient: bool = False) -> torch.Tensor:
-        """A tensor, or its gradient, from the pieces of the ranks of the group (`ShardedStage.whole`)."""
+        """Gather a tensor, or its gradient, from the pieces of the group's ranks (`ShardedStage.whole`)."""
         return piece if self.sharded is None else self.sharded.whole(name, piece, shape, gradient=gradient)
 
     def piece(self, name: str, x: torch.Tensor, *, gradient: bool = False) -> torch.Tensor:
@@ -72,12 +78,12 @@ class Worker:
         plan: the plan.
         model: its model.
         rank: this process; the default process group is ready and has a process for each rank of the plan.
-        loss: on outputs.
-        make: makes the optimizer of some weights.
-        dtype: of all floating-point work.
-        seed: of dropout.
-        report: told of every action.
-        times: how often what goes on for ever is repeated in one call of `iteration`.
+        loss: computes the loss from the model's outputs.
+        make: makes the optimizer for a list of weights.
+        dtype: type of all floating-point work.
+        seed: seed of dropout masks.
+        report: called before every action.
+        times: iterations of the steady state that one call of `iteration` runs, where the pipeline never drains.
 
     Raises:
         PlanError: the orders block each other, or the plan is not for this model.
@@ -92,18 +98,18 @@ class Worker:
         self.plan, self.model, self.rank = plan, model, rank
         self._loss, self._make, self._dtype, self._seed, self._report = loss, make, dtype, seed, report
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._sends: list[tuple[Any, torch.Tensor]] = []
-        self._mail: dict[tuple[str, int, int], torch.Tensor] = {}
         self._losses: list[tuple[int, torch.Tensor]] = []
         self._orders, self._times = sequences(plan, times), times
         kinds = {(a.kind, a.stage) for actions in self._orders.values() for a in actions}
         self._explicit = kinds
         self._make_groups()
         self._shapes = whole_shapes(plan, model) if plan.shardings else {}
+        self._cuts = SequenceCuts(plan, model, dtype) if plan.schedule.parts > 1 else None
+        self._transfers = Transfers(plan, rank, dtype, self._cuts)
         self.stages = {index: self._stage(index) for index in plan.stages_of(rank)}
 
     def _make_groups(self) -> None:
-        """All process groups, made by all ranks in the same order."""
+        """Create all process groups; torch wants every rank to create all of them in the same order."""
         wanted: dict[tuple[int, ...], None] = {}
         for stage in self.plan.stages:
             for at in range(stage.group_ranks):
@@ -127,36 +133,40 @@ class Worker:
         mesh = self._mesh(index, stage.replicas[replica])
         sharded = ShardedStage(plan, self.model, program, mesh, self._shapes) if mesh.axes else None
         holders = [group[mesh.place] for group in stage.replicas]
-        together = len({self._words(rank) for rank in holders}) == 1
+        together = len({self._unnumbered_actions(rank) for rank in holders}) == 1
         summed = {s.parameter for s in plan.shared_parameters if s.reduction == "sum"}
         weights_of_stage = {name: self.model.weight(name, self._dtype) for name in program.owned}
         pieces = {name: sharded.piece(name, x) if sharded else x for name, x in weights_of_stage.items()}
         finish = sharded.complete if sharded else lambda name, gradient: gradient
         group = self._groups.get(tuple(sorted(holders)))
-        own = {name: x for name, x in pieces.items() if name not in summed}
-        tied = {name: x for name, x in pieces.items() if name in summed}
-        weights = StageWeights(
-            own, group=group, ranks=len(holders), place=replica, zero=stage.zero, together=together, make=self._make,
-            stash=self._versions(index), finish=finish, corrected=self._corrected(index),
+        untied_pieces = {name: x for name, x in pieces.items() if name not in summed}
+        tied_pieces = {name: x for name, x in pieces.items() if name in summed}
+        kind = StageWeights if plan.schedule.clock_distance is None else WaveWeights
+        weights = kind(
+            untied_pieces, group=group, ranks=len(holders), place=replica, zero=stage.zero, together=together,
+            make=self._make, stash=self._versions(index), finish=finish, corrected=self._corrected(index),
         )  # fmt: skip
-        both = StageWeights(tied, group=None, ranks=1, place=0, zero=0, together=True, make=self._make, finish=finish)
+        tied = StageWeights(
+            tied_pieces, group=None, ranks=1, place=0, zero=0, together=True, make=self._make, finish=finish
+        )
         constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
         weights.release()
-        return _Stage(program, weights, both, constants, replica, mesh, sharded)
+        parted = PartedStage(self._cuts, self.model, program) if self._cuts else None
+        return _Stage(program, weights, tied, constants, replica, mesh, sharded, parted)
 
     def _corrected(self, index: int) -> tuple[StageCorrection, OptimizerScaling | None] | None:
-        """What a stage does about the delay of its weights."""
+        """Corrections for stale weights and optimizer scaling of a stage; None where the plan has none."""
         schedule = self.plan.schedule
         return (schedule.corrections[index], schedule.optimizer) if schedule.corrections else None
 
     def _versions(self, index: int) -> int:
-        """Versions of its weights that a stage keeps apart."""
+        """Number of weight versions that a stage keeps as separate copies."""
         schedule = self.plan.schedule
         if WeightPolicy(schedule.weight_policy) in (WeightPolicy.SYNC, WeightPolicy.NEWEST):
             return 1
         return max(2, *schedule.versions)
 
-    def _words(self, rank: int) -> tuple[tuple[object, ...], ...]:
+    def _unnumbered_actions(self, rank: int) -> tuple[tuple[object, ...], ...]:
         """A rank's actions without the numbers of micro-batches."""
         return tuple((a.kind, a.stage, a.part) for a in self._orders[rank])
 
@@ -165,7 +175,10 @@ class Worker:
         if sharding is None or len(group) == 1:
             return Mesh()
         lines = tuple(
-            next((self._groups.get(line) for line in _lines(group, sharding.sizes, axis) if self.rank in line), None)
+            next(
+                (self._groups.get(line) for line in _lines(group, sharding.sizes, axis) if self.rank in line),
+                None,
+            )
             for axis in range(len(sharding.sizes))
         )
         return Mesh(sharding.sizes, group.index(self.rank), lines)
@@ -174,32 +187,31 @@ class Worker:
         """Run one iteration, or as many as the orders of a pipeline that never drains span.
 
         Args:
-            number: of the iteration.
-            data: its micro-batches. Where the pipeline never drains, those of the iterations after it, too.
-            update: whether weights are updated; without, `gradients` gives what they would be updated by.
+            number: number of the iteration.
+            data: gives the micro-batches of this iteration and of those that the orders span after it.
+            update: whether weights are updated; if not, `gradients` returns the summed gradients afterwards.
 
         Returns:
-            This rank's part of the mean loss of each iteration that the orders span; the parts of all ranks add up.
+            This rank's share of the mean loss of each iteration that the orders span; the shares of all ranks add up.
         """
         self._losses = []
-        left = tied_exchanges(self.plan, self._orders[self.rank])
+        pending_ties = tied_exchanges(self.plan, self._orders[self.rank])
         for at, action in enumerate(self._orders[self.rank]):
             self._report(at, str(action))
-            self._do(action, number, data, update)
-            for tie in left.done(action):
+            self._run_action(action, number, data, update)
+            for tie in pending_ties.done(action):
                 self._exchange_tied(tie)
-        for own in self.stages.values():
-            own.tied.sum_up()
+        for stage in self.stages.values():
+            stage.tied.sum_up()
             if update:
-                own.tied.update()
-        for work, _ in self._sends:
-            work.wait()
-        self._sends.clear()
+                stage.tied.update()
+            stage.weights.drain()
+        self._transfers.wait()
         scale, count = self.plan.micro_batches.gradient_scale, self.plan.micro_batches.count
-        found = [0.0] * max(1, self.iterations)
+        losses = [0.0] * max(1, self.iterations)
         for micro_batch, loss in self._losses:
-            found[micro_batch // count] += float(loss.detach()) * scale
-        return found
+            losses[micro_batch // count] += float(loss.detach()) * scale
+        return losses
 
     @property
     def iterations(self) -> int:
@@ -207,254 +219,248 @@ class Worker:
         last = max((a.micro_batch for a in self._orders[self.rank] if a.kind is ActionKind.FORWARD), default=0)
         return last // self.plan.micro_batches.count + 1
 
-    def _do(self, action: Action, number: int, data: Data, update: bool) -> None:
-        own = self.stages[action.stage]
-        kind, micro_batch = action.kind, action.micro_batch
+    def _run_action(self, action: Action, number: int, data: Data, update: bool) -> None:
+        stage = self.stages[action.stage]
+        kind, micro_batch, unit = action.kind, action.micro_batch, Unit(action.micro_batch, action.part)
         if kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE):
             count = self.plan.micro_batches.count
             batch = data(number + micro_batch // count, micro_batch % count)
-            own.weights.gather()
-            with own.weights.computing(forward=kind is ActionKind.FORWARD):
+            stage.weights.gather()
+            with stage.weights.computing(forward=kind is ActionKind.FORWARD):
                 if kind is ActionKind.FORWARD:
-                    self._forward(own, micro_batch, batch, action.version)
+                    self._forward(stage, unit, batch, action.version)
                 elif kind is ActionKind.RECOMPUTE:
-                    self._again(own, own.passes[micro_batch], batch)
+                    self._recompute(stage, stage.passes[unit], batch)
                 else:
-                    self._backward(own, own.passes[micro_batch], batch, kind)
-            own.weights.release()
+                    self._backward(stage, stage.passes[unit], batch, kind)
+            stage.weights.release()
         elif kind is ActionKind.SEND_ACTIVATION:
-            self._send_results(own, own.passes[micro_batch])
+            self._send_results(stage, stage.passes[unit])
         elif kind is ActionKind.RECEIVE_ACTIVATION:
-            own.passes[micro_batch] = Pass(micro_batch, self._receive(own, micro_batch), {})
+            stage.passes[unit] = Pass(unit, self._receive(stage, unit), {})
         elif kind is ActionKind.SEND_GRADIENT:
-            self._send_gradients(own, own.passes[micro_batch])
+            self._send_gradients(stage, stage.passes[unit])
         elif kind is ActionKind.RECEIVE_GRADIENT:
-            self._receive_gradients(own, own.passes[micro_batch])
+            self._receive_gradients(stage, stage.passes[unit])
         elif kind is ActionKind.LAUNCH_SYNC:
-            own.weights.launch()
+            stage.weights.launch(micro_batch)
         elif kind is ActionKind.SYNC:
-            own.weights.exchange()
+            stage.weights.exchange(micro_batch)
         elif kind is ActionKind.UPDATE and update:
-            own.weights.update(self._averaged(action.stage))
+            stage.weights.update(self._averaged(action.stage))
 
     def _averaged(self, stage: int) -> float:
-        """By how much summed gradients are multiplied where an update has less than an iteration's micro-batches."""
+        """Factor on summed gradients where an update averages fewer micro-batches than an iteration has; else 1."""
         averaged = self.plan.schedule.averaged
         return 1.0 / (averaged[stage] * self.plan.micro_batches.gradient_scale) if averaged else 1.0
 
-    def _forward(self, own: _Stage, micro_batch: int, batch: Batch, version: int) -> None:
-        index = own.program.index
+    def _forward(self, stage: _Stage, unit: Unit, batch: Batch, version: int) -> None:
+        index = stage.program.index
         if (ActionKind.RECEIVE_ACTIVATION, index) not in self._explicit:
-            own.passes[micro_batch] = Pass(micro_batch, self._receive(own, micro_batch), {})
-        here = own.passes[micro_batch]
-        here.parameters = {**own.weights.read(version), **own.tied.read(version)}
+            stage.passes[unit] = Pass(unit, self._receive(stage, unit), {})
+        current = stage.passes[unit]
+        current.parameters = {**stage.weights.read(version), **stage.tied.read(version)}
+        if stage.parted is not None:
+            current.earlier = _read_earlier_parts(stage, stage.parted, unit)
         if self.plan.stages[index].recompute:
             with torch.no_grad():
-                sent, loss = self._run(own, here, batch)
-            here.results = sent
+                sent, loss = self._run_forward(stage, current, batch)
+            current.results = sent
         else:
-            sent, loss = self._run(own, here, batch)
-            here.results, here.loss = sent, loss
-        if loss is not None and own.mesh.place == 0:
-            self._losses.append((micro_batch, loss))
+            sent, loss = self._run_forward(stage, current, batch)
+            current.results, current.loss = sent, loss
+        if loss is not None and stage.mesh.place == 0:
+            self._losses.append((unit.micro_batch, loss))
             if not torch.isfinite(loss.detach()):
-                raise FloatingPointError(f"the loss of micro-batch {micro_batch} is {float(loss.detach())}")
+                raise FloatingPointError(f"the loss of micro-batch {unit.micro_batch} is {float(loss.detach())}")
         if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:
-            self._send_results(own, here)
+            self._send_results(stage, current)
 
-    def _run(self, own: _Stage, here: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
-        context = Context(self._dtype, self._seed, here.micro_batch)
-        named = {name: here.parameters[parameter] for name, parameter in own.program.parameters.items()}
-        values = {**own.constants, **here.received, **named}
-        if own.sharded is None:
-            return run_stage(own.program, self.model, values, batch, self._loss, context)
-        return own.sharded.run(values, batch, self._loss, context)
+    def _run_forward(self, stage: _Stage, current: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
+        context = Context(self._dtype, self._seed, current.unit.micro_batch)
+        named = {name: current.parameters[parameter] for name, parameter in stage.program.parameters.items()}
+        values = {**stage.constants, **current.received, **named}
+        if stage.parted is not None:
+            sent, total, current.carried = stage.parted.run(
+                values, batch, self._loss, context, current.unit.part, current.earlier
+            )
+            return sent, total
+        if stage.sharded is None:
+            return run_stage(stage.program, self.model, values, batch, self._loss, context)
+        return stage.sharded.run(values, batch, self._loss, context)
 
-    def _again(self, own: _Stage, here: Pass, batch: Batch) -> None:
-        """Repeat a forward whose results were dropped."""
-        here.results, here.loss = self._run(own, here, batch)
+    def _recompute(self, stage: _Stage, current: Pass, batch: Batch) -> None:
+        """Repeat a forward whose activations were dropped."""
+        current.results, current.loss = self._run_forward(stage, current, batch)
 
-    def _backward(self, own: _Stage, here: Pass, batch: Batch, kind: ActionKind) -> None:
-        index = own.program.index
+    def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:
+        index = stage.program.index
         first = kind is not ActionKind.WEIGHT_GRAD
         if first:
-            dropped = self.plan.stages[index].recompute and (ActionKind.RECOMPUTE, index) not in self._explicit
-            if dropped:
-                self._again(own, here, batch)
+            if self.plan.stages[index].recompute and (ActionKind.RECOMPUTE, index) not in self._explicit:
+                self._recompute(stage, current, batch)
             if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
-                self._receive_gradients(own, here)
-        ends, seeds = self._ends(own, here)
-        inputs = {name: x for name, x in here.received.items() if x.requires_grad} if first else {}
-        weights = here.parameters if kind is not ActionKind.INPUT_GRAD else {}
-        found: list[torch.Tensor | None] = []
+                self._receive_gradients(stage, current)
+        ends, seeds = self._backward_ends(stage, current)
+        received = {name: x for name, x in current.received.items() if x.requires_grad} if first else {}
+        earlier = _leaves_of_earlier_parts(current) if first else {}
+        inputs = [*received.values(), *earlier.values()]
+        weights = current.parameters if kind is not ActionKind.INPUT_GRAD else {}
+        gradients: list[torch.Tensor | None] = [None] * (len(inputs) + len(weights))
         if ends and (inputs or weights):
-            found = list(
+            gradients = list(
                 torch.autograd.grad(
-                    ends, [*inputs.values(), *weights.values()], seeds,
+                    ends, [*inputs, *weights.values()], seeds,
                     retain_graph=kind is ActionKind.INPUT_GRAD, allow_unused=True,
                 )
             )  # fmt: skip
-        found += [None] * (len(inputs) + len(weights) - len(found))
         if first:
-            given = dict(zip(inputs, found, strict=False))
-            here.received = {
-                name: _with_gradient(x, given.get(name)) if name in inputs else x for name, x in here.received.items()
+            of_received = dict(zip(received, gradients, strict=False))
+            current.received = {
+                name: _with_gradient(x, of_received[name]) if name in received else x
+                for name, x in current.received.items()
             }
+            _add_to_earlier_parts(stage, current, dict(zip(earlier, gradients[len(received) :], strict=False)))
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
-                self._send_gradients(own, here)
+                self._send_gradients(stage, current)
         if kind is not ActionKind.INPUT_GRAD:
-            made = dict(zip(weights, found[len(inputs) :], strict=True))
-            own.weights.add({name: made.get(name) for name in own.weights.shapes})
-            own.tied.add({name: made.get(name) for name in own.tied.shapes})
+            of_weights = dict(zip(weights, gradients[len(inputs) :], strict=True))
+            stage.weights.add({name: of_weights.get(name) for name in stage.weights.shapes})
+            stage.tied.add({name: of_weights.get(name) for name in stage.tied.shapes})
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
-                del own.passes[here.micro_batch]
+                del stage.passes[current.unit]
 
-    def _ends(self, own: _Stage, here: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Where a backward begins, and the gradients there."""
+    def _backward_ends(self, stage: _Stage, current: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Tensors that a backward begins at, and their gradients."""
         ends, seeds = [], []
-        for name, gradient in here.gradients.items():
-            result = (here.results or {})[name]
-            if result.requires_grad:
-                ends.append(result)
-                seeds.append(gradient)
-        if here.loss is not None and here.loss.requires_grad:
-            ends.append(here.loss)
-            seeds.append(torch.full_like(here.loss, self.plan.micro_batches.gradient_scale))
+        for results, gradients in (
+            (current.results or {}, current.gradients),
+            (current.carried, current.carried_gradients),
+        ):
+            for name, gradient in gradients.items():
+                if results[name].requires_grad:
+                    ends.append(results[name])
+                    seeds.append(gradient)
+        if current.loss is not None and current.loss.requires_grad:
+            ends.append(current.loss)
+            seeds.append(torch.full_like(current.loss, self.plan.micro_batches.gradient_scale))
         return ends, seeds
 
-    def _peers(self, stage: int, micro_batch: int) -> tuple[int, ...]:
-        return self.plan.ranks_for(stage, micro_batch)
+    def _receive(self, stage: _Stage, unit: Unit) -> Values:
+        """Receive this rank's pieces of the tensors from other stages, as leaves of autograd."""
+        pieces = {}
+        for boundary in stage.program.received:
+            x = self._transfers.receive(boundary, stage.program.index, unit, stage.mesh.place)
+            x = stage.piece(boundary.tensor, x)
+            needs_gradient = boundary.gradient and x.is_floating_point()
+            pieces[boundary.tensor] = x.detach().requires_grad_(needs_gradient)
+        return pieces
 
-    def _tag(self, boundary: Boundary, to: int, micro_batch: int, back: bool) -> int:
-        number = self.plan.boundaries.index(boundary) * len(self.plan.stages) + to
-        return (number * self.plan.micro_batches.count * self.plan.schedule.iterations + micro_batch) * 2 + back
+    def _send_results(self, stage: _Stage, current: Pass) -> None:
+        for boundary in stage.program.sent:
+            x = stage.whole(boundary.tensor, (current.results or {})[boundary.tensor].detach(), boundary.shape)
+            self._transfers.send(x, boundary, current.unit, stage.mesh.place)
+        if self.plan.stages[stage.program.index].recompute:
+            current.results = None
 
-    def _post(self, x: torch.Tensor, peer: int, boundary: Boundary, to: int, micro_batch: int, back: bool) -> None:
-        """Send to another rank without waiting, or put aside for this one."""
-        if peer == self.rank:
-            self._mail[boundary.tensor, to if not back else -1 - to, micro_batch] = x.detach()
-            return
-        held = x.detach().contiguous()
-        held = held.to(torch.uint8) if held.dtype is torch.bool else held
-        self._sends.append((dist.isend(held, peer, tag=self._tag(boundary, to, micro_batch, back)), held))
-
-    def _take(
-        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, boundary: Boundary, to: int, micro_batch: int,
-        back: bool,
-    ) -> torch.Tensor:  # fmt: skip
-        if peer == self.rank:
-            return self._mail.pop((boundary.tensor, to if not back else -1 - to, micro_batch))
-        carried = torch.uint8 if dtype is torch.bool else dtype
-        room = torch.zeros(shape, dtype=carried)
-        dist.recv(room, peer, tag=self._tag(boundary, to, micro_batch, back))
-        return room.to(dtype)
-
-    def _type(self, boundary: Boundary) -> torch.dtype:
-        if "float" in boundary.dtype:
-            return self._dtype
-        return {"bool": torch.bool, "int32": torch.int32}.get(boundary.dtype, torch.int64)
-
-    def _receive(self, own: _Stage, micro_batch: int) -> Values:
-        """Tensors from other stages, as this rank holds them."""
-        found = {}
-        for boundary in own.program.received:
-            sources = self._peers(boundary.from_stage, micro_batch)
-            x = self._take(
-                boundary.shape, self._type(boundary), sources[own.mesh.place % len(sources)], boundary,
-                own.program.index, micro_batch, False,
-            )  # fmt: skip
-            x = own.piece(boundary.tensor, x)
-            wants = boundary.gradient and x.is_floating_point()
-            found[boundary.tensor] = x.detach().requires_grad_(wants)
-        return found
-
-    def _send_results(self, own: _Stage, here: Pass) -> None:
-        for boundary in own.program.sent:
-            x = own.whole(boundary.tensor, (here.results or {})[boundary.tensor].detach(), boundary.shape)
-            for to in boundary.to_stages:
-                targets = self._peers(to, here.micro_batch)
-                width = len(self._peers(own.program.index, here.micro_batch))
-                for at, peer in enumerate(targets):
-                    if at % width == own.mesh.place:
-                        self._post(x, peer, boundary, to, here.micro_batch, False)
-        if self.plan.stages[own.program.index].recompute:
-            here.results = None
-
-    def _send_gradients(self, own: _Stage, here: Pass) -> None:
-        """Gradients of received tensors, back to the stages that made them."""
-        for boundary in own.program.received:
-            x = here.received[boundary.tensor]
+    def _send_gradients(self, stage: _Stage, current: Pass) -> None:
+        """Send the gradients of received tensors back to the stages that made them."""
+        for boundary in stage.program.received:
+            x = current.received[boundary.tensor]
             if not boundary.gradient:
                 continue
             gradient = x.grad if x.grad is not None else torch.zeros_like(x)
-            gradient = own.whole(boundary.tensor, gradient, boundary.shape, gradient=True)
-            sources = self._peers(boundary.from_stage, here.micro_batch)
-            width = len(self._peers(own.program.index, here.micro_batch))
-            for at, peer in enumerate(sources):
-                if at % width == own.mesh.place:
-                    self._post(gradient, peer, boundary, own.program.index, here.micro_batch, True)
-        if (ActionKind.SEND_GRADIENT, own.program.index) in self._explicit:
-            own.passes.pop(here.micro_batch, None)
+            gradient = stage.whole(boundary.tensor, gradient, boundary.shape, gradient=True)
+            self._transfers.send_back(gradient, boundary, stage.program.index, current.unit, stage.mesh.place)
+        if (ActionKind.SEND_GRADIENT, stage.program.index) in self._explicit:
+            stage.passes.pop(current.unit, None)
 
-    def _receive_gradients(self, own: _Stage, here: Pass) -> None:
-        """Gradients of sent tensors, summed over the stages that read them."""
-        here.gradients = {}
-        for boundary in own.program.sent:
-            if not boundary.gradient:
-                continue
-            total: torch.Tensor | None = None
-            for to in boundary.to_stages:
-                readers = self._peers(to, here.micro_batch)
-                peer = readers[own.mesh.place % len(readers)]
-                x = self._take(boundary.shape, self._dtype, peer, boundary, to, here.micro_batch, True)
-                total = x if total is None else total + x
+    def _receive_gradients(self, stage: _Stage, current: Pass) -> None:
+        """Receive the gradients of sent tensors, summed over the stages that read them."""
+        current.gradients = {}
+        for boundary in stage.program.sent:
+            total = (
+                self._transfers.receive_back(boundary, current.unit, stage.mesh.place) if boundary.gradient else None
+            )
             if total is not None:
-                here.gradients[boundary.tensor] = own.piece(boundary.tensor, total, gradient=True)
+                current.gradients[boundary.tensor] = stage.piece(boundary.tensor, total, gradient=True)
 
     def _exchange_tied(self, shared: SharedParameter) -> None:
-        """Sum the gradients of a weight that several stages hold, each rank's contribution once."""
-        here = [self.stages[index] for index in shared.stages if index in self.stages]
-        parts = [self._tied_gradient(own, shared.parameter) for own in here]
-        total = torch.stack(parts).sum(0)
+        """Sum the gradients of a tied weight over all ranks that hold it; each rank contributes once."""
+        stages = [self.stages[index] for index in shared.stages if index in self.stages]
+        total = torch.stack([self._tied_gradient(stage, shared.parameter) for stage in stages]).sum(0)
         ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
         if ranks in self._groups:
             dist.all_reduce(total, group=self._groups[ranks])
-        for own in here:
-            own.tied.gradients[shared.parameter] = own.piece(shared.parameter, total)
+        for stage in stages:
+            stage.tied.gradients[shared.parameter] = stage.piece(shared.parameter, total)
 
-    def _tied_gradient(self, own: _Stage, name: str) -> torch.Tensor:
-        """The whole gradient of a weight in a stage; of the ranks of a group the first has it, the others zeros."""
-        gradient = own.tied.gradients.pop(name, None)
+    def _tied_gradient(self, stage: _Stage, name: str) -> torch.Tensor:
+        """The full gradient of a tied weight on the first rank of the group, zeros on the others."""
+        gradient = stage.tied.gradients.pop(name, None)
         if gradient is None:
-            gradient = torch.zeros(own.tied.shapes[name], dtype=self._dtype)
-        gradient = own.whole(name, gradient, self.whole_shape(name), gradient=True)
-        return gradient if own.mesh.place == 0 else torch.zeros_like(gradient)
+            gradient = torch.zeros(stage.tied.shapes[name], dtype=self._dtype)
+        gradient = stage.whole(name, gradient, self.whole_shape(name), gradient=True)
+        return gradient if stage.mesh.place == 0 else torch.zeros_like(gradient)
 
     def gradients(self) -> Mapping[int, Values]:
-        """By stage, the whole gradient of each weight after an iteration without update. All ranks call it together."""
-        found = {}
-        for index in range(len(self.plan.stages)):
-            own = self.stages.get(index)
-            if own is None:
-                continue
-            values = {**own.weights.whole_gradient(), **own.tied.whole_gradient()}
-            found[index] = {name: own.whole(name, x, self.whole_shape(name)) for name, x in values.items()}
-        return found
+        """By stage, the full gradient of each weight after an iteration without update. A collective call."""
+        gradients = {}
+        for index in sorted(self.stages):
+            stage = self.stages[index]
+            values = {**stage.weights.whole_gradient(), **stage.tied.whole_gradient()}
+            gradients[index] = {name: stage.whole(name, x, self.whole_shape(name)) for name, x in values.items()}
+        return gradients
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Shape of a whole weight."""
         return tuple(self.model.weights[name].dims)
 
 
+def _read_earlier_parts(stage: _Stage, parted: PartedStage, unit: Unit) -> dict[str, list[torch.Tensor]]:
+    """Tensors of the earlier parts that a part reads, by name and part, as leaves of the part's autograd graph."""
+    before = [stage.passes[unit._replace(part=part)].carried for part in range(unit.part)]
+    return {
+        name: [carried[name].detach().requires_grad_(carried[name].is_floating_point()) for carried in before]
+        for name in parted.carried
+    }
+
+
+def _leaves_of_earlier_parts(current: Pass) -> dict[tuple[str, int], torch.Tensor]:
+    """Tensors of earlier parts that need a gradient, by name and part."""
+    return {
+        (name, part): x
+        for name, tensors in current.earlier.items()
+        for part, x in enumerate(tensors)
+        if x.requires_grad
+    }
+
+
+def _add_to_earlier_parts(
+    stage: _Stage, current: Pass, gradients: Mapping[tuple[str, int], torch.Tensor | None]
+) -> None:
+    """Add a part's gradients of the tensors that it read of earlier parts to the passes of those parts.
+
+    Args:
+        stage: the stage.
+        current: the pass of the part.
+        gradients: by name and part of the tensor.
+    """
+    for (name, part), gradient in gradients.items():
+        if gradient is not None:
+            totals = stage.passes[current.unit._replace(part=part)].carried_gradients
+            totals[name] = gradient if name not in totals else totals[name] + gradient
+
+
 def _with_gradient(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """A received tensor that carries its gradient until it is sent back."""
-    found = x.detach().requires_grad_(True)
-    found.grad = gradient
-    return found
+    """A received tensor that holds its gradient until it is sent back."""
+    leaf = x.detach().requires_grad_(True)
+    leaf.grad = gradient
+    return leaf
 
 
 def _lines(group: tuple[int, ...], sizes: tuple[int, ...], axis: int) -> list[tuple[int, ...]]:
-    """The lines of ranks along one axis of a mesh."""
+    """Groups of ranks that differ in one coordinate of a mesh only."""
     if not sizes or len(group) != math.prod(sizes):
         raise PlanError("a mesh is not as large as its group", where="shardings", hint="plan again")
     return list(map(tuple, np.moveaxis(np.reshape(group, sizes), axis, -1).reshape(-1, sizes[axis]).tolist()))

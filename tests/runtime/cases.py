@@ -48,9 +48,17 @@ def _gpt(layers: int, hidden: int, vocab: int, *, batch: int = 1, **options: Any
     return models.build_custom(size, batch=batch, seq=8, seed=1)
 
 
+def _decoder(model_type: str, **options: Any) -> Any:
+    return models.build_custom(
+        models.size_of(model_type=model_type, **families.SMALL, **options), batch=2, seq=8, seed=1
+    )
+
+
 MODELS = {
     "gpt": lambda: _gpt(8, 16, 32),
     "gpt, untied": lambda: _gpt(4, 16, 32, tied=False),
+    "gpt, 2 samples": lambda: _gpt(4, 16, 32, batch=2),
+    "llama": lambda: _decoder("llama"),
     "gpt, wide": lambda: _gpt(4, 64, 64),
     "gpt, wide, 2 samples": lambda: _gpt(2, 64, 64, batch=2),
 }
@@ -130,6 +138,16 @@ def _cases() -> list[Case]:
         Case("tensor 2, 2 stages, gpipe", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "gpipe"}),
         Case("tensor 2, 2 stages, zb-h1", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "zb-h1"}),
     ]
+    for splits in (2, 4):
+        parts = {"pipeline": 2, "schedule": f"seq1f1b:splits={splits}"}
+        found += [
+            Case(f"{name}, {splits} parts of a sequence", name, 2, parts, 4)
+            for name in ("gpt, 2 samples", "llama", "gemma 2", "gpt-neox", "mistral, window")
+        ]
+        found.append(
+            Case(f"{splits} parts of a sequence, recomputed", "gpt, 2 samples", 2, {**parts, "recompute": True}, 4)
+        )
+    found.append(Case("4 parts of a sequence, 2 replicas, ZeRO-1", "llama", 4, {**parts, "zero": 1}, 4))
     for replicas in ((2, 1), (1, 2), (1, 3), (3, 1)):
         stages = ((0.5, replicas[0]), (1.0, replicas[1]))
         for zero in (0, 1, 3):

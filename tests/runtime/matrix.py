@@ -16,8 +16,8 @@ Every plan is run by the tests: processes on one machine, exchanges by gloo, flo
 micro-batches. An error is that of any weight's gradient against the whole, unpartitioned graph, as part of the
 gradient's largest element. "Exported to" names the frameworks whose files express the plan
 ([what the others lack](export.md)). Plans with stale weights have no gradients of the whole model: PipeDream, 2BW,
-PipeMare and pipelined backpropagation with each of its corrections are trained, and their weights held against the
-papers' recurrences (`tests/runtime`; error below 1e-11). Written by `python -m tests.runtime.matrix`.
+HetPipe, PipeMare and pipelined backpropagation with each of its corrections are trained, and their weights held against
+the papers' recurrences (`tests/runtime`; error below 1e-11). Written by `python -m tests.runtime.matrix`.
 
 ## By feature
 

@@ -77,6 +77,35 @@ def test_stale_weights_follow_the_published_recurrence(
         torch.testing.assert_close(x, history[-1][name], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("wave", [2, 3])
+@pytest.mark.parametrize("distance", [0, 1, 2])
+def test_waves_follow_the_published_recurrence(wave: int, distance: int) -> None:
+    """Park et al. 2020, section 5: before the last mini-batch of wave c + 1 a virtual worker has the updates of all
+    others in wave c - D; of its own it lacks the last Nm - 1."""
+    workers, waves, iterations = 2, 2, 3
+    schedule = f"hetpipe:concurrent={wave},distance={distance}"
+    case = cases.Case("", "gpt, untied", 4, {"pipeline": 2, "schedule": schedule}, workers * waves * wave)
+    plan, model = cases.plan(case), runtime.read_model(cases.model("gpt, untied"))
+    assert [len(stage.replicas) for stage in plan.stages] == [workers] * 2
+    losses, weights = train(plan, model, iterations)
+    start = {p.name: model.weight(p.name, torch.float64) for b in plan.block_table for p in b.parameters}
+    each = waves * wave * len(losses)
+    updates: list[list[dict[str, Any]]] = [[] for _ in range(workers)]
+    lacking = [j - max(0, (j + 1) // wave - 1 - distance) * wave for j in range(each)]
+    assert max(lacking) == (distance + 1) * wave + wave - 2
+    for j in range(each):
+        for worker in range(workers):
+            own = updates[worker][: max(0, j - (wave - 1))]
+            others = [u for other in range(workers) if other != worker for u in updates[other][: j - lacking[j]]]
+            read = {name: x + sum(u[name] for u in (*own, *others)) for name, x in start.items()}
+            gradient = _gradient(plan, model, read, worker + workers * j)
+            updates[worker].append({name: -RATE * x for name, x in gradient.items()})
+    for name, x in weights.items():
+        final = start[name] + sum(u[name] for worker in updates for u in worker)
+        torch.testing.assert_close(x, final, rtol=1e-12, atol=1e-13)
+    assert set(weights) == set(start)
+
+
 MOVES = [
     ("one process", {}, 1),
     ("2 stages, 2 replicas, ZeRO-1", {"pipeline": 2, "zero": 1}, 4),
@@ -155,29 +184,25 @@ def _failing(what: str) -> Any:
     return plan, body
 
 
+def _children() -> set[str]:
+    """Processes that this one has started; none where the system does not say."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    return set(listed.read_text().split()) if listed.exists() else set()
+
+
 @pytest.mark.parametrize(
     ("what", "cause"),
     [("dies", "ended by signal 9"), ("hangs", "no rank went on for 3 s"), ("raises", "no room for the logits")],
 )
 def test_a_rank_that_fails_ends_the_run_by_name(what: str, cause: str) -> None:
     plan, body = _failing(what)
-    before = _living_children()
-    begin = time.monotonic()
+    begin, before = time.monotonic(), _children()
     with pytest.raises(planner.RunError, match=cause) as error:
         runtime.run_ranks(plan, body, timeout_s=3.0)
     assert time.monotonic() - begin < 30
     assert f"rank 1 at {plan.actions(1)[2]}" in str(error.value)
-    assert _living_children() <= before
-
-
-def _living_children() -> set[str]:
-    """Processes that this one has started and that still run; none where the system does not list them.
-
-    Python's own resource tracker is one of them once anything was spawned, and stays.
-    """
-    listed = Path(f"/proc/self/task/{os.getpid()}/children")
-    stats = {child: Path(f"/proc/{child}/stat") for child in listed.read_text().split()} if listed.exists() else {}
-    return {c for c, stat in stats.items() if stat.exists() and stat.read_text().split(")")[1].split()[0] not in "ZX"}
+    states = [Path(f"/proc/{child}/stat") for child in _children() - before]
+    assert not [s for s in states if s.exists() and s.read_text().split(")")[1].split()[0] not in "ZX"]
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
@@ -188,8 +213,8 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_what_is_not_executed_is_refused_by_name() -> None:
-    plan = cases.plan(cases.Case("", "gpt", 2, {"pipeline": 2, "schedule": "seq1f1b"}))
-    with pytest.raises(planner.PlanError, match="sub-sequences of a micro-batch need attention"):
+    plan = cases.plan(cases.Case("", "gpt", 2, {"pipeline": 2, "schedule": "chimera:over=halve"}))
+    with pytest.raises(planner.PlanError, match="parts of a micro-batch that are not runs of its sequence"):
         runtime.run(plan, cases.model("gpt"))
 
 

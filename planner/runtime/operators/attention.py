@@ -11,12 +11,12 @@ from planner.runtime.operators.call import Call, rule
 
 
 def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """[b, s, heads * d] as [b, heads, s, d]; tensors of four dimensions as they are."""
+    """Reshape [b, s, heads * d] to [b, heads, s, d]; tensors of four dimensions are returned unchanged."""
     return x if x.dim() == 4 else x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
 
 def _window(q: int, k: int, before: int, after: int) -> torch.Tensor:
-    """Which keys each query sees: of keys that end with the queries, so many before and after; -1 for all."""
+    """Mask [q, k] of a window of keys before and after each query (-1: all); the last query is at the last key."""
     distance = torch.arange(k)[None, :] - (torch.arange(q)[:, None] + k - q)
     seen = torch.ones(q, k, dtype=torch.bool)
     seen = seen if before < 0 else seen & (distance >= -before)
@@ -27,7 +27,7 @@ def _attended(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, seen: torch.Tensor | None,
     scale: float, softcap: float, sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """softmax(q k' * scale + bias) v with grouped keys; `sinks` are scores [heads] that take part in no value."""
+    """softmax(q k' * scale + bias) v with grouped keys; `sinks` [heads] are scores without a value."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

@@ -17,7 +17,7 @@ Result: TypeAlias = torch.Tensor | Sequence[Any] | None
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all calls of one pass have in common.
+    """Types and seeds that all calls of one pass share.
 
     Attributes:
         float_dtype: type of all floating-point work; the file's float types (but bool and integers) give way to it.
@@ -73,7 +73,7 @@ class Call:
         return self.attributes.get(name, default)
 
     def ints(self, position: int, attribute: str = "") -> list[int] | None:
-        """Integers of an operand, of the attribute that older operator sets have instead, or None where both lack."""
+        """Integers of an operand, or of the attribute of older operator sets; None where both are missing."""
         if self.has(position):
             values = self.values[position] if self.values else self.inputs[position]
             if values is None or values.is_meta:
@@ -83,10 +83,10 @@ class Call:
                     hint="export the model with fixed shapes",
                 )
             return [int(v) for v in values.reshape(-1).tolist()]
-        found = self.attributes.get(attribute)
-        if found is None:
+        value = self.attributes.get(attribute)
+        if value is None:
             return None
-        return [int(v) for v in found] if isinstance(found, Sequence) else [int(found)]
+        return [int(v) for v in value] if isinstance(value, Sequence) else [int(value)]
 
     def scalar(self, position: int, default: float) -> float:
         """The number in an operand of one element; the default where it is absent."""
@@ -96,11 +96,11 @@ class Call:
         return float(values.reshape(-1)[0]) if values is not None and not values.is_meta else default
 
     def generator(self) -> torch.Generator:
-        """Random numbers of this call: the same for the same model, seed and micro-batch, wherever it runs."""
+        """Random generator of this call, seeded by operator, seed and micro-batch: the same on any rank."""
         text = f"{self.context.seed}/{self.context.micro_batch}/{self.name}".encode()
-        made = torch.Generator()
-        made.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
-        return made
+        generator = torch.Generator()
+        generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
+        return generator
 
 
 Rule = Callable[[Call], Result]
@@ -120,5 +120,5 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def dims_of(x: torch.Tensor, axes: Sequence[int] | None) -> tuple[int, ...]:
-    """Dimensions that axes name, negative ones counted from the end; all where none are given."""
+    """Dimensions given by axes, negative ones counted from the end; all dimensions where axes are None."""
     return tuple(range(x.dim())) if axes is None else tuple(sorted(a % x.dim() for a in axes))

@@ -15,13 +15,13 @@ _TORCH_TYPES = {
     2: torch.uint8, 3: torch.int8, 4: torch.int16, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
     12: torch.int32, 13: torch.int64,
 }  # fmt: skip
-"""ONNX numbers of element types that are no floats; unsigned ones as the next larger signed type."""
+"""Torch types of the non-float element types of ONNX; unsigned types become the next larger signed type."""
 
 _FLOATS = {1, 10, 11, 16, 17, 18, 19, 20, 23}
 
 
 def torch_type(number: int, float_dtype: torch.dtype) -> torch.dtype:
-    """The type that an ONNX element type is computed in: floats in the type of the pass.
+    """Torch type in which an ONNX element type is computed; all float types become the type of the pass.
 
     Raises:
         ModelError: strings, complex numbers and packed types.

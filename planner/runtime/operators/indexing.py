@@ -26,7 +26,7 @@ def _gather_elements(c: Call) -> torch.Tensor:
 
 
 def _flat_places(data: torch.Tensor, places: torch.Tensor, kept: int) -> torch.Tensor:
-    """Index tuples in the last dimension as row numbers of the data with its first dimensions made one."""
+    """Flatten index tuples (in the last dimension) to row numbers of the data with its indexed dimensions flattened."""
     depth = places.shape[-1]
     sizes = data.shape[kept : kept + depth]
     flat = torch.zeros(places.shape[:-1], dtype=torch.int64, device=places.device)
@@ -133,7 +133,7 @@ def _resize(c: Call) -> torch.Tensor:
 
 
 def _resized(x: torch.Tensor, d: int, size: int, factor: float, mode: str, way: str, rounding: str) -> torch.Tensor:
-    """One dimension in another size, by nearest or linear interpolation."""
+    """Resize one dimension by nearest or linear interpolation."""
     at = torch.arange(size, dtype=torch.float64)
     if way == "half_pixel":
         at = (at + 0.5) / factor - 0.5

@@ -101,7 +101,7 @@ def _local_response_norm(c: Call) -> torch.Tensor:
 
 
 def _along(c: Call) -> tuple[torch.Tensor, int]:
-    """The operand and the dimension that is normalised: of old operator sets all from the axis on as one."""
+    """The operand and the dimension to normalise; old operator sets flatten all dimensions from the axis on."""
     if c.opset >= 13:
         return c[0], int(c.attr("axis", -1))
     axis = int(c.attr("axis", 1)) % c[0].dim()

@@ -102,7 +102,7 @@ def _conv_transpose(c: Call) -> torch.Tensor:
 
 
 def _ceil_end(size: int, kernel: int, step: int, dilation: int, before: int, after: int, up: bool) -> int:
-    """Padding after a dimension so that the last window that rounding up asks for is whole."""
+    """Padding behind a dimension that completes the last window where the output size is rounded up."""
     if not up:
         return after
     reach = (kernel - 1) * dilation + 1

@@ -1,4 +1,4 @@
-"""Tensors in another form: reshapes, slices, joins, padding, shape arithmetic, tensors that are made from nothing."""
+"""Reshapes, slices, concatenations, padding, shape arithmetic, and operators that create tensors."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _pad(c: Call) -> torch.Tensor:
 
 
 def _padded_along(x: torch.Tensor, d: int, before: int, after: int, mode: str) -> torch.Tensor:
-    """Pad one dimension with its own elements (a negative number takes elements away)."""
+    """Pad one dimension with its own elements; negative padding removes elements."""
     if not before and not after:
         return x
     size = x.shape[d]

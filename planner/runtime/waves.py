@@ -1,0 +1,54 @@
+"""Weights of copies that run ahead of each other: HetPipe's wave-synchronous parallel training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.runtime.weights import StageWeights
+
+
+class WaveWeights(StageWeights):
+    """Weights of one stage in one virtual worker, which updates them by itself and exchanges what a wave changed.
+
+    A push (`G`) sends the sum of the worker's updates since the last one, a pull (`S`) adds those of the other workers
+    in the wave of its number to all versions that are kept. Passes under way keep the weights that their forward read.
+    No parameter server is started: a push is an all-reduce that nobody waits for before the pull.
+    """
+
+    def __init__(self, pieces: dict[str, torch.Tensor], **options: Any) -> None:  # noqa: ANN401
+        super().__init__(pieces, **options)
+        self._wave = torch.zeros_like(self.flat)
+        self._pushed: dict[int, tuple[Any, torch.Tensor, torch.Tensor]] = {}
+
+    def update(self, factor: float = 1.0) -> None:
+        """Apply the worker's own gradients, multiplied by a factor, and go on to the next version."""
+        before = self.flat.detach().clone()
+        self.summed = self._flat_gradient()
+        super().update(factor)
+        self._wave += self.flat.detach() - before
+
+    def launch(self, number: int = -1) -> None:
+        """Push the updates of a wave."""
+        own, total = self._wave, self._wave.clone()
+        work = dist.all_reduce(total, group=self._group, async_op=True) if self._ranks > 1 else None
+        self._pushed[number] = work, own, total
+        self._wave = torch.zeros_like(own)
+
+    def exchange(self, number: int = -1) -> None:
+        """Pull the updates of the other workers in a wave: wait until all have pushed it."""
+        work, own, total = self._pushed.pop(number)
+        if work is None:
+            return
+        work.wait()
+        others = total - own
+        self.flat.data.add_(others)
+        self._kept = {version: self._leaves(self._row(kept).detach() + others) for version, kept in self._kept.items()}
+        self.leaves = self._kept[self.version]
+
+    def drain(self) -> None:
+        """Pull all waves that are left, so that all workers have the weights of the parameter servers."""
+        for number in sorted(self._pushed):
+            self.exchange(number)
