@@ -37,8 +37,6 @@ _SAME = 1e-13
 _WIDTHS = (300, 10_000, 1_000_000)
 """Labels kept a layer: first few, for a good plan to prune by; more while labels that may win had to be dropped."""
 _PRICE_STEPS = 60
-_SPREAD = (1.0, 0.9, 1.1, 0.7, 1.4, 0.4, 2.5, 0.0)
-"""Prices of memory, relative to the best one, that bound labels."""
 
 
 @dataclass
@@ -63,7 +61,7 @@ class _Labelling:
 def solve_one_stage(search: Search) -> None:
     """The least time within the memory.
 
-    O(L S^2) for each price of memory, and O(L n S) for n labels kept a layer.
+    O(L S^2) for each price of memory that is tried, and O(L n S) for n labels kept a layer.
     """
     problem: LayerChoice = search.problem
     search.space = "all strategies of every layer"
@@ -76,12 +74,11 @@ def solve_one_stage(search: Search) -> None:
         return
     labelling = _Labelling(search, room, least)
     price, bound = _dual(labelling)
+    ahead = _remaining(problem, price)
     for width in _WIDTHS:
         if bound >= search.objective * (1 - _LABEL_STEP) or search.deadline.passed:
             break
-        prices = [price * factor for factor in _SPREAD]
-        ahead = [_remaining(problem, p) for p in prices]
-        bound = max(bound, _labels(labelling, prices, ahead, width))
+        bound = max(bound, _labels(labelling, price, ahead, width))
     search.count(labels=labelling.labels, widest=labelling.widest)
     search.prove(min(bound, search.objective * (1 - _LABEL_STEP)))
 
@@ -154,18 +151,25 @@ def _splice(labelling: _Labelling, over: np.ndarray, under: np.ndarray) -> None:
         labelling.offer(np.concatenate([under[:cut], over[cut:]]))
 
 
-def _labels(labelling: _Labelling, prices: list[float], ahead: list[np.ndarray], most: int) -> float:
-    """Extend labels over all layers, at most that many of them; gives what is proven and offers the best plan."""
+def _labels(labelling: _Labelling, price: float, ahead: np.ndarray, most: int) -> float:
+    """Extend labels layer by layer, keep at most `most` per layer, offer the best plan; a lower bound on the time.
+
+    Args:
+        labelling: the problem and its best plan.
+        price: seconds per byte, for the bound on what a label can still become.
+        ahead: `_remaining` at that price.
+        most: labels kept per layer.
+    """
     problem = labelling.problem
     state = np.flatnonzero(np.isfinite(problem.time_s[0]) & _may_fit(labelling, 0, problem.fixed_bytes[0]))
     memory, seconds = problem.fixed_bytes[0, state], problem.time_s[0, state]
     came = np.zeros(len(state), dtype=np.int64)
+    bounds = seconds + ahead[0][state] - price * (labelling.room - memory)
     proven = np.inf
     trail: list[tuple[np.ndarray, np.ndarray]] = []
     for layer in range(problem.layers):
         if layer:
-            memory, seconds, state, came = _extended(labelling, layer, memory, seconds, state, (prices[0], ahead[0]))
-        bounds = _bounds(labelling, layer, memory, seconds, state, prices, ahead)
+            memory, seconds, state, came, bounds = _extended(labelling, layer, memory, seconds, state, price, ahead)
         kept = np.flatnonzero(bounds < labelling.search.objective * (1 - _LABEL_STEP))
         kept = kept[_undominated(problem, layer, memory[kept], seconds[kept], state[kept])]
         if len(kept) > most:
@@ -202,11 +206,11 @@ def _extended(
     memory: np.ndarray,
     seconds: np.ndarray,
     state: np.ndarray,
-    priced: tuple[float, np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Labels after one more layer that fit and may still win: memory, time, strategy, label they came from."""
+    price: float,
+    ahead: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """Labels after one more layer that fit and may still win: memory, time, strategy, previous label, lower bound."""
     problem = labelling.problem
-    price, ahead = priced
     parts = []
     step = max(4_000_000 // problem.strategies, 1)
     for begin in range(0, len(state), step):
@@ -218,31 +222,14 @@ def _extended(
         row, column = np.nonzero(
             possible & (bound < labelling.search.objective * (1 - _LABEL_STEP)) & np.isfinite(wide_seconds)
         )
-        parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin))
-    memory, seconds, state, came = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return memory, seconds, state, came
+        parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin, bound[row, column]))
+    return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
 def _may_fit(labelling: _Labelling, layer: int, memory: np.ndarray) -> np.ndarray:
     """Whether labels with so much memory in layers 0..layer fit themselves, and leave room for the layers after it."""
     ahead = memory + labelling.least_memory[layer + 1] <= labelling.room * (1 + _SAME)
     return np.asarray(fits(memory, labelling.problem.memory_bytes) & ahead)
-
-
-def _bounds(
-    labelling: _Labelling,
-    layer: int,
-    memory: np.ndarray,
-    seconds: np.ndarray,
-    state: np.ndarray,
-    prices: list[float],
-    ahead: list[np.ndarray],
-) -> np.ndarray:
-    """The best lower bound on any plan that a label starts, over all prices of memory."""
-    best = np.full(len(state), -np.inf)
-    for price, rest in zip(prices, ahead, strict=True):
-        np.maximum(best, seconds + rest[layer][state] - price * (labelling.room - memory), out=best)
-    return best
 
 
 def _undominated(
