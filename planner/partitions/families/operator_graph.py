@@ -1,4 +1,4 @@
-"""Operator graphs: largest load of accelerators and CPUs."""
+"""Operator graphs: the objectives `max-load` and `latency` on accelerators and CPUs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _problem(instance: Instance, options: Options) -> MaxLoadProblem:
 def _encode(
     instance: Instance, problem: MaxLoadProblem, decision: MaxLoadDecision, verdict: Verdict
 ) -> tuple[Part, ...]:
-    """One part a device, those without nodes too, so that a part's place is its device's number."""
+    """One part per device, also without nodes, so that a part's position is its device's number."""
     nodes: list[list[int]] = [[] for _ in range(problem.devices)]
     for node in sorted(range(len(instance.ids)), key=instance.ids.__getitem__):
         nodes[decision[node]].append(node)
@@ -70,7 +70,7 @@ def _parts(
     nodes: Sequence[Sequence[int]],
     verdict: Verdict,
 ) -> tuple[Part, ...]:
-    """Accelerators, then CPUs, each with its nodes in the order given."""
+    """Parts of the accelerators, then of the CPUs, each with its nodes in the given order."""
     parts = []
     for device, inside in enumerate(nodes):
         accelerator = device < accelerators
@@ -92,9 +92,9 @@ def _decode(instance: Instance, problem: MaxLoadProblem, parts: Sequence[Part]) 
             if device_of[i] >= 0:
                 raise PlanError(f"node {instance.ids[i]} is on two devices", where=instance.name)
             device_of[i] = device
-    left = [instance.ids[i] for i, device in enumerate(device_of) if device < 0]
-    if left:
-        raise PlanError(f"node {left[0]} is on no device", where=instance.name)
+    unplaced = [instance.ids[i] for i, device in enumerate(device_of) if device < 0]
+    if unplaced:
+        raise PlanError(f"node {unplaced[0]} is on no device", where=instance.name)
     return tuple(device_of)
 
 
@@ -122,7 +122,7 @@ def _latency(instance: Instance, options: Options) -> LatencyProblem:
 def _encode_latency(
     instance: Instance, problem: LatencyProblem, decision: LatencyDecision, verdict: Verdict
 ) -> tuple[Part, ...]:
-    """One part a device, its nodes in the order in which it runs them."""
+    """One part per device, with its nodes in the order in which it runs them."""
     turns = [[i for i in decision.order if decision.devices[i] == device] for device in range(problem.devices)]
     return _parts(instance, problem, int(problem.limited.sum()), turns, verdict)
 
