@@ -46,20 +46,21 @@ class Instance:
         """Ranges of the node numbers at some positions."""
         return to_ranges(self.ids[i] for i in positions)
 
-    def positions(self, ranges: Ranges) -> tuple[int, ...]:
-        """Positions of node numbers, ascending.
+    def positions(self, ranges: Ranges, *, in_order: bool = False) -> tuple[int, ...]:
+        """Positions of node numbers, ascending, or in the order of the ranges.
 
         Raises:
             PlanError: the instance has no node of that number.
         """
-        where = {number: i for i, number in enumerate(self.ids)}
+        position_of = {number: i for i, number in enumerate(self.ids)}
         numbers = from_ranges(ranges, len(self.ids))
         if numbers is None:
             raise PlanError("a part holds more nodes than the instance has", where=self.name)
-        stray = [number for number in numbers if number not in where]
-        if stray:
-            raise PlanError(f"the instance has no node {stray[0]}", where=self.name, hint="is it another instance?")
-        return tuple(sorted(where[number] for number in numbers))
+        unknown = [number for number in numbers if number not in position_of]
+        if unknown:
+            raise PlanError(f"the instance has no node {unknown[0]}", where=self.name, hint="is it another instance?")
+        positions = [position_of[number] for number in numbers]
+        return tuple(positions if in_order else sorted(positions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ good plan, then over all cuts below rising limits for the proof (`LineSearch`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -199,7 +200,6 @@ class LineSearch:
     pricing: Callable[[int], Pricing]
     stage: Callable[[tuple[int, ...], tuple[int, int, int, int]], Any]
     pairs: int = 0
-    _layouts: dict[int, Layout] = field(default_factory=dict)
 
     def climb(self, cuts: Cuts) -> None:
         """Sweep few cuts for a good plan, then all cuts below rising limits for the proof.
@@ -230,9 +230,7 @@ class LineSearch:
             if cuts.compute_s[-1] / count >= goal:
                 continue
             deadline.check()
-            if count not in self._layouts:
-                self._layouts[count] = self.layout_of(count)
-            sweep = Sweep(cuts, self._layouts[count], self.pricing(count), goal, deadline.check)
+            sweep = Sweep(cuts, self.layout_of(count), self.pricing(count), goal, deadline.check)
             try:
                 best = sweep.run()
             finally:
@@ -297,7 +295,7 @@ def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
     LineSearch(
         search,
         list(range(machines, 0, -1)) if problem.use_fewer else [machines],
-        lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate),
+        functools.cache(lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate)),
         lambda devices: Pricing(problem, True, (machines - devices) * released),
         lambda layers, place: ReplicatedStage(layers, place[1]),
     ).climb(cuts)
@@ -316,7 +314,7 @@ def solve_placed(search: Search) -> None:
     LineSearch(
         search,
         [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1)),
-        lambda devices: layout_on(problem, devices, search.deadline),
+        functools.cache(lambda devices: layout_on(problem, devices, search.deadline)),
         lambda _: Pricing(problem, receiver=False),
         lambda layers, place: PlacedStage(layers, *place),
     ).climb(cuts)

@@ -300,6 +300,7 @@ class _Model:
             top = float(usable.max(axis=1).sum() + problem.transfer_ms.sum() * max(float(problem.hops.max()), 1.0))
         self.scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-300))[1])
         self.horizon = math.ceil(top * self.scale) + 1
+        self.kind = _device_kinds(problem, deadline)
         self._place()
         self._time()
         self._follow()
@@ -385,7 +386,7 @@ class _Model:
         """A node may use a device only if an earlier node uses the interchangeable device before it."""
         p = self.problem
         for d in range(1, p.devices):
-            if not _interchangeable_pair(p, d - 1, d):
+            if self.kind[d] != self.kind[d - 1]:
                 continue
             for v in range(p.nodes):
                 self.deadline.check()
@@ -400,7 +401,7 @@ class _Model:
         name: dict[int, int] = {}
         for device in decision.devices:
             if device not in name:
-                group = [d for d in range(p.devices) if d == device or _interchangeable(p, d, device)]
+                group = [d for d in range(p.devices) if self.kind[d] == self.kind[device]]
                 name[device] = next(d for d in group if d not in name.values())
         hinted: set[int] = set()
         for v, device in enumerate(decision.devices):
@@ -432,21 +433,20 @@ class _Model:
         return LatencyDecision(tuple(place), tuple(order)), bound, int(solver.num_branches)
 
 
-def _interchangeable_pair(problem: LatencyProblem, a: int, b: int) -> bool:
-    """True if swapping two devices leaves the problem unchanged."""
-    swapped = np.arange(problem.devices)
-    swapped[[a, b]] = b, a
-    return bool(
-        np.array_equal(problem.time_ms[:, a], problem.time_ms[:, b])
-        and problem.limited[a] == problem.limited[b]
-        and np.array_equal(problem.hops[np.ix_(swapped, swapped)], problem.hops)
-    )
-
-
-def _interchangeable(problem: LatencyProblem, a: int, b: int) -> bool:
-    """True if the devices from a to b are pairwise interchangeable neighbours."""
-    low, high = min(a, b), max(a, b)
-    return all(_interchangeable_pair(problem, d, d + 1) for d in range(low, high))
+def _device_kinds(problem: LatencyProblem, deadline: Deadline) -> list[int]:
+    """Kind of each device: neighbours have the same kind if swapping them leaves the problem unchanged."""
+    kinds = [0]
+    for d in range(1, problem.devices):
+        deadline.check()
+        swapped = np.arange(problem.devices)
+        swapped[[d - 1, d]] = d, d - 1
+        interchangeable = (
+            np.array_equal(problem.time_ms[:, d - 1], problem.time_ms[:, d])
+            and problem.limited[d - 1] == problem.limited[d]
+            and np.array_equal(problem.hops[np.ix_(swapped, swapped)], problem.hops)
+        )
+        kinds.append(kinds[-1] if interchangeable else d)
+    return kinds
 
 
 PARTITION_SOLVERS.register("latency-cp-sat", PartitionSolver(LatencyProblem, solve_latency_by_cp_sat, turn=1))

@@ -332,13 +332,8 @@ def _fullest_with_others(loads: np.ndarray, size: int) -> Iterator[tuple[int, ..
     """The fullest device with every choice of `size - 1` others, smallest sum of loads first."""
     fullest = int(np.argmax(loads))
     others = [d for d in range(len(loads)) if d != fullest]
-    yield from (
-        (fullest, *rest) for rest in sorted(itertools.combinations(others, size - 1), key=lambda r: _sum(loads, r))
-    )
-
-
-def _sum(loads: np.ndarray, devices: Sequence[int]) -> float:
-    return float(loads[list(devices)].sum())
+    for rest in sorted(itertools.combinations(others, size - 1), key=lambda some: float(loads[list(some)].sum())):
+        yield fullest, *rest
 
 
 def _accepted_plan(

@@ -78,14 +78,6 @@ class Cuts:
         members = np.unpackbits((self.bits[last] & ~self.bits[first]).view(np.uint8), bitorder="little")
         return tuple(np.flatnonzero(members).tolist())
 
-    def line(self) -> np.ndarray:
-        """Cuts on one chain from empty to full: each holds the one before."""
-        found, sizes = [0], np.bitwise_count(self.bits).sum(axis=1)
-        for row in range(1, self.count):
-            if sizes[row] > sizes[found[-1]] and not (self.bits[found[-1]] & ~self.bits[row]).any():
-                found.append(row)
-        return np.array(found)
-
 
 def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most: int, deadline: Deadline) -> Cuts:
     """All cuts of a layer graph, or only those along its topological order.

@@ -54,7 +54,6 @@ class LatencyProblem:
         memory_bytes: memory of every limited device.
         limited: [k] whether a device's memory is limited.
         colour: [n] nodes with the same number >= 0 share a device; -1 for none.
-        names: [n] for messages.
     """
 
     unit: ClassVar[str] = "ms"
@@ -68,7 +67,6 @@ class LatencyProblem:
     memory_bytes: float
     limited: np.ndarray
     colour: np.ndarray
-    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n, k = self.time_ms.shape
@@ -186,5 +184,4 @@ def latency_problem(
         memory_bytes=graph.memory_bytes if memory_bytes is None else memory_bytes,
         limited=np.array([True] * fast + [False] * slow),
         colour=np.array([-1 if node.colour is None else node.colour for node in graph.nodes], dtype=np.int64),
-        names=tuple(node.name for node in graph.nodes),
     )

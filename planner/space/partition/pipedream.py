@@ -57,6 +57,23 @@ from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
 
+def _check_levels(name: str, counts: Sequence[int], bandwidth_byte_per_s: Sequence[float], layers: Layers) -> None:
+    """Refuse a cluster without levels, figures that are missing or not positive, and a network without layers.
+
+    Args:
+        name: of the field with the counts, for messages.
+        counts: units by level.
+        bandwidth_byte_per_s: by level.
+        layers: the network.
+    """
+    if not counts or len(counts) != len(bandwidth_byte_per_s):
+        raise UsageError(f"each level needs a number of {name} and a bandwidth", where=name)
+    if min(counts) < 1 or not min(bandwidth_byte_per_s) > 0:
+        raise UsageError(f"{name} and bandwidths are positive", where=name)
+    if not layers.count:
+        raise UsageError("there is no layer to place", where="layers")
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicatedStage:
     """Layers that are replicated over units of a level; `inner` says how each unit is cut.
@@ -104,12 +121,7 @@ class PipeDreamProblem:
     use_fewer: bool = False
 
     def __post_init__(self) -> None:
-        if not self.machines or len(self.machines) != len(self.bandwidth_byte_per_s):
-            raise UsageError("each level needs a number of machines and a bandwidth", where="machines")
-        if min(self.machines) < 1 or not min(self.bandwidth_byte_per_s) > 0:
-            raise UsageError("machines and bandwidths are positive", where="machines")
-        if not self.layers.count:
-            raise UsageError("there is no layer to place", where="layers")
+        _check_levels("machines", self.machines, self.bandwidth_byte_per_s, self.layers)
 
     @property
     def devices(self) -> int:
@@ -299,12 +311,7 @@ class PlacedPipelineProblem:
     use_all: bool = False
 
     def __post_init__(self) -> None:
-        if not self.fanout or len(self.fanout) != len(self.bandwidth_byte_per_s):
-            raise UsageError("each level needs a fanout and a bandwidth", where="fanout")
-        if min(self.fanout) < 1 or not min(self.bandwidth_byte_per_s) > 0:
-            raise UsageError("fanouts and bandwidths are positive", where="fanout")
-        if not self.layers.count:
-            raise UsageError("there is no layer to place", where="layers")
+        _check_levels("fanout", self.fanout, self.bandwidth_byte_per_s, self.layers)
 
     @property
     def devices(self) -> int:

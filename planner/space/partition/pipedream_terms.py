@@ -25,7 +25,6 @@ class Layers:
         output_bytes: float64 [n] bytes that a cut behind the layer carries forward, and again backward.
         saved_bytes: float64 [n] activations that the layer is the first to keep for the backward pass.
         edges: int64 [m, 2] (producer, consumer), producer < consumer, each once.
-        names: of the layers, for reports; may be empty.
     """
 
     compute_s: np.ndarray
@@ -33,7 +32,6 @@ class Layers:
     output_bytes: np.ndarray
     saved_bytes: np.ndarray
     edges: np.ndarray
-    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.compute_s)
@@ -99,7 +97,6 @@ def priced_layers(graph: Graph, profile: Profile) -> Layers:
         output_bytes=np.asarray(profile.output_bytes, dtype=np.float64),
         saved_bytes=saved,
         edges=graph.edges,
-        names=tuple(node.key for node in graph.nodes),
     )
 
 
@@ -123,7 +120,6 @@ def recorded_layers(graph: Graph) -> Layers:
         output_bytes=figures[:, 2],
         saved_bytes=figures[:, 2].copy(),
         edges=graph.edges,
-        names=tuple(node.key for node in graph.nodes),
     )
 
 
