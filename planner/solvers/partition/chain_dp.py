@@ -2,7 +2,7 @@
 
 For each pipeline, a DP over (devices used, type of the last one, layers placed) minimises the largest pace under the
 memory. If stages also pause the pipeline (transfers, an exchange after the drain), the DP runs with a limit on the
-pause, once for every limit at which the largest pace changes; bisection finds these limits.
+pause, and `LongestStage` branches on that limit to minimise the largest pace plus the largest pause.
 
 Sums over runs of layers equal the judge's `fsum` to the last bit.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition.iteration_dp import LongestStage
 from planner.space.partition import ChainDecision, ChainStages, Pipeline
 
 _EXACT = 2.0**53
@@ -78,61 +79,35 @@ def solve_chain(search: Search) -> None:
     """Find the best plan over all pipelines and prove it; pipelines that cannot be better are skipped."""
     problem: ChainStages = search.problem
     search.space = f"{'equal' if problem.equal else 'unequal'} stages in line"
-    points = 0
-    for pipeline in problem.pipelines:
+    for points, pipeline in enumerate(problem.pipelines, start=1):
         search.deadline.check()
-        points += 1
-        for marks, types in _cuts_worth_judging(problem, pipeline, search.objective, search.deadline):
-            search.offer(ChainDecision(marks, pipeline, types))
-    search.count(points=points)
+        _offer_best(search, pipeline)
+        search.count(points=points)
     search.prove(search.objective)
 
 
-def _cuts_worth_judging(
-    problem: ChainStages, pipeline: Pipeline, best: float, deadline: Deadline
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Boundaries and device types that may have a time below `best`."""
+def _offer_best(search: Search, pipeline: Pipeline) -> None:
+    """Offer plans of a pipeline, the best of them included, unless none is better than the best plan so far."""
+    problem: ChainStages = search.problem
     stages = pipeline.stages
     if stages > problem.layers:
         return
     if problem.equal and pipeline.line:
-        yield tuple(range(0, problem.layers + 1, problem.layers // stages)), ()
+        marks = tuple(range(0, problem.layers + 1, problem.layers // stages))
+        search.offer(ChainDecision(marks, pipeline))
         return
     forward_s, backward_s = problem.forward_s[pipeline.size], problem.backward_s[pipeline.size]
     works = (t.forward * forward_s + t.backward * backward_s for t, *_ in pipeline.slot)
-    if pipeline.rounds * float(sum(works).min(axis=0).sum()) / stages >= best * _SLACK:
+    if pipeline.rounds * float(sum(works).min(axis=0).sum()) / stages >= search.objective * _SLACK:
         return
-    tables = _Tables(problem, pipeline, deadline)
+    tables = _Tables(problem, pipeline, search.deadline)
     pauses = np.unique(tables.pause[tables.real]) if pipeline.stops or pipeline.drained else np.zeros(1)
-    yield from ((marks, types) for _, marks, types in _least_sums(pauses, tables.split))
-
-
-def _least_sums(limits: np.ndarray, split: Callable[[float], Cut | None]) -> Iterator[Cut]:
-    """Cuts that may have the least sum of pace and pause.
-
-    `split` gives the least largest pace under a limit on the pause. It falls as the limit rises, so a range of limits
-    with the same pace at both ends is not searched.
-    """
-    ends = (0, len(limits) - 1)
-    cuts = {i: split(float(limits[i])) for i in ends}
-    best = min((cut[0] + float(limits[i]) for i, cut in cuts.items() if cut), default=math.inf)
-    ranges = [ends]
-    while ranges:
-        low, high = ranges.pop()
-        near, far = cuts[low], cuts[high]
-        if high - low < 2 or far is None or (near and near[0] <= far[0]):
-            continue
-        if far[0] + float(limits[low + 1]) >= best * _SLACK:
-            continue
-        middle = (low + high) // 2
-        cut = cuts[middle] = split(float(limits[middle]))
-        if cut:
-            best = min(best, cut[0] + float(limits[middle]))
-        ranges += [(low, middle), (middle, high)]
-    for index in sorted(cuts):
-        cut = cuts[index]
-        if cut and cut[0] + float(limits[index]) <= best * _SLACK:
-            yield cut
+    limits = LongestStage(pauses, 1.0, search.objective)
+    while (step := limits.next_cap()) is not None:
+        pace, marks, types = tables.split(step[0]) or (math.inf, (), ())
+        if marks:
+            search.offer(ChainDecision(marks, pipeline, types))
+        limits.settle(pace, step[0])
 
 
 class _Tables:
