@@ -22,11 +22,11 @@ _RANKED_PER_DEVICE = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """least <= sum of coefficient * binary <= most, all integers; terms are (binary, coefficient)."""
+    """lower <= sum of coefficient * binary <= upper, all integers; terms are (binary, coefficient)."""
 
     terms: tuple[tuple[int, int], ...]
-    least: int
-    most: int
+    lower: int
+    upper: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def values_of(model: LoadModel, device: np.ndarray) -> np.ndarray | None:
         if all_held >= 0:
             value[all_held] = int(held == len(form.nets[e]))
     for row in model.rows:
-        if row.least == row.most == 1 and len(row.terms) == 2 and row.terms[1][0] in model.is_cpu:
+        if row.lower == row.upper == 1 and len(row.terms) == 2 and row.terms[1][0] in model.is_cpu:
             value[row.terms[0][0]] = 1 - value[row.terms[1][0]]
     return value
 

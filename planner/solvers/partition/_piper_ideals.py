@@ -262,9 +262,9 @@ class _States:
         replicas, devices = columns[0], columns[1]
         order = np.lexsort((devices, replicas))
         devices = devices[order]
-        kept = np.ones(len(order), dtype=bool)
-        kept[1:] = devices[1:] < np.minimum.accumulate(devices)[:-1]
-        order = order[kept]
+        undominated = np.ones(len(order), dtype=bool)
+        undominated[1:] = devices[1:] < np.minimum.accumulate(devices)[:-1]
+        order = order[undominated]
         end = self.filled + len(order)
         while end > self.table.shape[1]:
             self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)

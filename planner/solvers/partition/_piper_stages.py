@@ -96,20 +96,20 @@ class Savings:
 
 @dataclass(frozen=True)
 class RelaxedTable:
-    """Linear relaxation: best steps first, the last one in part; `kept` are the cumulated savings unless too many."""
+    """Linear relaxation: best steps first, the last one in part; `cumulated` are the savings unless too many."""
 
     border: Border
     data: np.ndarray
     activation_bytes: np.ndarray
     room_bytes: np.ndarray
     savings: Savings
-    kept: tuple[np.ndarray, np.ndarray] | None
+    cumulated: tuple[np.ndarray, np.ndarray] | None
 
     def limits(self, cap_s: float) -> np.ndarray:
         """[r, k] upper bounds on the samples in flight under the cap."""
         budget = self.border.budget(cap_s, self.data)
-        if self.kept is not None:
-            return self._limits(slice(0, len(budget)), budget, *self.kept)
+        if self.cumulated is not None:
+            return self._limits(slice(0, len(budget)), budget, *self.cumulated)
         limits = np.zeros(budget.shape, dtype=np.int64)
         step = max(_MOST_KEPT // (len(self.savings.step_s) + 1), 1)
         for begin in range(0, len(budget), step):
@@ -148,16 +148,16 @@ def tables(
     useful = useful_choices(problem, tensor)
     absent = np.array([float(len(c) == 0) for c in useful])
     total = problem.activation_bytes + problem.fixed_bytes
-    least = np.array([total[c].min() if len(c) else 0.0 for c in useful])
+    least_bytes = np.array([total[c].min() if len(c) else 0.0 for c in useful])
     room = _room(problem)
-    rows = np.flatnonzero((_sums(pairs, absent) == 0) & (_sums(pairs, least) <= room))
+    rows = np.flatnonzero((_sums(pairs, absent) == 0) & (_sums(pairs, least_bytes) <= room))
     if not len(rows):
         return [], useful
     if _is_regular(problem, useful) and _points(problem, useful) * len(rows) <= _MOST_POINTS:
         return [_exact(problem, pairs, rows, useful, data)], useful
     same_weights = all(len(c) < 2 or np.ptp(problem.weight_bytes[c]) == 0 for c in useful)
     groups = [data] if same_weights else [data[i : i + 1] for i in range(len(data))]
-    left_bytes = room - _sums(pairs, least)[rows]
+    left_bytes = room - _sums(pairs, least_bytes)[rows]
     relaxed_tables: list[Table] = []
     for group in groups:
         deadline.check()
@@ -286,12 +286,12 @@ def _exact(
         columns = pairs.members[:, np.array(members)[order]]
         held = (columns[pairs.upper[rows]] - columns[pairs.lower[rows]]).astype(bool)
         sums, ranks = np.cumsum(held * cost[order], axis=1), np.cumsum(held, axis=1)
-        least = np.full((len(rows), len(members) + 1), np.inf)
-        least[:, 0] = 0.0
+        least_added_s = np.full((len(rows), len(members) + 1), np.inf)
+        least_added_s[:, 0] = 0.0
         at_row, at_member = np.nonzero(held)
-        least[at_row, ranks[at_row, at_member]] = sums[at_row, at_member]
+        least_added_s[at_row, ranks[at_row, at_member]] = sums[at_row, at_member]
         counts = np.arange(len(members) + 1)
-        added = (added[:, :, None] + least[:, None, :]).reshape(len(rows), -1)
+        added = (added[:, :, None] + least_added_s[:, None, :]).reshape(len(rows), -1)
         grow = (grow[:, None] + counts * change_a).ravel()
         fixed = (fixed[:, None] + counts * change_b).ravel()
     limit = _limits_at(problem, pairs, rows, base, added, grow, fixed)
@@ -333,9 +333,9 @@ def _relaxed(
     border = _border(problem, pairs, rows, useful, base, seconds, data, exchange=not alone)
     node, step_s, step_bytes = _savings(problem, useful, base, seconds)
     savings = Savings(pairs.members[:, node], pairs.lower[rows], pairs.upper[rows], step_s, step_bytes)
-    kept = savings.cumulated(slice(0, len(rows))) if len(rows) * (len(node) + 1) <= _MOST_KEPT else None
+    cumulated = savings.cumulated(slice(0, len(rows))) if len(rows) * (len(node) + 1) <= _MOST_KEPT else None
     activation = _sums(pairs, _of_base_choices(base, problem.activation_bytes))[rows]
-    return RelaxedTable(border, data, activation, left_bytes, savings, kept)
+    return RelaxedTable(border, data, activation, left_bytes, savings, cumulated)
 
 
 def _savings(

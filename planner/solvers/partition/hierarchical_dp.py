@@ -208,9 +208,9 @@ class LineSearch:
         """
         search = self.search
         search.prove(float(cuts.compute_s[-1]) / max(self.counts))
-        for most in _COARSE:
-            if cuts.count > 2 * most:
-                self._below(search.objective, cuts.coarse(most))
+        for cut_limit in _COARSE:
+            if cuts.count > 2 * cut_limit:
+                self._below(search.objective, cuts.coarse(cut_limit))
         base_bound = search.bound
         rungs = _RUNGS if cuts.count > _FEW and math.isfinite(search.objective) else (1.0,)
         for rung in rungs:

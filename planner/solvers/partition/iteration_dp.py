@@ -54,12 +54,12 @@ class LongestStage:
     def next_cap(self) -> tuple[float, float] | None:
         """A cap to compute the least sum for, and the sum from which on it is useless; None when no range is left."""
         while self._ranges:
-            _, first, last, least = heapq.heappop(self._ranges)
+            _, first, last, least_sum = heapq.heappop(self._ranges)
             shortest_s = float(self.values[first])
-            if least + self.weight * shortest_s >= self.incumbent * (1 - STEP):
+            if least_sum + self.weight * shortest_s >= self.incumbent * (1 - STEP):
                 continue
             if np.isfinite(self.incumbent) and self.weight:
-                longest_s = (self.incumbent - least) / self.weight
+                longest_s = (self.incumbent - least_sum) / self.weight
                 last = min(last, int(np.searchsorted(self.values, longest_s, side="right")) - 1)
             if last < first:
                 continue
@@ -68,7 +68,7 @@ class LongestStage:
                 middle = (shortest_s + float(self.values[last])) / 2
                 cap_at = min(max(int(np.searchsorted(self.values, middle, side="right")) - 1, first), last)
             self._begun = True
-            self._current = (first, cap_at, last, least)
+            self._current = (first, cap_at, last, least_sum)
             return float(self.values[cap_at]), self.incumbent - self.weight * shortest_s
         return None
 
@@ -136,7 +136,7 @@ def tables_of(problem: IterationProblem) -> Tables:
     """Group configurations by mesh size and compute how many micro-batches fit."""
     sizes = sorted({int(n) for n in problem.config_devices if n <= problem.devices})
     configs = tuple(np.flatnonzero(problem.config_devices == n) for n in sizes)
-    most = _most_in_flight(problem)
+    most_in_flight = _most_in_flight(problem)
     boundary = np.zeros((1, problem.layers))
     columns: list[np.ndarray] = [np.arange(problem.devices + 1)]
     if problem.boundary_s is not None and problem.boundary_level is not None:
@@ -146,8 +146,8 @@ def tables_of(problem: IterationProblem) -> Tables:
             np.minimum(problem.devices - np.arange(problem.devices + 1), problem.devices - 1)
         ]
         columns = [np.flatnonzero(level == v) for v in range(len(boundary))]
-    limited = bool((most < problem.micro_batches)[np.isfinite(problem.time_s)].any())
-    return Tables(problem, tuple(sizes), configs, most, boundary, tuple(columns), limited)
+    limited = bool((most_in_flight < problem.micro_batches)[np.isfinite(problem.time_s)].any())
+    return Tables(problem, tuple(sizes), configs, most_in_flight, boundary, tuple(columns), limited)
 
 
 def _most_in_flight(problem: IterationProblem) -> np.ndarray:
@@ -235,18 +235,18 @@ def path_of(
         following: by number of stages so far, [G, L, L] stage times and [L + 1, D + 1] least sums of the states after.
     """
     path: list[tuple[int, int, int]] = []
-    first, left = 0, tables.problem.devices
+    first, devices_left = 0, tables.problem.devices
     while first < tables.problem.layers:
         seconds, after = following(len(path))
-        level = next(v for v, columns in enumerate(tables.columns) if left in columns)
+        level = next(v for v, columns in enumerate(tables.columns) if devices_left in columns)
         steps = []
         for g, size in enumerate(tables.sizes):
-            if size <= left:
+            if size <= devices_left:
                 total = seconds[g, first, first:] + tables.boundary_s[level, first]
-                totals = np.where(total <= cap, total, np.inf) + after[first + 1 :, left - size]
+                totals = np.where(total <= cap, total, np.inf) + after[first + 1 :, devices_left - size]
                 at = int(np.argmin(totals))
-                steps.append((float(totals[at]), g, first + at, left - size))
-        _, g, last, left = min(steps)
+                steps.append((float(totals[at]), g, first + at, devices_left - size))
+        _, g, last, devices_left = min(steps)
         path.append((g, first, last))
         first = last + 1
     return path
@@ -287,14 +287,14 @@ def solve_iteration(search: Search) -> None:
     passes = _Passes(tables, tables.stage_seconds(1), search.deadline)
     ranges = LongestStage(values, problem.micro_batches - 1, search.objective)
     while (step := ranges.next_cap()) is not None:
-        least, stages = _least_sum(passes, *step)
+        least_sum, stages = _least_sum(passes, *step)
         search.count(candidates=len(values), passes=passes.passes, staged_passes=passes.staged_passes)
         longest = np.inf
         if stages is not None:
             decision = tuple(stages)
             longest = max(problem.judge(decision).parts)
-            search.offer(decision, least + (problem.micro_batches - 1) * longest)
-        ranges.settle(least if stages is not None else np.inf, longest)
+            search.offer(decision, least_sum + (problem.micro_batches - 1) * longest)
+        ranges.settle(least_sum if stages is not None else np.inf, longest)
         search.prove(min(ranges.bound, search.objective))
     search.prove(min(ranges.bound, search.objective))
 
@@ -304,13 +304,13 @@ def _least_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[
     passes.passes += 1
     problem = passes.tables.problem
     table = backward(passes.tables, passes.relaxed, cap, passes.deadline)
-    least = float(table[0, problem.devices])
-    if not least < enough:
-        return least, None
+    least_sum = float(table[0, problem.devices])
+    if not least_sum < enough:
+        return least_sum, None
     path = path_of(passes.tables, cap, lambda _: (passes.relaxed, table))
     stages = [_in_place(passes.tables, *step, len(path) - i) for i, step in enumerate(path)]
     if problem.judge(tuple(stages)).feasible:
-        return least, stages
+        return least_sum, stages
     return _least_staged_sum(passes, cap, enough)
 
 

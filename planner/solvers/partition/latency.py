@@ -76,11 +76,11 @@ def latency_bound(problem: LatencyProblem, deadline: Deadline = NEVER) -> float:
 
 
 def _rising_bounds(problem: LatencyProblem, deadline: Deadline) -> Iterator[float]:
-    begin, rest = path_ms(problem, deadline), path_ms(problem, deadline, to_end=True)
+    begin, to_end = path_ms(problem, deadline), path_ms(problem, deadline, to_end=True)
     usable = np.isfinite(problem.time_ms)
     head = np.where(usable, begin, np.inf).min(axis=1)
-    tail = np.where(usable, rest, np.inf).min(axis=1)
-    bound = float((begin + problem.time_ms + rest).min(axis=1).max())
+    tail = np.where(usable, to_end, np.inf).min(axis=1)
+    bound = float((begin + problem.time_ms + to_end).min(axis=1).max())
     yield bound
     work = problem.time_ms.min(axis=1)
     if not np.isfinite(bound):
@@ -359,8 +359,8 @@ class _Model:
                     continue
                 length = self._whole(float(p.time_ms[v, d]))
                 intervals[d].append(self.program.new_optional_fixed_size_interval_var(begin, length, x, f"run{v}_{d}"))
-                rest = self._whole(float(tail[v, d]))
-                self.program.add(self.latency >= begin + length + rest).only_enforce_if(x)
+                to_end = self._whole(float(tail[v, d]))
+                self.program.add(self.latency >= begin + length + to_end).only_enforce_if(x)
         for d in range(p.devices):
             self.program.add_no_overlap(intervals[d])
         self.program.add(self.latency >= self._whole(self.bound_ms))

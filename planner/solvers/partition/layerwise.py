@@ -136,9 +136,9 @@ def _best_price(labelling: _Labelling) -> tuple[float, float]:
     return best
 
 
-def _fits(labelling: _Labelling, chosen: np.ndarray) -> bool:
+def _fits(labelling: _Labelling, strategies: np.ndarray) -> bool:
     layers = np.arange(labelling.problem.layers)
-    return bool(labelling.problem.fixed_bytes[layers, chosen].sum() <= labelling.room)
+    return bool(labelling.problem.fixed_bytes[layers, strategies].sum() <= labelling.room)
 
 
 def _splice(labelling: _Labelling, too_large: np.ndarray, fitting: np.ndarray) -> None:

@@ -70,7 +70,7 @@ def _program(model: LoadModel, scale: float, lower_bound: float, top: float) -> 
     for row in model.rows:
         model.deadline.check()
         total = weighted_sum([(binaries[b], factor) for b, factor in row.terms])
-        program.add_linear_constraint(total, row.least, row.most)
+        program.add_linear_constraint(total, row.lower, row.upper)
     for load in model.loads:
         terms = [(binaries[b], math.trunc(milliseconds * scale)) for b, milliseconds in load.terms]
         bounded = program.add(weighted_sum(terms) <= largest)
@@ -150,7 +150,7 @@ def _float_program(model: LoadModel, lower_bound: float, top: float) -> tuple[An
     for row in model.rows:
         model.deadline.check()
         total = mathopt.fast_sum(c * binaries[b] for b, c in row.terms)
-        program.add_linear_constraint(expr=total, lb=row.least, ub=row.most)
+        program.add_linear_constraint(expr=total, lb=row.lower, ub=row.upper)
     for load in model.loads:
         terms = [(b, milliseconds / top) for b, milliseconds in load.terms]
         _at_most(program, binaries, terms, largest, load.unless)

@@ -86,8 +86,8 @@ class _Search:
         problem = form.problem
         self.form, self.deadline = form, deadline
         self.accs, self.cpus = problem.accelerators, problem.cpus
-        most = max(float(form.acc.sum() + 2 * form.cost.sum()), float(form.cpu.sum()), 1e-200)
-        self.scale = 2.0 ** (50 - math.frexp(most)[1])
+        total_ms = max(float(form.acc.sum() + 2 * form.cost.sum()), float(form.cpu.sum()), 1e-200)
+        self.scale = 2.0 ** (50 - math.frexp(total_ms)[1])
         acc, cpu = np.rint(form.acc * self.scale), np.rint(form.cpu * self.scale)
         self.cost = np.rint(form.cost * self.scale)
         self.limit = min(limit_ms, float(form.acc.sum() + form.cpu.sum() + form.cost.sum()) + 1.0) * self.scale

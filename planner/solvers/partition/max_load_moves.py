@@ -332,8 +332,8 @@ def _fullest_with_others(loads: np.ndarray, size: int) -> Iterator[tuple[int, ..
     """The fullest device with every choice of `size - 1` others, smallest sum of loads first."""
     fullest = int(np.argmax(loads))
     others = [d for d in range(len(loads)) if d != fullest]
-    for rest in sorted(itertools.combinations(others, size - 1), key=lambda some: float(loads[list(some)].sum())):
-        yield fullest, *rest
+    for partners in sorted(itertools.combinations(others, size - 1), key=lambda p: float(loads[list(p)].sum())):
+        yield fullest, *partners
 
 
 def _accepted_plan(

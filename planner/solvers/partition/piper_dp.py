@@ -96,11 +96,11 @@ def _prepare(search: Search) -> _Passes:
 
 def _least_device_seconds(passes: _Passes, cap: float) -> np.ndarray:
     """[n] least device-seconds of each node in a stage under the cap; infinite if no choice keeps the cap."""
-    within = passes.alone_s <= cap * (1 + CAP_SLACK)
-    share = np.where(within & np.isfinite(passes.alone_s), passes.share_s, np.inf).min(axis=1)
-    least = np.full(passes.problem.node_count, np.inf)
-    np.minimum.at(least, passes.problem.choice_node, share)
-    return least
+    allowed = passes.alone_s <= cap * (1 + CAP_SLACK)
+    share = np.where(allowed & np.isfinite(passes.alone_s), passes.share_s, np.inf).min(axis=1)
+    of_node = np.full(passes.problem.node_count, np.inf)
+    np.minimum.at(of_node, passes.problem.choice_node, share)
+    return of_node
 
 
 def _floor(passes: _Passes) -> float:
@@ -159,11 +159,11 @@ def _offer(search: Search, decision: PiperDecision, cap: float) -> None:
 
 def _attempt(passes: _Passes, cap: float) -> list[PiperStage] | None:
     """A plan under the cap; None if there is none."""
-    least = _least_device_seconds(passes, cap)
-    if not np.isfinite(least).all():
+    device_seconds = _least_device_seconds(passes, cap)
+    if not np.isfinite(device_seconds).all():
         return None
     members = passes.pairs.members
-    reserve = np.ceil(members @ least / cap * (1 - 1e-6)) if cap > 0 else np.zeros(len(members))
+    reserve = np.ceil(members @ device_seconds / cap * (1 - 1e-6)) if cap > 0 else np.zeros(len(members))
     options = _options(passes, cap)
     while True:
         passes.passes += 1
