@@ -2,7 +2,7 @@
 
 For each pipeline, a DP over (devices used, type of the last one, layers placed) minimises the largest pace under the
 memory. If stages also pause the pipeline (transfers, an exchange after the drain), the DP runs with a limit on the
-pause, and `LongestStage` branches on that limit to minimise the largest pace plus the largest pause.
+pause, and `BottleneckSearch` branches on that limit to minimise the largest pace plus the largest pause.
 
 Sums over runs of layers equal the judge's `fsum` to the last bit.
 """
@@ -20,7 +20,7 @@ from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
-from planner.solvers.partition.iteration_dp import LongestStage
+from planner.solvers.partition._bottleneck import BottleneckSearch
 from planner.space.partition import ChainDecision, ChainStages, Pipeline
 
 _EXACT = 2.0**53
@@ -102,7 +102,7 @@ def _offer_best(search: Search, pipeline: Pipeline) -> None:
         return
     tables = _Tables(problem, pipeline, search.deadline)
     pauses = np.unique(tables.pause[tables.real]) if pipeline.stops or pipeline.drained else np.zeros(1)
-    limits = LongestStage(pauses, 1.0, search.objective)
+    limits = BottleneckSearch(pauses, 1.0, search.objective)
     while (step := limits.next_cap()) is not None:
         pace, marks, types = tables.split(step[0]) or (math.inf, (), ())
         if marks:

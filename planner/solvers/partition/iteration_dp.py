@@ -1,6 +1,6 @@
 """Iteration time of a synchronous pipeline, exactly: branch and bound on the longest stage over a chain DP.
 
-`LongestStage` splits the range of the longest stage time; ten to forty passes replace one pass per candidate value. A
+`BottleneckSearch` splits the range of the longest stage time: ten to forty passes, not one per candidate value. A
 pass is a DP over (first layer, devices left), vectorised over the last layer and all devices. Memory depends on the
 number of later stages. A pass first ignores that, which gives a lower bound. Only if its plan does not fit, the pass is
 repeated stage by stage from the end; a state with more stages is kept if it is better than all with fewer.
@@ -8,7 +8,6 @@ repeated stage by stage from the end; a state with more stages is kept if it is 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,77 +15,8 @@ import numpy as np
 
 from planner.memory import most_that_fit
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition._bottleneck import BottleneckSearch
 from planner.space.partition import IterationProblem, MeshStage
-
-STEP = 1e-12
-"""Relative improvements below this are not searched for."""
-
-
-class LongestStage:
-    """Minimise a sum of stage times plus a weight times the longest of them, by branching on the longest.
-
-    Let g(T) be the least sum if no stage takes more than T. All plans with their longest stage in [a, T] have an
-    objective of at least g(T) + weight * a. If the longest stage of the plan behind g(T) is m, this plan is the best of
-    all with their longest stage in [m, T]. Ranges of T are split, lowest bound first, until no bound is below the best
-    objective.
-
-    Args:
-        values: all values that the longest stage can take, ascending.
-        weight: of the longest stage.
-        incumbent: objective of a known plan.
-    """
-
-    def __init__(self, values: np.ndarray, weight: float, incumbent: float = float("inf")) -> None:
-        self.values = values
-        self.weight = weight
-        self.incumbent = incumbent
-        self._ranges: list[tuple[float, int, int, float]] = []  # bound, first value, last value, least sum
-        self._current = (0, -1, -1, 0.0)
-        self._begun = False
-        self._push(0, len(values) - 1, 0.0)
-
-    @property
-    def bound(self) -> float:
-        """Lower bound on the objective of every plan."""
-        solved_bound = self.incumbent * (1 - STEP) if np.isfinite(self.incumbent) else np.inf
-        return min(solved_bound, self._ranges[0][0]) if self._ranges else solved_bound
-
-    def next_cap(self) -> tuple[float, float] | None:
-        """A cap to compute the least sum for, and the sum from which on it is useless; None when no range is left."""
-        while self._ranges:
-            _, first, last, least_sum = heapq.heappop(self._ranges)
-            shortest_s = float(self.values[first])
-            if least_sum + self.weight * shortest_s >= self.incumbent * (1 - STEP):
-                continue
-            if np.isfinite(self.incumbent) and self.weight:
-                longest_s = (self.incumbent - least_sum) / self.weight
-                last = min(last, int(np.searchsorted(self.values, longest_s, side="right")) - 1)
-            if last < first:
-                continue
-            cap_at = last  # the first pass has no cap: is there any plan, and how long is its longest stage?
-            if self._begun:
-                middle = (shortest_s + float(self.values[last])) / 2
-                cap_at = min(max(int(np.searchsorted(self.values, middle, side="right")) - 1, first), last)
-            self._begun = True
-            self._current = (first, cap_at, last, least_sum)
-            return float(self.values[cap_at]), self.incumbent - self.weight * shortest_s
-        return None
-
-    def settle(self, least_sum: float, longest: float) -> None:
-        """Take the least sum under the last cap and the longest stage of its plan; both infinite if there is none."""
-        first, cap_at, last, before = self._current
-        if np.isfinite(least_sum):
-            self.incumbent = min(self.incumbent, least_sum + self.weight * longest)
-            self._push(first, int(np.searchsorted(self.values, longest)) - 1, least_sum)
-        self._push(cap_at + 1, last, before)
-
-    def _push(self, first: int, last: int, least_sum: float) -> None:
-        if first > last:
-            return
-        bound = least_sum + self.weight * float(self.values[first])
-        if bound < self.incumbent * (1 - STEP):
-            heapq.heappush(self._ranges, (bound, first, last, least_sum))
-
 
 _UNLIMITED = np.iinfo(np.int32).max
 
@@ -285,7 +215,7 @@ def solve_iteration(search: Search) -> None:
         return
     values = tables.candidates()
     passes = _Passes(tables, tables.stage_seconds(1), search.deadline)
-    ranges = LongestStage(values, problem.micro_batches - 1, search.objective)
+    ranges = BottleneckSearch(values, problem.micro_batches - 1, search.objective)
     while (step := ranges.next_cap()) is not None:
         least_sum, stages = _least_sum(passes, *step)
         search.count(candidates=len(values), passes=passes.passes, staged_passes=passes.staged_passes)

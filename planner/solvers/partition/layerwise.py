@@ -27,7 +27,7 @@ from planner.solvers.partition import (
     Search,
     search_partition,
 )
-from planner.solvers.partition.iteration_dp import STEP, LongestStage
+from planner.solvers.partition._bottleneck import STEP, BottleneckSearch
 from planner.space.partition import LayerChoice, LayerDecision
 
 _LABEL_STEP = 1e-11
@@ -328,7 +328,7 @@ def _solve_stages(cutting: _Cutting, starts: tuple[int, ...]) -> bool:
 def _best_cut(cutting: _Cutting) -> tuple[float, tuple[int, ...] | None]:
     """The least iteration time with the present stage times, and its cut; None if there is none."""
     values = np.unique(cutting.seconds[np.isfinite(cutting.seconds)])
-    ranges = LongestStage(values, cutting.problem.micro_batches - 1)
+    ranges = BottleneckSearch(values, cutting.problem.micro_batches - 1)
     best: tuple[float, tuple[int, ...] | None] = (np.inf, None)
     while (step := ranges.next_cap()) is not None:
         cutting.search.deadline.check()
