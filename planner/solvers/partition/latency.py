@@ -225,11 +225,8 @@ def _place_node(graph: _Graph, schedule: _PartialSchedule, node: int) -> bool:
     for device in range(problem.devices) if colour_device < 0 else (colour_device,):
         if not np.isfinite(problem.time_ms[group, device]).all():
             continue
-        if (
-            colour_device < 0
-            and problem.limited[device]
-            and not fits(schedule.held[device] + size, problem.memory_bytes)
-        ):
+        reserved = schedule.held[device] + (size if colour_device < 0 else 0.0)
+        if problem.limited[device] and not fits(reserved, problem.memory_bytes):
             continue
         time_ms = float(problem.time_ms[node, device])
         arrival_ms = 0.0

@@ -97,23 +97,21 @@ class Loads:
         net_size = self.net_size[:, None]
         joining = cost * ((self.count + 1 < net_size).astype(float) - (self.count >= 1))
         groups = self.form.groups
-        target_change = np.zeros((groups, self.devices))
-        source_change = np.zeros(groups)
+        gained = np.zeros((groups, self.devices))
+        lost = np.zeros(groups)
         if len(self.pin_net):
             present, first = np.unique(self.pin_group, return_index=True)
-            target_change[present] = np.add.reduceat(joining[self.pin_net], first, axis=0)
+            gained[present] = np.add.reduceat(joining[self.pin_net], first, axis=0)
             held = self.count[self.pin_net, self.device[self.pin_group]]
             change = self.form.cost[self.pin_net] * ((held >= 2).astype(float) - (held < self.net_size[self.pin_net]))
-            source_change[present] = np.add.reduceat(change, first)
+            lost[present] = np.add.reduceat(change, first)
         members = np.arange(groups)
-        source_load = (
-            self.load[self.device] - self.time[members, self.device] + source_change * self.on_acc[self.device]
-        )
-        target_load = self.load + self.time + target_change * self.on_acc
+        source_ms = self.load[self.device] - self.time[members, self.device] + lost * self.on_acc[self.device]
+        target_ms = self.load + self.time + gained * self.on_acc
         full = self.on_acc & ~fits(self.held + self.form.size[:, None], self.form.problem.memory_bytes)
-        target_load[full | ~self.allowed] = np.inf
-        target_load[members, self.device] = np.inf
-        return source_load, target_load
+        target_ms[full | ~self.allowed] = np.inf
+        target_ms[members, self.device] = np.inf
+        return source_ms, target_ms
 
 
 _SHARE = 0.25
@@ -231,16 +229,12 @@ def tabu(
     for step in range(rounds):
         if deadline.passed:
             break
-        source_load, target_load = loads.moves()
+        source_ms, target_ms = loads.moves()
         scale = float(loads.load.max())
         if scale <= 0:
             break
-        power_now = (loads.load / scale) ** power
-        change = (
-            ((source_load / scale) ** power - power_now[loads.device])[:, None]
-            + (target_load / scale) ** power
-            - power_now
-        )
+        powers = (loads.load / scale) ** power
+        change = ((source_ms / scale) ** power - powers[loads.device])[:, None] + (target_ms / scale) ** power - powers
         change[blocked > step] = np.inf
         group, to = divmod(int(np.argmin(change)), loads.devices)
         if not math.isfinite(change[group, to]):
