@@ -52,12 +52,12 @@ def measure(case: Case) -> dict[str, Any]:
     cpu = time.process_time()
     row: dict[str, Any] = {"objective": None, "bound": None, "gap": None, "proven": False, "unit": problem.unit}
     try:
-        found = solve_partition(problem, time_limit_s=case["limit_s"], reasons=False)
+        result = solve_partition(problem, time_limit_s=case["limit_s"], reasons=False)
     except InfeasibleError as error:
         row |= {"error": str(error), "proven": "within" not in str(error)}
     else:
-        row |= {"objective": found.objective, "bound": found.bound, "gap": 0.0 if found.proven else found.gap}
-        row |= {"proven": found.proven, "solver": found.solver, "statistics": found.statistics}
+        row |= {"objective": result.objective, "bound": result.bound, "gap": 0.0 if result.proven else result.gap}
+        row |= {"proven": result.proven, "solver": result.solver, "statistics": result.statistics}
     row |= {
         "seconds": time.perf_counter() - begin,
         "cpu_s": time.process_time() - cpu,

@@ -53,8 +53,8 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> tuple[bool, Any]
     """Whether a process ended before the deadline (else it is stopped), and what it used."""
     ended = True
     while True:
-        found, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if found:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
             return ended, usage
         if time.perf_counter() > deadline and ended:
@@ -81,8 +81,8 @@ def _filled(part: str, case: Case) -> str:
 
 def _named(text: str) -> float | None:
     """The last number behind a name of an objective; else None."""
-    found = _NAMED.findall(text)
-    return float(found[-1]) if found else None
+    objectives = _NAMED.findall(text)
+    return float(objectives[-1]) if objectives else None
 
 
 def _judged(text: str, case: Case) -> float | None:

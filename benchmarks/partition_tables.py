@@ -15,10 +15,12 @@ def tables(rows: list[Row]) -> str:
     """All tables as markdown; those without rows are left out."""
     parts = []
     for name, (title, about, columns) in _TABLES.items():
-        mine = [row for row in rows if row["table"] == name]
-        if mine:
-            shown = [column for column in columns if any(column[1](row) for row in mine)]
-            parts.append(f"## {title}\n\n{about}\n\n{_markdown(shown, mine)}\n\n{_summary(name, mine)}".rstrip())
+        table_rows = [row for row in rows if row["table"] == name]
+        if table_rows:
+            shown = [column for column in columns if any(column[1](row) for row in table_rows)]
+            parts.append(
+                f"## {title}\n\n{about}\n\n{_markdown(shown, table_rows)}\n\n{_summary(name, table_rows)}".rstrip()
+            )
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,8 +63,8 @@ def _objective(row: Row) -> str:
 
 
 def _peer(row: Row, name: str) -> Row:
-    found: Row = row.get("recorded", {}).get("peer", {}).get(name, {})
-    return found
+    figures: Row = row.get("recorded", {}).get("peer", {}).get(name, {})
+    return figures
 
 
 def _dp_load(row: Row) -> str:
@@ -72,16 +74,16 @@ def _dp_load(row: Row) -> str:
     return figure(dp["max_load"]) if dp.get("finished") else "not in 600 s"
 
 
-def _ratio(theirs: float | None, mine: float | None) -> str:
-    if not theirs or not mine:
+def _ratio(peer_s: float | None, own_s: float | None) -> str:
+    if not peer_s or not own_s:
         return ""
-    times = theirs / mine
+    times = peer_s / own_s
     return f"{times:,.0f}x" if times >= 10 else f"{times:.2g}x"
 
 
 def _best_peer(row: Row) -> str:
-    found = row.get("recorded", {}).get("peer", {})
-    loads = {name: p["max_load"] for name, p in found.items() if p.get("finished") and p["max_load"] is not None}
+    peers = row.get("recorded", {}).get("peer", {})
+    loads = {name: p["max_load"] for name, p in peers.items() if p.get("finished") and p["max_load"] is not None}
     if not loads:
         return ""
     name = min(loads, key=lambda n: loads[n])
@@ -89,10 +91,10 @@ def _best_peer(row: Row) -> str:
 
 
 def _model(row: Row, kind: str) -> str:
-    found = [m for m in row.get("recorded", {}).get("exact_model", []) if m["kind"] == kind]
-    if not found:
+    models = [m for m in row.get("recorded", {}).get("exact_model", []) if m["kind"] == kind]
+    if not models:
         return ""
-    best = min(found, key=lambda m: (m["max_load"], m["wall_s"]))
+    best = min(models, key=lambda m: (m["max_load"], m["wall_s"]))
     status = "" if best["status"] == "OPTIMAL" else f" (bound {figure(best['bound'])})"
     return f"{figure(best['max_load'])}{status}, {best['wall_s']:.0f} s"
 
@@ -136,10 +138,10 @@ def _against(key: str) -> Callable[[Row], str]:
     """By how much the recorded objective is longer."""
 
     def cell(row: Row) -> str:
-        theirs = _recorded(key)(row)
-        if not theirs or not row["objective"]:
+        recorded = _recorded(key)(row)
+        if not recorded or not row["objective"]:
             return ""
-        return "equal" if abs(theirs / row["objective"] - 1) < SAME else f"{theirs / row['objective'] - 1:+.1%}"
+        return "equal" if abs(recorded / row["objective"] - 1) < SAME else f"{recorded / row['objective'] - 1:+.1%}"
 
     return cell
 
@@ -283,22 +285,22 @@ def _summary(name: str, rows: list[Row]) -> str:
     text = [f"{sum(row['proven'] for row in rows)} of {len(rows)} proven"]
     if name in keys:
         value, cpu = keys[name]
-        known = [row for row in solved if _recorded(value)(row)]
-        no_worse = sum(row["objective"] <= row["recorded"][value] * (1 + SAME) for row in known)
-        text.append(f"{no_worse} of {len(known)} no worse than recorded")
-        text.append(_ratios(row["recorded"][cpu] / row["cpu_s"] for row in known if row["recorded"].get(cpu)))
+        compared = [row for row in solved if _recorded(value)(row)]
+        no_worse = sum(row["objective"] <= row["recorded"][value] * (1 + SAME) for row in compared)
+        text.append(f"{no_worse} of {len(compared)} no worse than recorded")
+        text.append(_ratios(row["recorded"][cpu] / row["cpu_s"] for row in compared if row["recorded"].get(cpu)))
     elif name == "contiguous":
-        known = [row for row in solved if _peer(row, "dp").get("finished")]
-        no_worse = sum(row["objective"] <= _peer(row, "dp")["max_load"] * (1 + SAME) for row in known)
-        text.append(f"{no_worse} of {len(known)} no worse than the DP")
-        text.append(_ratios(_peer(row, "dp")["cpu_s"] / row["cpu_s"] for row in known))
+        compared = [row for row in solved if _peer(row, "dp").get("finished")]
+        no_worse = sum(row["objective"] <= _peer(row, "dp")["max_load"] * (1 + SAME) for row in compared)
+        text.append(f"{no_worse} of {len(compared)} no worse than the DP")
+        text.append(_ratios(_peer(row, "dp")["cpu_s"] / row["cpu_s"] for row in compared))
     return "; ".join(part for part in text if part) + "."
 
 
 def _ratios(values: Iterable[float]) -> str:
-    found = sorted(values)
-    if not found:
+    ratios = sorted(values)
+    if not ratios:
         return ""
-    mean = math.exp(sum(map(math.log, found)) / len(found))
-    shown = [figure(value, 2) for value in (found[0], found[-1], mean)]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    shown = [figure(value, 2) for value in (ratios[0], ratios[-1], mean)]
     return f"recorded CPU time over ours: {shown[0]} to {shown[1]}, geometric mean {shown[2]}"

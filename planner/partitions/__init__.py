@@ -1,7 +1,7 @@
-"""Instances of published partition problems: read, solved, written down, checked, explained.
+"""Instances of published partition problems: read, solve, write, check.
 
-`families` knows the kinds of files, `run` plans one, `types` and `files` are the plan file, `check` judges it and
-`report` says what it says to people. `planner` exports what users need.
+`families` holds the kinds of instance files, `options` the options of a problem; `run` plans an instance, `plan_file`
+is the plan's file, `check` judges a plan and compares two. `planner` exports what users need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Judge a partition plan's file: is it whole, and does the instance give the value it claims? What differs in two."""
+"""Check a partition plan, by itself and against its instance, and compare two plans."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from planner.space.partition import Verdict
 
 
 def partition_changes(old: PartitionPlan, new: PartitionPlan, *, tolerance: float = 0.0) -> list[Change]:
-    """What differs between two plans, digest left aside; by the comparison that plans of models have, too.
+    """Every value that differs between two plans, except the digest.
 
     Args:
-        old: the one.
-        new: the other.
-        tolerance: relative difference of two numbers that counts as none.
+        old: the plan before.
+        new: the plan after.
+        tolerance: numbers whose relative difference is at most this are equal.
     """
-    found: list[Change] = []
+    changes: list[Change] = []
     for field in dataclasses.fields(PartitionPlan):
         if field.name != "digest":
             before, after = (dict(_values((field.name,), getattr(plan, field.name))) for plan in (old, new))
-            found += changed_values(field.name, before, after, tolerance)
-    return found
+            changes += changed_values(field.name, before, after, tolerance)
+    return changes
 
 
 def _values(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401
-    """The plain values of a plan by their paths."""
+    """The plain values of a plan and their paths."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _values((*path, field.name), getattr(value, field.name))
@@ -48,19 +48,19 @@ def _values(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...]
 
 
 TOLERANCE = 1e-9
-"""Relative difference of two values that counts as none."""
+"""Values whose relative difference is at most this are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFinding:
-    """What is wrong with a plan.
+    """A fault of a plan.
 
     Attributes:
         fault: kind of fault: "digest", "claim", "family", "instance", "options", "parts", or a violation's kind.
-        message: in words.
-        part: part of the plan it is about; -1 for the whole.
-        needed: what the plan takes, where it is about a limit.
-        available: what there is.
+        message: for people.
+        part: part of the plan; -1 for the plan as a whole.
+        needed: what the plan takes of a limited resource.
+        available: the limit.
     """
 
     fault: str
@@ -70,69 +70,69 @@ class PartitionFinding:
     available: float = 0.0
 
     def problem(self, where: str) -> Problem:
-        """The finding as errors are printed."""
+        """The finding as a `Problem`, which errors are printed from."""
         return Problem(f"{self.fault}: {self.message}", where)
 
 
 def check_partition(plan: PartitionPlan, instance: Instance | None = None) -> tuple[PartitionFinding, ...]:
-    """Everything that is wrong with a plan.
+    """All faults of a plan.
 
     Args:
         plan: as read from its file.
-        instance: what it is for; with it the plan is judged afresh. Without it only the file itself is looked at.
+        instance: the instance that it is for; the plan is judged on it. None to check the file alone.
     """
-    findings = [*_itself(plan)]
+    findings = [*_file_findings(plan)]
     if instance is not None:
-        findings += _against(plan, instance)
+        findings += _instance_findings(plan, instance)
     return tuple(findings)
 
 
-def _itself(plan: PartitionPlan) -> list[PartitionFinding]:
-    found = []
+def _file_findings(plan: PartitionPlan) -> list[PartitionFinding]:
+    findings = []
     if digest_of(plan) != plan.digest:
-        found.append(PartitionFinding("digest", "the content is not what was written"))
+        findings.append(PartitionFinding("digest", "the content is not what was written"))
     claim = plan.objective
     numbers = (claim.value, claim.bound, claim.gap)
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
-        found.append(PartitionFinding("claim", "value, bound or gap is negative or not finite"))
-        return found
+        findings.append(PartitionFinding("claim", "value, bound or gap is negative or not finite"))
+        return findings
     if claim.bound > claim.value * (1 + TOLERANCE):
-        found.append(PartitionFinding("claim", f"the bound {claim.bound!r} is above the value {claim.value!r}"))
+        findings.append(PartitionFinding("claim", f"the bound {claim.bound!r} is above the value {claim.value!r}"))
     gap = 1 - claim.bound / claim.value if claim.value > 0 else 0.0
     if abs(gap - claim.gap) > TOLERANCE:
-        found.append(PartitionFinding("claim", f"the gap is {gap:.3g}, not {claim.gap:.3g}"))
+        findings.append(PartitionFinding("claim", f"the gap is {gap:.3g}, not {claim.gap:.3g}"))
     if claim.proven_optimal != (claim.bound >= claim.value * (1 - TOLERANCE)):
-        found.append(PartitionFinding("claim", "proven_optimal does not agree with value and bound"))
+        findings.append(PartitionFinding("claim", "proven_optimal does not agree with value and bound"))
     family = FAMILIES.find(plan.instance.family)
     if family is None:
-        found.append(PartitionFinding("family", f"there is no instance family {plan.instance.family!r}"))
+        findings.append(PartitionFinding("family", f"there is no instance family {plan.instance.family!r}"))
     elif plan.objective.name not in [objective.name for objective in family.objectives]:
-        found.append(PartitionFinding("family", f"{plan.objective.name!r} is no objective of {family.title}"))
-    return found
+        findings.append(PartitionFinding("family", f"{plan.objective.name!r} is no objective of {family.title}"))
+    return findings
 
 
-def _against(plan: PartitionPlan, instance: Instance) -> list[PartitionFinding]:
-    mine, theirs = plan.instance, instance
-    if (mine.family, mine.fingerprint) != (theirs.family, theirs.fingerprint):
-        message = f"the plan is for {mine.name} ({mine.fingerprint[:12]}), this is {theirs.name} "
-        return [PartitionFinding("instance", message + f"({theirs.fingerprint[:12]})")]
+def _instance_findings(plan: PartitionPlan, instance: Instance) -> list[PartitionFinding]:
+    planned = plan.instance
+    if (planned.family, planned.fingerprint) != (instance.family, instance.fingerprint):
+        message = f"the plan is for {planned.name} ({planned.fingerprint[:12]}), this is {instance.name} "
+        return [PartitionFinding("instance", message + f"({instance.fingerprint[:12]})")]
     try:
         verdict = judged(plan, instance)
     except (PlanError, UsageError, JobError) as error:
         return [PartitionFinding("parts" if isinstance(error, PlanError) else "options", error.problem.message)]
-    found = [PartitionFinding(v.kind, v.message, v.stage, v.needed, v.available) for v in verdict.violations]
+    findings = [PartitionFinding(v.kind, v.message, v.stage, v.needed, v.available) for v in verdict.violations]
     if not _same(verdict.objective, plan.objective.value):
         message = f"the value is {verdict.objective!r} {plan.objective.unit}, not {plan.objective.value!r}"
-        found.append(PartitionFinding("value", message))
+        findings.append(PartitionFinding("value", message))
     if len(verdict.parts) == len(plan.parts):
         for number, (part, value) in enumerate(zip(plan.parts, verdict.parts, strict=True)):
             if part.value is not None and not _same(part.value, value):
-                found.append(PartitionFinding("value", f"part {number} has {value!r}, not {part.value!r}", number))
-    return found
+                findings.append(PartitionFinding("value", f"part {number} has {value!r}, not {part.value!r}", number))
+    return findings
 
 
 def judged(plan: PartitionPlan, instance: Instance) -> Verdict:
-    """What the judge says of a plan's decision on its instance.
+    """The judge's verdict on a plan's decision on its instance.
 
     Raises:
         PlanError: options or parts make no decision.

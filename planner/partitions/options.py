@@ -1,4 +1,4 @@
-"""What defines a partition problem besides its instance, and how people write it."""
+"""Options that define a partition problem besides its instance, and their forms as text."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ COSTS = ("released", "published")
 LAYOUTS = ("placed", "nested")
 
 MOST_DEVICES = 4096
-"""Devices of a cluster whose size the search itself grows with."""
+"""Most devices of problems whose search grows with the devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of all families; None where nothing was said.
+    """Options of all families; None for an option that is not given.
 
     Attributes:
         contiguous: whether devices must be stages of a pipeline.
-        devices: accelerators, or devices in all.
+        devices: number of accelerators, or of all devices.
         cpus: CPUs beside the accelerators.
         memory_bytes: memory of one device; infinite for no limit.
         bandwidth_byte_per_s: of the links of each level, innermost first.
-        machines: units of the level below by level, innermost first: (8, 2) for two servers of eight devices.
-        cost: "released" or "published" prices, where the two differ.
-        layout: "placed" (each stage on its own devices) or "nested" (all servers of a stage alike, as published).
+        machines: units of each level, innermost first: (8, 2) for two servers of eight devices.
+        cost: "released" or "published" cost rule.
+        layout: "placed" (each stage on its own devices) or "nested" (all servers of a stage cut alike, as published).
         transfers: whether moving activations between stages takes time.
         idle: whether devices may stay idle.
         batch: samples, or micro-batches, from one update of the weights to the next.
@@ -57,43 +57,47 @@ class Options:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers and names that no problem has, and more devices than can be told apart in time.
+        """Check ranges and names.
 
         Raises:
-            UsageError: names the option.
-            JobError: the batch is too large to be dealt out.
+            UsageError: a value is out of range, or an unknown name; says which option.
+            JobError: the batch is too large (`check_samples`).
         """
-        _least("devices", self.devices, 0)
-        _least("cpus", self.cpus, 0)
-        _least("batch", self.batch, 1)
+        _check_minimum("devices", self.devices, 0)
+        _check_minimum("cpus", self.cpus, 0)
+        _check_minimum("batch", self.batch, 1)
         check_samples(self.batch or 1)
-        _one_of("cost", self.cost, COSTS)
-        _one_of("layout", self.layout, LAYOUTS)
+        _check_name("cost", self.cost, COSTS)
+        _check_name("layout", self.layout, LAYOUTS)
         counts = (("devices", self.devices, MOST_INSTANCE_DEVICES), ("cpus", self.cpus, MOST_INSTANCE_DEVICES),
                   ("machines", math.prod(self.machines or ()), MOST_DEVICES))  # fmt: skip
-        for name, count, most in counts:
-            if count is not None and count > most:
-                raise UsageError(f"{count} are too many", where=FLAGS[name], hint=f"at most {most:,}")
+        for name, count, limit in counts:
+            if count is not None and count > limit:
+                raise UsageError(f"{count} are too many", where=FLAGS[name], hint=f"at most {limit:,}")
 
     def given(self) -> dict[str, Any]:
-        """What was said, by name."""
-        every = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in every.items() if value is not None}
+        """The given options by name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def filled(self, **defaults: Any) -> Options:  # noqa: ANN401
-        """The same with these values where nothing was said."""
+        """The options with these values for those that are not given."""
         return Options(**(defaults | self.given()))
 
     def only(self, allowed: Collection[str], what: str) -> None:
-        """Refuse options that mean nothing here.
+        """Refuse options that do not apply.
+
+        Args:
+            allowed: names of the options that apply.
+            what: the problem, for the message.
 
         Raises:
-            UsageError: names the option and those that apply.
+            UsageError: another option is given; names it and those that apply.
         """
-        stray = [name for name in self.given() if name not in allowed]
-        if stray:
-            known = ", ".join(sorted(FLAGS[name] for name in allowed)) or "none"
-            raise UsageError(f"{FLAGS[stray[0]]} does not apply to {what}", hint=f"options that do: {known}")
+        others = [name for name in self.given() if name not in allowed]
+        if others:
+            flags = ", ".join(sorted(FLAGS[name] for name in allowed)) or "none"
+            raise UsageError(f"{FLAGS[others[0]]} does not apply to {what}", hint=f"options that do: {flags}")
 
 
 FLAGS: Mapping[str, str] = {
@@ -109,11 +113,11 @@ FLAGS: Mapping[str, str] = {
     "idle": "--idle",
     "batch": "--global-batch",
 }
-"""What the command line calls each option."""
+"""Command-line flag of each option."""
 
 
 def seconds(value: Quantity) -> float:
-    """A time limit; a bare number is seconds."""
+    """A time limit in seconds; a bare number is seconds."""
     if isinstance(value, str):
         number = value.strip()
         value = float(number) if number.replace(".", "", 1).isdigit() else parse(value, Dimension.SECONDS)
@@ -123,9 +127,12 @@ def seconds(value: Quantity) -> float:
 
 
 def from_cluster(options: Options, cluster: Cluster) -> Options:
-    """The options with machines, bandwidth and memory of a cluster where they were not given.
+    """The options with machines, bandwidth and (if not given) memory of a cluster.
 
-    The bandwidth of a level is what one device can send into it, times the fraction that is achieved.
+    The bandwidth of a level is what one device can send into it, times the level's efficiency.
+
+    Raises:
+        UsageError: machines, bandwidth or devices are given as well, or the cluster is a single device.
     """
     if options.machines is not None or options.bandwidth_byte_per_s is not None or options.devices is not None:
         raise UsageError(
@@ -146,7 +153,7 @@ def from_cluster(options: Options, cluster: Cluster) -> Options:
 
 
 def recorded(options: Options) -> dict[str, Scalar | None]:
-    """Options as a plan file has them; no limit of memory is written as null."""
+    """Options as a plan file has them; unlimited memory is null."""
     return {
         name: None if isinstance(value, float) and math.isinf(value) else value
         for name, value in options.given().items()
@@ -157,7 +164,7 @@ def from_recorded(values: Mapping[str, Scalar | None], where: str) -> Options:
     """Options of a plan file.
 
     Raises:
-        PlanError: an unknown option, or a value of another kind.
+        PlanError: an unknown option, or a value of another type.
     """
     names = {field.name for field in dataclasses.fields(Options)}
     stray = sorted(set(values) - names)
@@ -178,7 +185,7 @@ def from_recorded(values: Mapping[str, Scalar | None], where: str) -> Options:
 
 
 def check_devices(count: int, where: str) -> None:
-    """Refuse more devices than can be searched, for problems in which each of them may run a replica.
+    """Refuse too many devices, for problems in which each of them may run a replica.
 
     Raises:
         UsageError: there are more than `MOST_DEVICES`.
@@ -191,7 +198,7 @@ def check_devices(count: int, where: str) -> None:
 
 
 def memory_size(value: Quantity | None) -> float | None:
-    """Bytes of a memory as people write it; None where nothing was said."""
+    """Bytes of a memory size as people write it; None for None."""
     return None if value is None else _quantity(value, Dimension.BYTES, "--memory")
 
 
@@ -209,10 +216,10 @@ def _quantity(value: Quantity, dimension: Dimension, flag: str) -> float:
 
 
 def bandwidths(value: Quantity | Collection[Quantity] | None) -> tuple[float, ...] | None:
-    """Bytes a second by level of links as people write them; None where nothing was said.
+    """Bytes per second by level of links as people write them ("10GB/s,1.25GB/s"); None for None.
 
     Raises:
-        UsageError: no number, no unit, or not positive.
+        UsageError: no number, an unknown unit, or not positive.
     """
     if value is None:
         return None
@@ -225,7 +232,7 @@ def bandwidths(value: Quantity | Collection[Quantity] | None) -> tuple[float, ..
 
 
 def machine_counts(value: str | int | Collection[int] | None) -> tuple[int, ...] | None:
-    """(4, 2) for "4x2", two servers of four devices; None where nothing was said.
+    """(4, 2) for "4x2", two servers of four devices; None for None.
 
     Raises:
         UsageError: no numbers, or not positive.
@@ -246,11 +253,11 @@ def machine_counts(value: str | int | Collection[int] | None) -> tuple[int, ...]
     return counts
 
 
-def _least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise UsageError(f"{value} is less than {least}", where=FLAGS[name])
+def _check_minimum(name: str, value: int | None, minimum: int) -> None:
+    if value is not None and value < minimum:
+        raise UsageError(f"{value} is less than {minimum}", where=FLAGS[name])
 
 
-def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
-    if value is not None and value not in known:
-        raise UsageError(f"{value!r} is no {name}", where=FLAGS[name], hint=did_you_mean(value, known))
+def _check_name(name: str, value: str | None, names: tuple[str, ...]) -> None:
+    if value is not None and value not in names:
+        raise UsageError(f"{value!r} is no {name}", where=FLAGS[name], hint=did_you_mean(value, names))

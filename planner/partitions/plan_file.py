@@ -28,28 +28,28 @@ def to_ranges(numbers: Iterable[int]) -> Ranges:
 
 
 def to_runs(numbers: Iterable[int]) -> Ranges:
-    """Ranges that give the numbers in the order they came: `((7, 7), (1, 3))` for 7, 1, 2, 3."""
-    found: list[tuple[int, int]] = []
+    """Ranges that keep the order of the numbers: `((7, 7), (1, 3))` for 7, 1, 2, 3."""
+    ranges: list[tuple[int, int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
         else:
-            found.append((number, number))
-    return tuple(found)
+            ranges.append((number, number))
+    return tuple(ranges)
 
 
-def from_ranges(ranges: Ranges, most: int) -> list[int] | None:
-    """The numbers of ranges in the order given; None when there are more than `most` (no file makes a huge list)."""
-    if sum(max(0, last - first + 1) for first, last in ranges) > most:
+def from_ranges(ranges: Ranges, limit: int) -> list[int] | None:
+    """The numbers of ranges in their order; None if there are more than `limit`, so that no file makes a huge list."""
+    if sum(max(0, last - first + 1) for first, last in ranges) > limit:
         return None
     return [number for first, last in ranges for number in range(first, last + 1)]
 
 
-def in_words(ranges: Ranges, most: int = 6) -> str:
-    """`1-3, 7`, cut short after `most` ranges."""
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:most]]
-    left = len(ranges) - most
-    return ", ".join(shown) + (f", and {left} more" if left > 0 else "")
+def in_words(ranges: Ranges, limit: int = 6) -> str:
+    """`1-3, 7`, shortened after `limit` ranges."""
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:limit]]
+    more = len(ranges) - limit
+    return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
 
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -205,7 +205,7 @@ class PartitionPlan:
 
 _HEAD_BYTES = 256
 _SPARSE = (Part, ChoiceRun, TrivialPlan)
-"""Types whose fields are left out of the file when they have their default."""
+"""Types whose fields are left out of the file if they have their default."""
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
@@ -230,7 +230,7 @@ def digest_of(plan: PartitionPlan) -> str:
 
 
 def seal(plan: PartitionPlan) -> PartitionPlan:
-    """The same plan with the digest that belongs to it."""
+    """The plan with its digest filled in."""
     return dataclasses.replace(plan, digest=digest_of(plan))
 
 
@@ -267,9 +267,9 @@ def write_partition(plan: PartitionPlan, path: str | Path) -> None:
 
 
 def is_partition_plan(source: str | Path | bytes) -> bool:
-    """Whether a file, or what it holds, is JSON that says that it is a partition plan; else others will say what it is.
+    """True if a file (or its content) is JSON whose `format` is that of partition plans.
 
-    Plans say their format first; only where the beginning does not, the whole file is read.
+    Plans have their format first; only if the beginning has none, the whole file is read.
     """
     try:
         content = input_bytes() if str(source) == STANDARD else source

@@ -1,4 +1,4 @@
-"""Plan an instance: read it, state the problem, solve it, write down what was found."""
+"""Plan an instance: read it, build the problem, solve it, make the plan."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def partition(
     >>> planner.partition("vgg16.graph.txt", machines="4x2", bandwidth="10GB/s,1.25GB/s")  # doctest: +SKIP
 
     Args:
-        instance: an instance file (operator graph, Piper instance, PipeDream profile), or one that was read already.
+        instance: an instance file (operator graph, Piper instance, PipeDream profile), or a loaded instance.
         objective: what to minimise; the family's own by default.
-        solver: a solver's name, or "auto" to let all that take the problem have their turns.
+        solver: a solver's name, or "auto" to run all solvers of the problem in turn.
         time_limit: how long to search; seconds, or text such as "60s".
         cluster: machines, bandwidth and memory of a cluster, for families whose files carry none.
         contiguous: operator graphs: whether devices must be stages of a pipeline (default: yes).
@@ -71,18 +71,18 @@ def partition(
         cpus: operator graphs: CPUs beside the accelerators; the file's number by default.
         memory: of one device: bytes, or text such as "16 GiB"; the file's by default, else no limit.
         bandwidth: of links: bytes a second or text such as "10 GB/s", one a level, innermost first.
-        machines: PipeDream: units of the level below by level, innermost first; "4x2" for two servers of four devices.
+        machines: PipeDream: units of each level, innermost first; "4x2" for two servers of four devices.
         cost: PipeDream: "released" (default) or "published".
         layout: PipeDream: "placed" (default on several levels) or "nested" (default on one).
         transfers: PipeDream: whether activations moved between stages cost time (default: yes).
         idle: PipeDream: whether devices may stay idle (default: yes when placed).
         batch: Piper: samples from one update to the next; the file's by default.
-        progress: called with (solver, incumbent, bound) whenever incumbent or bound improve.
+        progress: called with (solver, objective, bound) whenever one of the two improves.
 
     Raises:
         ModelError: the file cannot be read.
         UsageError: an option that does not apply, or no such objective or solver.
-        InfeasibleError: no plan keeps all limits, or none was found in time.
+        InfeasibleError: no plan keeps all limits, or none was found within the time limit.
     """
     options = Options(
         contiguous=contiguous, devices=devices, cpus=cpus, memory_bytes=memory_size(memory),
@@ -90,25 +90,25 @@ def partition(
         transfers=transfers, idle=idle, batch=batch,
     )  # fmt: skip
     limit_s = seconds(time_limit)
-    found = instance if isinstance(instance, Instance) else load_instance(instance)
-    family = FAMILIES.get(found.family)
-    asked = family.objective(objective)
-    settled = settle(found, family, asked, options, cluster)
-    problem = asked.problem(found, settled)
+    loaded = instance if isinstance(instance, Instance) else load_instance(instance)
+    family = FAMILIES.get(loaded.family)
+    chosen_objective = family.objective(objective)
+    settled = settle(loaded, family, chosen_objective, options, cluster)
+    problem = chosen_objective.problem(loaded, settled)
     try:
         result = solve_partition(problem, solver=solver, time_limit_s=limit_s, progress=progress)
     except InfeasibleError as error:
-        raise InfeasibleError(error.problem.message, where=found.name, hint=error.problem.hint) from error
-    return _plan(found, asked, settled, problem, result, limit_s)
+        raise InfeasibleError(error.problem.message, where=loaded.name, hint=error.problem.hint) from error
+    return _plan(loaded, chosen_objective, settled, problem, result, limit_s)
 
 
 def settle(
     instance: Instance, family: Family, objective: Objective, options: Options, cluster: Cluster | None = None
 ) -> Options:
-    """Options with everything filled in; refuses those that do not apply.
+    """The options with all defaults filled in; refuses options that do not apply.
 
     Raises:
-        UsageError: an option means nothing for this objective, or one that is needed is missing.
+        UsageError: an option does not apply to this objective, or a required one is missing.
     """
     what = f"the objective {objective.name} ({family.title})"
     options.only(objective.options, what)
@@ -127,10 +127,10 @@ def _plan(
     result: Result,
     limit_s: float,
 ) -> PartitionPlan:
-    """The plan of a result, judged once more before it leaves.
+    """The plan of a result, judged once more.
 
     Raises:
-        RuntimeError: it breaks a limit, or does not read back as the same decision; a bug.
+        RuntimeError: it breaks a limit, or decoding its parts gives another objective; a bug.
     """
     verdict = problem.judge(result.decision)
     if not verdict.feasible:
@@ -167,11 +167,11 @@ def _plan(
 
 
 def trivial_plans(problem: PartitionProblem) -> tuple[TrivialPlan, ...]:
-    """What the plans that anybody would try first reach; of several that reach the same, the first."""
-    found: dict[tuple[float | None, tuple[str, ...]], TrivialPlan] = {}
+    """The problem's baseline plans with their objectives; of several with equal results, the first."""
+    plans: dict[tuple[float | None, tuple[str, ...]], TrivialPlan] = {}
     for name, decision in problem.trivial():
         verdict = problem.judge(decision)
         value = float(verdict.objective) if math.isfinite(verdict.objective) else None
         breaks = tuple(sorted({v.kind for v in verdict.violations}))
-        found.setdefault((value, breaks), TrivialPlan(name, value, breaks))
-    return tuple(found.values())
+        plans.setdefault((value, breaks), TrivialPlan(name, value, breaks))
+    return tuple(plans.values())

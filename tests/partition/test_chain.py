@@ -275,8 +275,8 @@ def test_memory_moves_the_small_device_to_the_end() -> None:
 def test_largest_number_of_mini_batches() -> None:
     # a layer of a mini-batch takes 8 bytes; the small device at the end keeps Nm - 2 of them, at most 3 in 30 bytes
     for concurrent in range(1, 31):
-        found = search_partition(hetpipe_problem(concurrent=concurrent))
-        assert (found.decision is not None) == (concurrent <= 5)
+        result = search_partition(hetpipe_problem(concurrent=concurrent))
+        assert (result.decision is not None) == (concurrent <= 5)
     assert search_partition(hetpipe_problem(memory_bytes=np.ones(2))).decision is None
     assert try_everything(hetpipe_problem(concurrent=5)).decision is not None
     assert try_everything(hetpipe_problem(concurrent=6)).decision is None
@@ -390,6 +390,6 @@ def hetpipe_problems(draw: st.DrawFn) -> ChainStages:
 @settings(max_examples=500, deadline=None)
 @given(st.one_of(bapipe_problems(), twobw_problems(), hetpipe_problems()))
 def test_same_as_trying_everything(instance: ChainStages) -> None:
-    oracle, found = try_everything(instance), search_partition(instance)
-    assert found.objective == pytest.approx(oracle.objective, rel=1e-9)
-    assert found.proven
+    oracle, result = try_everything(instance), search_partition(instance)
+    assert result.objective == pytest.approx(oracle.objective, rel=1e-9)
+    assert result.proven

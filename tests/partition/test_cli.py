@@ -118,7 +118,7 @@ def test_check_judges_a_plan_against_its_instance(plan_file: Path, graph: Path, 
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ('"nodes": [[10, 11]]', '"nodes": [[10, 12]]', "parts: node 12 is on two devices"),
+        ('"nodes": [[10, 11]]', '"nodes": [[10, 12]]', "parts: node 12 is placed twice"),
         ('"value": 5.5', '"value": 5.4', "value: the value is 5.5 ms, not 5.4"),
         ('"memory_bytes": 250.0', '"memory_bytes": 150.0', "memory: accelerator 0 needs 200 of 150 bytes"),
     ],

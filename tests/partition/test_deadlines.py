@@ -105,9 +105,9 @@ def test_every_solver_gives_what_it_has_when_the_time_is_up(at: int, limit_s: fl
 
 def test_a_named_solver_that_finds_nothing_in_time_leaves_the_trivial_plan() -> None:
     problem = problems()[5]
-    found = solve_partition(problem, solver="piper-dp", time_limit_s=1e-6)
-    assert found.solver.startswith("trivial plan")
-    assert not found.proven
+    result = solve_partition(problem, solver="piper-dp", time_limit_s=1e-6)
+    assert result.solver.startswith("trivial plan")
+    assert not result.proven
 
 
 @pytest.mark.parametrize("work", [-1.0, 0.0])

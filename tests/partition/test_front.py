@@ -97,19 +97,19 @@ def test_every_solver_is_in_the_documentation() -> None:
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_the_small_graph_is_cut_in_the_middle(contiguous: bool) -> None:
-    found = solve_partition(small(contiguous=contiguous), time_limit_s=20)
-    assert found.objective == 5.5
-    assert found.proven
-    assert found.decision == MaxLoadDecision((0, 0, 1, 1))
+    result = solve_partition(small(contiguous=contiguous), time_limit_s=20)
+    assert result.objective == 5.5
+    assert result.proven
+    assert result.decision == MaxLoadDecision((0, 0, 1, 1))
 
 
 @pytest.mark.parametrize("solver", [name for name, kind in SOLVERS.items() if kind == "MaxLoadProblem"])
 def test_every_solver_of_a_family_can_be_named(solver: str) -> None:
-    found = solve_partition(
+    result = solve_partition(
         small(contiguous=False), solver=solver, time_limit_s=20, start=MaxLoadDecision((0, 1, 1, 1))
     )
-    assert found.objective == 5.5
-    assert found.bound <= 5.5
+    assert result.objective == 5.5
+    assert result.bound <= 5.5
 
 
 def test_a_solver_that_does_not_take_the_problem_is_refused_by_name() -> None:
@@ -146,11 +146,11 @@ def test_solvers_take_turns_each_from_the_best_so_far(register: Any) -> None:
     register("pick-moves", answers(1, 3.0, 0.0, calls), share=0.25)
     register("pick-dp", answers(2, 2.0, 0.5, calls), turn=1, share=0.6)
     register("pick-other", answers(0, 4.0, 0.0, calls), turn=1, share=0.0)
-    found = solve_partition(Pick((4.0, 3.0, 2.0, 1.0)), time_limit_s=100)
+    result = solve_partition(Pick((4.0, 3.0, 2.0, 1.0)), time_limit_s=100)
     assert [(name, start) for name, start, _ in calls] == [("pick-moves", 0), ("pick-dp", 1), ("pick-engine", 2)]
     assert [round(limit) for _, _, limit in calls] == [25, 60, 100]
-    assert (found.decision, found.objective, found.bound, found.solver) == (3, 1.0, 1.0, "pick-engine")
-    assert found.proven
+    assert (result.decision, result.objective, result.bound, result.solver) == (3, 1.0, 1.0, "pick-engine")
+    assert result.proven
 
 
 def test_all_stop_as_soon_as_the_bound_meets_the_plan(register: Any) -> None:
@@ -163,14 +163,14 @@ def test_all_stop_as_soon_as_the_bound_meets_the_plan(register: Any) -> None:
 
 def test_a_trivial_plan_is_the_answer_when_no_solver_has_a_better_one(register: Any) -> None:
     register("pick-dp", answers(None, math.inf, 1.0))
-    found = solve_partition(Pick((4.0,)))
-    assert (found.decision, found.solver, found.bound) == (0, "trivial plan: the first", 1.0)
+    result = solve_partition(Pick((4.0,)))
+    assert (result.decision, result.solver, result.bound) == (0, "trivial plan: the first", 1.0)
 
 
 def test_a_start_that_breaks_a_limit_is_left_aside(register: Any) -> None:
     register("pick-dp", answers(0, 2.0, 2.0))
-    found = solve_partition(Pick((2.0, 9.0), limit=5.0), start=1, solver="pick-dp")
-    assert found.decision == 0
+    result = solve_partition(Pick((2.0, 9.0), limit=5.0), start=1, solver="pick-dp")
+    assert result.decision == 0
 
 
 @pytest.mark.parametrize(

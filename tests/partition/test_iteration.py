@@ -44,8 +44,8 @@ def test_the_longest_stage_is_weighed_against_the_sum() -> None:
     assert [problem.judge(d).objective for d in both] == [15, 22]
     mixed = IterationDecision((MeshStage(0, 0, 1), MeshStage(1, 1, 0)))
     assert problem.judge(mixed).objective == 14  # 2 + 3 + 3 * 3
-    found = search_partition(problem)
-    assert (found.objective, found.decision, found.proven) == (14, mixed, True)
+    result = search_partition(problem)
+    assert (result.objective, result.decision, result.proven) == (14, mixed, True)
 
 
 def test_memory_counts_the_stages_that_follow() -> None:
@@ -130,13 +130,13 @@ def test_large_instances_are_proven_in_time(
 ) -> None:
     problem = synthetic_iteration_problem(layers, devices, configs, memory_bytes=memory_bytes, links=links)
     begun = time.process_time()
-    found = search_partition(problem)
+    result = search_partition(problem)
     assert time.process_time() - begun < limit_s
-    assert found.proven
-    assert found.statistics["passes"] < 100
+    assert result.proven
+    assert result.statistics["passes"] < 100
     for _, plan in problem.trivial():
         judged = problem.judge(plan)
-        assert not judged.feasible or judged.objective >= found.objective
+        assert not judged.feasible or judged.objective >= result.objective
 
 
 def test_two_runs_decide_alike() -> None:
@@ -147,9 +147,9 @@ def test_two_runs_decide_alike() -> None:
 def test_out_of_time_the_start_stays_with_a_true_bound() -> None:
     problem = synthetic_iteration_problem(12, 8, 4)
     start = dict(problem.trivial())["8 even stages"]
-    found = search_partition(problem, solver="iteration-dp", start=start, time_limit_s=1e-9)
-    assert found.decision == start
-    assert found.bound <= search_partition(problem).objective
+    result = search_partition(problem, solver="iteration-dp", start=start, time_limit_s=1e-9)
+    assert result.decision == start
+    assert result.bound <= search_partition(problem).objective
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -40,18 +40,18 @@ def _diamond(transfer: float, accelerators: int = 2) -> LatencyProblem:
 )
 def test_branches_run_side_by_side_when_moving_is_cheap(transfer: float, latency: float) -> None:
     """The least of 1 + max(4, 3 + 4 x) + 2 (3 goes away and back), 1 + 4 + 2 x + 2 (3 and 2 away), 10 (all here)."""
-    found = search_partition(_diamond(transfer))
-    assert found.objective == pytest.approx(latency, rel=1e-12)
-    assert found.proven
+    result = search_partition(_diamond(transfer))
+    assert result.objective == pytest.approx(latency, rel=1e-12)
+    assert result.proven
 
 
 def test_memory_and_colours_bind() -> None:
     apart = replace(_diamond(5.0), memory_bytes=30.0)
     assert search_partition(apart).objective == pytest.approx(17.0)  # 1 and 3 here, 4 and 2 there: 1 + 10 + 4 + 2
     tied = replace(apart, colour=np.array([0, 0, 0, 0]))
-    found = search_partition(tied)
-    assert found.decision is None
-    assert found.bound == float("inf")
+    result = search_partition(tied)
+    assert result.decision is None
+    assert result.bound == float("inf")
     assert search_partition(replace(tied, memory_bytes=float("inf"))).objective == 10.0
 
 
@@ -59,8 +59,8 @@ def test_a_node_that_runs_nowhere() -> None:
     problem = _diamond(0.0)
     times = problem.time_ms.copy()
     times[2] = np.inf
-    found = search_partition(replace(problem, time_ms=times))
-    assert (found.decision, found.bound) == (None, float("inf"))
+    result = search_partition(replace(problem, time_ms=times))
+    assert (result.decision, result.bound) == (None, float("inf"))
 
 
 def test_judge_plays_the_schedule() -> None:

@@ -30,17 +30,17 @@ def _three_layers(capacity: float) -> LayerChoice:
     ("capacity", "seconds", "changes"), [(30, 6.0, 0), (29.9, 7.75, 1), (24, 7.75, 1), (18, 8.75, 1), (12, 9.0, 0)]
 )
 def test_three_layers_by_hand(capacity: float, seconds: float, changes: int) -> None:
-    found = search_partition(_three_layers(capacity))
-    assert found.objective == seconds
-    assert found.proven
-    chosen = found.decision.strategies
+    result = search_partition(_three_layers(capacity))
+    assert result.objective == seconds
+    assert result.proven
+    chosen = result.decision.strategies
     assert sum(a != b for a, b in itertools.pairwise(chosen)) == changes
 
 
 def test_nothing_fits() -> None:
-    found = search_partition(_three_layers(11.9))
-    assert found.decision is None
-    assert found.bound == float("inf")
+    result = search_partition(_three_layers(11.9))
+    assert result.decision is None
+    assert result.bound == float("inf")
 
 
 def test_judge_adds_times_switches_and_memory() -> None:
@@ -86,12 +86,12 @@ def test_labels_equal_brute_force(problem: LayerChoice) -> None:
 def test_large_instances_are_proven_in_seconds(layers: int, count: int, kinds: int, noise: float) -> None:
     problem = synthetic_layerwise_problem(layers, count, 0.4, kinds=kinds, noise=noise)
     begun = time.process_time()
-    found = search_partition(problem)
+    result = search_partition(problem)
     assert time.process_time() - begun < 3.0
-    assert found.proven
+    assert result.proven
     for _, plan in problem.trivial():
         judged = problem.judge(plan)
-        assert not judged.feasible or judged.objective >= found.objective
+        assert not judged.feasible or judged.objective >= result.objective
 
 
 def test_work_does_not_grow_with_the_memory() -> None:
@@ -107,9 +107,9 @@ def test_out_of_time_the_start_stays_with_a_true_bound() -> None:
     problem = synthetic_layerwise_problem(32, 20, 0.3, kinds=3, noise=0.1)
     best = search_partition(problem)
     start = best.decision
-    found = search_partition(problem, start=start, solver="layerwise", time_limit_s=1e-3)
-    assert found.objective == best.objective
-    assert 0 < found.bound <= best.objective
+    result = search_partition(problem, start=start, solver="layerwise", time_limit_s=1e-3)
+    assert result.objective == best.objective
+    assert 0 < result.bound <= best.objective
 
 
 def test_two_runs_decide_alike() -> None:

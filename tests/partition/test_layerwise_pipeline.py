@@ -41,9 +41,9 @@ def test_judge_by_hand() -> None:
 )
 def test_four_layers_by_hand(capacity: float, seconds: float) -> None:
     """Two and two layers: all fast; one ahead slow; both ahead and one behind slow."""
-    found = search_partition(_four_layers(capacity))
-    assert found.proven
-    assert found.objective == seconds
+    result = search_partition(_four_layers(capacity))
+    assert result.proven
+    assert result.objective == seconds
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_one_stage_is_the_plain_problem() -> None:
 def test_a_large_instance_is_proven_in_seconds() -> None:
     problem = _staged(32, 10, 4, 0.5)
     begun = time.process_time()
-    found = search_partition(problem)
+    result = search_partition(problem)
     assert time.process_time() - begun < 20
-    assert found.proven
+    assert result.proven
 
 
 def test_out_of_time_the_bound_stays_true() -> None:

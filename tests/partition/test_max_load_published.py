@@ -29,19 +29,19 @@ CHAIN = [
 @pytest.mark.parametrize(("file", "recorded"), CHAIN)
 def test_contiguous_optimum_is_proven(file: str, recorded: float) -> None:
     graph = load_operator_graph(shared_path(f"instances/operator_graphs/{file}.json"))
-    found = search_partition(max_load_problem(graph, contiguous=True), time_limit_s=60)
-    assert found.proven
-    assert found.objective == pytest.approx(recorded, rel=1e-5 if "inception" in file else 1e-9)
-    assert found.statistics["ideals"] <= 36_596
+    result = search_partition(max_load_problem(graph, contiguous=True), time_limit_s=60)
+    assert result.proven
+    assert result.objective == pytest.approx(recorded, rel=1e-5 if "inception" in file else 1e-9)
+    assert result.statistics["ideals"] <= 36_596
 
 
 def test_backward_nodes_without_twin_may_sit_better_than_the_published_programme_puts_them() -> None:
     graph = load_operator_graph(shared_path("instances/operator_graphs/OperatorGraphs/bert_l-3_training.json"))
-    found = search_partition(max_load_problem(graph, contiguous=True), time_limit_s=60)
-    assert found.proven
+    result = search_partition(max_load_problem(graph, contiguous=True), time_limit_s=60)
+    assert result.proven
     # Its programme: 65.30314912; an exact model of the problem as stated: 65.30309315, to six digits.
-    assert found.objective == pytest.approx(65.30309315, rel=1e-7)
-    assert found.objective < 65.30314912208605
+    assert result.objective == pytest.approx(65.30309315, rel=1e-7)
+    assert result.objective < 65.30314912208605
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_backward_nodes_without_twin_may_sit_better_than_the_published_programme
 )
 def test_optimum_without_order_is_proven(file: str, recorded: float) -> None:
     graph = load_operator_graph(shared_path(f"instances/operator_graphs/{file}.json"))
-    found = search_partition(max_load_problem(graph, contiguous=False), time_limit_s=60)
-    assert found.proven
-    assert found.objective == pytest.approx(recorded, rel=1e-7)
+    result = search_partition(max_load_problem(graph, contiguous=False), time_limit_s=60)
+    assert result.proven
+    assert result.objective == pytest.approx(recorded, rel=1e-7)
 
 
 def test_recorded_ideals_and_peers_are_met() -> None:

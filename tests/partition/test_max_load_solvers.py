@@ -212,11 +212,11 @@ def test_loose_nodes_are_placed_and_proven() -> None:
         [5.0, 4.0, 4.0, 1.0], [(0, 1), (1, 2), (1, 3), (2, 3)], [0.0, 1.0, 2.0, 0.0],
         backward=[False, False, False, True], accelerators=2,
     )  # fmt: skip
-    found = search_partition(given, time_limit_s=LIMIT_S)
-    assert found.proven
+    result = search_partition(given, time_limit_s=LIMIT_S)
+    assert result.proven
     # 0 and 1 first: 9 + 1; 2 and 3: 5 + 1. Or 0 alone: 5; the rest: 9.
-    assert found.objective == 9.0
-    assert found.objective == best(given)
+    assert result.objective == 9.0
+    assert result.objective == best(given)
 
 
 def test_no_plan_is_proven() -> None:

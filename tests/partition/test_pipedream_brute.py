@@ -36,9 +36,9 @@ def test_one_level(
     problem = PipeDreamProblem(
         layers, (machines,), (speed,), memory=memory, replicate=replicate, use_fewer=use_fewer, **terms
     )
-    oracle, found = try_everything(problem), search_partition(problem)
-    assert same(found.objective, oracle.objective)
-    assert found.proven
+    oracle, result = try_everything(problem), search_partition(problem)
+    assert same(result.objective, oracle.objective)
+    assert result.proven
 
 
 @EXAMPLES
@@ -71,9 +71,9 @@ def test_several_levels(
         use_fewer=use_fewer and len(machines) < 3,
         **terms,
     )
-    oracle, found = try_everything(problem), search_partition(problem)
-    assert same(found.objective, oracle.objective)
-    assert found.proven
+    oracle, result = try_everything(problem), search_partition(problem)
+    assert same(result.objective, oracle.objective)
+    assert result.proven
 
 
 @EXAMPLES
@@ -94,6 +94,6 @@ def test_placed(
     terms: dict,
 ) -> None:
     problem = PlacedPipelineProblem(layers, fanout, speeds[: len(fanout)], memory=memory, use_all=use_all, **terms)
-    oracle, found = try_everything_placed(problem), search_partition(problem)
-    assert same(found.objective, oracle.objective)
-    assert found.proven
+    oracle, result = try_everything_placed(problem), search_partition(problem)
+    assert same(result.objective, oracle.objective)
+    assert result.proven

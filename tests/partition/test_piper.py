@@ -120,10 +120,10 @@ def test_choices_that_fit_one_by_one_but_not_together_are_given_up_without_a_cap
         "edges": [{"sourceId": 0, "destId": 10, "communicationCost": 2.0}],
     }
     problem = piper_problem(piper_from_document(document))
-    found = search_partition(problem)
-    assert_equals_brute_force(problem, solve_piper_by_force(problem), found)
-    assert found.decision is None
-    assert found.statistics["passes"] < 20
+    result = search_partition(problem)
+    assert_equals_brute_force(problem, solve_piper_by_force(problem), result)
+    assert result.decision is None
+    assert result.statistics["passes"] < 20
 
 
 def test_two_runs_decide_alike() -> None:
@@ -184,13 +184,13 @@ def test_every_recorded_time_per_sample_is_matched_and_proven() -> None:
             continue  # as the others, and slower than they are
         problem = _bert(row, document)
         begun = time.process_time()
-        found = search_partition(problem)
-        assert found.proven, row
+        result = search_partition(problem)
+        assert result.proven, row
         assert row["cpu"] < 1 or time.process_time() - begun < row["cpu"], row
         if row["tps"] is None:
-            assert found.decision is None, row
+            assert result.decision is None, row
         else:
-            assert found.objective <= row["tps"] * (1 + 1e-12), row
+            assert result.objective <= row["tps"] * (1 + 1e-12), row
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ def test_too_many_ideals_leave_a_plan_and_a_true_bound() -> None:
     document = _two_stages()
     document["nodes"] = [{"id": i, "TMPCs": {"1": [_choice(1, 0)]}} for i in range(14)]
     document.update(edges=[], maxDevices=2, mbsInBatch=3)
-    found = search_partition(piper_problem(piper_from_document(document)))
-    assert found.statistics["ideals"] < 16_384
-    assert found.objective == 7.0  # 3 samples, so two replicas cannot share them: two stages of 7 nodes
-    assert 0 < found.bound <= 7.0
+    result = search_partition(piper_problem(piper_from_document(document)))
+    assert result.statistics["ideals"] < 16_384
+    assert result.objective == 7.0  # 3 samples, so two replicas cannot share them: two stages of 7 nodes
+    assert 0 < result.bound <= 7.0
 
 
 def test_a_long_chain_is_solved_completely() -> None:
@@ -221,7 +221,7 @@ def test_a_long_chain_is_solved_completely() -> None:
     ]
     document["edges"] = [{"sourceId": i, "destId": i + 1, "communicationCost": 0.0} for i in range(149)]
     document.update(maxDevices=4, mbsInBatch=1, maxMemoryPerDevice=1e9)
-    found = search_partition(piper_problem(piper_from_document(document)))
-    assert found.statistics["ideals"] == 151
-    assert found.proven
-    assert found.objective == 275.0  # one sample, one replica, so one stage: 50 * 1 + 50 * 2 + 25 * 2 + 25 * 3
+    result = search_partition(piper_problem(piper_from_document(document)))
+    assert result.statistics["ideals"] == 151
+    assert result.proven
+    assert result.objective == 275.0  # one sample, one replica, so one stage: 50 * 1 + 50 * 2 + 25 * 2 + 25 * 3

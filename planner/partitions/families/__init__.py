@@ -1,4 +1,4 @@
-"""Kinds of instance files, one module each: how to read them, and the objectives that can be asked of them."""
+"""Kinds of instance files, one module each: a reader and the objectives that can be minimised."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from planner.registry import Registry, did_you_mean
 from planner.space.partition import PartitionProblem, Verdict
 
 HEAD_BYTES = 4096
-"""How much of a file's beginning a family may look at to recognise it."""
+"""Bytes at the beginning of a file by which families recognise it."""
 MOST_BYTES = 1 << 26
-"""How much of a JSON file is searched for the keys of a family."""
+"""Most bytes of a JSON file that are searched for the keys of a family."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +28,10 @@ class Instance:
         family: name in `FAMILIES`.
         name: for people.
         fingerprint: sha256 (hex) of the file.
-        content: what the importer made of it.
-        ids: the file's number of each node, by position.
-        edges: how many there are.
-        notes: what was left out or assumed.
+        content: the importer's result.
+        ids: number of each node in the file, by position.
+        edges: number of edges.
+        notes: what was left out or assumed in reading.
     """
 
     family: str
@@ -43,37 +43,38 @@ class Instance:
     notes: tuple[str, ...] = ()
 
     def ranges(self, positions: Iterable[int]) -> Ranges:
-        """Node numbers of positions."""
+        """Ranges of the node numbers at some positions."""
         return to_ranges(self.ids[i] for i in positions)
 
-    def positions(self, ranges: Ranges) -> tuple[int, ...]:
-        """Positions of node numbers, ascending.
+    def positions(self, ranges: Ranges, *, in_order: bool = False) -> tuple[int, ...]:
+        """Positions of node numbers, ascending, or in the order of the ranges.
 
         Raises:
-            PlanError: a number that the instance does not have.
+            PlanError: the instance has no node of that number.
         """
-        where = {number: i for i, number in enumerate(self.ids)}
+        position_of = {number: i for i, number in enumerate(self.ids)}
         numbers = from_ranges(ranges, len(self.ids))
         if numbers is None:
             raise PlanError("a part holds more nodes than the instance has", where=self.name)
-        stray = [number for number in numbers if number not in where]
-        if stray:
-            raise PlanError(f"the instance has no node {stray[0]}", where=self.name, hint="is it another instance?")
-        return tuple(sorted(where[number] for number in numbers))
+        unknown = [number for number in numbers if number not in position_of]
+        if unknown:
+            raise PlanError(f"the instance has no node {unknown[0]}", where=self.name, hint="is it another instance?")
+        positions = [position_of[number] for number in numbers]
+        return tuple(positions if in_order else sorted(positions))
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What can be minimised on an instance.
+    """An objective of a kind of instances.
 
     Attributes:
-        name: as the command line takes it.
+        name: as on the command line.
         unit: of its values.
         options: names of the options that apply.
-        settle: fills in what was not said.
-        problem: the problem of an instance under settled options.
-        encode: a decision as parts, given what the judge says of it.
-        decode: parts as a decision; raises `PlanError` where they make none.
+        settle: fills in the options that are not given.
+        problem: builds the problem of an instance under settled options.
+        encode: turns a decision and its verdict into parts of a plan.
+        decode: turns parts into a decision; raises `PlanError` if they are not valid.
         aliases: other names.
     """
 
@@ -92,12 +93,12 @@ class Family:
     """A kind of instance file.
 
     Attributes:
-        title: what a person calls it.
-        sniff: whether a file with these first bytes is of this kind.
+        title: for people.
+        sniff: true if a file with these first bytes is of this kind.
         read: reads the file.
-        objectives: what can be asked; the first is meant when nothing is said.
-        cluster: whether a hardware profile can stand for machines, bandwidth and memory.
-        model: whether the ordinary planner reads the file too, as a model.
+        objectives: the first is the default.
+        cluster: whether `--hardware` may give machines, bandwidth and memory.
+        model: whether the file is also a model for the ordinary planner.
     """
 
     title: str
@@ -108,10 +109,10 @@ class Family:
     model: bool = False
 
     def objective(self, name: str | None) -> Objective:
-        """An objective by name or alias.
+        """The objective of a name or alias; the default for None.
 
         Raises:
-            UsageError: none is called so.
+            UsageError: there is none of that name.
         """
         if name is None:
             return self.objectives[0]
@@ -130,19 +131,19 @@ FAMILIES: Registry[Family] = Registry(__name__, "instance family")
 
 
 def instance_family(path: str | Path) -> Family | None:
-    """The family of a file by its content, None when it is of none (or cannot be read).
+    """The family of a file by its content; None if no family recognises it or it cannot be read.
 
-    JSON files may hold their keys in any order: where the beginning does not tell, the whole file is looked at.
+    The keys of a JSON file may be in any order: if its beginning is not recognised, the whole file is searched.
     """
     try:
         with Path(path).open("rb") as stream:
             head = stream.read(HEAD_BYTES)
-            found = _sniffed(head)
-            if found is None and head.lstrip().startswith(b"{"):
-                found = _sniffed(head + stream.read(MOST_BYTES))
+            family = _sniffed(head)
+            if family is None and head.lstrip().startswith(b"{"):
+                family = _sniffed(head + stream.read(MOST_BYTES))
     except OSError:
         return None
-    return found
+    return family
 
 
 def _sniffed(content: bytes) -> Family | None:
@@ -150,10 +151,10 @@ def _sniffed(content: bytes) -> Family | None:
 
 
 def load_instance(path: str | Path) -> Instance:
-    """Read an instance file, its kind known by its content.
+    """Read an instance file; its content says of which family it is.
 
     Raises:
-        ModelError: no such file, no instance of a known family, or damaged.
+        ModelError: no such file, of no known family, or damaged.
     """
     file = Path(path)
     if not os.path.exists(file):

@@ -1,7 +1,7 @@
-"""Iteration time of synchronous pipelines, asked of instances that were made for other objectives.
+"""The objective `iteration-time` for Piper instances and PipeDream profiles: synchronous pipelines on meshes.
 
-Layers stand in topological order; a stage is a run of them on a mesh of its own. A mesh of d x t devices shares every
-micro-batch among d replicas of t tensor-parallel devices. The tables below hold the cost of every stage on every mesh.
+Layers are in topological order; a stage is a run of layers on a mesh of its own. A mesh of d x t devices splits every
+micro-batch over d replicas of t tensor-parallel devices. The tables hold the cost of every stage on every mesh.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from planner.space.partition import (
 )
 
 _MOST_STAGES = 40_000_000
-"""Stages, each on each mesh, whose time and memory are held at once: about 1 GB."""
+"""Most pairs of stage and mesh in the tables: about 1 GB."""
 _KEPT_PER_WEIGHT = 3.0
-"""Bytes a device keeps per byte of weights: weights, gradients, momentum; a synchronous pipeline needs one version."""
+"""Bytes kept per byte of weights: one version of the weights, gradients, momentum."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mesh:
-    """d replicas of t devices, all nodes running by one choice."""
+    """d replicas of t devices; all nodes run by one choice."""
 
     replicas: int
     tensor: int
@@ -55,10 +55,10 @@ class _Mesh:
 
 
 def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem:
-    """Piper's stages, each micro-batch shared by the replicas of a stage, summed as a synchronous pipeline runs them.
+    """The iteration problem of a Piper instance; each micro-batch is split over the replicas of a stage.
 
-    With p, w, a, b of the choices and the transfer of the format, a stage of d replicas takes (sum p) / d + (transfer /
-    d + 4 (d-1) / d / N * sum w) / B a micro-batch, and keeps sum b + in flight * sum a / d.
+    With p, w, a, b of the choices and the transfer of `PiperProblem`, a stage of d replicas takes (sum p) / d +
+    (transfer / d + 4 (d-1) / d / N * sum w) / B per micro-batch, and keeps sum b + in flight * sum a / d.
     """
     order = np.array(numbered_line(problem.node_count, problem.edges.tolist()), dtype=np.int64)
     place = np.empty(problem.node_count, dtype=np.int64)
@@ -68,17 +68,17 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
     shape = (problem.node_count, problem.node_count, len(meshes))
     time_s, fixed, activation = np.full(shape, math.inf), np.zeros(shape), np.zeros(shape)
     for c, mesh in enumerate(meshes):
-        chosen = [_choice(problem, v, mesh) for v in order.tolist()]
-        if None in chosen:
+        choices = [_choice(problem, v, mesh) for v in order.tolist()]
+        if None in choices:
             continue
-        index = np.array(chosen, dtype=np.int64)
-        work, weights = (range_sums(problem.time_s[index]), range_sums(problem.weight_bytes[index]))
-        moved = _transfers(problem, place, index)
+        choice = np.array(choices, dtype=np.int64)
+        work, weights = (range_sums(problem.time_s[choice]), range_sums(problem.weight_bytes[choice]))
+        moved = _transfers(problem, place, choice)
         d, rate = mesh.replicas, problem.bandwidth_bytes_per_s
         exchange = 2 * moved_bytes(Collective.ALL_REDUCE, 1.0, d) / problem.batch * weights
         time_s[:, :, c] = work / d + (moved / d + exchange) / rate
-        fixed[:, :, c] = range_sums(problem.fixed_bytes[index])
-        activation[:, :, c] = range_sums(problem.activation_bytes[index]) / d
+        fixed[:, :, c] = range_sums(problem.fixed_bytes[choice])
+        activation[:, :, c] = range_sums(problem.activation_bytes[choice]) / d
     return IterationProblem(
         time_s=_upper(time_s), config_devices=np.array([mesh.devices for mesh in meshes]), devices=problem.devices,
         micro_batches=problem.batch, fixed_bytes=fixed, activation_bytes=activation,
@@ -87,11 +87,11 @@ def piper_iteration(problem: PiperProblem, options: Options) -> IterationProblem
 
 
 def layer_iteration(layers: Layers, options: Options) -> IterationProblem:
-    """A profile's layers on data-parallel meshes; a profiled minibatch is a micro-batch.
+    """The iteration problem of a profile on data-parallel meshes; a profiled minibatch is a micro-batch.
 
-    A stage of d replicas takes compute / d + 2 (d-1) / d * weights / B / M a micro-batch: the exchange of gradients,
-    once an iteration, is spread over its M micro-batches. A boundary takes 2 * bytes / B over the links it crosses.
-    Meshes inside a server are priced with its links, which holds when they do not straddle two servers.
+    A stage of d replicas takes compute / d + 2 (d-1) / d * weights / B / M per micro-batch: the exchange of gradients,
+    once per iteration, is divided by its M micro-batches. A boundary takes 2 * bytes / B over the links it crosses. A
+    mesh no larger than a server is priced with the server's links, as if it never straddled two servers.
     """
     machines, rates = options.machines or (1,), options.bandwidth_byte_per_s or (math.inf,)
     devices, micro_batches = math.prod(machines), options.batch or 1
@@ -122,7 +122,7 @@ def iteration_objective(
     problem: Callable[[Instance, Options], IterationProblem],
     order: Callable[[Instance], Sequence[int]],
 ) -> Objective:
-    """The objective of a family whose layers stand in the order of positions that `order` gives."""
+    """The objective of a family; `order` gives the positions of an instance's layers in topological order."""
     return Objective(
         name="iteration-time",
         unit="s",
@@ -137,17 +137,17 @@ def iteration_objective(
 def _encode(
     instance: Instance, problem: IterationProblem, decision: IterationDecision, verdict: Verdict, order: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Stages with their meshes; `order` are the positions of the layers."""
+    """The stages as parts; `order` are the positions of the layers."""
     parts, count = [], len(decision)
     for number, (stage, value) in enumerate(zip(decision, verdict.parts, strict=True)):
         devices, at = int(problem.config_devices[stage.config]), (stage.first, stage.last, stage.config)
-        kept = None
+        kept_bytes = None
         if problem.fixed_bytes is not None and problem.activation_bytes is not None:
             in_flight = min(count - number, problem.micro_batches)
-            kept = float(problem.fixed_bytes[at] + in_flight * problem.activation_bytes[at])
+            kept_bytes = float(problem.fixed_bytes[at] + in_flight * problem.activation_bytes[at])
         nodes = instance.ranges(order[stage.first : stage.last + 1])
         name = problem.names[stage.config]
-        parts.append(Part("stage", nodes, value, kept, devices=devices, configuration=name))
+        parts.append(Part("stage", nodes, value, kept_bytes, devices=devices, configuration=name))
     return tuple(parts)
 
 
@@ -157,7 +157,7 @@ def _decode(
     """The stages of a plan's parts.
 
     Raises:
-        PlanError: a part's nodes are no run of layers, or its configuration is unknown.
+        PlanError: a part's nodes are not consecutive layers, or its configuration is unknown.
     """
     place = {position: number for number, position in enumerate(order)}
     stages = []
@@ -172,27 +172,27 @@ def _decode(
 
 
 def _piper_meshes(problem: PiperProblem) -> list[_Mesh]:
-    """Powers of two of replicas at every tensor degree, with every choice that all nodes have there."""
+    """Meshes with 1, 2, 4, ... replicas at every tensor degree, for every choice that all nodes have there."""
     names = problem.choice_names or ("",) * len(problem.choice_node)
-    found = []
+    meshes = []
     for tensor in problem.tensor_degrees:
-        here = [i for i in range(len(names)) if int(problem.choice_tensor[i]) == tensor]
-        for choice in dict.fromkeys(names[i] for i in here):
-            owners = {int(problem.choice_node[i]) for i in here if names[i] == choice}
+        at_degree = [i for i in range(len(names)) if int(problem.choice_tensor[i]) == tensor]
+        for choice in dict.fromkeys(names[i] for i in at_degree):
+            owners = {int(problem.choice_node[i]) for i in at_degree if names[i] == choice}
             if len(owners) < problem.node_count:
                 continue
             d = 1
             while d * tensor <= problem.devices:
-                found.append(_Mesh(d, tensor, choice))
+                meshes.append(_Mesh(d, tensor, choice))
                 d *= 2
-    return found
+    return meshes
 
 
 def _check_size(layers: int, meshes: int) -> None:
-    """Refuse tables that would fill the memory of this machine.
+    """Refuse tables that would exhaust memory.
 
     Raises:
-        JobError: there is more than `_MOST_STAGES` stages to price.
+        JobError: there are more than `_MOST_STAGES` pairs of stage and mesh.
     """
     if layers * layers * meshes > _MOST_STAGES:
         raise JobError(
@@ -209,21 +209,21 @@ def _choice(problem: PiperProblem, node: int, mesh: _Mesh) -> int | None:
     return None
 
 
-def _transfers(problem: PiperProblem, place: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """[L, L] bytes moved over the borders of a stage, both ways."""
+def _transfers(problem: PiperProblem, place: np.ndarray, choice: np.ndarray) -> np.ndarray:
+    """[L, L] bytes on the cut edges of a stage, both ways."""
     count = len(place)
     moved = np.zeros((count, count))
     for e, (source, target) in enumerate(problem.edges.tolist()):
         u, v = int(place[source]), int(place[target])
-        entering = 2 * (problem.edge_bytes[e] + problem.input_sync_bytes[chosen[v], e])
-        leaving = 2 * (problem.edge_bytes[e] + problem.output_sync_bytes[chosen[u], e])
+        entering = 2 * (problem.edge_bytes[e] + problem.input_sync_bytes[choice[v], e])
+        leaving = 2 * (problem.edge_bytes[e] + problem.output_sync_bytes[choice[u], e])
         moved[u + 1 : v + 1, v:] += entering
         moved[: u + 1, u:v] += leaving
     return moved
 
 
 def _upper(table: np.ndarray) -> np.ndarray:
-    """The table with infinity below the diagonal, where no stage is."""
+    """The table with infinity below the diagonal, where there is no stage."""
     count = table.shape[0]
     below = np.tril(np.ones((count, count), dtype=bool), -1)
     table[below] = math.inf
@@ -231,19 +231,19 @@ def _upper(table: np.ndarray) -> np.ndarray:
 
 
 def _live_bytes(layers: Layers) -> np.ndarray:
-    """[L] bytes that cross the boundary before each layer, one way, each result once."""
-    last = np.arange(layers.count)
+    """[L] bytes across the boundary before each layer, one way, each result once."""
+    last_reader = np.arange(layers.count)
     for source, target in layers.edges.tolist():
-        last[source] = max(last[source], target)
+        last_reader[source] = max(last_reader[source], target)
     change = np.zeros(layers.count + 1)
-    for source, reader in enumerate(last.tolist()):
+    for source, reader in enumerate(last_reader.tolist()):
         change[source + 1] += layers.output_bytes[source]
         change[reader + 1] -= layers.output_bytes[source]
     return np.maximum(np.cumsum(change)[: layers.count], 0.0)
 
 
 def _mesh_sizes(machines: tuple[int, ...]) -> list[int]:
-    """Powers of two inside a lowest unit, then any number of whole units of a level under one parent."""
+    """Devices of the meshes: powers of two inside a lowest unit, and any number of whole units under one parent."""
     sizes = {1 << k for k in range(machines[0].bit_length()) if 1 << k <= machines[0]} | {machines[0]}
     unit = machines[0]
     for count in machines[1:]:

@@ -1,4 +1,4 @@
-"""Operator graphs: largest load of accelerators and CPUs."""
+"""Operator graphs: the objectives `max-load` and `latency` on accelerators and CPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.graph.ideals import topological_line
 from planner.importers.operator_graph import is_operator_graph, load_operator_graph
 from planner.partitions.families import FAMILIES, Family, Instance, Objective
 from planner.partitions.options import Options
-from planner.partitions.plan_file import Part, from_ranges, to_runs
+from planner.partitions.plan_file import Part, to_runs
 from planner.space.partition import (
     LatencyDecision,
     LatencyProblem,
@@ -56,7 +56,7 @@ def _problem(instance: Instance, options: Options) -> MaxLoadProblem:
 def _encode(
     instance: Instance, problem: MaxLoadProblem, decision: MaxLoadDecision, verdict: Verdict
 ) -> tuple[Part, ...]:
-    """One part a device, those without nodes too, so that a part's place is its device's number."""
+    """One part per device, also without nodes, so that a part's position is its device's number."""
     nodes: list[list[int]] = [[] for _ in range(problem.devices)]
     for node in sorted(range(len(instance.ids)), key=instance.ids.__getitem__):
         nodes[decision[node]].append(node)
@@ -70,7 +70,7 @@ def _parts(
     nodes: Sequence[Sequence[int]],
     verdict: Verdict,
 ) -> tuple[Part, ...]:
-    """Accelerators, then CPUs, each with its nodes in the order given."""
+    """Parts of the accelerators, then of the CPUs, each with its nodes in the given order."""
     parts = []
     for device, inside in enumerate(nodes):
         accelerator = device < accelerators
@@ -86,15 +86,23 @@ def _decode(instance: Instance, problem: MaxLoadProblem, parts: Sequence[Part]) 
         raise PlanError(
             f"the parts are not {problem.accelerators} accelerators and {problem.cpus} CPUs", where=instance.name
         )
+    return _device_of_nodes(instance, [instance.positions(part.nodes) for part in parts])
+
+
+def _device_of_nodes(instance: Instance, nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The device of each node, from the nodes of each device.
+
+    Raises:
+        PlanError: a node is on two devices, or on none.
+    """
     device_of = [-1] * len(instance.ids)
-    for device, part in enumerate(parts):
-        for i in instance.positions(part.nodes):
+    for device, inside in enumerate(nodes):
+        for i in inside:
             if device_of[i] >= 0:
-                raise PlanError(f"node {instance.ids[i]} is on two devices", where=instance.name)
+                raise PlanError(f"node {instance.ids[i]} is placed twice", where=instance.name)
             device_of[i] = device
-    left = [instance.ids[i] for i, device in enumerate(device_of) if device < 0]
-    if left:
-        raise PlanError(f"node {left[0]} is on no device", where=instance.name)
+    if -1 in device_of:
+        raise PlanError(f"node {instance.ids[device_of.index(-1)]} is on no device", where=instance.name)
     return tuple(device_of)
 
 
@@ -122,7 +130,7 @@ def _latency(instance: Instance, options: Options) -> LatencyProblem:
 def _encode_latency(
     instance: Instance, problem: LatencyProblem, decision: LatencyDecision, verdict: Verdict
 ) -> tuple[Part, ...]:
-    """One part a device, its nodes in the order in which it runs them."""
+    """One part per device, with its nodes in the order in which it runs them."""
     turns = [[i for i in decision.order if decision.devices[i] == device] for device in range(problem.devices)]
     return _parts(instance, problem, int(problem.limited.sum()), turns, verdict)
 
@@ -130,22 +138,14 @@ def _encode_latency(
 def _decode_latency(instance: Instance, problem: LatencyProblem, parts: Sequence[Part]) -> LatencyDecision:
     if len(parts) != problem.devices:
         raise PlanError(f"{len(parts)} parts are not {problem.devices} devices", where=instance.name)
-    place = {number: i for i, number in enumerate(instance.ids)}
-    devices, arcs = [-1] * len(place), problem.edges.tolist()
-    for device, part in enumerate(parts):
-        instance.positions(part.nodes)
-        turns = [place[number] for number in from_ranges(part.nodes, len(place)) or ()]
-        for i in turns:
-            if devices[i] >= 0:
-                raise PlanError(f"node {instance.ids[i]} has two turns", where=instance.name)
-            devices[i] = device
-        arcs += [[a, b] for a, b in itertools.pairwise(turns)]
-    if min(devices) < 0:
-        raise PlanError(f"node {instance.ids[devices.index(-1)]} is on no device", where=instance.name)
-    order = topological_line(len(place), [(a, b) for a, b in arcs])
-    if len(order) < len(place):
+    turns = [instance.positions(part.nodes, in_order=True) for part in parts]
+    devices = _device_of_nodes(instance, turns)
+    arcs = [(a, b) for a, b in problem.edges.tolist()]
+    arcs += [pair for nodes in turns for pair in itertools.pairwise(nodes)]
+    order = topological_line(problem.nodes, arcs)
+    if len(order) < problem.nodes:
         raise PlanError("the turns of the devices wait for each other in a circle", where=instance.name)
-    return LatencyDecision(tuple(devices), tuple(order))
+    return LatencyDecision(devices, tuple(order))
 
 
 LATENCY = Objective(

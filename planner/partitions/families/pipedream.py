@@ -1,4 +1,4 @@
-"""PipeDream's profiles: time a minibatch of replicated stages on a hierarchical cluster."""
+"""PipeDream profiles: the objectives `time-per-minibatch` and `iteration-time` on a hierarchical cluster."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from planner.space.partition import (
 
 _COSTS = {"released": StageCost.RELEASED, "published": StageCost.PAPER}
 _MICRO_BATCHES = 64
-"""Micro-batches from one update to the next where nothing was said."""
+"""Default number of micro-batches from one update to the next."""
 _UNCOUNTED = {"batch-unknown"}
-"""Notes of the importer that do not matter here: times are those of a minibatch, however many samples it holds."""
+"""Notes of the importer that are not shown: times are per minibatch, so its number of samples is not needed."""
 
 
 def _read(path: Path) -> Instance:
@@ -78,7 +78,7 @@ def _settle(instance: Instance, options: Options) -> Options:
 
 
 def layers_of(instance: Instance, cost: str | None) -> Layers:
-    """Layers with sizes as recorded, which the released code reads, or as they are."""
+    """Layers with the recorded sizes for the released cost, else with the true sizes."""
     graph = instance.content
     return recorded_layers(graph) if cost == "released" else priced_layers(graph, imported_profile(graph))
 
@@ -114,10 +114,10 @@ def _encode(
         behind -= stage.replicas
         received = cuts.cut_bytes(before) if before else 0.0
         before = before | set(stage.layers)
-        kept = None
+        kept_bytes = None
         if not getattr(stage, "inner", ()):
-            kept = problem.memory.kept_bytes(problem.layers, stage.layers, behind, stage.replicas, received)
-        parts.append(_part(instance, problem, stage, value, kept))
+            kept_bytes = problem.memory.kept_bytes(problem.layers, stage.layers, behind, stage.replicas, received)
+        parts.append(_part(instance, problem, stage, value, kept_bytes))
     return tuple(parts)
 
 
@@ -126,17 +126,17 @@ def _part(
     problem: PipeDreamProblem | PlacedPipelineProblem,
     stage: ReplicatedStage | PlacedStage,
     value: float | None,
-    kept: float | None,
+    kept_bytes: float | None,
 ) -> Part:
     nodes = instance.ranges(stage.layers)
     if isinstance(stage, PlacedStage):
         return Part(
-            "stage", nodes, value, kept, devices=stage.replicas, replicas=stage.replicas, first_device=stage.first,
-            copies=stage.copies, stride=stage.stride,
+            "stage", nodes, value, kept_bytes, devices=stage.replicas, replicas=stage.replicas,
+            first_device=stage.first, copies=stage.copies, stride=stage.stride,
         )  # fmt: skip
     inner = tuple(_part(instance, problem, part, None, None) for part in stage.inner)
     below = math.prod(problem.machines[: _depth(stage)]) if isinstance(problem, PipeDreamProblem) else 1
-    return Part("stage", nodes, value, kept, devices=stage.replicas * below, replicas=stage.replicas, inner=inner)
+    return Part("stage", nodes, value, kept_bytes, devices=stage.replicas * below, replicas=stage.replicas, inner=inner)
 
 
 def _depth(stage: ReplicatedStage) -> int:

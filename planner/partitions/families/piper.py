@@ -1,4 +1,4 @@
-"""Piper's instances: time per sample of stages with tensor and data degrees."""
+"""Piper instances: the objectives `time-per-sample` and `iteration-time`."""
 
 from __future__ import annotations
 

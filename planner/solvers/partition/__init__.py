@@ -1,12 +1,12 @@
-"""Solvers of the partition problems, one file each, and the front that gives each its turn and judges every answer.
+"""Solvers of the partition problems, one file each, and `solve_partition`, which runs them in turn.
 
-The turns of a problem: trivial plans first, then the solvers that take it in the order of their entries, each beginning
-with the best plan so far. All stop as soon as the bound meets the plan.
+Trivial plans are judged first. Then the registered solvers of the problem's type run in the order of their `turn`, each
+starting from the best plan so far. The search ends as soon as the bound equals the best objective.
 
-No answer is taken on trust: a plan passes the problem's own judge before it counts, and a solver whose plan breaks a
-limit, whose objective is not the judge's, or whose bound a known plan contradicts is refused.
+The problem's judge checks every plan before it counts. A solver whose plan breaks a limit, whose objective differs from
+the judge's, or whose bound exceeds a known plan's objective raises RuntimeError.
 
-Why a problem has no plan: the limits whose lifting alone makes it feasible, and how far they would have to give.
+When no plan exists, the error names each limit whose removal alone makes the problem feasible.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ __all__ = [
 
 AUTO = "auto"
 _ALL_TRIALS_S = 12.0
+"""Seconds for all searches with a limit removed."""
 _TRIAL_S = 3.0
 _STEPS = 7
-_ENOUGH = 1.01
+"""Bisection steps for the memory that would be enough."""
+_CLOSE_ENOUGH = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,9 @@ class PartitionSolver:
 
     Attributes:
         takes: the problem type that it solves.
-        run: offers plans to the search, and proves bounds, until its deadline; may raise `OutOfTime`.
-        turn: its place among the solvers of the problem, the smallest first.
-        share: part of the time left that its turn may take; with 0 it runs only where it is named.
+        run: offers plans and proves bounds on a search until its deadline; may raise `OutOfTime`.
+        turn: position among the solvers of the type, smallest first.
+        share: fraction of the remaining time that it may use; a solver with 0 runs only when it is named.
     """
 
     takes: type
@@ -68,7 +70,7 @@ PARTITION_SOLVERS: Registry[PartitionSolver] = Registry(__name__, "partition sol
 
 
 def solvers_for(problem: object) -> tuple[str, ...]:
-    """Names of all solvers that take a problem's type, in the order of their turns."""
+    """Names of the solvers of a problem's type, in the order of their turns."""
     able = [(entry.turn, name) for name, entry in PARTITION_SOLVERS.items() if isinstance(problem, entry.takes)]
     return tuple(name for _, name in sorted(able))
 
@@ -82,28 +84,28 @@ def solve_partition(
     progress: Progress | None = None,
     reasons: bool = True,
 ) -> Result:
-    """The best plan that can be found within a time limit, with a bound on all plans.
+    """Find the best plan within a time limit, with a lower bound on the objective of every plan.
 
     Args:
         problem: a problem of any family.
-        solver: a solver's name, or "auto" to let all that take the problem have their turns.
-        time_limit_s: about how long to search.
-        start: a decision to begin with; left aside when it is not feasible.
-        progress: called with (solver, incumbent, bound) whenever incumbent or bound improve.
-        reasons: when there is no plan, take time to find out which limits stand in the way.
+        solver: a solver's name, or "auto" to run all solvers of the problem's type in turn.
+        time_limit_s: seconds to search.
+        start: a decision to start from; ignored when it is not feasible.
+        progress: called with (solver, objective, bound) whenever one of the two improves.
+        reasons: when there is no plan, spend time on finding out which limits rule every plan out.
 
     Returns:
         a result whose decision has passed the judge.
 
     Raises:
-        UsageError: no such solver, one that does not take the problem, or a time limit that is not positive.
-        InfeasibleError: no plan was found; says whether there is none, and which limits stand in the way.
-        RuntimeError: a solver broke its word (a limit, its objective or its bound); a bug.
+        UsageError: no such solver, a solver of another problem type, or a time limit that is not positive.
+        InfeasibleError: no plan was found; says whether none exists, and which limits rule every plan out.
+        RuntimeError: a plan breaks a limit, or an objective or bound is wrong; a bug of a solver.
     """
-    found = search_partition(problem, solver=solver, time_limit_s=time_limit_s, start=start, progress=progress)
-    if found.decision is None:
-        raise _no_plan(problem, found, time_limit_s, solver if reasons else None)
-    return found
+    result = search_partition(problem, solver=solver, time_limit_s=time_limit_s, start=start, progress=progress)
+    if result.decision is None:
+        raise _no_plan(problem, result, time_limit_s, solver if reasons else None)
+    return result
 
 
 def search_partition(
@@ -114,10 +116,10 @@ def search_partition(
     start: Any = None,  # noqa: ANN401
     progress: Progress | None = None,
 ) -> Result:
-    """As `solve_partition`, but where no plan was found the result says so, without a decision."""
+    """Like `solve_partition`, but returns a result without a decision where that raises InfeasibleError."""
     if not time_limit_s > 0:
         raise UsageError(f"a time limit of {time_limit_s:g} s leaves no time", hint="give a positive limit")
-    names = _chosen(problem, solver)
+    names = _solver_names(problem, solver)
     search = Search(problem, time_limit_s, progress)
     search.alone = len(names) == 1
     search.offer_all([("start", start)])
@@ -132,43 +134,43 @@ def search_partition(
 
 
 def _take_turn(search: Search, name: str, share: float) -> None:
-    """Let a solver run for a share of the time that remains, unless all is settled."""
-    whole = search.deadline
-    if search.settled or share <= 0 or whole.passed:
+    """Run a solver for a share of the remaining time, unless the search is settled."""
+    search_deadline = search.deadline
+    if search.settled or share <= 0 or search_deadline.passed:
         return
-    search.solver, search.deadline = name, whole.within(whole.left_s * share)
+    search.solver, search.deadline = name, search_deadline.within(search_deadline.left_s * share)
     with contextlib.suppress(OutOfTime):
         PARTITION_SOLVERS.get(name).run(search)
     if search.deadline.passed and not search.settled:
         search.count(out_of_time=1)
-    search.deadline = whole
+    search.deadline = search_deadline
 
 
-def _chosen(problem: PartitionProblem, solver: str) -> tuple[str, ...]:
-    able = solvers_for(problem)
+def _solver_names(problem: PartitionProblem, solver: str) -> tuple[str, ...]:
+    names = solvers_for(problem)
     kind = type(problem).__name__
     if solver == AUTO:
-        if not able:
+        if not names:
             raise UsageError(f"no solver takes a {kind}", hint="register one in planner.solvers.partition")
-        return able
-    if solver not in able:
-        known = PARTITION_SOLVERS.find(solver) is not None
-        message = f"the solver {solver!r} does not take a {kind}" if known else f"unknown partition solver {solver!r}"
-        hint = f"these do: {', '.join((AUTO, *able))}" if known else did_you_mean(solver, (AUTO, *able))
+        return names
+    if solver not in names:
+        exists = PARTITION_SOLVERS.find(solver) is not None
+        message = f"the solver {solver!r} does not take a {kind}" if exists else f"unknown partition solver {solver!r}"
+        hint = f"these do: {', '.join((AUTO, *names))}" if exists else did_you_mean(solver, (AUTO, *names))
         raise UsageError(message, where="--solver", hint=hint)
     return (solver,)
 
 
-def _no_plan(problem: PartitionProblem, found: Result, time_limit_s: float, solver: str | None) -> InfeasibleError:
+def _no_plan(problem: PartitionProblem, result: Result, time_limit_s: float, solver: str | None) -> InfeasibleError:
     """The error that says why there is no plan.
 
     Args:
         problem: the problem.
-        found: what the search came to; its bound is infinite when it proved that there is no plan.
-        time_limit_s: how long it took at the most.
-        solver: looks for plans under lifted limits; without it no reasons are sought.
+        result: of the search; its bound is infinite if it proved that no plan exists.
+        time_limit_s: of the search.
+        solver: solves the problem with single limits removed; None to skip that.
     """
-    if found.bound < math.inf:
+    if result.bound < math.inf:
         return InfeasibleError(
             f"no plan was found within {time_limit_s:g} s, and none was shown not to exist",
             hint="allow more time, more memory or more devices",
@@ -191,28 +193,28 @@ def _no_plan(problem: PartitionProblem, found: Result, time_limit_s: float, solv
 
 
 def _memory_limit(problem: Any) -> float:  # noqa: ANN401
-    """Bytes of a device; infinite where the problem has no single limit."""
+    """Memory of a device in bytes; infinite where the problem has no single limit."""
     if isinstance(getattr(problem, "memory_bytes", None), float):
         return float(problem.memory_bytes)
     return float(getattr(getattr(problem, "memory", None), "device_bytes", math.inf))
 
 
 def _with_memory(problem: Any, limit: float) -> Any:  # noqa: ANN401
-    """The problem with another limit of memory."""
+    """The problem with another memory limit, in bytes."""
     if isinstance(getattr(problem, "memory_bytes", None), float):
         return dataclasses.replace(problem, memory_bytes=limit)
     return dataclasses.replace(problem, memory=dataclasses.replace(problem.memory, device_bytes=limit))
 
 
 def _memory_reason(problem: Any, find: Callable[[Any], Any]) -> str:  # noqa: ANN401
-    """How much memory a device would need, "" when memory alone is not the reason."""
+    """Says how much memory would be enough; "" if the problem stays infeasible with unlimited memory."""
     limit = _memory_limit(problem)
     plan = None if math.isinf(limit) else find(_with_memory(problem, math.inf))
     if plan is None:
         return ""
     low, high = limit, max((v.needed for v in problem.judge(plan).violations if v.kind == "memory"), default=limit)
     for _ in range(_STEPS):
-        if high <= low * _ENOUGH:
+        if high <= low * _CLOSE_ENOUGH:
             break
         middle = math.sqrt(max(low, high * 1e-3) * high)
         if find(_with_memory(problem, middle)) is None:
@@ -223,6 +225,7 @@ def _memory_reason(problem: Any, find: Callable[[Any], Any]) -> str:  # noqa: AN
 
 
 def _order_reason(problem: Any, find: Callable[[Any], Any]) -> str:  # noqa: ANN401
+    """Says that plans exist without contiguity; "" if not."""
     if not getattr(problem, "contiguous", False):
         return ""
     free = dataclasses.replace(problem, contiguous=False)

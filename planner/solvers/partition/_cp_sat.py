@@ -1,4 +1,4 @@
-"""CP-SAT set so that equal models give equal answers, and none is lost."""
+"""CP-SAT with settings under which equal models give equal answers and no best solution is presolved away."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MEMORY_BITS = 52
 
 
 def careful_solver(work_limit: float, time_limit_s: float, seed: int = 0) -> cp_model.CpSolver:
-    """An engine with one thread.
+    """A CP-SAT solver with one thread.
 
     Args:
-        work_limit: stop after so much work as the engine counts it, positive; the same on every machine.
-        time_limit_s: stop after so long whatever the work; what is found then depends on the machine's speed.
-        seed: of its choices by chance.
+        work_limit: deterministic time at which it stops, positive; the same on every machine.
+        time_limit_s: seconds after which it stops anyway; the answer then depends on the machine's speed.
+        seed: of its random choices.
     """
     from ortools.sat.python import cp_model
 
@@ -42,10 +42,10 @@ def careful_solver(work_limit: float, time_limit_s: float, seed: int = 0) -> cp_
 
 
 def memory_units(size_bytes: np.ndarray, capacity_bytes: float) -> tuple[list[int], int]:
-    """Sizes as whole numbers, and the largest sum of them that fits: what an integer model says `fits` with.
+    """Sizes as integers, and the largest sum of them that fits the capacity: `fits` for an integer model.
 
-    Exact for whole bytes of less than 4 PB in all (and for any multiples of a power of two that small against their
-    sum). Other sizes are rounded down: then a model may allow what the judge does not, and never the other way round.
+    Exact for whole bytes of less than 4 PB in total, and for multiples of any power of two above 2^-52 of the total.
+    Other sizes are rounded down, so that the model may allow a plan that the judge refuses, but never the reverse.
     """
     total = float(size_bytes.sum())
     unit = 2.0 ** (_MEMORY_BITS - math.frexp(max(total, 1e-200))[1])
@@ -65,7 +65,7 @@ def weighted_sum(terms: Sequence[tuple[cp_model.IntVar, int]]) -> cp_model.Linea
 def solved(
     solver: cp_model.CpSolver, program: cp_model.CpModel, watch: cp_model.CpSolverSolutionCallback | None = None
 ) -> cp_model.CpSolverStatus:
-    """Run the engine and give its status, which is "infeasible" only when it says so without presolve as well.
+    """Run CP-SAT; the status is "infeasible" only if CP-SAT says so without presolve as well.
 
     Under the settings above, version 9.15 has been seen to call small models infeasible that a known plan satisfies;
     without presolve it solves them. The second run has the time and work that the first one left.

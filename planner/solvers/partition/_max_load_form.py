@@ -1,17 +1,17 @@
-"""The max-load problem on groups of nodes that share a device in some best plan: what its solvers work on.
+"""The max-load problem on groups of nodes that share a device in at least one best plan; all its solvers work on it.
 
-Groups, nets and arcs replace nodes and edges. A *net* is a result with everyone who needs it: it costs every
-accelerator that holds some but not all of its groups, which is exactly the published transfer cost, whichever way the
-result travels. An *arc* is a forward edge between two groups; it binds only contiguous plans.
+Groups, nets and arcs replace nodes and edges. A *net* is a node's result with its producer and all its readers: every
+accelerator that holds some but not all of the net's groups pays the net's cost, which is exactly the published transfer
+cost. An *arc* is a forward edge between two groups; it constrains contiguous plans only.
 
-Groups grow by rules that keep at least one best plan:
+Groups are merged by rules that keep at least one best plan:
 
-* colours, and circles of forward edges between groups (contiguous plans only), always share a device;
-* a light group follows a neighbour when what their common nets cost outweighs its own work and all its other nets;
-* two groups share a device when separating them would already cost some device the incumbent's load or more. This rule
-  speaks of plans better than the incumbent only: when the reduced problem has none, the incumbent is optimal.
+* nodes of one colour, and cycles of forward edges between groups (contiguous plans only), share a device;
+* a light group joins a neighbour if the nets of these two cost more than its own work and all its other nets;
+* two groups share a device if separating them would raise some device's load to the incumbent's. This rule keeps plans
+  better than the incumbent only: if the reduced problem has none, the incumbent is optimal.
 
-With them stand the lower bounds that need no search.
+The module also holds the lower bounds that need no search.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 _MOST_COUNTED = 600
 _SAFE = 1 - 1e-12
-"""Sums of floats are trusted to this fraction only."""
+"""Factor on bounds that are sums of floats, which covers their rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +37,16 @@ class Form:
     """A max-load problem on g groups.
 
     Attributes:
-        problem: the problem it stands for.
-        group_of: int64 [n] the group of a node.
+        problem: the problem on nodes.
+        group_of: int64 [n] group of each node.
         acc: float64 [g] time on an accelerator, ms.
         cpu: float64 [g] time on a CPU, ms.
         size: float64 [g] memory on an accelerator, bytes.
         supported: bool [g] whether an accelerator can run it.
         ordered: bool [g] whether it has a forward node; only such groups have arcs.
-        nets: sorted groups of each net, two or more, each set of groups once.
-        cost: float64 [nets] what a net costs an accelerator that holds a part of it, ms.
-        arcs: sorted forward edges between groups, without circles; empty unless contiguous.
+        nets: sorted groups of each net, two or more; nets with the same groups are merged.
+        cost: float64 [nets] ms that a net costs each accelerator that holds a part of it.
+        arcs: sorted forward edges between groups, without cycles; empty unless contiguous.
     """
 
     problem: MaxLoadProblem
@@ -67,7 +67,7 @@ class Form:
 
     @property
     def roomy(self) -> bool:
-        """Whether one accelerator could hold everything, so that memory never matters."""
+        """True if one accelerator could hold all groups, so that memory never constrains."""
         return fits(float(self.size.sum()), self.problem.memory_bytes)
 
     def decision(self, device_of_group: Iterable[int]) -> MaxLoadDecision:
@@ -77,7 +77,7 @@ class Form:
 
 
 def form_of(problem: MaxLoadProblem) -> Form:
-    """Groups by colour, and by circles of forward edges where plans must be contiguous; O(nodes + edges)."""
+    """Group nodes by colour and, for contiguous plans, by cycles of forward edges; O(nodes + edges)."""
     n = len(problem.accelerator_ms)
     first: dict[int, int] = {}
     keys = [first.setdefault(int(c), i) if c >= 0 else i for i, c in enumerate(problem.colour)]
@@ -92,7 +92,7 @@ def form_of(problem: MaxLoadProblem) -> Form:
 
 
 def _renumber(keys: Iterable[int]) -> np.ndarray:
-    """Groups numbered by their first node."""
+    """int64 [n] the keys renumbered from 0 in the order of their first node."""
     numbers: dict[int, int] = {}
     return np.array([numbers.setdefault(int(k), len(numbers)) for k in keys], dtype=np.int64)
 
@@ -139,11 +139,11 @@ def _sums(values: np.ndarray, group_of: np.ndarray, groups: int) -> np.ndarray:
 
 
 def reduce_form(form: Form, incumbent_ms: float = math.inf, deadline: Deadline = NEVER) -> Form:
-    """Merge groups by the rules above until none applies, or until the deadline: each merge stands by itself.
+    """Merge groups by the rules above until none applies, or until the deadline (every merge is valid by itself).
 
     Args:
         form: groups so far.
-        incumbent_ms: load of a known plan; the reduced problem keeps a plan below it if there is one.
+        incumbent_ms: load of a known plan; the reduced problem keeps a plan below it if one exists.
         deadline: when to stop.
 
     Complexity: each pass takes O(pins of all nets + groups^2 / 64); passes are few.
@@ -159,12 +159,12 @@ def reduce_form(form: Form, incumbent_ms: float = math.inf, deadline: Deadline =
 
 
 def merge_groups(form: Form, into: np.ndarray) -> Form:
-    """The form with each group put into another, int64 [g]; the caller answers for what that excludes."""
+    """The form with group v merged into group `into[v]`, int64 [g]; may exclude all best plans."""
     return _build(form.problem, _renumber(into[form.group_of]))
 
 
 def _one_pass(form: Form, incumbent: float) -> np.ndarray | None:
-    """One merge for each group at the most; the new group of each group, None when nothing merges."""
+    """Merge each group with at most one other; int64 [g] the group that each is merged into, None if none merges."""
     rules = _Rules(form, incumbent)
     into = np.arange(form.groups, dtype=np.int64)
     busy = np.zeros(form.groups, dtype=bool)
@@ -175,7 +175,7 @@ def _one_pass(form: Form, incumbent: float) -> np.ndarray | None:
         if target is None:
             continue
         into[v] = target
-        # What a rule looked at must not change under it within one pass.
+        # A rule reads the neighbours of both groups, so these must not be merged in the same pass.
         for w in (v, target, *rules.neighbours[v], *rules.neighbours[target]):
             busy[w] = True
     return into if (into != np.arange(form.groups)).any() else None
@@ -186,7 +186,7 @@ class _Rules:
 
     def __init__(self, form: Form, incumbent: float) -> None:
         self.form = form
-        # A plan counts as better only when it is so beyond rounding.
+        # A plan counts as better only if the difference exceeds rounding.
         self.incumbent = incumbent * (1 - 1e-12)
         self.nets_of: list[list[int]] = [[] for _ in range(form.groups)]
         for e, pins in enumerate(form.nets):
@@ -205,21 +205,22 @@ class _Rules:
             self.targets[a].append(b)
 
     def together(self, v: int, u: int) -> bool:
-        """Whether v can share u's device without loss."""
+        """True if some best plan has v on u's device."""
         return self._follows(v, u) or self._inseparable(v, u)
 
     def _follows(self, v: int, u: int) -> bool:
+        """True if moving v to u's device never raises a load: the second rule of the module."""
         form = self.form
-        gain = sum(float(form.cost[e]) for e in self.nets_of[v] if form.nets[e] == (min(u, v), max(u, v)))
-        other = sum(float(form.cost[e]) for e in self.nets_of[v] if u not in form.nets[e])
-        if form.acc[v] + other > gain * (1 - 1e-12):
+        shared_cost = sum(float(form.cost[e]) for e in self.nets_of[v] if form.nets[e] == (min(u, v), max(u, v)))
+        other_cost = sum(float(form.cost[e]) for e in self.nets_of[v] if u not in form.nets[e])
+        if form.acc[v] + other_cost > shared_cost * (1 - 1e-12):
             return False
         cpu_ok = form.cpu[v] == 0 or bool(self.no_cpu[u])
         acc_ok = (bool(form.supported[v]) and (form.size[v] == 0 or form.roomy)) or bool(self.no_acc[u])
         return cpu_ok and acc_ok and self._may_move(v, u)
 
     def _may_move(self, v: int, u: int) -> bool:
-        """Whether moving v to u's stage keeps every forward edge in order."""
+        """True if moving v to u's stage keeps every forward edge in order."""
         form = self.form
         if not form.problem.contiguous or not form.ordered[v]:
             return True
@@ -230,27 +231,31 @@ class _Rules:
         return u in self.targets[v] and all(down >> s & 1 for s in self.targets[v])
 
     def _inseparable(self, v: int, u: int) -> bool:
+        """True if every plan with v and u apart has the incumbent's load or more: the third rule of the module."""
         form = self.form
         common = sum(float(form.cost[e]) for e in self.nets_of[v] if u in form.nets[e])
-        alone_v, alone_u = form.acc[v] + common, form.acc[u] + common
+        load_v, load_u = form.acc[v] + common, form.acc[u] + common
         limit = self.incumbent
-        accs_full = max(alone_v, alone_u) >= limit or form.problem.accelerators < 2 or bool(self.no_acc[[u, v]].any())
-        v_cpu_full = bool(self.no_cpu[v]) or bool(self.no_acc[u]) or alone_u >= limit
-        u_cpu_full = bool(self.no_cpu[u]) or bool(self.no_acc[v]) or alone_v >= limit
+        accs_full = max(load_v, load_u) >= limit or form.problem.accelerators < 2 or bool(self.no_acc[[u, v]].any())
+        v_cpu_full = bool(self.no_cpu[v]) or bool(self.no_acc[u]) or load_u >= limit
+        u_cpu_full = bool(self.no_cpu[u]) or bool(self.no_acc[v]) or load_v >= limit
         cpus_full = form.problem.cpus < 2 or bool(self.no_cpu[[u, v]].any())
         return accs_full and v_cpu_full and u_cpu_full and cpus_full
 
 
 def simple_bound(form: Form) -> float:
-    """The best of the bounds below, ms; O(g^2) at most."""
+    """The larger of the fluid and the pigeonhole bound, ms; O(g^2)."""
     return max(fluid_bound(form), pigeonhole_bound(form)) * _SAFE
 
 
 def fluid_bound(form: Form) -> float:
-    """Least load when work could be cut at will and moved for free: the groups best suited to it go to the CPUs."""
+    """Least largest load in ms if groups could be split at will and transfers were free; O(g log g).
+
+    The groups with the smallest ratio of CPU time to accelerator time go to the CPUs.
+    """
     accs, cpus = form.problem.accelerators, form.problem.cpus
-    bound_to_cpu = ~form.supported
-    cpu_done, acc_left = float(form.cpu[bound_to_cpu].sum()), float(form.acc[form.supported].sum())
+    cpu_only = ~form.supported
+    cpu_done, acc_left = float(form.cpu[cpu_only].sum()), float(form.acc[form.supported].sum())
     if not cpus:
         return acc_left / accs
     if not accs:
@@ -260,7 +265,7 @@ def fluid_bound(form: Form) -> float:
     for v in order:
         acc, cpu = float(form.acc[v]), float(form.cpu[v])
         if (cpu_done + cpu) / cpus >= (acc_left - acc) / accs:
-            # The share s of this group on the CPUs evens out both sides.
+            # With this share of the group on the CPUs, both kinds of devices finish together.
             share = (acc_left / accs - cpu_done / cpus) / (cpu / cpus + acc / accs)
             return max(acc_left / accs - max(share, 0.0) * acc / accs, cpu_done / cpus)
         cpu_done, acc_left = cpu_done + cpu, acc_left - acc
@@ -268,10 +273,11 @@ def fluid_bound(form: Form) -> float:
 
 
 def pigeonhole_bound(form: Form) -> float:
-    """Of the q k + 1 largest groups on k accelerators, q + 1 share one.
+    """Lower bound in ms by the pigeonhole principle: of q k + 1 groups on k accelerators, q + 1 share one. O(g^2).
 
-    Below a load T the CPUs can take only so many of the m largest groups; when q k + 1 are left for the accelerators,
-    one of these holds q + 1 of them. The bound is the least T that contradicts no q, found by bisection. O(g^2).
+    Below a load T the CPUs can hold a limited number of the m largest groups. If q k + 1 of them are left to the
+    accelerators, one accelerator holds q + 1 of them, so T must be at least the sum of the q + 1 smallest of the m. The
+    bound is the least T that violates this for no q and m, found by bisection.
     """
     accs, cpus = form.problem.accelerators, form.problem.cpus
     eligible = np.flatnonzero(form.supported & (form.acc > 0))
@@ -279,19 +285,19 @@ def pigeonhole_bound(form: Form) -> float:
     if not accs or not len(order):
         return 0.0
     sizes = form.acc[order]
-    below = np.concatenate([[0.0], np.cumsum(sizes)])
+    prefix = np.concatenate([[0.0], np.cumsum(sizes)])
     taken = _cumulated_smallest(form.cpu[order]) / cpus if cpus else np.full((len(order), 1), np.inf)
-    full = np.arange((len(order) - 1) // accs + 1)
+    counts = np.arange((len(order) - 1) // accs + 1)
 
     def contradicted(load: float) -> bool:
-        left = np.arange(1, len(order) + 1) - (taken <= load).sum(axis=1)
-        most = np.maximum.accumulate(left)
-        m = np.searchsorted(most, full * accs + 1) + 1
-        q = full[m <= len(order)]
+        on_accelerators = np.arange(1, len(order) + 1) - (taken <= load).sum(axis=1)
+        on_accelerators_max = np.maximum.accumulate(on_accelerators)
+        m = np.searchsorted(on_accelerators_max, counts * accs + 1) + 1
+        q = counts[m <= len(order)]
         m = m[m <= len(order)]
-        return bool((below[m] - below[m - q - 1] > load).any())
+        return bool((prefix[m] - prefix[m - q - 1] > load).any())
 
-    low, high = 0.0, float(below[-1]) * (1 + 1e-9)
+    low, high = 0.0, float(prefix[-1]) * (1 + 1e-9)
     for _ in range(60):
         middle = (low + high) / 2
         if contradicted(middle):
@@ -302,7 +308,7 @@ def pigeonhole_bound(form: Form) -> float:
 
 
 def _cumulated_smallest(times: np.ndarray) -> np.ndarray:
-    """Row m: running sums of the m + 1 first times in ascending order, infinite beyond."""
+    """[m, i] sum of the i + 1 smallest among the first m + 1 times; infinite for i > m."""
     rows = np.full((len(times), len(times)), np.inf)
     for m in range(len(times)):
         rows[m, : m + 1] = np.cumsum(np.sort(times[: m + 1]))
@@ -310,22 +316,22 @@ def _cumulated_smallest(times: np.ndarray) -> np.ndarray:
 
 
 def prove(search: Search, bound: float) -> None:
-    """Take a bound, ms; one that is the best plan's load up to rounding is that load."""
+    """Raise the bound of a search, ms; a bound within rounding of the best load is set to that load."""
     search.prove(search.objective if bound >= search.objective * (1 - RELATIVE_TOLERANCE) else bound)
 
 
 def space(problem: MaxLoadProblem) -> str:
-    """What a bound speaks of, in words."""
+    """The plans that a bound of the problem covers, in words."""
     return "contiguous plans" if problem.contiguous else "all plans"
 
 
 def canonical(problem: MaxLoadProblem, decision: MaxLoadDecision) -> MaxLoadDecision:
-    """The same plan with like devices numbered by their first node, so that equal plans look equal."""
+    """The same plan with equal devices numbered in the order of their first node, so that equal plans compare equal."""
     names: dict[int, int] = {}
-    following = [0, problem.accelerators]
+    next_number = [0, problem.accelerators]
     for device in decision:
         if device not in names:
             kind = int(device >= problem.accelerators)
-            names[device] = following[kind]
-            following[kind] += 1
+            names[device] = next_number[kind]
+            next_number[kind] += 1
     return tuple(names[d] for d in decision)

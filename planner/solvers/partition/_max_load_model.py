@@ -1,10 +1,10 @@
-"""The max-load problem on groups as a linear model over binaries, for any engine that takes one.
+"""The max-load problem on groups as a mixed-integer linear model over binaries, for CP-SAT and HiGHS.
 
-x[v, d] says that group v is on device d. For a net and an accelerator, t says that the accelerator holds one of the
-net's groups and w that it holds all of them; the net costs it t - w, which for a net of two is one variable. Without
-an order, like accelerators are told apart by the heaviest groups: each may only use the accelerators up to the first
-that none before it uses. With an order, devices are places in the chain, y[v, p] says that v is on one of the first p
-+ 1 places, forward edges keep y falling, and z[p] says that place p is a CPU.
+x[v, d] = 1 if group v is on device d. For a net and an accelerator, t = 1 if the accelerator holds any of the net's
+groups and w = 1 if it holds all of them; the net adds cost * (t - w), one variable for a net of two groups.
+Non-contiguous plans: the heaviest groups break the symmetry of equal accelerators, each may only use the accelerators
+up to the first that no heavier group uses. Contiguous plans: devices are places in the chain, y[v, p] = 1 if v is on
+one of the places 0..p, y[b, p] <= y[a, p] for every forward edge a -> b, and z[p] = 1 if place p is a CPU.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _RANKED_PER_DEVICE = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """least <= sum of coefficient * binary <= most, in whole numbers."""
+    """lower <= sum of coefficient * binary <= upper, all integers; terms are (binary, coefficient)."""
 
     terms: tuple[tuple[int, int], ...]
-    least: int
-    most: int
+    lower: int
+    upper: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """sum of ms * binary <= largest load, unless a binary is set.
+    """sum of ms * binary <= largest load; lifted if the binary `unless` is 1.
 
     Attributes:
-        terms: (binary, ms): work, what a net costs where a part of it is held, and less the same where all of it is.
+        terms: (binary, ms): the work of each group, and +cost and -cost of each net for its t and w.
         unless: binary that lifts the row; -1 for none.
     """
 
@@ -44,7 +44,7 @@ class LoadRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """sum of the groups' bytes fits the memory, unless a binary is set.
+    """sum of the groups' bytes fits the memory; lifted if the binary `unless` is 1.
 
     Attributes:
         groups: (binary, group).
@@ -57,7 +57,20 @@ class MemoryRow:
 
 @dataclass(slots=True)
 class LoadModel:
-    """Binaries 0..binaries-1 and what binds them; to be minimised is the largest load."""
+    """Binaries 0..binaries-1 and their constraints; the largest load is minimised.
+
+    Attributes:
+        form: the problem on groups.
+        deadline: of building the model.
+        binaries: how many there are.
+        rows: constraints on binaries alone.
+        loads: one row per device, or two where it may be either kind.
+        memory: one row per accelerator.
+        place: [g, devices] binary of x.
+        first: [g, devices] binary of y; empty unless contiguous.
+        is_cpu: [devices] binary of z; empty unless contiguous.
+        parts: by (net, device) the binaries of t and w; -1 for w of a net of two groups, whose t is "cut".
+    """
 
     form: Form
     deadline: Deadline = NEVER
@@ -71,19 +84,19 @@ class LoadModel:
     parts: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     def new(self, *shape: int) -> np.ndarray:
-        """Fresh binaries, numbered."""
+        """Numbers of new binaries, in an array of that shape."""
         count = int(np.prod(shape, dtype=np.int64))
         numbers = np.arange(self.binaries, self.binaries + count).reshape(shape)
         self.binaries += count
         return numbers
 
     def below(self, a: int, b: int) -> None:
-        """Binary a implies binary b."""
+        """Add the constraint a <= b."""
         self.rows.append(Row(((int(a), 1), (int(b), -1)), -1, 0))
 
 
 def build_model(form: Form, deadline: Deadline = NEVER) -> LoadModel:
-    """The model of a form; O(devices * pins).
+    """Build the model of a form; O(devices * pins).
 
     Raises:
         OutOfTime: the deadline passed before it was built.
@@ -132,7 +145,7 @@ def _add_support(model: LoadModel) -> None:
 
 
 def ranked_groups(form: Form) -> list[int]:
-    """The groups by which like accelerators are told apart, heaviest first."""
+    """The groups that break the symmetry of equal accelerators, heaviest first."""
     able = [int(v) for v in np.argsort(-form.acc, kind="stable") if form.supported[v]]
     return able[: _RANKED_PER_DEVICE * form.problem.accelerators]
 
@@ -150,19 +163,19 @@ def _add_ranks(model: LoadModel) -> None:
 def _add_device(model: LoadModel, d: int) -> None:
     form = model.form
     chain = form.problem.contiguous
-    here = [int(b) for b in model.place[:, d]]
+    placed = [int(b) for b in model.place[:, d]]
     may_acc, may_cpu = chain or d < form.problem.accelerators, chain or d >= form.problem.accelerators
     if may_acc:
         unless = model.is_cpu[d] if chain else -1
-        terms = [(b, float(t)) for b, t in zip(here, form.acc, strict=True) if t > 0]
+        terms = [(b, float(t)) for b, t in zip(placed, form.acc, strict=True) if t > 0]
         for e in range(len(form.nets)):
             terms += _add_net(model, e, d)
         model.loads.append(LoadRow(tuple(terms), unless))
         if not form.roomy:
-            groups = tuple((here[v], v) for v in np.flatnonzero(form.size > 0).tolist())
+            groups = tuple((placed[v], v) for v in np.flatnonzero(form.size > 0).tolist())
             model.memory.append(MemoryRow(groups, unless))
     if may_cpu:
-        work = tuple((b, float(t)) for b, t in zip(here, form.cpu, strict=True) if t > 0)
+        work = tuple((b, float(t)) for b, t in zip(placed, form.cpu, strict=True) if t > 0)
         unless = int(model.new(1)[0]) if chain else -1
         if chain:
             model.rows.append(Row(((unless, 1), (model.is_cpu[d], 1)), 1, 1))
@@ -170,7 +183,7 @@ def _add_device(model: LoadModel, d: int) -> None:
 
 
 def _add_net(model: LoadModel, e: int, d: int) -> list[tuple[int, float]]:
-    """Terms of a load: what a net costs a device."""
+    """Add the binaries of a net on a device; returns the terms of the device's load."""
     form, cost = model.form, float(model.form.cost[e])
     model.deadline.check()
     pins = [int(b) for b in model.place[list(form.nets[e]), d]]
@@ -180,50 +193,52 @@ def _add_net(model: LoadModel, e: int, d: int) -> list[tuple[int, float]]:
             model.rows.append(Row(((a, 1), (b, -1), (cut, -1)), -2, 0))
         model.parts[e, d] = (cut, -1)
         return [(cut, cost)]
-    part, whole = (int(b) for b in model.new(2))
+    any_held, all_held = (int(b) for b in model.new(2))
     for pin in pins:
-        model.below(pin, part)
-        model.below(whole, pin)
-    model.parts[e, d] = (part, whole)
-    return [(part, cost), (whole, -cost)]
+        model.below(pin, any_held)
+        model.below(all_held, pin)
+    model.parts[e, d] = (any_held, all_held)
+    return [(any_held, cost), (all_held, -cost)]
 
 
 def values_of(model: LoadModel, device: np.ndarray) -> np.ndarray | None:
-    """The binaries of a plan on groups, devices renamed as the model wants them; None when the plan has no such form.
+    """int64 [binaries] values that state a plan on groups, devices renumbered to keep the model's order of devices.
+
+    None if the plan is not contiguous and the model is.
 
     Args:
         model: the model.
         device: int64 [g] device of each group.
     """
     form = model.form
-    renamed = _as_chain(form, device) if form.problem.contiguous else _by_rank(form, device)
-    if renamed is None:
+    line = _as_chain(form, device) if form.problem.contiguous else _by_rank(form, device)
+    if line is None:
         return None
-    places, cpu_places = renamed
+    places, cpu_places = line
     value = np.zeros(model.binaries, dtype=np.int64)
     value[model.place[np.arange(form.groups), places]] = 1
     for p, b in enumerate(model.is_cpu):
         value[b] = int(p in cpu_places)
     for v in np.flatnonzero(form.ordered) if form.problem.contiguous else ():
         value[model.first[v, places[v] :]] = 1
-    for (e, d), (part, whole) in model.parts.items():
+    for (e, d), (any_held, all_held) in model.parts.items():
         held = (places[list(form.nets[e])] == d).sum()
-        value[part] = int(0 < held < len(form.nets[e])) if whole < 0 else int(held > 0)
-        if whole >= 0:
-            value[whole] = int(held == len(form.nets[e]))
+        value[any_held] = int(0 < held < len(form.nets[e])) if all_held < 0 else int(held > 0)
+        if all_held >= 0:
+            value[all_held] = int(held == len(form.nets[e]))
     for row in model.rows:
-        if row.least == row.most == 1 and len(row.terms) == 2 and row.terms[1][0] in model.is_cpu:
+        if row.lower == row.upper == 1 and len(row.terms) == 2 and row.terms[1][0] in model.is_cpu:
             value[row.terms[0][0]] = 1 - value[row.terms[1][0]]
     return value
 
 
 def _by_rank(form: Form, device: np.ndarray) -> tuple[np.ndarray, set[int]]:
     accs = form.problem.accelerators
-    names: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     for v in [*ranked_groups(form), *range(form.groups)]:
         if device[v] < accs:
-            names.setdefault(int(device[v]), len(names))
-    return np.array([names[int(d)] if d < accs else int(d) for d in device], dtype=np.int64), set()
+            numbers.setdefault(int(device[v]), len(numbers))
+    return np.array([numbers[int(d)] if d < accs else int(d) for d in device], dtype=np.int64), set()
 
 
 def _as_chain(form: Form, device: np.ndarray) -> tuple[np.ndarray, set[int]] | None:
@@ -239,22 +254,22 @@ def _as_chain(form: Form, device: np.ndarray) -> tuple[np.ndarray, set[int]] | N
 
 
 def plan_of(model: LoadModel, value: np.ndarray) -> np.ndarray:
-    """The device of each group under some values of the binaries, accelerators first."""
+    """int64 [g] device of each group under some values of the binaries, accelerators first."""
     form = model.form
     places = np.asarray(np.argmax(value[model.place], axis=1))
     if not form.problem.contiguous:
         return places
     device = np.zeros(form.problem.devices, dtype=np.int64)
-    following = [0, form.problem.accelerators]
+    next_number = [0, form.problem.accelerators]
     for p, b in enumerate(model.is_cpu):
         kind = int(value[b] > 0)
-        device[p] = following[kind]
-        following[kind] += 1
+        device[p] = next_number[kind]
+        next_number[kind] += 1
     return np.asarray(device[places])
 
 
-def stated(search: Search) -> LoadModel | None:
-    """The model of a search's problem on groups that no better plan tears apart; None where simple bounds settle it.
+def search_model(search: Search) -> LoadModel | None:
+    """The model of a search's problem on reduced groups (`reduce_form`); None if the simple bounds settle the search.
 
     Raises:
         OutOfTime: the deadline passed before it was built.
@@ -269,12 +284,12 @@ def stated(search: Search) -> LoadModel | None:
     return model
 
 
-def most_ms(search: Search, form: Form) -> float:
-    """The load that a better plan stays below: the best plan's, or that of all work and transfers on one device."""
-    everything = float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
-    return float(search.objective) if search.decision is not None else everything
+def upper_bound_ms(search: Search, form: Form) -> float:
+    """Upper bound on the optimal load, ms: the best plan's load, else all work and transfers on one device."""
+    total_ms = float(form.acc.sum() + 2 * form.cost.sum() + form.cpu.sum())
+    return float(search.objective) if search.decision is not None else total_ms
 
 
 def offer(search: Search, model: LoadModel, value: np.ndarray) -> None:
-    """Offer the plan that some values of the binaries stand for."""
+    """Offer the plan that some values of the binaries state."""
     search.offer(canonical(model.form.problem, model.form.decision(plan_of(model, value))))

@@ -1,7 +1,7 @@
-"""Stages of a graph as pairs of ideals: a stage is what a larger ideal holds beyond a smaller one.
+"""Piper's stages as pairs of ideals (a stage holds the nodes of the larger ideal that are not in the smaller one).
 
-One pass over the ideals: whether a pipeline whose stages all keep a cap needs no more than the devices there are.
-With them stand the choices of the nodes of one stage: useless ones dropped, and the cheapest that fit, exactly.
+`run_pass` is the dynamic program over ideals: is there a pipeline of given stages on the available devices?
+`cheapest_choices` finds the exact best choices of the nodes of one stage under the memory.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from planner.space.partition import PiperProblem
 
 
 def useful_choices(problem: PiperProblem, tensor: int) -> list[np.ndarray]:
-    """For every node, its choices at a tensor degree that no other of them beats in every respect."""
+    """For every node, its choices at a tensor degree without the dominated ones (no better in time or any size)."""
     columns = np.column_stack([
         problem.time_s, problem.weight_bytes, problem.activation_bytes, problem.fixed_bytes,
         problem.input_sync_bytes, problem.output_sync_bytes,
     ])  # fmt: skip
     at_degree = problem.choice_tensor == tensor
-    found = []
+    useful = []
     for node in range(problem.node_count):
         choices = np.flatnonzero(at_degree & (problem.choice_node == node))
-        kept: list[int] = []
+        undominated: list[int] = []
         for c in choices.tolist():
             worse = any(
                 np.all(columns[o] <= columns[c]) and (o < c or np.any(columns[o] < columns[c]))
@@ -37,13 +37,13 @@ def useful_choices(problem: PiperProblem, tensor: int) -> list[np.ndarray]:
                 if o != c
             )
             if not worse:
-                kept.append(c)
-        found.append(np.array(kept, dtype=np.int64))
-    return found
+                undominated.append(c)
+        useful.append(np.array(undominated, dtype=np.int64))
+    return useful
 
 
 def stage_costs(problem: PiperProblem, inside: np.ndarray, choices: np.ndarray, data: int) -> np.ndarray:
-    """[choices] seconds each choice adds to its stage's time, extra transfers at the stage's borders included."""
+    """[choices] seconds that each choice adds to the stage's time, its syncs on the stage's cut edges included."""
     source, target = problem.edges[:, 0], problem.edges[:, 1]
     entering = inside[target] & ~inside[source]
     leaving = inside[source] & ~inside[target]
@@ -54,7 +54,7 @@ def stage_costs(problem: PiperProblem, inside: np.ndarray, choices: np.ndarray, 
 
 
 def border_seconds(problem: PiperProblem, inside: np.ndarray, data: int) -> float:
-    """Seconds a stage's borders cost whatever its nodes choose."""
+    """Transfer time of the stage's cut edges in seconds, independent of the choices inside the stage."""
     crossing = inside[problem.edges[:, 0]] != inside[problem.edges[:, 1]]
     return float(2 * problem.edge_bytes[crossing].sum() / data / problem.bandwidth_bytes_per_s)
 
@@ -62,75 +62,75 @@ def border_seconds(problem: PiperProblem, inside: np.ndarray, data: int) -> floa
 def cheapest_choices(
     problem: PiperProblem, useful: list[np.ndarray], inside: np.ndarray, data: int, in_flight: int
 ) -> tuple[float, np.ndarray] | None:
-    """The stage's least time under the memory, and the choice (index) of each of its nodes; None when none fits.
+    """The stage's least time in seconds under the memory, and the choice (index) of each node; None if none fits.
 
-    A multiple-choice knapsack, solved by extending the Pareto front of (memory, time) node by node; partial answers
-    that a Lagrangian bound shows to be no better than a known one are dropped.
+    A multiple-choice knapsack, solved by extending the Pareto front of (memory, time) node by node. Partial solutions
+    whose Lagrangian bound is not below the best known time are dropped.
     """
     nodes = np.flatnonzero(inside)
     costs = [stage_costs(problem, inside, useful[v], data) for v in nodes]
     sizes = [problem.activation_bytes[useful[v]] * in_flight + problem.fixed_bytes[useful[v]] for v in nodes]
-    picked = cheapest_fitting(costs, sizes, room_bytes(problem.memory_bytes))
-    if picked is None:
+    entries = cheapest_fitting(costs, sizes, room_bytes(problem.memory_bytes))
+    if entries is None:
         return None
-    total = border_seconds(problem, inside, data) + sum(float(c[i]) for c, i in zip(costs, picked, strict=True))
-    return total, np.array([useful[v][i] for v, i in zip(nodes, picked, strict=True)], dtype=np.int64)
+    total = border_seconds(problem, inside, data) + sum(float(c[i]) for c, i in zip(costs, entries, strict=True))
+    return total, np.array([useful[v][i] for v, i in zip(nodes, entries, strict=True)], dtype=np.int64)
 
 
 def cheapest_fitting(costs: list[np.ndarray], sizes: list[np.ndarray], room: float) -> list[int] | None:
-    """One entry of each list so that the sizes fit and the costs are least; None when nothing fits.
+    """The cheapest entry of each item such that the sizes fit together; None if nothing fits.
 
     Args:
         costs: by item, the cost of each of its entries.
         sizes: by item, the size of each of its entries.
-        room: what the sizes may add up to.
+        room: limit on the sum of the sizes.
     """
-    cheap = [int(np.lexsort((s, c))[0]) for c, s in zip(costs, sizes, strict=True)]
-    if sum(float(s[i]) for s, i in zip(sizes, cheap, strict=True)) <= room:
-        return cheap
+    cheapest = [int(np.lexsort((s, c))[0]) for c, s in zip(costs, sizes, strict=True)]
+    if sum(float(s[i]) for s, i in zip(sizes, cheapest, strict=True)) <= room:
+        return cheapest
     if sum(float(s.min()) for s in sizes) > room:
         return None
-    price, known = _dual(costs, sizes, room)
-    return _extend(costs, sizes, room, price, known)
+    price, known_cost = _dual(costs, sizes, room)
+    return _extend(costs, sizes, room, price, known_cost)
 
 
 def _dual(costs: list[np.ndarray], sizes: list[np.ndarray], room: float) -> tuple[float, float]:
-    """The price of memory with the best Lagrangian bound, and the cost of the best fitting answer met on the way."""
+    """The price of memory with the best Lagrangian bound, and the least cost of a fitting solution on the way."""
 
     def at(price: float) -> tuple[float, float]:
-        picks = [np.lexsort((s, c + price * s))[0] for c, s in zip(costs, sizes, strict=True)]
-        size = sum(float(s[i]) for s, i in zip(sizes, picks, strict=True))
-        return size, sum(float(c[i]) for c, i in zip(costs, picks, strict=True))
+        entries = [np.lexsort((s, c + price * s))[0] for c, s in zip(costs, sizes, strict=True)]
+        size = sum(float(s[i]) for s, i in zip(sizes, entries, strict=True))
+        return size, sum(float(c[i]) for c, i in zip(costs, entries, strict=True))
 
     spread = max(float(c.max() - c.min()) for c in costs)
-    step = min((float(np.diff(np.unique(s)).min()) for s in sizes if len(np.unique(s)) > 1), default=1.0)
-    low, high = 0.0, max(spread, 1e-300) / step * 2
-    known = at(high)[1] if at(high)[0] <= room else float("inf")
+    least_step = min((float(np.diff(np.unique(s)).min()) for s in sizes if len(np.unique(s)) > 1), default=1.0)
+    low, high = 0.0, max(spread, 1e-300) / least_step * 2
+    best_cost = at(high)[1] if at(high)[0] <= room else float("inf")
     for _ in range(60):
         middle = (low + high) / 2
         size, cost = at(middle)
         if size <= room:
-            high, known = middle, min(known, cost)
+            high, best_cost = middle, min(best_cost, cost)
         else:
             low = middle
-    return high, known
+    return high, best_cost
 
 
 def _extend(
-    costs: list[np.ndarray], sizes: list[np.ndarray], room: float, price: float, known: float
+    costs: list[np.ndarray], sizes: list[np.ndarray], room: float, price: float, known_cost: float
 ) -> list[int] | None:
-    """Pareto front of (size, cost) over the items, pruned by what the rest takes at the least."""
-    least_size = np.append(np.cumsum([s.min() for s in sizes[::-1]])[::-1], 0.0)
+    """The best entries by the Pareto front of (size, cost), extended item by item and pruned by a Lagrangian bound."""
+    least_size_left = np.append(np.cumsum([s.min() for s in sizes[::-1]])[::-1], 0.0)
     reduced = [float((c + price * s).min()) for c, s in zip(costs, sizes, strict=True)]
-    least_rest = np.append(np.cumsum(reduced[::-1])[::-1], 0.0)
-    limit = known * (1 + 1e-12) + 1e-300
+    least_cost_left = np.append(np.cumsum(reduced[::-1])[::-1], 0.0)
+    limit = known_cost * (1 + 1e-12) + 1e-300
     size, cost = np.zeros(1), np.zeros(1)
     steps: list[tuple[np.ndarray, np.ndarray]] = []
     for i, (c, s) in enumerate(zip(costs, sizes, strict=True)):
         wide_size = (size[:, None] + s).ravel()
         wide_cost = (cost[:, None] + c).ravel()
-        possible = (wide_size <= room) & (wide_size + least_size[i + 1] <= room * (1 + 1e-15))
-        at = np.flatnonzero(possible & (wide_cost + price * (wide_size - room) + least_rest[i + 1] <= limit))
+        fits = (wide_size <= room) & (wide_size + least_size_left[i + 1] <= room * (1 + 1e-15))
+        at = np.flatnonzero(fits & (wide_cost + price * (wide_size - room) + least_cost_left[i + 1] <= limit))
         at = at[np.lexsort((wide_cost[at], wide_size[at]))]
         below = np.minimum.accumulate(np.concatenate(([np.inf], wide_cost[at])))
         at = at[wide_cost[at] < below[:-1] - 1e-15 * np.abs(wide_cost[at])]
@@ -139,22 +139,22 @@ def _extend(
         size, cost = wide_size[at], wide_cost[at]
         steps.append((at // len(c), at % len(c)))
     label = int(np.argmin(cost))
-    picked = []
+    entries_taken = []
     for parents, entries in reversed(steps):
-        picked.append(int(entries[label]))
+        entries_taken.append(int(entries[label]))
         label = int(parents[label])
-    return picked[::-1]
+    return entries_taken[::-1]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """All stages that some pipeline may have. i ideals, r pairs, n nodes.
+    """Candidate stages as pairs of nested ideals. i ideals, r pairs, n nodes.
 
     Attributes:
         members: [i, n] 0/1; ideals by size, the empty one first and the whole graph last.
         lower: [r] ideal before the stage, ascending.
         upper: [r] ideal after it.
-        complete: whether every ideal of the graph is here.
+        complete: whether all ideals of the graph are included.
     """
 
     members: np.ndarray
@@ -164,24 +164,24 @@ class Pairs:
 
 
 _MOST_IDEALS = 1500
-"""All pairs of that many ideals are searched, seconds a pass."""
+"""Up to this many ideals, all their pairs are searched; a pass takes seconds."""
 _MOST_CHOSEN = 700
-"""Of more ideals, about that many are chosen."""
-_MOST_FOUND = 28_000
-"""Of more ideals than this, not even the cheapest are looked for."""
+"""With more ideals, about this many with little data across them are searched."""
+_MOST_LISTED = 28_000
+"""With more ideals than this, only those along one topological order are searched."""
 _SHARE = 0.25
-"""Of the time is spent on listing ideals at the most."""
+"""Largest fraction of the time that is spent on listing ideals."""
 
 
 def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray, deadline: Deadline = NEVER) -> Pairs:
-    """All pairs of ideals; if there are too many ideals, of those with the cheapest borders.
+    """All pairs of ideals; with too many ideals, pairs of those with the fewest bytes on cut edges.
 
-    Too many are also those that cannot be listed before the deadline.
+    With ideals that cannot be listed before the deadline, pairs of those along one topological order.
 
     Args:
         node_count: n.
         edges: [m, 2] source and target.
-        edge_bytes: [m] what an edge moves when it crosses a border.
+        edge_bytes: [m] bytes that an edge moves if it is cut.
         deadline: when to stop.
 
     Raises:
@@ -190,7 +190,7 @@ def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray, deadlin
     arcs = [(u, v) for u, v in edges.tolist()]
     rows, listing = None, deadline.within(deadline.left_s * _SHARE)
     with contextlib.suppress(OutOfTime):
-        rows = enumerate_ideals(node_count, arcs, _MOST_FOUND, check=listing.check)
+        rows = enumerate_ideals(node_count, arcs, _MOST_LISTED, check=listing.check)
     complete = rows is not None and len(rows) <= _MOST_IDEALS
     if rows is None or not complete:
         chain = prefix_ideals(node_count, topological_lines(node_count, arcs)[1:2])
@@ -198,7 +198,7 @@ def pairs_of(node_count: int, edges: np.ndarray, edge_bytes: np.ndarray, deadlin
     deadline.check()
     members = _members(rows, node_count)
     members = members[np.lexsort((*rows.T, members.sum(axis=1)))]
-    outside = members @ (1 - members).T  # how many nodes of the row's ideal the column's lacks
+    outside = members @ (1 - members).T  # [row, column] nodes of the row's ideal that the column's does not hold
     np.fill_diagonal(outside, 1)
     lower, upper = np.nonzero(outside == 0)
     return Pairs(members, lower, upper, complete)
@@ -213,7 +213,7 @@ def _members(rows: np.ndarray, node_count: int) -> np.ndarray:
 def _cheapest(
     rows: np.ndarray, chain: np.ndarray, members: np.ndarray, edges: np.ndarray, edge_bytes: np.ndarray
 ) -> np.ndarray:
-    """The ideals along one topological order, and of each size those with the cheapest borders there is room for."""
+    """The ideals along one topological order, and of each size an equal number with the fewest bytes on cut edges."""
     sizes = members.sum(axis=1)
     crossing = (members[:, edges[:, 0]] - members[:, edges[:, 1]]) @ edge_bytes
     order = np.lexsort((*rows.T, crossing, sizes))
@@ -224,7 +224,16 @@ def _cheapest(
 
 @dataclass(frozen=True)
 class Options:
-    """Stages a pass may use, sorted by the ideal before them: at most `most_after` replicas may follow."""
+    """Stages that a pass may use, sorted by the ideal before them.
+
+    Attributes:
+        lower: ideal before the stage.
+        upper: ideal after it.
+        tensor: tensor degree.
+        data: replicas.
+        most_after: most replicas of later stages with which its samples in flight fit the memory.
+        row: position among all pairs.
+    """
 
     lower: np.ndarray
     upper: np.ndarray
@@ -235,24 +244,27 @@ class Options:
 
 
 class _States:
-    """Undominated states of one pass, ideal by ideal: replicas, devices, state before, option taken."""
+    """Undominated states of one pass, ideal by ideal.
+
+    Rows of the table: replicas and devices of the stages after the ideal, state that it came from, option taken.
+    """
 
     def __init__(self, ideals: int) -> None:
         self.begin = np.zeros(ideals, dtype=np.int64)
         self.count = np.zeros(ideals, dtype=np.int64)
         self.table = np.zeros((4, 1024), dtype=np.int64)
-        self.table[:, 0] = 0, 0, -1, -1  # the whole graph: nothing comes after it
+        self.table[:, 0] = 0, 0, -1, -1  # the state of the full ideal: no stage after it
         self.count[-1] = 1
         self.filled = 1
 
     def add(self, ideal: int, columns: tuple[np.ndarray, ...]) -> None:
-        """Keep those states of an ideal that no other one beats in replicas and devices."""
+        """Store the states of an ideal that are not dominated in replicas and devices."""
         replicas, devices = columns[0], columns[1]
         order = np.lexsort((devices, replicas))
         devices = devices[order]
-        kept = np.ones(len(order), dtype=bool)
-        kept[1:] = devices[1:] < np.minimum.accumulate(devices)[:-1]
-        order = order[kept]
+        undominated = np.ones(len(order), dtype=bool)
+        undominated[1:] = devices[1:] < np.minimum.accumulate(devices)[:-1]
+        order = order[undominated]
         end = self.filled + len(order)
         while end > self.table.shape[1]:
             self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
@@ -265,17 +277,17 @@ class _States:
 def run_pass(
     problem: PiperProblem, pairs: Pairs, options: Options, reserve: np.ndarray, deadline: Deadline
 ) -> tuple[list[tuple[int, int, int, int]] | None, int]:
-    """Stages (row, tensor, data, replicas after) of a plan, in order, and how many states there were.
+    """Stages (row, tensor, data, replicas after) of a plan in order, and the number of states.
 
     Args:
         problem: the instance.
         pairs: its ideals.
-        options: the stages that keep the cap.
-        reserve: [i] devices that the nodes of an ideal take at the least.
+        options: the stages under the cap.
+        reserve: [i] lower bound on the devices that the nodes of an ideal need.
         deadline: when to stop.
 
     Returns:
-        None for the stages when there is no plan.
+        None in place of the stages if there is no plan.
 
     Raises:
         OutOfTime: the deadline passed.
@@ -305,7 +317,7 @@ def run_pass(
 
 
 def _path(states: _States, options: Options) -> list[tuple[int, int, int, int]]:
-    """The stages that lead to the empty ideal's state with the fewest devices."""
+    """The stages behind the empty ideal's state with the fewest devices."""
     reached = slice(states.begin[0], states.begin[0] + states.count[0])
     state = int(states.begin[0] + np.argmin(states.table[1, reached]))
     path = []

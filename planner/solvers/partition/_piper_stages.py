@@ -1,8 +1,8 @@
-"""How many samples in flight each stage can bear within a cap on its time, for all stages at once.
+"""Most samples in flight of each stage under a cap on its time, for all stages at once.
 
-For a cap T, stages with tensor degree t and data degree d get the largest in-flight count y for which some choices of
-their nodes take at most T and fit the memory; 0 when none does. Where the nodes differ in a few ways only (repeated
-layers) the counts are exact; else they are upper bounds, from the linear relaxation of the choice of the nodes.
+For a cap T, a stage with tensor degree t and data degree d gets the largest in-flight count y for which some choices of
+its nodes take at most T and fit the memory; 0 if none does. Where the nodes fall into few groups of equal memory change
+(repeated layers), the counts are exact. Otherwise they are upper bounds from the linear relaxation of the choices.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ UNLIMITED = 1 << 40
 CAP_SLACK = 1e-11
 _ROUNDING = 1e-12
 _MOST_POINTS = 12_000_000
-"""Pareto points over all stages that are worth keeping."""
+"""Up to this many Pareto points over all stages, exact tables are built."""
 _MOST_KEPT = 6_000_000
-"""Cumulated savings over all stages that are kept from pass to pass, and worked on at a time."""
+"""Up to this many cumulated savings over all stages are kept from pass to pass; more are computed in chunks."""
 
 
 @dataclass(frozen=True)
 class Border:
-    """Per stage of one tensor degree: what its time is made of besides the nodes' free choices. r rows, k degrees d.
+    """Times of the stages of one tensor degree without the added seconds of slower choices. r stages, k degrees d.
 
     Attributes:
         rows: [r] positions among all pairs.
-        time_s: [r] work of one sample in the base choices.
-        transfer_s: [r] seconds of the transfers, before they are shared by the replicas.
-        exchange_s: [r, k] seconds of the weight exchange times d.
+        time_s: [r] work of one sample with the base choice (the fastest) of each node.
+        transfer_s: [r] transfers on cut edges, not divided by the replicas.
+        exchange_s: [r, k] weight exchange times d.
     """
 
     rows: np.ndarray
@@ -43,7 +43,7 @@ class Border:
     exchange_s: np.ndarray
 
     def budget(self, cap_s: float, data: np.ndarray) -> np.ndarray:
-        """[r, k] seconds that free choices may add, for one sample on one replica."""
+        """[r, k] seconds that slower choices may add to one sample on one replica under the cap."""
         fixed = (self.time_s + self.transfer_s)[:, None] + self.exchange_s
         budget: np.ndarray = cap_s * (1 + CAP_SLACK) * data - fixed
         return budget
@@ -51,7 +51,7 @@ class Border:
 
 @dataclass(frozen=True)
 class ExactTable:
-    """All Pareto points of every stage, by added seconds; `limit` is the most in flight up to that point."""
+    """All Pareto points of every stage, by ascending `added_s`; `limit` is the most in flight up to that point."""
 
     border: Border
     data: np.ndarray
@@ -59,18 +59,18 @@ class ExactTable:
     limit: np.ndarray
 
     def limits(self, cap_s: float) -> np.ndarray:
-        """[r, k] largest in-flight counts under the cap."""
+        """[r, k] most samples in flight under the cap."""
         at = _search(self.added_s, self.border.budget(cap_s, self.data))
-        found = np.take_along_axis(self.limit, np.maximum(at - 1, 0), axis=1)
-        return np.where(at > 0, found, 0)
+        limits = np.take_along_axis(self.limit, np.maximum(at - 1, 0), axis=1)
+        return np.where(at > 0, limits, 0)
 
 
 @dataclass(frozen=True)
 class Savings:
-    """Steps that save memory for time, best first, and which stages can take each. i ideals, s steps, r rows.
+    """Steps to slower choices that save memory, least seconds per byte first. i ideals, s steps, r stages.
 
     Attributes:
-        members: [i, s] 0/1, whether the step's node is in the ideal.
+        members: [i, s] 1 if the step's node is in the ideal, else 0.
         lower: [r] ideal before each stage.
         upper: [r] ideal after it.
         step_s: [s] seconds a step costs.
@@ -84,38 +84,38 @@ class Savings:
     step_bytes: np.ndarray
 
     def cumulated(self, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-        """[rows, s + 1] seconds and bytes of the first steps that each stage can take."""
+        """[rows, s + 1] cumulated seconds and bytes of the first steps of the nodes of each stage."""
         held = self.members[self.upper[rows]] - self.members[self.lower[rows]]
-        found = []
+        sums_of = []
         for step in (self.step_s, self.step_bytes):
             sums = np.zeros((len(held), len(step) + 1))
             np.cumsum(held * step, axis=1, out=sums[:, 1:])
-            found.append(sums)
-        return found[0], found[1]
+            sums_of.append(sums)
+        return sums_of[0], sums_of[1]
 
 
 @dataclass(frozen=True)
 class RelaxedTable:
-    """Best savings first, taken in fractions at the end; `kept` are the cumulated savings unless they are too many."""
+    """Linear relaxation: best steps first, the last one in part; `cumulated` are the savings unless too many."""
 
     border: Border
     data: np.ndarray
     activation_bytes: np.ndarray
     room_bytes: np.ndarray
     savings: Savings
-    kept: tuple[np.ndarray, np.ndarray] | None
+    cumulated: tuple[np.ndarray, np.ndarray] | None
 
     def limits(self, cap_s: float) -> np.ndarray:
-        """[r, k] upper bounds on the in-flight counts under the cap."""
+        """[r, k] upper bounds on the samples in flight under the cap."""
         budget = self.border.budget(cap_s, self.data)
-        if self.kept is not None:
-            return self._limits(slice(0, len(budget)), budget, *self.kept)
-        found = np.zeros(budget.shape, dtype=np.int64)
+        if self.cumulated is not None:
+            return self._limits(slice(0, len(budget)), budget, *self.cumulated)
+        limits = np.zeros(budget.shape, dtype=np.int64)
         step = max(_MOST_KEPT // (len(self.savings.step_s) + 1), 1)
         for begin in range(0, len(budget), step):
             rows = slice(begin, begin + step)
-            found[rows] = self._limits(rows, budget[rows], *self.savings.cumulated(rows))
-        return found
+            limits[rows] = self._limits(rows, budget[rows], *self.savings.cumulated(rows))
+        return limits
 
     def _limits(self, rows: slice, budget: np.ndarray, added_s: np.ndarray, saved_bytes: np.ndarray) -> np.ndarray:
         at = _search(added_s, budget)
@@ -139,7 +139,7 @@ Table = ExactTable | RelaxedTable
 def tables(
     problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray, deadline: Deadline
 ) -> tuple[list[Table], list[np.ndarray]]:
-    """The tables of one tensor degree, together over all data degrees, and the useful choices of every node.
+    """The tables of one tensor degree, which cover all data degrees together, and the useful choices of every node.
 
     Raises:
         OutOfTime: the deadline passed.
@@ -148,27 +148,27 @@ def tables(
     useful = useful_choices(problem, tensor)
     absent = np.array([float(len(c) == 0) for c in useful])
     total = problem.activation_bytes + problem.fixed_bytes
-    least = np.array([total[c].min() if len(c) else 0.0 for c in useful])
+    least_bytes = np.array([total[c].min() if len(c) else 0.0 for c in useful])
     room = _room(problem)
-    rows = np.flatnonzero((_sums(pairs, absent) == 0) & (_sums(pairs, least) <= room))
+    rows = np.flatnonzero((_sums(pairs, absent) == 0) & (_sums(pairs, least_bytes) <= room))
     if not len(rows):
         return [], useful
     if _is_regular(problem, useful) and _points(problem, useful) * len(rows) <= _MOST_POINTS:
         return [_exact(problem, pairs, rows, useful, data)], useful
     same_weights = all(len(c) < 2 or np.ptp(problem.weight_bytes[c]) == 0 for c in useful)
     groups = [data] if same_weights else [data[i : i + 1] for i in range(len(data))]
-    left_bytes = room - _sums(pairs, least)[rows]
-    found: list[Table] = []
+    left_bytes = room - _sums(pairs, least_bytes)[rows]
+    relaxed_tables: list[Table] = []
     for group in groups:
         deadline.check()
-        found.append(_relaxed(problem, pairs, rows, useful, group, left_bytes))
-    return found, useful
+        relaxed_tables.append(_relaxed(problem, pairs, rows, useful, group, left_bytes))
+    return relaxed_tables, useful
 
 
 def _room(problem: PiperProblem) -> float:
-    """Bytes that may fit a device, rounding of differences of sums included: limits found with it are upper bounds.
+    """Memory of a device in bytes, plus the rounding of differences of sums, so that limits are upper bounds.
 
-    A stage that is taken for its limit and does not fit after all is ruled out when its choices are worked out.
+    A stage whose limit is too high because of that is ruled out when its choices are computed exactly.
     """
     return room_bytes(problem.memory_bytes) + _ROUNDING * float(
         problem.activation_bytes.sum() + problem.fixed_bytes.sum()
@@ -176,19 +176,19 @@ def _room(problem: PiperProblem) -> float:
 
 
 def _sums(pairs: Pairs, values: np.ndarray) -> np.ndarray:
-    """[r] sum of a value a node over the nodes of each stage."""
+    """[r] sum of the nodes' values over each stage."""
     of_ideal = pairs.members.astype(np.float64) @ values
     sums: np.ndarray = of_ideal[pairs.upper] - of_ideal[pairs.lower]
     return sums
 
 
-def _chosen(base: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """[n] a value of every node's base choice, 0 where it has none."""
+def _of_base_choices(base: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[n] value of every node's base choice, 0 for a node without choices."""
     return np.where(base >= 0, values[np.maximum(base, 0)], 0.0)
 
 
 def _is_regular(problem: PiperProblem, useful: list[np.ndarray]) -> bool:
-    """Whether every node has one or two useful choices, alike in weights and syncs."""
+    """True if every node has at most two useful choices, equal in weights and syncs."""
     for c in useful:
         if len(c) > 2:
             return False
@@ -202,29 +202,31 @@ def _is_regular(problem: PiperProblem, useful: list[np.ndarray]) -> bool:
 
 
 def _base(problem: PiperProblem, useful: list[np.ndarray], seconds: np.ndarray) -> np.ndarray:
-    """[n] every node's fastest choice, the smaller one where equal; -1 where it has none."""
+    """[n] every node's fastest choice, of equally fast ones the smallest; -1 without choices."""
     return np.array(
         [c[np.lexsort((problem.activation_bytes[c], seconds[c]))[0]] if len(c) else -1 for c in useful], dtype=np.int64
     )
 
 
-def _alike(problem: PiperProblem, useful: list[np.ndarray], base: np.ndarray) -> dict[tuple[float, float], list[int]]:
-    """Nodes with two choices by what the slower choice does to (a, b), each group by the seconds it costs."""
+def _groups_by_change(
+    problem: PiperProblem, useful: list[np.ndarray], base: np.ndarray
+) -> dict[tuple[float, float], list[int]]:
+    """Nodes with two choices, grouped by the change of (a, b) that the slower choice brings."""
     groups: dict[tuple[float, float], list[int]] = {}
     for node, c in enumerate(useful):
         if len(c) == 2:
             other = int(c[0] + c[1] - base[node])
-            change = (
+            memory_change = (
                 float(problem.activation_bytes[other] - problem.activation_bytes[base[node]]),
                 float(problem.fixed_bytes[other] - problem.fixed_bytes[base[node]]),
             )
-            groups.setdefault(change, []).append(node)
+            groups.setdefault(memory_change, []).append(node)
     return dict(sorted(groups.items()))
 
 
 def _points(problem: PiperProblem, useful: list[np.ndarray]) -> int:
-    """How many combinations of counts, one count a group of alike nodes, there are."""
-    groups = _alike(problem, useful, _base(problem, useful, problem.time_s))
+    """Number of combinations of one count per group: how many of its nodes take the slower choice."""
+    groups = _groups_by_change(problem, useful, _base(problem, useful, problem.time_s))
     points = 1
     for members in groups.values():
         points *= len(members) + 1
@@ -242,15 +244,15 @@ def _border(
     *,
     exchange: bool,
 ) -> Border:
-    work = _sums(pairs, _chosen(base, seconds))[rows]
+    work = _sums(pairs, _of_base_choices(base, seconds))[rows]
     transfer = _transfer_bytes(problem, pairs, useful)[pairs.lower[rows], pairs.upper[rows]]
-    weights = _sums(pairs, _chosen(base, problem.weight_bytes))[rows] if exchange else np.zeros(len(rows))
+    weights = _sums(pairs, _of_base_choices(base, problem.weight_bytes))[rows] if exchange else np.zeros(len(rows))
     per_weight = 4 * (data - 1) / problem.batch / problem.bandwidth_bytes_per_s
     return Border(rows, work, transfer / problem.bandwidth_bytes_per_s, weights[:, None] * per_weight)
 
 
 def _transfer_bytes(problem: PiperProblem, pairs: Pairs, useful: list[np.ndarray]) -> np.ndarray:
-    """[i, i] least bytes that cross the borders of the stage between ideal (row) and ideal (column)."""
+    """[i, i] least bytes on the cut edges of the stage between ideal (row) and ideal (column)."""
     source, target = problem.edges[:, 0], problem.edges[:, 1]
     edge = np.arange(len(source))
     entering = problem.edge_bytes.copy()
@@ -278,18 +280,18 @@ def _exact(
     border = _border(problem, pairs, rows, useful, base, problem.time_s, data, exchange=True)
     added = np.zeros((len(rows), 1))
     grow, fixed = np.zeros(1), np.zeros(1)
-    for (change_a, change_b), members in _alike(problem, useful, base).items():
+    for (change_a, change_b), members in _groups_by_change(problem, useful, base).items():
         cost = np.array([float(problem.time_s[useful[v]].max() - problem.time_s[base[v]]) for v in members])
         order = np.argsort(cost, kind="stable")
         columns = pairs.members[:, np.array(members)[order]]
         held = (columns[pairs.upper[rows]] - columns[pairs.lower[rows]]).astype(bool)
         sums, ranks = np.cumsum(held * cost[order], axis=1), np.cumsum(held, axis=1)
-        least = np.full((len(rows), len(members) + 1), np.inf)
-        least[:, 0] = 0.0
+        least_added_s = np.full((len(rows), len(members) + 1), np.inf)
+        least_added_s[:, 0] = 0.0
         at_row, at_member = np.nonzero(held)
-        least[at_row, ranks[at_row, at_member]] = sums[at_row, at_member]
+        least_added_s[at_row, ranks[at_row, at_member]] = sums[at_row, at_member]
         counts = np.arange(len(members) + 1)
-        added = (added[:, :, None] + least[:, None, :]).reshape(len(rows), -1)
+        added = (added[:, :, None] + least_added_s[:, None, :]).reshape(len(rows), -1)
         grow = (grow[:, None] + counts * change_a).ravel()
         fixed = (fixed[:, None] + counts * change_b).ravel()
     limit = _limits_at(problem, pairs, rows, base, added, grow, fixed)
@@ -309,8 +311,8 @@ def _limits_at(
     grow: np.ndarray,
     fixed: np.ndarray,
 ) -> np.ndarray:
-    activation = _sums(pairs, _chosen(base, problem.activation_bytes))[rows]
-    constant = _sums(pairs, _chosen(base, problem.fixed_bytes))[rows]
+    activation = _sums(pairs, _of_base_choices(base, problem.activation_bytes))[rows]
+    constant = _sums(pairs, _of_base_choices(base, problem.fixed_bytes))[rows]
     room = _room(problem) - constant[:, None] - fixed
     limit = np.where(room >= 0, _quotient(room, activation[:, None] + grow), 0)
     return np.where(np.isfinite(added), limit, 0)
@@ -331,16 +333,16 @@ def _relaxed(
     border = _border(problem, pairs, rows, useful, base, seconds, data, exchange=not alone)
     node, step_s, step_bytes = _savings(problem, useful, base, seconds)
     savings = Savings(pairs.members[:, node], pairs.lower[rows], pairs.upper[rows], step_s, step_bytes)
-    kept = savings.cumulated(slice(0, len(rows))) if len(rows) * (len(node) + 1) <= _MOST_KEPT else None
-    activation = _sums(pairs, _chosen(base, problem.activation_bytes))[rows]
-    return RelaxedTable(border, data, activation, left_bytes, savings, kept)
+    cumulated = savings.cumulated(slice(0, len(rows))) if len(rows) * (len(node) + 1) <= _MOST_KEPT else None
+    activation = _sums(pairs, _of_base_choices(base, problem.activation_bytes))[rows]
+    return RelaxedTable(border, data, activation, left_bytes, savings, cumulated)
 
 
 def _savings(
     problem: PiperProblem, useful: list[np.ndarray], base: np.ndarray, seconds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps along every node's convex front of (seconds, activation bytes saved): node, seconds, bytes; best first."""
-    found: list[tuple[float, int, float, float]] = []
+    """Steps along each node's convex front of (seconds, activation bytes saved): node, seconds, bytes; best first."""
+    steps: list[tuple[float, int, float, float]] = []
     for node, choices in enumerate(useful):
         if len(choices) < 2:
             continue
@@ -357,21 +359,21 @@ def _savings(
                 hull.append((cost, gain))
         for (cost, gain), (next_cost, next_gain) in itertools.pairwise(hull):
             step = (next_cost - cost, next_gain - gain)
-            found.append((step[0] / step[1], node, *step))
-    found.sort()
-    table = np.array(found, dtype=np.float64).reshape(-1, 4)
+            steps.append((step[0] / step[1], node, *step))
+    steps.sort()
+    table = np.array(steps, dtype=np.float64).reshape(-1, 4)
     return table[:, 1].astype(np.int64), table[:, 2], table[:, 3]
 
 
 def _quotient(room: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """How often `size` fits into `room`, `UNLIMITED` where it takes nothing."""
+    """How many times `size` fits into `room`; `UNLIMITED` for size 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         count = np.where(size > 0, np.floor(room / size), UNLIMITED)
     return np.minimum(count, UNLIMITED).astype(np.int64)
 
 
 def _search(table: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """For each row, how many of the row's ascending entries are at most each of the row's wanted values."""
+    """[r, k] how many of row r's ascending table entries are at most `wanted[r, k]`; binary search."""
     low = np.zeros(wanted.shape, dtype=np.int64)
     high = np.full(wanted.shape, table.shape[1], dtype=np.int64)
     for _ in range(int(table.shape[1]).bit_length()):

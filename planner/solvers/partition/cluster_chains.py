@@ -1,6 +1,6 @@
-"""Chains of a job's blocks on a cluster, cut as published systems would: as BaPipe, as PipeDream's publications and
-released programs, and as HetPipe, with its virtual workers: which devices belong to which, the cut of each kind, and
-its devices in order.
+"""Stages of a job's blocks on a cluster as published systems cut them: BaPipe, PipeDream, HetPipe.
+
+For HetPipe also the virtual workers: the devices of each, the cut of each kind, and its devices in the cut's order.
 """
 
 from __future__ import annotations
@@ -33,67 +33,67 @@ from planner.space.partition import (
 from planner.space.types import BlockCosts, StageChoice
 
 TIME_LIMIT_S = 4.0
-"""For one partition problem."""
+"""Seconds for one partition problem."""
 
 
 def levels_of(cluster: Cluster, devices: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Units and bandwidths in bytes a second of the levels that so many devices span, innermost first."""
-    sizes, speeds, left = [], [], devices
+    """Units and bandwidths (bytes per second) of the levels that so many devices span, innermost first."""
+    sizes, speeds, devices_left = [], [], devices
     for level in cluster.levels:
-        size = min(level.size, left)
+        size = min(level.size, devices_left)
         if size > 1:
             sizes.append(size)
             speeds.append(level.device_byte_per_s * level.efficiency)
-        left = max(1, left // level.size)
+        devices_left = max(1, devices_left // level.size)
     return (tuple(sizes) or (1,)), (tuple(speeds) or (math.inf,))
 
 
 def carried(cluster: Cluster, devices: int) -> list[float]:
-    """Bytes a second that the ports of so many neighbours, 1 up to all, carry together one way, to devices of all other
-    groups."""
-    found = []
+    """By number of neighbouring devices, from 1 to all: bytes per second that their ports send to the others."""
+    rates = []
     for count in range(1, devices + 1):
-        below, least = 1, math.inf
+        group_devices, least_rate = 1, math.inf
         for level in cluster.levels:
-            if below < devices and level.size > 1:
-                groups = -(-count // below)
+            if group_devices < devices and level.size > 1:
+                groups = -(-count // group_devices)
                 rate = min(groups * level.byte_per_s, count * level.device_byte_per_s) * level.efficiency
-                least = min(least, rate)
-            below *= level.size
-        found.append(least)
-    return found
+                least_rate = min(least_rate, rate)
+            group_devices *= level.size
+        rates.append(least_rate)
+    return rates
 
 
 def balanced_stages(
-    tables: StageTables, cluster: Cluster, devices: int, micro_batches: int, form: BaPipeSchedule, limit_s: float
+    tables: StageTables, cluster: Cluster, devices: int, micro_batches: int, schedule: BaPipeSchedule, limit_s: float
 ) -> tuple[int, ...] | None:
-    """Boundaries of the stages, one a device; None where none fit, or where none can be below the limit.
+    """Boundaries of BaPipe's stages, one per device; None if none fit or none can be below the time limit.
 
     Args:
-        tables: of the chain.
-        cluster: the machine.
-        devices: that are used, in line.
+        tables: stage tables of the chain.
+        cluster: the cluster.
+        devices: number of devices, in line.
         micro_batches: of an iteration.
-        form: the order of work.
-        limit_s: slower pipelines do not matter.
+        schedule: the order of work.
+        limit_s: iteration time from which on pipelines are not searched for, seconds.
     """
-    costs, chosen = tables.costs, tables.precision
+    costs, precision = tables.costs, tables.precision
     count = min(devices, len(costs.parameter_elements))
     fastest_s = float((costs.forward_s + costs.backward_s).min(axis=0).sum()) / count
     if count < 2 or micro_batches * fastest_s >= limit_s or not _may_fit(tables, cluster, count, micro_batches):
         return None
     types, (_, speeds) = cluster.device_types[:count], levels_of(cluster, count)
+    held_bytes = precision.held_weight_bytes + precision.held_gradient_bytes + tables.state_bytes
     problem = bapipe(
         (costs.micro_batch,),
         costs.forward_s[types][None],
         costs.backward_s[types][None],
         np.diagonal(costs.saved_bytes)[None].copy(),
         costs.boundary_bytes[None],
-        costs.parameter_elements * (chosen.held_weight_bytes + chosen.held_gradient_bytes + tables.state_bytes) / 2,
+        costs.parameter_elements * held_bytes / 2,
         np.array([float(cluster.devices[t].usable_bytes) for t in types]),
         min(speeds),
         micro_batches * costs.micro_batch,
-        schedules=(form,),
+        schedules=(schedule,),
         exact_features=True,
     )
     decision = search_partition(problem, time_limit_s=TIME_LIMIT_S).decision
@@ -101,7 +101,7 @@ def balanced_stages(
 
 
 def _may_fit(tables: StageTables, cluster: Cluster, count: int, micro_batches: int) -> bool:
-    """Whether some cut into so many stages leaves room for the features of 1F1B."""
+    """True if some cut into `count` stages fits with the activations of 1F1B."""
     needs = [tables.needed_bytes(min(micro_batches, count - s)) for s in range(count)]
     return fits(least_need(needs, tables.real), max(d.usable_bytes for d in cluster.devices))
 
@@ -116,29 +116,28 @@ def beside_the_work(
     fits: Sequence[np.ndarray] = (),
     minibatches: int = 0,
 ) -> tuple[StageChoice, ...] | None:
-    """The stages whose slowest is fastest in steady state.
+    """The stages with the fastest slowest stage in steady state, if the gradient exchange overlaps the work.
 
-    A stage of m replicas takes max(F + B, 2 (m-1)/m w / ring) / m a minibatch: while one round of m minibatches is
-    exchanged by a ring, the next is worked on. What enters and leaves it passes its ports both ways: (a_in + a_out) /
-    carried(m).
+    A stage of m replicas takes max(F + B, 2 (m-1)/m w / ring) / m per minibatch: a ring exchanges the gradients of one
+    round of m minibatches while the next round is computed. Its transfers take (a_in + a_out) / carried(m).
 
     Args:
-        stage_s: [n + 1, n + 1] forward and backward of blocks i..j-1 on one device, infinite where that is no stage.
+        stage_s: [n + 1, n + 1] forward and backward of blocks i..j-1 on one device; infinite where that is no stage.
         weight_bytes: [n + 1, n + 1] gradients of blocks i..j-1.
-        cut_bytes: [n + 1] what passes the cut in front of each block, one way; 0 at both ends.
+        cut_bytes: [n + 1] bytes across the cut before each block, one way; 0 at both ends.
         ring_byte_per_s: of the narrowest link of a ring.
-        carried_byte_per_s: by number of replicas, from 1 up to all devices: what their ports carry together.
-        fits: by minibatches in flight, from 1 up to all devices, bool [n + 1, n + 1], whether blocks i..j-1 fit then.
-            A stage of r replicas with b devices behind it has ceil(b/r) + 1 in flight. Empty: memory does not matter.
-        minibatches: that the replicas of every stage share evenly; 0 for any number of replicas.
+        carried_byte_per_s: by number of replicas, from 1 to all devices: bandwidth of their ports together.
+        fits: by minibatches in flight, from 1 to all devices, bool [n + 1, n + 1] whether blocks i..j-1 fit. A stage of
+            r replicas with b devices on later stages has ceil(b/r) + 1 in flight. Empty for no memory limit.
+        minibatches: the replicas of each stage must divide it; 0 for any number of replicas.
 
-    Ties go to the fewest devices. O(n^2 devices^2). None when there are no such stages.
+    Of equal plans the one with the fewest devices. None if no stages fit. O(n^2 devices^2).
     """
     devices = len(carried_byte_per_s)
     n = len(stage_s) - 1
     best = np.full((devices + 1, n + 1), np.inf)
     best[0, 0] = 0.0
-    came: dict[tuple[int, int], tuple[int, int]] = {}
+    origin: dict[tuple[int, int], tuple[int, int]] = {}
     by_replicas = [
         np.maximum(
             np.maximum(stage_s, moved_bytes(Collective.ALL_REDUCE, weight_bytes, m) / ring_byte_per_s) / m,
@@ -148,36 +147,36 @@ def beside_the_work(
     ]
     empty = np.tri(n + 1, k=0, dtype=bool)
     for used in range(1, devices + 1):
-        for replicas, taken in enumerate(by_replicas[:used], start=1):
+        for replicas, stage_times in enumerate(by_replicas[:used], start=1):
             if minibatches % replicas:
                 continue
             in_flight = -(-(devices - used) // replicas) + 1
-            out = empty | ~fits[in_flight - 1] if fits else empty
-            options = np.maximum(best[used - replicas][:, None], np.where(out, np.inf, taken))
-            source = options.argmin(axis=0)
-            reached = options[source, np.arange(n + 1)]
-            for j in np.nonzero(reached < best[used])[0].tolist():
-                came[used, j] = (replicas, int(source[j]))
-            best[used] = np.minimum(best[used], reached)
+            not_allowed = empty | ~fits[in_flight - 1] if fits else empty
+            times = np.maximum(best[used - replicas][:, None], np.where(not_allowed, np.inf, stage_times))
+            source = times.argmin(axis=0)
+            least_s = times[source, np.arange(n + 1)]
+            for j in np.nonzero(least_s < best[used])[0].tolist():
+                origin[used, j] = (replicas, int(source[j]))
+            best[used] = np.minimum(best[used], least_s)
     used = int(best[:, n].argmin())
     if not math.isfinite(best[used, n]):
         return None
     stages, j = [], n
     while j:
-        replicas, start = came[used, j]
+        replicas, start = origin[used, j]
         stages.append(StageChoice(start, j, replicas))
         used, j = used - replicas, start
     return tuple(reversed(stages))
 
 
 MOST_DEVICES = 32
-"""Above this the recurrence over replicas takes too long, and all stages get the same number."""
+"""With more devices the recurrence over replicas takes too long, and all stages get the same number of replicas."""
 
 MOST_LEVELLED = 16
-"""Above this the recurrence level by level takes too long: all devices stand on one level of the narrowest links."""
+"""With more devices the recurrence over levels takes too long: all devices are put on one level of slow links."""
 
 LONGEST_ROUND = 4096
-"""Minibatches after which all replicas have had the same number of turns, at the most."""
+"""Largest number of minibatches after which all replicas have processed equally many."""
 
 Stages = tuple[StageChoice, ...]
 
@@ -185,38 +184,44 @@ Stages = tuple[StageChoice, ...]
 def replicated_stages(
     tables: StageTables, cluster: Cluster, devices: int, minibatches: int, room_bytes: float
 ) -> list[Stages]:
-    """The partitions worth judging within the memory, or without that limit where there are none within it.
+    """Candidate partitions of PipeDream under the memory, or without that limit if none fits.
 
     Args:
-        tables: of the chain, for a device's minibatch.
-        cluster: the machine.
-        devices: that are used, in line.
+        tables: stage tables of the chain, for a device's minibatch.
+        cluster: the cluster.
+        devices: number of devices, in line.
         minibatches: of an iteration.
         room_bytes: usable memory of a device.
     """
     if devices > MOST_DEVICES:
         return list(_equal_replicas(tables, devices, room_bytes))
-    chosen = tables.precision
-    more = (chosen.copy_bytes + chosen.held_gradient_bytes + tables.state_bytes) / chosen.weight_bytes
-    for memory in (Memory(room_bytes, optimizer_per_weight=more), Memory()):
-        found = dict.fromkeys(_partitions(tables, cluster, devices, minibatches, memory))
-        if found:
-            return [s for s in found if math.lcm(*(stage.replicas for stage in s)) <= LONGEST_ROUND]
+    for memory in (Memory(room_bytes, optimizer_per_weight=_optimizer_per_weight(tables)), Memory()):
+        partitions = dict.fromkeys(_partitions(tables, cluster, devices, minibatches, memory))
+        if partitions:
+            return [stages for stages in partitions if math.lcm(*(stage.replicas for stage in stages)) <= LONGEST_ROUND]
     return []
 
 
+def _optimizer_per_weight(tables: StageTables) -> float:
+    """Bytes of gradients, optimizer state and master copies per byte of weights."""
+    precision = tables.precision
+    return (precision.copy_bytes + precision.held_gradient_bytes + tables.state_bytes) / precision.weight_bytes
+
+
 def least_straight_bytes(tables: StageTables, devices: int) -> tuple[float, int]:
-    """What the fullest device needs at the least, over straight pipelines with as many replicas of every stage, and the
-    stages of that one; the runtime's reserve left out."""
-    least, depth = math.inf, 1
-    for tried in _depths(tables, devices):
-        needs = [tables.needed_bytes(tried - s, tried - s) for s in range(tried)]
-        least, depth = min((least, depth), (least_need(needs, tables.real), tried))
-    return least, depth
+    """The least peak bytes of a device over pipelines with equally many replicas of every stage, and that one's depth.
+
+    The runtime's reserve is not counted.
+    """
+    least_bytes, depth = math.inf, 1
+    for depth_tried in _depths(tables, devices):
+        needs = [tables.needed_bytes(depth_tried - s, depth_tried - s) for s in range(depth_tried)]
+        least_bytes, depth = min((least_bytes, depth), (least_need(needs, tables.real), depth_tried))
+    return least_bytes, depth
 
 
 def _layers(tables: StageTables) -> Layers:
-    """The blocks as PipeDream's profiler would see them; what a block keeps of its input is counted as received."""
+    """The blocks as PipeDream's profiler records them; a block's kept input counts as received, not as saved."""
     costs = tables.costs
     return chain_layers(
         (costs.forward_s + costs.backward_s).mean(axis=0).tolist(),
@@ -227,7 +232,7 @@ def _layers(tables: StageTables) -> Layers:
 
 
 def _flat(stages: Sequence[ReplicatedStage], copies: int = 1) -> Iterator[StageChoice]:
-    """The innermost stages, replicas of all levels multiplied."""
+    """The innermost stages, with the product of the replicas of all levels."""
     for stage in stages:
         if stage.inner:
             yield from _flat(stage.inner, copies * stage.replicas)
@@ -238,23 +243,23 @@ def _flat(stages: Sequence[ReplicatedStage], copies: int = 1) -> Iterator[StageC
 def _partitions(
     tables: StageTables, cluster: Cluster, devices: int, minibatches: int, memory: Memory
 ) -> Iterator[Stages]:
-    """The best partitions by a ring beside the work, and by the published costs.
+    """The best partitions by an overlapped ring exchange, and by the published costs.
 
-    The released cost counts 4 (m-1)/m w a worker and update, a parameter server's bytes; a ring moves half of them, so
-    it is tried with those as well, level by level and with all devices on one. The paper's counts 2 (m-1) w for a
-    stage of m replicas, m times a ring's. What is judged is a ring beside the work, by which 15-1, the plan that was
-    measured, is the fastest for VGG-16.
+    The released cost counts the bytes of a parameter server, 4 (m-1)/m w per worker and update; a ring moves half of
+    them, so that cost is tried with halved weights as well. The paper's cost counts 2 (m-1) w for a stage of m
+    replicas, m times a ring's. The caller prices the results with an overlapped ring exchange, by which 15-1, the plan
+    that was measured, is the fastest for VGG-16.
 
-    Where servers hold several stages the recurrence over levels splits all servers of a stage alike, so that it cannot
-    say 15-1 on four servers of four; one flat level over the narrowest links can. The limit of memory slows the
-    recurrence down and enters where the partition without it does not fit.
+    Each cost is tried level by level and with all devices on one level of the slowest links: the recurrence over levels
+    splits all servers of a stage alike, so that it cannot state 15-1 on four servers of four. The memory limit slows
+    the recurrence down, so it is used only if the partition without it does not fit.
     """
     layers, (sizes, speeds) = _layers(tables), levels_of(cluster, devices)
-    for evenly, within in itertools.product((0, minibatches), (False, True)):
+    for evenly, limited in itertools.product((0, minibatches), (False, True)):
         ports = min(speeds), carried(cluster, devices)
-        found = _beside(tables, evenly, ports, memory if within else Memory())
-        if found:
-            yield found
+        stages = _beside(tables, evenly, ports, memory if limited else Memory())
+        if stages:
+            yield stages
     shapes = [((devices,), (min(speeds),))] + ([(sizes, speeds)] if devices <= MOST_LEVELLED else [])
     ring = replace(layers, weight_bytes=layers.weight_bytes / 2)
     priced = ((layers, StageCost.PAPER), (layers, StageCost.RELEASED), (ring, StageCost.RELEASED))
@@ -267,27 +272,27 @@ def _partitions(
             yield tuple(_flat(decision))
 
 
-def _beside(tables: StageTables, evenly: int, ports: tuple[float, list[float]], memory: Memory) -> Stages | None:
-    """The best partition by a ring beside the work, within a limit of memory; rates of a ring and of ports in B/s."""
-    limited = range(1, len(ports[1]) + 1) if math.isfinite(memory.device_bytes) else ()
+def _beside(tables: StageTables, minibatches: int, ports: tuple[float, list[float]], memory: Memory) -> Stages | None:
+    """The best partition by an overlapped ring exchange under a memory limit; `ports`: B/s of ring and of ports."""
+    in_flight_counts = range(1, len(ports[1]) + 1) if math.isfinite(memory.device_bytes) else ()
     return beside_the_work(
         tables.stage_s,
         tables.elements * tables.precision.gradient_bytes,
         tables.costs.boundary_bytes,
         *ports,
-        fits=[fits(tables.needed_bytes(y, y), memory.device_bytes) for y in limited],
-        minibatches=evenly,
+        fits=[fits(tables.needed_bytes(y, y), memory.device_bytes) for y in in_flight_counts],
+        minibatches=minibatches,
     )
 
 
 def _depths(tables: StageTables, devices: int) -> list[int]:
-    """Depths of which the devices are a multiple."""
+    """Pipeline depths that divide the devices, at most one stage per block."""
     blocks = len(tables.costs.parameter_elements)
     return [d for d in range(1, min(devices, blocks) + 1) if devices % d == 0]
 
 
 def _equal_replicas(tables: StageTables, devices: int, room_bytes: float) -> Iterator[Stages]:
-    """Straight pipelines with as many replicas of every stage, for clusters beyond the recurrence."""
+    """The best pipeline of each depth with equally many replicas of every stage."""
     for depth in _depths(tables, devices):
         needs = [tables.needed_bytes(depth - s, depth - s) for s in range(depth)]
         marks = balanced(tables.stage_s, [fits(need, room_bytes) for need in needs])
@@ -296,10 +301,10 @@ def _equal_replicas(tables: StageTables, devices: int, room_bytes: float) -> Ite
 
 
 CUT_TIME_LIMIT_S = 3.0
-"""For the cut of one kind of virtual worker."""
+"""Seconds for the cut of one kind of virtual worker."""
 
 PROBE_BYTES = 1e8
-"""Size of the transfer whose rate stands for a link."""
+"""Size of the transfer by which links are rated, bytes."""
 
 Workers = list[list[int]]
 """Ranks of each virtual worker."""
@@ -311,86 +316,85 @@ Cut = tuple[tuple[int, ...], list[int]]
 def allocations(cluster: Cluster, devices: int, work_s: Sequence[float]) -> dict[str, Workers]:
     """Ranks of each virtual worker by policy: one node each (NP), the same share of every type (ED), or hybrid (HD).
 
-    Where a node is used in part, virtual workers are equal parts of nodes; where none come out, it is left idle.
-    HD joins the fastest type with the slowest, the second fastest with the second slowest, and so on, half of a virtual
-    worker from each; a type left in the middle keeps to itself. It stands where virtual workers of a node's size come
-    out whole.
+    If a node is used in part, virtual workers are equal parts of nodes; without equal parts, that node is left idle.
+    HD pairs the fastest type with the slowest, the second fastest with the second slowest, and so on; half of a virtual
+    worker comes from each. A type left in the middle forms virtual workers of its own. HD exists only if all virtual
+    workers get a node's size of devices.
 
     Args:
-        cluster: the machine.
-        devices: that are used, in line.
+        cluster: the cluster.
+        devices: number of devices, in line.
         work_s: by device type, forward and backward of the whole model.
     """
     ranks = list(range(devices))
-    found: dict[str, Workers] = {}
+    policies: dict[str, Workers] = {}
     size = cluster.node_size or devices
-    part = math.gcd(size, devices) if devices > size else devices
-    part = part if part > 1 else size
-    if part > 1:
-        found["NP"] = [ranks[i : i + part] for i in range(0, devices - part + 1, part)]
+    worker_size = math.gcd(size, devices) if devices > size else devices
+    worker_size = worker_size if worker_size > 1 else size
+    if worker_size > 1:
+        policies["NP"] = [ranks[i : i + worker_size] for i in range(0, devices - worker_size + 1, worker_size)]
     by_type: dict[int, list[int]] = {}
     for rank in ranks:
         by_type.setdefault(int(cluster.device_types[rank]), []).append(rank)
-    count = math.gcd(*(len(own) for own in by_type.values()))
+    count = math.gcd(*(len(type_ranks) for type_ranks in by_type.values()))
     if len(by_type) > 1:
-        shares = [len(own) // count for own in by_type.values()]
-        found["ED"] = [
-            [r for own, k in zip(by_type.values(), shares, strict=True) for r in own[v * k : (v + 1) * k]]
+        shares = [len(type_ranks) // count for type_ranks in by_type.values()]
+        policies["ED"] = [
+            [r for type_ranks, k in zip(by_type.values(), shares, strict=True) for r in type_ranks[v * k : (v + 1) * k]]
             for v in range(count)
         ]
         hybrid = _hybrid(work_s, by_type, size)
         if hybrid is not None and len(by_type) > 2:
-            found["HD"] = hybrid
-    return found
+            policies["HD"] = hybrid
+    return policies
 
 
 def _hybrid(work_s: Sequence[float], by_type: dict[int, list[int]], size: int) -> Workers | None:
-    """Virtual workers of `size` devices, half of one type and half of its partner; None where they do not come out."""
+    """Virtual workers of `size` devices, half of one type, half of its partner; None if the counts do not allow it."""
     fastest_first = sorted(by_type, key=work_s.__getitem__)
-    found: Workers = []
+    workers: Workers = []
     while fastest_first:
         pair = {fastest_first.pop(0), fastest_first.pop() if fastest_first else -1} - {-1}
-        part = size // len(pair)
+        share = size // len(pair)
         counts = {len(by_type[t]) for t in pair}
-        if part < 1 or size % len(pair) or len(counts) > 1 or (count := counts.pop()) % part:
+        if share < 1 or size % len(pair) or len(counts) > 1 or (count := counts.pop()) % share:
             return None
-        found += [
-            [r for t in sorted(pair) for r in by_type[t][v * part : (v + 1) * part]] for v in range(count // part)
+        workers += [
+            [r for t in sorted(pair) for r in by_type[t][v * share : (v + 1) * share]] for v in range(count // share)
         ]
-    return found
+    return workers
 
 
 def kinds(cluster: Cluster, workers: Workers) -> list[Workers]:
-    """Virtual workers with the same devices together."""
-    found: dict[tuple[int, ...], Workers] = {}
+    """Virtual workers grouped by the types of their devices."""
+    by_types: dict[tuple[int, ...], Workers] = {}
     for ranks in workers:
-        found.setdefault(tuple(sorted(cluster.device_types[ranks].tolist())), []).append(ranks)
-    return list(found.values())
+        by_types.setdefault(tuple(sorted(cluster.device_types[ranks].tolist())), []).append(ranks)
+    return list(by_types.values())
 
 
 def own_cut(tables: StageTables, cluster: Cluster, ranks: Sequence[int], concurrent: int) -> Cut | None:
-    """A virtual worker's cut by the exact search; None where nothing fits.
+    """A virtual worker's best cut; None if nothing fits.
 
     Args:
-        tables: of the chain, for a mini-batch.
-        cluster: the machine.
+        tables: stage tables of the chain, for a mini-batch.
+        cluster: the cluster.
         ranks: its devices.
         concurrent: mini-batches in its pipeline.
     """
-    costs, chosen = tables.costs, tables.precision
+    costs = tables.costs
     counts = Counter(int(t) for t in cluster.device_types[list(ranks)])
     types = sorted(counts)
     problem = hetpipe(
         (costs.forward_s + costs.backward_s)[types],
-        costs.parameter_elements * chosen.weight_bytes,
+        costs.parameter_elements * tables.precision.weight_bytes,
         np.diagonal(costs.saved_bytes).copy(),
         costs.boundary_bytes,
         tuple(counts[t] for t in types),
         np.array([float(cluster.devices[t].usable_bytes) for t in types]),
         _speeds(cluster, ranks, types),
         concurrent=concurrent,
-        optimizer_per_weight=(chosen.copy_bytes + chosen.held_gradient_bytes + tables.state_bytes)
-        / chosen.weight_bytes,
+        optimizer_per_weight=_optimizer_per_weight(tables),
         use_all=len(ranks) <= len(costs.parameter_elements),
     )
     decision = search_partition(problem, time_limit_s=CUT_TIME_LIMIT_S).decision
@@ -398,26 +402,26 @@ def own_cut(tables: StageTables, cluster: Cluster, ranks: Sequence[int], concurr
 
 
 def _speeds(cluster: Cluster, ranks: Sequence[int], types: Sequence[int]) -> np.ndarray:
-    """[t, t] bytes a second between a device of one type and another of the virtual worker."""
-    found = np.full((len(types), len(types)), np.inf)
+    """[t, t] bytes per second between devices of two types within the virtual worker."""
+    speeds = np.full((len(types), len(types)), np.inf)
     of_type = cluster.device_types
     for i, a in enumerate(types):
         for j, b in enumerate(types):
             pairs = [(r, s) for r in ranks for s in ranks if r != s and of_type[r] == a and of_type[s] == b]
             if pairs:
                 seconds = send_terms(cluster, *np.asarray(pairs).T).seconds(PROBE_BYTES)
-                found[i, j] = PROBE_BYTES / float(seconds.max())
-    return found
+                speeds[i, j] = PROBE_BYTES / float(seconds.max())
+    return speeds
 
 
 def dealt(costs: BlockCosts, cluster: Cluster, workers: Workers, cut: Cut) -> tuple[int, ...]:
-    """Devices of the stages of a cut, one virtual worker after the other: in its order of types, or matched to it."""
+    """Ranks of the stages of a cut, virtual worker by virtual worker: by type, or by speed if the types differ."""
     boundaries, types = cut
-    found: list[int] = []
+    order: list[int] = []
     for ranks in workers:
-        own = sorted(cluster.device_types[ranks].tolist()) == sorted(types)
-        found += _in_order(cluster, ranks, types) if own else _matched(costs, cluster, ranks, boundaries)
-    return tuple(found)
+        same_types = sorted(cluster.device_types[ranks].tolist()) == sorted(types)
+        order += _in_order(cluster, ranks, types) if same_types else _matched(costs, cluster, ranks, boundaries)
+    return tuple(order)
 
 
 def _in_order(cluster: Cluster, ranks: Sequence[int], types: Sequence[int]) -> list[int]:
@@ -427,7 +431,7 @@ def _in_order(cluster: Cluster, ranks: Sequence[int], types: Sequence[int]) -> l
 
 
 def _matched(costs: BlockCosts, cluster: Cluster, ranks: Sequence[int], boundaries: Sequence[int]) -> list[int]:
-    """A virtual worker's devices for stages that are given: the most work to the fastest device, and so on."""
+    """A virtual worker's devices by stage: the heaviest stage gets the fastest device, and so on."""
     work_s = (costs.forward_s + costs.backward_s).sum(axis=1)
     fastest = sorted(ranks, key=lambda r: (float(work_s[cluster.device_types[r]]), r))
     mean = (costs.forward_s + costs.backward_s).mean(axis=0)

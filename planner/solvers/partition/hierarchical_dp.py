@@ -1,17 +1,17 @@
-"""Exact DP for PipeDream's hierarchical replicated stages (`PipeDreamProblem`).
+"""Exact dynamic programs for PipeDream's replicated stages, nested (`PipeDreamProblem`) or placed on a tree of devices.
 
-PipeDream's recurrence over several levels, on tables of all pairs of cuts.
+Nested on several levels: PipeDream's recurrence on tables over all pairs of cuts (`NestedTables`).
 
-Drives the sweep: first over few cuts for a good plan, then over all of them below rising limits for the proof.
-
-Exact DP for stages placed on a tree of devices (`PlacedPipelineProblem`).
+One level, and placed stages (`PlacedPipelineProblem`): the label sweep of `pipedream_sweep`, first over few cuts for a
+good plan, then over all cuts below rising limits for the proof (`LineSearch`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,14 +35,14 @@ _SAME = 1 + 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a unit stands, for its memory: units that run the same, devices on later stages."""
+    """What the memory of a unit depends on: `copies` units run the same stages, `behind` devices run later stages."""
 
     copies: int
     behind: int
 
 
-class Nested:
-    """Tables of all levels, made when asked for.
+class NestedTables:
+    """Times of runs of stages between any two cuts on each level, computed on demand.
 
     Complexity: O(S^3 m^2) vectorised operations on each level but the last, O(S^2 m^2) there.
     """
@@ -63,7 +63,7 @@ class Nested:
         self.by_device = math.isfinite(problem.memory.device_bytes) and problem.memory.rule is StashRule.STASHED
 
     def solve(self) -> tuple[float, tuple[ReplicatedStage, ...] | None]:
-        """The best time of the whole network on the whole cluster, and the plan."""
+        """The least time of all layers on all devices, and the plan; infinite and None if there is none."""
         context = Context(1, 0)
         machines = self.problem.machines[self.top]
         best = float(self._table(self.top, context)[machines][0, -1])
@@ -75,20 +75,20 @@ class Nested:
         return np.where(self.reach, figures[None, :] - figures[:, None], outside)
 
     def _context(self, level: int, context: Context, behind: int, replicas: int) -> Context:
-        """Context of the units of a stage with `behind` units of its level on later stages."""
+        """Context of the units inside a stage with `behind` units of its level on later stages."""
         if not self.by_device:
             return Context(1, 0)
         size = math.prod(self.problem.machines[:level])
         return Context(context.copies * replicas, context.behind + context.copies * behind * size)
 
     def _unit(self, level: int, context: Context) -> np.ndarray:
-        """Time that one unit of the level below takes from each cut to each."""
+        """[S, S] time of one unit of the level below, from each cut to each."""
         if level == 0:
             return self.compute
         return self._table(level - 1, context)[self.problem.machines[level - 1]]
 
     def _stage(self, level: int, context: Context, behind: int, replicas: int, *, first: bool) -> np.ndarray:
-        """Time of a stage from each cut to each, transfers at its ends included unless it is the first of its run."""
+        """[S, S] time of a stage from each cut to each; includes the transfers at its ends unless it is the first."""
         problem = self.problem
         speed = problem.bandwidth_byte_per_s[level]
         unit = self._unit(level, self._context(level, context, behind, replicas))
@@ -109,13 +109,13 @@ class Nested:
         memory = self.problem.memory
         if math.isinf(memory.device_bytes) or (self.by_device and level):
             return time
-        own, later = replicas * context.copies, behind * context.copies + context.behind
-        in_flight = memory.in_flight(later, own)
+        replicas_in_all, devices_behind = replicas * context.copies, behind * context.copies + context.behind
+        in_flight = memory.in_flight(devices_behind, replicas_in_all)
         needed = memory.needed(self.weights, self.saved, self.cuts.cut_bytes[:, None], in_flight)
         return np.where(fits(needed, memory.device_bytes), time, np.inf)
 
     def _table(self, level: int, context: Context) -> tuple[np.ndarray, ...]:
-        """Best times of runs on one level: [m][i, j] for cuts i to j on m units; on the last level i is 0 only."""
+        """[m][i, j] least time of stages from cut i to j on m units of a level; on the last level only i = 0."""
         key = (level, context)
         if key not in self.tables:
             self.tables[key] = self._fill(level, context)
@@ -147,15 +147,15 @@ class Nested:
                 np.minimum(best[row, at:], through, out=best[row, at:])
 
     def _trace(self, level: int, context: Context, start: int, stop: int, units: int) -> tuple[ReplicatedStage, ...]:
-        """The stages behind a figure of a table."""
+        """The stages behind an entry of a table."""
         runs = self._table(level, context)
         machines, time = self.problem.machines[level], runs[units][start, stop] * _SAME
         if self.problem.use_fewer and units > 1 and runs[units - 1][start, stop] <= time:
             return self._trace(level, context, start, stop, units - 1)
         behind = machines - units
         if units == 1 or self.problem.replicate:
-            alone = self._stage(level, context, behind, units, first=True)[start, stop]
-            if alone <= time:
+            single_stage_s = self._stage(level, context, behind, units, first=True)[start, stop]
+            if single_stage_s <= time:
                 return (self._made(level, context, behind, units, start, stop),)
         for replicas in range(1, units if self.problem.replicate else min(units, 2)):
             stage = self._stage(level, context, behind, replicas, first=False)
@@ -182,15 +182,15 @@ _MOST_PAIRED = 800
 
 
 @dataclass(slots=True)
-class Placer:
-    """Looks for the fastest plan on one of several numbers of devices.
+class LineSearch:
+    """Search for the fastest plan of stages in line, on each of several numbers of devices.
 
     Attributes:
-        search: what is known of the problem.
+        search: the problem, its best plan and bound.
         counts: numbers of devices to try, most promising first.
-        layout_of: where stages may go on so many devices.
-        pricing: what they cost then.
-        stage: a stage of the plan from its layers and its place (first device, width, copies, stride).
+        layout_of: the layout of so many devices.
+        pricing: the pricing of so many devices.
+        stage: makes a stage of the plan from its layers and place (first device, width, copies, stride).
         pairs: pairs of cuts that were priced.
     """
 
@@ -200,47 +200,44 @@ class Placer:
     pricing: Callable[[int], Pricing]
     stage: Callable[[tuple[int, ...], tuple[int, int, int, int]], Any]
     pairs: int = 0
-    _layouts: dict[int, Layout] = field(default_factory=dict)
 
     def climb(self, cuts: Cuts) -> None:
-        """Look first at few cuts for a good plan, then at all of them below rising limits for the proof.
+        """Sweep few cuts for a good plan, then all cuts below rising limits for the proof.
 
-        When the cuts are not complete, the bound stays what the compute time shared by all devices says.
+        Without all cuts, the bound stays the compute time divided by the devices.
         """
         search = self.search
         search.prove(float(cuts.compute_s[-1]) / max(self.counts))
-        for most in _COARSE:
-            if cuts.count > 2 * most:
-                self._below(search.objective, cuts.coarse(most))
-        base = search.bound
+        for cut_limit in _COARSE:
+            if cuts.count > 2 * cut_limit:
+                self._below(search.objective, cuts.coarse(cut_limit))
+        base_bound = search.bound
         rungs = _RUNGS if cuts.count > _FEW and math.isfinite(search.objective) else (1.0,)
         for rung in rungs:
-            limit = search.objective if rung == 1.0 else base + rung * (search.objective - base)
+            limit = search.objective if rung == 1.0 else base_bound + rung * (search.objective - base_bound)
             if limit <= search.bound:
                 continue
-            found = self._below(limit, cuts)
+            improved = self._below(limit, cuts)
             if cuts.complete:
-                search.prove(search.objective if found or rung == 1.0 else limit)
-            if found:
+                search.prove(search.objective if improved or rung == 1.0 else limit)
+            if improved:
                 return
 
     def _below(self, limit: float, cuts: Cuts) -> bool:
-        """Look for plans below a limit; true when one was found."""
+        """Search for plans below a limit; returns whether one was found."""
         goal, deadline = limit, self.search.deadline
         for count in self.counts:
             if cuts.compute_s[-1] / count >= goal:
                 continue
             deadline.check()
-            if count not in self._layouts:
-                self._layouts[count] = self.layout_of(count)
-            sweep = Sweep(cuts, self._layouts[count], self.pricing(count), goal, deadline.check)
+            sweep = Sweep(cuts, self.layout_of(count), self.pricing(count), goal, deadline.check)
             try:
-                found = sweep.run()
+                best = sweep.run()
             finally:
                 self.pairs += sweep.pairs
                 self.search.count(pairs=self.pairs)
-            if found:
-                goal, steps = found
+            if best:
+                goal, steps = best
                 self.search.offer(self._plan(cuts, steps), goal)
         return goal < limit
 
@@ -249,7 +246,7 @@ class Placer:
 
 
 def _cuts_of(search: Search, frontiers: Frontiers) -> Cuts:
-    """All cuts of the problem's layers, when its trivial plans have been offered."""
+    """Offer the trivial plans and list all cuts of the problem's layers."""
     problem = search.problem
     search.offer_all((search.solver, plan) for _, plan in problem.trivial())
     cuts = all_cuts(problem.layers, problem.boundary, frontiers, _MOST_CUTS, search.deadline)
@@ -258,12 +255,11 @@ def _cuts_of(search: Search, frontiers: Frontiers) -> Cuts:
 
 
 def solve_nested(search: Search) -> None:
-    """The fastest hierarchical plan.
+    """Find the fastest hierarchical plan.
 
-    On one level a sweep over all cuts below rising limits, which proves its answer on graphs with hundreds of thousands
-    of cuts; on several levels the recurrence over all pairs of cuts, which proves it up to `_MOST_PAIRED` cuts. With
-    more, some are chosen (along the topological order, and where little crosses), and the bound is the compute time
-    shared by all devices.
+    On one level, a sweep over all cuts proves it on graphs with hundreds of thousands of cuts. On several levels, the
+    recurrence over all pairs of cuts proves it up to `_MOST_PAIRED` cuts. With more, a subset of the cuts is searched
+    (spread over the compute time, and those with few bytes), and the bound is the compute time divided by the devices.
 
     Raises:
         UsageError: memory is to be counted device by device while units may stay idle on several levels.
@@ -284,41 +280,41 @@ def solve_nested(search: Search) -> None:
         _solve_flat(search, problem, cuts)
         return
     search.prove(float(cuts.compute_s[-1]) / problem.devices)
-    some = cuts if cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
-    search.count(pairs=some.count**2)
-    time, plan = Nested(problem, some, search.deadline.check).solve()
+    searched_cuts = cuts if cuts.count <= _MOST_PAIRED else cuts.coarse(_MOST_PAIRED)
+    search.count(pairs=searched_cuts.count**2)
+    time, plan = NestedTables(problem, searched_cuts, search.deadline.check).solve()
     if plan is not None:
         search.offer(plan, time)
-    if some.complete:
+    if searched_cuts.complete:
         search.prove(min(time, search.objective))
 
 
 def _solve_flat(search: Search, problem: PipeDreamProblem, cuts: Cuts) -> None:
     machines, released = problem.machines[0], problem.memory.rule is StashRule.RELEASED
     line = PlacedPipelineProblem(problem.layers, problem.machines, problem.bandwidth_byte_per_s, cost=problem.cost)
-    Placer(
+    LineSearch(
         search,
         list(range(machines, 0, -1)) if problem.use_fewer else [machines],
-        lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate),
+        functools.cache(lambda devices: layout_on(line, devices, search.deadline, replicate=problem.replicate)),
         lambda devices: Pricing(problem, True, (machines - devices) * released),
         lambda layers, place: ReplicatedStage(layers, place[1]),
     ).climb(cuts)
 
 
 def solve_placed(search: Search) -> None:
-    """The fastest pipeline on a tree of devices, with proof when the graph has at most `_MOST_CUTS` cuts.
+    """Find the fastest pipeline on a tree of devices; proven if the graph has at most `_MOST_CUTS` cuts.
 
-    A label sweep over (place, last stage, cut) below rising limits; see `pipedream_sweep`. With more cuts only those
-    along the topological order are tried, and the bound is the compute time shared by all devices.
+    With more cuts only those along the topological order are searched, and the bound is the compute time divided by the
+    devices.
     """
     problem: PlacedPipelineProblem = search.problem
     cuts = _cuts_of(search, Frontiers.ALL)
     search.space = "stages in line on a tree of devices"
     search.space += "" if cuts.complete else ", cut along the topological order"
-    Placer(
+    LineSearch(
         search,
         [problem.devices] if problem.use_all else list(range(problem.devices, 0, -1)),
-        lambda devices: layout_on(problem, devices, search.deadline),
+        functools.cache(lambda devices: layout_on(problem, devices, search.deadline)),
         lambda _: Pricing(problem, receiver=False),
         lambda layers, place: PlacedStage(layers, *place),
     ).climb(cuts)

@@ -1,14 +1,13 @@
 """Iteration time of a synchronous pipeline, exactly: branch and bound on the longest stage over a chain DP.
 
-The ranges of the longest stage are those of `LongestStage`: some ten to forty passes in place of one a candidate
-value. A pass is a DP over (first layer, devices left), the last layer and all devices at once in numpy. Memory depends
-on how many stages follow; a pass first leaves that aside, which bounds it from below, and only when its plan does not
-fit is it repeated stage by stage from the end, keeping states that beat all with fewer stages and that can still win.
+`BottleneckSearch` splits the range of the longest stage time: ten to forty passes, not one per candidate value. A
+pass is a DP over (first layer, devices left), vectorised over the last layer and all devices. Memory depends on the
+number of later stages. A pass first ignores that, which gives a lower bound. Only if its plan does not fit, the pass is
+repeated stage by stage from the end; a state with more stages is kept if it is better than all with fewer.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,77 +15,8 @@ import numpy as np
 
 from planner.memory import most_that_fit
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
+from planner.solvers.partition._bottleneck import BottleneckSearch
 from planner.space.partition import IterationProblem, MeshStage
-
-STEP = 1e-12
-"""Relative improvement too small to look for."""
-
-
-class LongestStage:
-    """Minimise a sum of stage times plus a weight times the longest of them, by branching on the longest.
-
-    Let g(T) be the least sum when no stage takes more than T. A plan with longest stage m has a sum of at least g(m),
-    so g(T) + weight * a bounds all plans with their longest stage in [a, T]; and the plan behind g(T), whose longest
-    stage is m, settles all of [m, T] at once. Ranges of T are split, best bound first, until none can beat the plan
-    found.
-
-    Args:
-        values: all values the longest stage can take, ascending.
-        weight: of the longest stage.
-        incumbent: objective of a plan known already.
-    """
-
-    def __init__(self, values: np.ndarray, weight: float, incumbent: float = float("inf")) -> None:
-        self.values = values
-        self.weight = weight
-        self.incumbent = incumbent
-        self._ranges: list[tuple[float, int, int, float]] = []  # bound, first value, last value, least sum
-        self._current = (0, -1, -1, 0.0)
-        self._begun = False
-        self._push(0, len(values) - 1, 0.0)
-
-    @property
-    def bound(self) -> float:
-        """What no plan beats, as far as settled."""
-        done = self.incumbent * (1 - STEP) if np.isfinite(self.incumbent) else np.inf
-        return min(done, self._ranges[0][0]) if self._ranges else done
-
-    def next_cap(self) -> tuple[float, float] | None:
-        """A cap to find the least sum for, and the sum from which on it is of no use; None when all is settled."""
-        while self._ranges:
-            _, first, last, least = heapq.heappop(self._ranges)
-            shortest = float(self.values[first])
-            if least + self.weight * shortest >= self.incumbent * (1 - STEP):
-                continue
-            if np.isfinite(self.incumbent) and self.weight:
-                longest = (self.incumbent - least) / self.weight
-                last = min(last, int(np.searchsorted(self.values, longest, side="right")) - 1)
-            if last < first:
-                continue
-            cap_at = last  # at first without a cap: whether there is any plan, and what its longest stage is
-            if self._begun:
-                middle = (shortest + float(self.values[last])) / 2
-                cap_at = min(max(int(np.searchsorted(self.values, middle, side="right")) - 1, first), last)
-            self._begun = True
-            self._current = (first, cap_at, last, least)
-            return float(self.values[cap_at]), self.incumbent - self.weight * shortest
-        return None
-
-    def settle(self, least_sum: float, longest: float) -> None:
-        """Say what was found under the last cap: the least sum and the longest stage of its plan; infinite if none."""
-        first, cap_at, last, before = self._current
-        if np.isfinite(least_sum):
-            self.incumbent = min(self.incumbent, least_sum + self.weight * longest)
-            self._push(first, int(np.searchsorted(self.values, longest)) - 1, least_sum)
-        self._push(cap_at + 1, last, before)
-
-    def _push(self, first: int, last: int, least_sum: float) -> None:
-        if first > last:
-            return
-        bound = least_sum + self.weight * float(self.values[first])
-        if bound < self.incumbent * (1 - STEP):
-            heapq.heappush(self._ranges, (bound, first, last, least_sum))
-
 
 _UNLIMITED = np.iinfo(np.int32).max
 
@@ -95,16 +25,16 @@ _UNLIMITED = np.iinfo(np.int32).max
 class Tables:
     """An instance as the passes use it. L layers, C configurations, G mesh sizes, V levels, D devices.
 
-    A state (i, r) has layers i.. still to place on the last r devices in line; its mesh starts at device D - r.
+    In state (i, r), layers i..L-1 are to be placed on the last r devices; the next mesh starts at device D - r.
 
     Attributes:
         problem: the instance.
         sizes: [G] distinct mesh sizes, ascending.
         configs: [G] configurations of each size.
-        most_in_flight: [L, L, C] how many micro-batches fit; `_UNLIMITED` where memory does not matter.
-        boundary_s: [V, L] with 0 for the first layer; V = 1 and zero when boundaries are free.
-        columns: [V] the r of the states whose boundary is of that level.
-        limited: whether memory tells stages apart at all.
+        most_in_flight: [L, L, C] most micro-batches that fit; `_UNLIMITED` without a memory limit.
+        boundary_s: [V, L] with 0 for the first layer; V = 1 and zero if boundaries are free.
+        columns: [V] the r of the states whose next boundary crosses links of that level.
+        limited: true if some stage cannot hold all micro-batches.
     """
 
     problem: IterationProblem
@@ -116,14 +46,14 @@ class Tables:
     limited: bool
 
     def stage_seconds(self, in_flight: int) -> np.ndarray:
-        """[G, L, L] time of the fastest configuration of each size that bears that many micro-batches."""
+        """[G, L, L] time of the fastest configuration of each size that fits with so many micro-batches in flight."""
         needed = min(in_flight, self.problem.micro_batches)
         times = np.where(self.most_in_flight >= needed, self.problem.time_s, np.inf) if self.limited else None
         source = self.problem.time_s if times is None else times
         return np.stack([source[:, :, configs].min(axis=2) for configs in self.configs])
 
     def candidates(self) -> np.ndarray:
-        """All values that the longest stage can take, ascending."""
+        """All values that the longest stage can take, in ascending order."""
         usable = np.where(self.most_in_flight >= 1, self.problem.time_s, np.inf)
         usable = usable[:, :, self.problem.config_devices <= self.problem.devices]
         values = [(usable + boundary[:, None, None]).ravel() for boundary in self.boundary_s]
@@ -133,10 +63,10 @@ class Tables:
 
 
 def tables_of(problem: IterationProblem) -> Tables:
-    """Group configurations by mesh size and find what memory bears."""
+    """Group configurations by mesh size and compute how many micro-batches fit."""
     sizes = sorted({int(n) for n in problem.config_devices if n <= problem.devices})
     configs = tuple(np.flatnonzero(problem.config_devices == n) for n in sizes)
-    most = _most_in_flight(problem)
+    most_in_flight = _most_in_flight(problem)
     boundary = np.zeros((1, problem.layers))
     columns: list[np.ndarray] = [np.arange(problem.devices + 1)]
     if problem.boundary_s is not None and problem.boundary_level is not None:
@@ -146,31 +76,31 @@ def tables_of(problem: IterationProblem) -> Tables:
             np.minimum(problem.devices - np.arange(problem.devices + 1), problem.devices - 1)
         ]
         columns = [np.flatnonzero(level == v) for v in range(len(boundary))]
-    limited = bool((most < problem.micro_batches)[np.isfinite(problem.time_s)].any())
-    return Tables(problem, tuple(sizes), configs, most, boundary, tuple(columns), limited)
+    limited = bool((most_in_flight < problem.micro_batches)[np.isfinite(problem.time_s)].any())
+    return Tables(problem, tuple(sizes), configs, most_in_flight, boundary, tuple(columns), limited)
 
 
 def _most_in_flight(problem: IterationProblem) -> np.ndarray:
     if problem.fixed_bytes is None or problem.activation_bytes is None:
         return np.full(problem.time_s.shape, _UNLIMITED, dtype=np.int32)
-    most = most_that_fit(problem.fixed_bytes, problem.activation_bytes, problem.memory_bytes)
-    return np.asarray(np.clip(most, 0, _UNLIMITED), dtype=np.int32)
+    in_flight = most_that_fit(problem.fixed_bytes, problem.activation_bytes, problem.memory_bytes)
+    return np.asarray(np.clip(in_flight, 0, _UNLIMITED), dtype=np.int32)
 
 
 def last_within(seconds: np.ndarray) -> np.ndarray:
-    """[G, L] for each first layer, one past the last layer of any stage with finite time (0 when there is none)."""
+    """[G, L] by first layer, one past the last layer of the longest stage with finite time; 0 if there is none."""
     finite = np.isfinite(seconds)
     reach = seconds.shape[2] - np.argmax(finite[:, :, ::-1], axis=2)
     return np.where(finite.any(axis=2), reach, 0)
 
 
 def under_cap(tables: Tables, seconds: np.ndarray, cap: float) -> list[np.ndarray]:
-    """[V] of [G, L, L]: stage times with the boundary before them, infinite above the cap."""
-    found = []
+    """[V] of [G, L, L]: stage times plus the boundary before the stage, infinite above the cap."""
+    capped = []
     for boundary in tables.boundary_s:
         total = seconds + boundary[None, :, None] if boundary.any() else seconds
-        found.append(np.where(total <= cap, total, np.inf))
-    return found
+        capped.append(np.where(total <= cap, total, np.inf))
+    return capped
 
 
 def extend(
@@ -182,9 +112,9 @@ def extend(
         tables: the instance.
         capped: stage times by level (see `under_cap`).
         reach: their `last_within`.
-        after: [L + 1, D + 1] least sums of the states that follow.
-        first: the layer whose states are wanted.
-        low: states before this layer in `after` are known to be unreachable.
+        after: [L + 1, D + 1] least sums of the next states.
+        first: layer of the states to compute.
+        low: first layer of `after` with finite sums.
     """
     devices = tables.problem.devices
     best = np.full(devices + 1, np.inf)
@@ -208,7 +138,11 @@ def extend(
 
 
 def backward(tables: Tables, seconds: np.ndarray, cap: float, deadline: Deadline) -> np.ndarray:
-    """[L + 1, D + 1] least sum of stage times of every state under the cap, memory left aside; may run out of time."""
+    """[L + 1, D + 1] least sum of stage times of every state under the cap, with memory of one micro-batch in flight.
+
+    Raises:
+        OutOfTime: the deadline passed.
+    """
     layers, devices = tables.problem.layers, tables.problem.devices
     capped = under_cap(tables, seconds, cap)
     reach = [last_within(table) for table in capped]
@@ -231,25 +165,25 @@ def path_of(
         following: by number of stages so far, [G, L, L] stage times and [L + 1, D + 1] least sums of the states after.
     """
     path: list[tuple[int, int, int]] = []
-    first, left = 0, tables.problem.devices
+    first, devices_left = 0, tables.problem.devices
     while first < tables.problem.layers:
         seconds, after = following(len(path))
-        level = next(v for v, columns in enumerate(tables.columns) if left in columns)
+        level = next(v for v, columns in enumerate(tables.columns) if devices_left in columns)
         steps = []
         for g, size in enumerate(tables.sizes):
-            if size <= left:
+            if size <= devices_left:
                 total = seconds[g, first, first:] + tables.boundary_s[level, first]
-                totals = np.where(total <= cap, total, np.inf) + after[first + 1 :, left - size]
+                totals = np.where(total <= cap, total, np.inf) + after[first + 1 :, devices_left - size]
                 at = int(np.argmin(totals))
-                steps.append((float(totals[at]), g, first + at, left - size))
-        _, g, last, left = min(steps)
+                steps.append((float(totals[at]), g, first + at, devices_left - size))
+        _, g, last, devices_left = min(steps)
         path.append((g, first, last))
         first = last + 1
     return path
 
 
 def pick_config(tables: Tables, g: int, first: int, last: int, in_flight: int) -> MeshStage:
-    """The fastest configuration of a size that bears the micro-batches in flight."""
+    """The stage in the fastest configuration of a size that fits with the micro-batches in flight."""
     needed = min(in_flight, tables.problem.micro_batches)
     configs = tables.configs[g]
     bears = tables.most_in_flight[first, last, configs] >= needed
@@ -268,7 +202,7 @@ class _Passes:
 
 
 def solve_iteration(search: Search) -> None:
-    """The least iteration time.
+    """Find the least iteration time and prove it.
 
     A pass takes O(L^2 G D) for L layers, G mesh sizes and D devices, and as much again for every stage when memory
     binds.
@@ -281,45 +215,45 @@ def solve_iteration(search: Search) -> None:
         return
     values = tables.candidates()
     passes = _Passes(tables, tables.stage_seconds(1), search.deadline)
-    ranges = LongestStage(values, problem.micro_batches - 1, search.objective)
+    ranges = BottleneckSearch(values, problem.micro_batches - 1, search.objective)
     while (step := ranges.next_cap()) is not None:
-        least, stages = _least_sum(passes, *step)
+        least_sum, stages = _least_sum(passes, *step)
         search.count(candidates=len(values), passes=passes.passes, staged_passes=passes.staged_passes)
         longest = np.inf
         if stages is not None:
             decision = tuple(stages)
             longest = max(problem.judge(decision).parts)
-            search.offer(decision, least + (problem.micro_batches - 1) * longest)
-        ranges.settle(least if stages is not None else np.inf, longest)
+            search.offer(decision, least_sum + (problem.micro_batches - 1) * longest)
+        ranges.settle(least_sum if stages is not None else np.inf, longest)
         search.prove(min(ranges.bound, search.objective))
     search.prove(min(ranges.bound, search.objective))
 
 
 def _least_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
-    """The least sum of stage times under a cap, and its plan; None when nothing below `enough` exists."""
+    """The least sum of stage times under a cap, and its plan; None if no sum is below `enough`."""
     passes.passes += 1
     problem = passes.tables.problem
     table = backward(passes.tables, passes.relaxed, cap, passes.deadline)
-    least = float(table[0, problem.devices])
-    if not least < enough:
-        return least, None
+    least_sum = float(table[0, problem.devices])
+    if not least_sum < enough:
+        return least_sum, None
     path = path_of(passes.tables, cap, lambda _: (passes.relaxed, table))
     stages = [_in_place(passes.tables, *step, len(path) - i) for i, step in enumerate(path)]
     if problem.judge(tuple(stages)).feasible:
-        return least, stages
+        return least_sum, stages
     return _least_staged_sum(passes, cap, enough)
 
 
 def _in_place(tables: Tables, g: int, first: int, last: int, in_flight: int) -> MeshStage:
-    """A stage in a configuration as fast as the fastest one, one that bears what is in flight where there is one."""
+    """The stage in a fastest configuration; of equally fast ones in one that fits with the micro-batches in flight."""
     fastest = pick_config(tables, g, first, last, 1)
-    bearing = pick_config(tables, g, first, last, in_flight)
+    fitting = pick_config(tables, g, first, last, in_flight)
     times = tables.problem.time_s[first, last]
-    return bearing if times[bearing.config] == times[fastest.config] else fastest
+    return fitting if times[fitting.config] == times[fastest.config] else fastest
 
 
 def _least_staged_sum(passes: _Passes, cap: float, enough: float) -> tuple[float, list[MeshStage] | None]:
-    """As `_least_sum`, with memory: states by the number of stages they take, fewest first."""
+    """Like `_least_sum`, but with exact memory: states by their number of stages, fewest first."""
     passes.staged_passes += 1
     tables, problem = passes.tables, passes.tables.problem
     layers, devices = problem.layers, problem.devices
@@ -327,7 +261,7 @@ def _least_staged_sum(passes: _Passes, cap: float, enough: float) -> tuple[float
     current[layers, 0 if problem.use_all else slice(None)] = 0.0
     best = np.full_like(current, np.inf)
     history = [current]
-    found: tuple[float, int] | None = None
+    stage_count = 0
     while len(history) <= min(layers, devices):
         count = len(history)
         capped = under_cap(tables, tables.stage_seconds(count), cap)
@@ -335,22 +269,21 @@ def _least_staged_sum(passes: _Passes, cap: float, enough: float) -> tuple[float
         active = np.flatnonzero(np.isfinite(current).any(axis=1))
         if not len(active):
             break
-        following = np.full_like(current, np.inf)
+        next_table = np.full_like(current, np.inf)
         for first in range(int(active[-1]) - 1, -1, -1):
             passes.deadline.check()
             row = extend(tables, capped, reach, current, first, int(active[0]))
             row[(row >= best[first]) | (row >= enough)] = np.inf
-            following[first] = row
-        np.minimum(best, following, out=best)
-        history.append(following)
-        if following[0, devices] < enough:
-            found = enough, _ = float(following[0, devices]), count
-        current = following
-    if found is None:
+            next_table[first] = row
+        np.minimum(best, next_table, out=best)
+        history.append(next_table)
+        if next_table[0, devices] < enough:
+            enough, stage_count = float(next_table[0, devices]), count
+        current = next_table
+    if not stage_count:
         return np.inf, None
-    count = found[1]
-    path = path_of(tables, cap, lambda i: (tables.stage_seconds(count - i), history[count - i - 1]))
-    return found[0], [pick_config(tables, *step, count - i) for i, step in enumerate(path)]
+    path = path_of(tables, cap, lambda i: (tables.stage_seconds(stage_count - i), history[stage_count - i - 1]))
+    return enough, [pick_config(tables, *step, stage_count - i) for i, step in enumerate(path)]
 
 
 PARTITION_SOLVERS.register("iteration-dp", PartitionSolver(IterationProblem, solve_iteration))

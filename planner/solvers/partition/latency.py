@@ -1,14 +1,14 @@
-"""Latency: by list scheduling, nodes by urgency and each where it finishes first, and exactly by CP-SAT.
+"""Latency of one sample: list scheduling for a good plan, simple lower bounds, and an exact model for CP-SAT.
 
-A node's urgency is the time that must pass from its start to the end, along the longest path of what waits for it. The
-most urgent ready node goes to the device where it finishes first, in a gap between nodes placed already where there is
-one. Several ways to count times and transfers are tried; then urgencies are shaken at random, the best kept. What no
-placement can beat: the graph's critical path, and its work shared by all devices.
+List scheduling: a node's urgency is the length of the longest path from its start to the end of the graph. The most
+urgent ready node goes to the device where it finishes first, into an idle gap if there is one. Several definitions of
+path length are tried; then the best urgencies are perturbed at random. Lower bounds: the critical path, and the work
+between early and late nodes divided by the devices.
 
-The exact programme has an interval for every node and device, no two at once on a device, delays between. Times become
-whole numbers of about 2^-40 of the known latency, rounded down, so that the bound holds for the true times and falls
-short by less than the tolerance for graphs of hundreds of nodes. One worker, a fixed seed: the answer depends on the
-machine's speed only where the time limit cuts the search off.
+Exact model: one optional interval per node and device, no overlap on a device, transfer delays between them. Times are
+integers in units of about 2^-40 of the known latency, rounded down, so that the bound is valid for the true times and
+weaker than for them by less than the tolerance on graphs of hundreds of nodes. One thread and a fixed seed: the answer
+depends on the machine's speed only if the time limit ends the search.
 """
 
 from __future__ import annotations
@@ -34,38 +34,39 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 _ROUNDING = 1e-12
-"""What sums of times may be off by; a bound has to stay below."""
+"""Relative rounding error of sums of times, subtracted from bounds."""
 
 
-def earliest_begin(problem: LatencyProblem, deadline: Deadline = NEVER) -> np.ndarray:
-    """[n, k] when a node can begin on a device at the soonest if devices had all the time in the world."""
-    begin = np.zeros(problem.time_ms.shape)
-    reads = _neighbours(problem, backwards=True)
-    for v in numbered_line(problem.nodes, problem.edges.tolist()):
+def path_ms(problem: LatencyProblem, deadline: Deadline = NEVER, *, to_end: bool = False) -> np.ndarray:
+    """[n, k] lower bounds in ms on the paths of a node on a device, as if a device could run any nodes at once.
+
+    O((n + m) k^2) for n nodes, m edges and k devices.
+
+    Args:
+        problem: the instance.
+        deadline: when to stop.
+        to_end: from the node's finish until all its descendants have finished; else until the node can start.
+
+    Raises:
+        OutOfTime: the deadline passed.
+    """
+    path = np.zeros(problem.time_ms.shape)
+    order = numbered_line(problem.nodes, problem.edges.tolist())
+    neighbours = _neighbours(problem, backwards=not to_end)
+    hops = problem.hops.T if to_end else problem.hops
+    for v in reversed(order) if to_end else order:
         deadline.check()
-        for u in reads[v]:
-            finish = begin[u] + problem.time_ms[u]
-            arrival = (finish[:, None] + problem.transfer_ms[u] * problem.hops).min(axis=0)
-            begin[v] = np.maximum(begin[v], arrival)
-    return begin
-
-
-def least_rest(problem: LatencyProblem, deadline: Deadline = NEVER) -> np.ndarray:
-    """[n, k] least time from the finish of a node on a device until everything that waits for it is done."""
-    rest = np.zeros(problem.time_ms.shape)
-    readers = _neighbours(problem, backwards=False)
-    for u in reversed(numbered_line(problem.nodes, problem.edges.tolist())):
-        deadline.check()
-        for v in readers[u]:
-            onward = problem.transfer_ms[u] * problem.hops + (problem.time_ms[v] + rest[v])[None, :]
-            rest[u] = np.maximum(rest[u], onward.min(axis=1))
-    return rest
+        for u in neighbours[v]:
+            transfers_ms = problem.transfer_ms[v if to_end else u] * hops
+            through_u = (path[u] + problem.time_ms[u])[:, None] + transfers_ms
+            path[v] = np.maximum(path[v], through_u.min(axis=0))
+    return path
 
 
 def latency_bound(problem: LatencyProblem, deadline: Deadline = NEVER) -> float:
-    """The longer of the critical path and the work that must lie between early and late nodes, over all devices.
+    """Lower bound in ms: the critical path, or the work between early and late nodes divided by the devices.
 
-    With a deadline that passes before both are known it is what is known by then, at the least the longest node.
+    If the deadline passes, it is the best bound by then, at least the longest node.
     """
     best = float(problem.time_ms.min(axis=1).max())
     with contextlib.suppress(OutOfTime):
@@ -75,38 +76,38 @@ def latency_bound(problem: LatencyProblem, deadline: Deadline = NEVER) -> float:
 
 
 def _rising_bounds(problem: LatencyProblem, deadline: Deadline) -> Iterator[float]:
-    begin, rest = earliest_begin(problem, deadline), least_rest(problem, deadline)
+    begin, to_end = path_ms(problem, deadline), path_ms(problem, deadline, to_end=True)
     usable = np.isfinite(problem.time_ms)
     head = np.where(usable, begin, np.inf).min(axis=1)
-    tail = np.where(usable, rest, np.inf).min(axis=1)
-    best = float((begin + problem.time_ms + rest).min(axis=1).max())
-    yield best
+    tail = np.where(usable, to_end, np.inf).min(axis=1)
+    bound = float((begin + problem.time_ms + to_end).min(axis=1).max())
+    yield bound
     work = problem.time_ms.min(axis=1)
-    if not np.isfinite(best):
+    if not np.isfinite(bound):
         return
     for since in np.unique(head):
         late = head >= since
         order = np.argsort(-tail[late], kind="stable")
         sums = np.cumsum(work[late][order]) / problem.devices
-        best = max(best, float((since + sums + tail[late][order]).max()))
-        yield best
+        bound = max(bound, float((since + sums + tail[late][order]).max()))
+        yield bound
         deadline.check()
 
 
 def _neighbours(problem: LatencyProblem, *, backwards: bool) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(problem.nodes)]
+    neighbours: list[list[int]] = [[] for _ in range(problem.nodes)]
     for u, v in problem.edges.tolist():
-        found[v if backwards else u].append(u if backwards else v)
-    return found
+        neighbours[v if backwards else u].append(u if backwards else v)
+    return neighbours
 
 
 SPACE = "all placements and orders"
 _ROUNDS = 300
 _PLACES_PER_S = 50_000.0
-"""Places that are tried a second (a node on a device), on a slow core; so many are for each second of `work_s`."""
+"""Pairs of node and device tried per second of `work_s`; a slow core does about as many."""
 _SEED = 20240229
 _SHARE = 0.25
-"""Of the time and the work of a search, as long as others follow."""
+"""Fraction of the time and work of a search, if other solvers follow."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,11 @@ class _Graph:
 
 
 def solve_latency_by_list(search: Search) -> None:
-    """A good latency and a bound; O(rounds (n + m) k)."""
+    """Find a good plan and a lower bound; O(rounds (n + m) k)."""
     problem: LatencyProblem = search.problem
     search.space = SPACE
     search.prove(min(latency_bound(problem, search.deadline), search.objective))
-    if math.isinf(search.bound):  # some node runs on no device
+    if math.isinf(search.bound):  # a node can run on no device
         return
     graph, rounds = _graph(problem), 0
     work_s = search.work_s * (1.0 if search.alone else _SHARE)
@@ -134,8 +135,8 @@ def solve_latency_by_list(search: Search) -> None:
     urgencies = _urgencies(problem, search.deadline)
     leading = urgencies[0]
     while rounds < min(_ROUNDS + len(urgencies), affordable) and search.objective > search.bound * (1 + 1e-12):
-        shaken = leading * random.uniform(0.8, 1.25, problem.nodes)
-        urgency = urgencies[rounds] if rounds < len(urgencies) else shaken
+        perturbed = leading * random.uniform(0.8, 1.25, problem.nodes)
+        urgency = urgencies[rounds] if rounds < len(urgencies) else perturbed
         rounds += 1
         search.count(rounds=rounds)
         if search.offer(_schedule(graph, urgency, search.deadline)):
@@ -155,29 +156,29 @@ def _graph(problem: LatencyProblem) -> _Graph:
 
 
 def _urgencies(problem: LatencyProblem, deadline: Deadline) -> list[np.ndarray]:
-    """[n] each: longest paths by least, mean and most times, with and without mean transfers."""
+    """[n] each: longest paths to the end by shortest, mean and longest node times, with 0, 1 and 2 mean transfers."""
     usable = np.isfinite(problem.time_ms)
     times = np.where(usable, problem.time_ms, 0.0)
     mean = times.sum(axis=1) / np.maximum(usable.sum(axis=1), 1)
-    least = np.where(usable.any(axis=1), problem.time_ms.min(axis=1), 0.0)
-    share = float(problem.hops.mean())
-    found = [(least_rest(problem, deadline) + problem.time_ms).min(axis=1)]
+    shortest = np.where(usable.any(axis=1), problem.time_ms.min(axis=1), 0.0)
+    mean_hops = float(problem.hops.mean())
+    urgencies = [(path_ms(problem, deadline, to_end=True) + problem.time_ms).min(axis=1)]
     order = numbered_line(problem.nodes, problem.edges.tolist())
     readers = _neighbours(problem, backwards=False)
-    for base in (least, mean, times.max(axis=1)):
-        for weight in (0.0, share, 2 * share):
+    for base in (shortest, mean, times.max(axis=1)):
+        for weight in (0.0, mean_hops, 2 * mean_hops):
             deadline.check()
             urgency = np.zeros(problem.nodes)
             for u in reversed(order):
-                ahead = max((float(urgency[v]) for v in readers[u]), default=0.0)
-                urgency[u] = base[u] + ahead + (weight * problem.transfer_ms[u] if readers[u] else 0.0)
-            found.append(urgency)
-    return found
+                longest_behind = max((float(urgency[v]) for v in readers[u]), default=0.0)
+                urgency[u] = base[u] + longest_behind + (weight * problem.transfer_ms[u] if readers[u] else 0.0)
+            urgencies.append(urgency)
+    return urgencies
 
 
 @dataclass
-class _Plan:
-    """A schedule in the making."""
+class _PartialSchedule:
+    """A schedule that holds some of the nodes."""
 
     place: list[int]
     begin: list[float]
@@ -189,58 +190,64 @@ class _Plan:
 
 
 def _schedule(graph: _Graph, urgency: np.ndarray, deadline: Deadline) -> LatencyDecision | None:
-    """Place nodes one by one; None when memory leaves a node no device."""
+    """Place all nodes, most urgent ready node first; None if a node fits no device."""
     problem = graph.problem
     n = problem.nodes
-    plan = _Plan([-1] * n, [0.0] * n, [0.0] * n, [[] for _ in range(problem.devices)], [0.0] * problem.devices)
+    schedule = _PartialSchedule(
+        [-1] * n, [0.0] * n, [0.0] * n, [[] for _ in range(problem.devices)], [0.0] * problem.devices
+    )
     waiting = [len(reads) for reads in graph.reads]
     ready = [(-float(urgency[v]), v) for v in range(n) if waiting[v] == 0]
     heapq.heapify(ready)
     while ready:
         deadline.check()
         node = heapq.heappop(ready)[1]
-        if not _place(graph, plan, node):
+        if not _place_node(graph, schedule, node):
             return None
         for reader in graph.readers[node]:
             waiting[reader] -= 1
             if waiting[reader] == 0:
                 heapq.heappush(ready, (-float(urgency[reader]), reader))
-    order = sorted(range(n), key=lambda v: (plan.begin[v], plan.finish[v], graph.depth[v]))
-    return LatencyDecision(tuple(plan.place), tuple(order))
+    order = sorted(range(n), key=lambda v: (schedule.begin[v], schedule.finish[v], graph.depth[v]))
+    return LatencyDecision(tuple(schedule.place), tuple(order))
 
 
-def _place(graph: _Graph, plan: _Plan, node: int) -> bool:
-    """Put a node where it finishes first; a colour's first node takes its companions' memory along."""
+def _place_node(graph: _Graph, schedule: _PartialSchedule, node: int) -> bool:
+    """Put a node on the device where it finishes first; False if it fits none.
+
+    The first node of a colour reserves memory for all its nodes.
+    """
     problem = graph.problem
     group = graph.groups[node]
-    fixed = next((plan.place[v] for v in group if plan.place[v] >= 0), -1)
+    colour_device = next((schedule.place[v] for v in group if schedule.place[v] >= 0), -1)
     size = float(problem.size_bytes[group].sum())
     best: tuple[float, float, int] | None = None
-    for device in range(problem.devices) if fixed < 0 else (fixed,):
+    for device in range(problem.devices) if colour_device < 0 else (colour_device,):
         if not np.isfinite(problem.time_ms[group, device]).all():
             continue
-        if fixed < 0 and problem.limited[device] and not fits(plan.held[device] + size, problem.memory_bytes):
+        reserved = schedule.held[device] + (size if colour_device < 0 else 0.0)
+        if problem.limited[device] and not fits(reserved, problem.memory_bytes):
             continue
-        seconds = float(problem.time_ms[node, device])
-        arrival = 0.0
+        time_ms = float(problem.time_ms[node, device])
+        arrival_ms = 0.0
         for u in graph.reads[node]:
-            delay = float(problem.transfer_ms[u]) * float(problem.hops[plan.place[u], device])
-            arrival = max(arrival, plan.finish[u] + delay)
-        begin = _gap(plan.busy[device], arrival, seconds)
-        if best is None or (begin + seconds, begin) < best[:2]:
-            best = (begin + seconds, begin, device)
+            delay_ms = float(problem.transfer_ms[u]) * float(problem.hops[schedule.place[u], device])
+            arrival_ms = max(arrival_ms, schedule.finish[u] + delay_ms)
+        begin = _first_gap(schedule.busy[device], arrival_ms, time_ms)
+        if best is None or (begin + time_ms, begin) < best[:2]:
+            best = (begin + time_ms, begin, device)
     if best is None:
         return False
-    plan.finish[node], plan.begin[node], plan.place[node] = best
-    if fixed < 0:
-        plan.held[best[2]] += size
-    busy = plan.busy[best[2]]
+    schedule.finish[node], schedule.begin[node], schedule.place[node] = best
+    if colour_device < 0:
+        schedule.held[best[2]] += size
+    busy = schedule.busy[best[2]]
     bisect.insort(busy, (best[1], best[0]))
     return True
 
 
-def _gap(busy: list[tuple[float, float]], arrival: float, seconds: float) -> float:
-    """The first time from `arrival` on when a device is free for that long."""
+def _first_gap(busy: list[tuple[float, float]], arrival: float, seconds: float) -> float:
+    """The first time from `arrival` on at which a device is idle for so many ms."""
     begin = arrival
     for start, end in busy[max(0, bisect.bisect_right(busy, (arrival, math.inf)) - 1) :]:
         if begin + seconds <= start:
@@ -256,11 +263,11 @@ PARTITION_SOLVERS.register(
 
 _TIME_BITS = 40
 _WORK = 0.06
-"""Work for each second of `work_s`, as the engine counts it; a slow core does that in half a second."""
+"""Deterministic work per second of `work_s`; a slow core does it in half a second."""
 
 
 def solve_latency_by_cp_sat(search: Search) -> None:
-    """The least latency, given time."""
+    """Find the least latency and prove it, given time."""
     problem: LatencyProblem = search.problem
     search.space = SPACE
     if not np.isfinite(problem.time_ms).any(axis=1).all():
@@ -270,14 +277,14 @@ def solve_latency_by_cp_sat(search: Search) -> None:
     if search.decision is not None:
         model.hint(search.decision)
     search.deadline.check()
-    found, proven, branches = model.solve(search)
+    plan, bound_ms, branches = model.solve(search)
     search.count(branches=branches)
-    search.offer(found)
-    search.prove(min(proven, search.objective))
+    search.offer(plan)
+    search.prove(min(bound_ms, search.objective))
 
 
 class _Model:
-    """The programme and its variables."""
+    """The CP-SAT model and its variables."""
 
     def __init__(self, problem: LatencyProblem, known_ms: float, bound_ms: float, deadline: Deadline) -> None:
         from ortools.sat.python import cp_model
@@ -290,6 +297,7 @@ class _Model:
             top = float(usable.max(axis=1).sum() + problem.transfer_ms.sum() * max(float(problem.hops.max()), 1.0))
         self.scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-300))[1])
         self.horizon = math.ceil(top * self.scale) + 1
+        self.kind = _device_kinds(problem, deadline)
         self._place()
         self._time()
         self._follow()
@@ -333,8 +341,8 @@ class _Model:
 
     def _time(self) -> None:
         p = self.problem
-        head = np.where(np.isfinite(p.time_ms), earliest_begin(p, self.deadline), np.inf).min(axis=1)
-        tail = least_rest(p, self.deadline)
+        head = np.where(np.isfinite(p.time_ms), path_ms(p, self.deadline), np.inf).min(axis=1)
+        tail = path_ms(p, self.deadline, to_end=True)
         self.begin: list[cp_model.IntVar] = []
         self.latency = self.program.new_int_var(0, self.horizon, "latency")
         intervals: list[list[Any]] = [[] for _ in range(p.devices)]
@@ -348,8 +356,8 @@ class _Model:
                     continue
                 length = self._whole(float(p.time_ms[v, d]))
                 intervals[d].append(self.program.new_optional_fixed_size_interval_var(begin, length, x, f"run{v}_{d}"))
-                rest = self._whole(float(tail[v, d]))
-                self.program.add(self.latency >= begin + length + rest).only_enforce_if(x)
+                to_end = self._whole(float(tail[v, d]))
+                self.program.add(self.latency >= begin + length + to_end).only_enforce_if(x)
         for d in range(p.devices):
             self.program.add_no_overlap(intervals[d])
         self.program.add(self.latency >= self._whole(self.bound_ms))
@@ -360,22 +368,22 @@ class _Model:
         for u, v in p.edges.tolist():
             self.deadline.check()
             for a in range(p.devices):
-                x = self.on[u][a]
-                if x is None or not math.isfinite(p.time_ms[u, a]):
+                u_on_a = self.on[u][a]
+                if u_on_a is None or not math.isfinite(p.time_ms[u, a]):
                     continue
                 end = self.begin[u] + self._whole(float(p.time_ms[u, a]))
-                self.program.add(self.begin[v] >= end).only_enforce_if(x)
+                self.program.add(self.begin[v] >= end).only_enforce_if(u_on_a)
                 for b in range(p.devices):
-                    y = self.on[v][b]
+                    v_on_b = self.on[v][b]
                     delay = self._whole(float(p.transfer_ms[u] * p.hops[a, b]))
-                    if y is not None and delay > 0:
-                        self.program.add(self.begin[v] >= end + delay).only_enforce_if([x, y])
+                    if v_on_b is not None and delay > 0:
+                        self.program.add(self.begin[v] >= end + delay).only_enforce_if([u_on_a, v_on_b])
 
     def _break_symmetry(self) -> None:
-        """Of devices that nothing tells apart, a later one is used only by nodes after one on the device before it."""
+        """A node may use a device only if an earlier node uses the interchangeable device before it."""
         p = self.problem
         for d in range(1, p.devices):
-            if not _alike(p, d - 1, d):
+            if self.kind[d] != self.kind[d - 1]:
                 continue
             for v in range(p.nodes):
                 self.deadline.check()
@@ -385,12 +393,12 @@ class _Model:
                     self.program.add_bool_or([x.negated(), *earlier])
 
     def hint(self, decision: LatencyDecision) -> None:
-        """Begin with a plan, its devices renamed as the symmetry wants them."""
+        """Hint a plan, with interchangeable devices renumbered to keep the symmetry breaking."""
         p = self.problem
         name: dict[int, int] = {}
         for device in decision.devices:
             if device not in name:
-                group = [d for d in range(p.devices) if d == device or _interchangeable(p, d, device)]
+                group = [d for d in range(p.devices) if self.kind[d] == self.kind[device]]
                 name[device] = next(d for d in group if d not in name.values())
         hinted: set[int] = set()
         for v, device in enumerate(decision.devices):
@@ -401,7 +409,7 @@ class _Model:
                     self.program.add_hint(x, name[device] == d)
 
     def solve(self, search: Search) -> tuple[LatencyDecision | None, float, int]:
-        """A plan (None when none was found), a lower bound in ms (infinite when there is no plan), and branches."""
+        """The best plan (None without one), a lower bound in ms (infinite if no plan exists), and branches."""
         from ortools.sat.python import cp_model
 
         known_ms = search.objective
@@ -409,7 +417,7 @@ class _Model:
         solver.best_bound_callback = lambda value: search.prove(min(value / self.scale, known_ms))
         status = solved(solver, self.program)
         if status == cp_model.INFEASIBLE:
-            # within the horizon, which a known plan sets: then nothing is better than that plan
+            # The horizon is the known latency, so no plan is better than the known one.
             return None, (known_ms if math.isfinite(known_ms) else math.inf), int(solver.num_branches)
         bound = solver.best_objective_bound / self.scale
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -422,21 +430,20 @@ class _Model:
         return LatencyDecision(tuple(place), tuple(order)), bound, int(solver.num_branches)
 
 
-def _alike(problem: LatencyProblem, a: int, b: int) -> bool:
-    """Whether swapping two devices changes nothing."""
-    swapped = np.arange(problem.devices)
-    swapped[[a, b]] = b, a
-    return bool(
-        np.array_equal(problem.time_ms[:, a], problem.time_ms[:, b])
-        and problem.limited[a] == problem.limited[b]
-        and np.array_equal(problem.hops[np.ix_(swapped, swapped)], problem.hops)
-    )
-
-
-def _interchangeable(problem: LatencyProblem, a: int, b: int) -> bool:
-    """Whether two devices belong to one run of neighbours that are all alike."""
-    low, high = min(a, b), max(a, b)
-    return all(_alike(problem, d, d + 1) for d in range(low, high))
+def _device_kinds(problem: LatencyProblem, deadline: Deadline) -> list[int]:
+    """Kind of each device: neighbours have the same kind if swapping them leaves the problem unchanged."""
+    kinds = [0]
+    for d in range(1, problem.devices):
+        deadline.check()
+        swapped = np.arange(problem.devices)
+        swapped[[d - 1, d]] = d, d - 1
+        interchangeable = (
+            np.array_equal(problem.time_ms[:, d - 1], problem.time_ms[:, d])
+            and problem.limited[d - 1] == problem.limited[d]
+            and np.array_equal(problem.hops[np.ix_(swapped, swapped)], problem.hops)
+        )
+        kinds.append(kinds[-1] if interchangeable else d)
+    return kinds
 
 
 PARTITION_SOLVERS.register("latency-cp-sat", PartitionSolver(LatencyProblem, solve_latency_by_cp_sat, turn=1))

@@ -1,15 +1,14 @@
-"""Layer-wise strategies and pipeline cuts together, exactly: cuts by bounds on their stages, stages solved when needed.
+"""Layer-wise strategies and pipeline cuts together, exactly.
 
-Every possible stage (first layer, last layer, stages from the end) gets a lower bound on its time from a few prices of
-memory. The best cut by these bounds is found by branching on the longest stage; its stages are then solved exactly, and
-the cut is looked for again, until the best one has only exact stages: then no cut can be better.
+Cuts: every possible stage (first layer, last layer, stages from the end) gets a lower bound on its time by Lagrangian
+relaxation at a few prices of memory. Branching on the longest stage finds the best cut by these bounds. Its stages are
+then solved exactly and the cut is searched again, until all stages of the best cut are exact; then no cut is better.
 
-A stage alone: Pareto labels along its layers, pruned by a Lagrangian bound. A label is a way to run the first layers:
-its last strategy, memory and time. One label beats another when it takes no more memory and no more time even after the
-worst change of layout to the other's strategy. What the remaining layers take at the least comes from pricing memory:
-for any price p, the cheapest way to finish by (time + p memory) is a chain DP, and bounds every label from below; those
-that cannot beat a plan already known are dropped. The work depends on how many labels are worth keeping, not on the
-size of the memory.
+One stage: Pareto labels along its layers. A label is a strategy of each of the first layers; it has a last strategy,
+memory and time. It dominates another if it needs no more memory and no more time, even with the costliest switch to
+the other's strategy. At a price p of memory, a chain DP gives the least (time + p memory) of the remaining layers,
+which bounds every label from below; a label whose bound is not below the best plan is dropped. The work depends on the
+number of labels, not on the size of the memory.
 """
 
 from __future__ import annotations
@@ -28,17 +27,15 @@ from planner.solvers.partition import (
     Search,
     search_partition,
 )
-from planner.solvers.partition.iteration_dp import STEP, LongestStage
+from planner.solvers.partition._bottleneck import STEP, BottleneckSearch
 from planner.space.partition import LayerChoice, LayerDecision
 
 _LABEL_STEP = 1e-11
 _SAME = 1e-13
-"""Relative difference of two times that counts as rounding."""
+"""Relative rounding error of times."""
 _WIDTHS = (300, 10_000, 1_000_000)
-"""Labels kept a layer: first few, for a good plan to prune by; more while labels that may win had to be dropped."""
+"""Limits on the labels of a layer: first few, for a good plan to prune by; more while undecided labels are dropped."""
 _PRICE_STEPS = 60
-_SPREAD = (1.0, 0.9, 1.1, 0.7, 1.4, 0.4, 2.5, 0.0)
-"""Prices of memory, relative to the best one, that bound labels."""
 
 
 @dataclass
@@ -46,7 +43,7 @@ class _Labelling:
     search: Search
     room: float
     least_memory: np.ndarray
-    """[L + 1] memory that the layers from l on take at the least."""
+    """[L + 1] least memory of the layers from l on."""
     labels: int = 0
     widest: int = 0
 
@@ -56,38 +53,37 @@ class _Labelling:
         return cast(LayerChoice, self.search.problem)
 
     def offer(self, strategies: np.ndarray) -> None:
-        """Judge a plan and keep it if it is feasible and the best."""
+        """Offer the plan with these strategies."""
         self.search.offer(LayerDecision(tuple(int(s) for s in strategies)))
 
 
 def solve_one_stage(search: Search) -> None:
-    """The least time within the memory.
+    """Find the least time of one stage under the memory and prove it.
 
-    O(L S^2) for each price of memory, and O(L n S) for n labels kept a layer.
+    O(L S^2) for each price of memory that is tried, and O(L n S) for n labels kept a layer.
     """
     problem: LayerChoice = search.problem
     search.space = "all strategies of every layer"
-    usable = np.where(np.isfinite(problem.time_s), problem.fixed_bytes, np.inf)
-    least = np.append(np.cumsum(usable.min(axis=1)[::-1])[::-1], 0.0)
-    most = float(problem.fixed_bytes.max(axis=1).sum())
-    room = min(room_bytes(problem.memory_bytes), most * (1 + RELATIVE_TOLERANCE))
-    if least[0] > room * (1 + _SAME):
+    usable_bytes = np.where(np.isfinite(problem.time_s), problem.fixed_bytes, np.inf)
+    least_bytes = np.append(np.cumsum(usable_bytes.min(axis=1)[::-1])[::-1], 0.0)
+    most_bytes = float(problem.fixed_bytes.max(axis=1).sum())
+    room = min(room_bytes(problem.memory_bytes), most_bytes * (1 + RELATIVE_TOLERANCE))
+    if least_bytes[0] > room * (1 + _SAME):
         search.prove(np.inf)
         return
-    labelling = _Labelling(search, room, least)
-    price, bound = _dual(labelling)
+    labelling = _Labelling(search, room, least_bytes)
+    price, bound = _best_price(labelling)
+    ahead = _remaining(problem, price)
     for width in _WIDTHS:
         if bound >= search.objective * (1 - _LABEL_STEP) or search.deadline.passed:
             break
-        prices = [price * factor for factor in _SPREAD]
-        ahead = [_remaining(problem, p) for p in prices]
-        bound = max(bound, _labels(labelling, prices, ahead, width))
+        bound = max(bound, _labels(labelling, price, ahead, width))
     search.count(labels=labelling.labels, widest=labelling.widest)
     search.prove(min(bound, search.objective * (1 - _LABEL_STEP)))
 
 
 def _remaining(problem: LayerChoice, price: float) -> np.ndarray:
-    """[L, S] least time + price * memory of the layers after l when layer l runs by s, the switches included."""
+    """[L, S] least time + price * memory of the layers after l if layer l runs by s, switches included."""
     ahead = np.zeros((problem.layers, problem.strategies))
     for layer in range(problem.layers - 1, 0, -1):
         cost = problem.time_s[layer] + price * problem.fixed_bytes[layer] + ahead[layer]
@@ -96,86 +92,93 @@ def _remaining(problem: LayerChoice, price: float) -> np.ndarray:
 
 
 def _cheapest(problem: LayerChoice, price: float) -> tuple[float, np.ndarray]:
-    """Least time + price * memory of the whole chain, and the strategies that take it."""
+    """Least time + price * memory of all layers, and the strategies with it."""
     ahead = _remaining(problem, price)
     first = problem.time_s[0] + price * problem.fixed_bytes[0] + ahead[0]
-    chosen = np.zeros(problem.layers, dtype=np.int64)
-    chosen[0] = int(np.argmin(first))
+    strategies = np.zeros(problem.layers, dtype=np.int64)
+    strategies[0] = int(np.argmin(first))
     for layer in range(1, problem.layers):
         cost = problem.time_s[layer] + price * problem.fixed_bytes[layer] + ahead[layer]
-        chosen[layer] = int(np.argmin(problem.switch_before(layer)[chosen[layer - 1]] + cost))
-    return float(first.min()), chosen
+        strategies[layer] = int(np.argmin(problem.switch_before(layer)[strategies[layer - 1]] + cost))
+    return float(first.min()), strategies
 
 
-def _dual(labelling: _Labelling) -> tuple[float, float]:
-    """The price of memory with the best bound, and that bound; feasible plans met on the way are offered."""
+def _best_price(labelling: _Labelling) -> tuple[float, float]:
+    """The price of memory with the best Lagrangian bound, and that bound; offers the feasible plans on the way."""
     problem = labelling.problem
-    total, chosen = _cheapest(problem, 0.0)
+    total, strategies = _cheapest(problem, 0.0)
     bound = total
-    each = np.arange(problem.layers)
-    if problem.fixed_bytes[each, chosen].sum() <= labelling.room:
-        labelling.offer(chosen)
+    layers = np.arange(problem.layers)
+    if problem.fixed_bytes[layers, strategies].sum() <= labelling.room:
+        labelling.offer(strategies)
         return 0.0, bound
     positive = problem.fixed_bytes[problem.fixed_bytes > 0]
-    scale = max(labelling.room, float(positive.min()))  # something takes memory, or the fastest plan would have fitted
+    scale = max(labelling.room, float(positive.min()))  # not empty: without memory the fastest plan fits
     low, high = 0.0, float(problem.time_s[np.isfinite(problem.time_s)].sum()) / scale + 1e-300
     best = (0.0, bound)
-    ends: list[np.ndarray] = [chosen, chosen]  # plans that take too much, and that fit
+    ends: list[np.ndarray] = [strategies, strategies]  # a plan that exceeds the memory, one that fits
     for step in range(4 * _PRICE_STEPS):
         price = high if step == 0 or not _fits(labelling, ends[1]) else (low + high) / 2
-        total, chosen = _cheapest(problem, price)
+        total, strategies = _cheapest(problem, price)
         best = max(best, (price, total - price * labelling.room), key=lambda entry: entry[1])
-        if _fits(labelling, chosen):
-            labelling.offer(chosen)
-            high, ends[1] = price, chosen
+        if _fits(labelling, strategies):
+            labelling.offer(strategies)
+            high, ends[1] = price, strategies
         elif not _fits(labelling, ends[1]):
-            low, high, ends[0] = price, price * 16, chosen
+            low, high, ends[0] = price, price * 16, strategies
             if price > 1e200:
                 break
         else:
-            low, ends[0] = price, chosen
+            low, ends[0] = price, strategies
         if labelling.search.deadline.passed or (high - low <= 1e-9 * high and _fits(labelling, ends[1])):
             break
     _splice(labelling, ends[0], ends[1])
     return best
 
 
-def _fits(labelling: _Labelling, chosen: np.ndarray) -> bool:
-    each = np.arange(labelling.problem.layers)
-    return bool(labelling.problem.fixed_bytes[each, chosen].sum() <= labelling.room)
+def _fits(labelling: _Labelling, strategies: np.ndarray) -> bool:
+    layers = np.arange(labelling.problem.layers)
+    return bool(labelling.problem.fixed_bytes[layers, strategies].sum() <= labelling.room)
 
 
-def _splice(labelling: _Labelling, over: np.ndarray, under: np.ndarray) -> None:
-    """Plans that follow one plan up to some layer and then the other one."""
+def _splice(labelling: _Labelling, too_large: np.ndarray, fitting: np.ndarray) -> None:
+    """Offer the plans that take one plan's strategies up to some layer and the other plan's from there on."""
     for cut in range(1, labelling.problem.layers):
         if labelling.search.deadline.passed:
             return
-        labelling.offer(np.concatenate([over[:cut], under[cut:]]))
-        labelling.offer(np.concatenate([under[:cut], over[cut:]]))
+        labelling.offer(np.concatenate([too_large[:cut], fitting[cut:]]))
+        labelling.offer(np.concatenate([fitting[:cut], too_large[cut:]]))
 
 
-def _labels(labelling: _Labelling, prices: list[float], ahead: list[np.ndarray], most: int) -> float:
-    """Extend labels over all layers, at most that many of them; gives what is proven and offers the best plan."""
+def _labels(labelling: _Labelling, price: float, ahead: np.ndarray, limit: int) -> float:
+    """Extend labels layer by layer, keep at most `most` per layer, offer the best plan; a lower bound on the time.
+
+    Args:
+        labelling: the problem and its best plan.
+        price: seconds per byte, for the bound on what a label can still become.
+        ahead: `_remaining` at that price.
+        most: labels kept per layer.
+    """
     problem = labelling.problem
     state = np.flatnonzero(np.isfinite(problem.time_s[0]) & _may_fit(labelling, 0, problem.fixed_bytes[0]))
     memory, seconds = problem.fixed_bytes[0, state], problem.time_s[0, state]
-    came = np.zeros(len(state), dtype=np.int64)
+    source = np.zeros(len(state), dtype=np.int64)
+    bounds = seconds + ahead[0][state] - price * (labelling.room - memory)
     proven = np.inf
     trail: list[tuple[np.ndarray, np.ndarray]] = []
     for layer in range(problem.layers):
         if layer:
-            memory, seconds, state, came = _extended(labelling, layer, memory, seconds, state, (prices[0], ahead[0]))
-        bounds = _bounds(labelling, layer, memory, seconds, state, prices, ahead)
+            memory, seconds, state, source, bounds = _extended(labelling, layer, memory, seconds, state, price, ahead)
         kept = np.flatnonzero(bounds < labelling.search.objective * (1 - _LABEL_STEP))
         kept = kept[_undominated(problem, layer, memory[kept], seconds[kept], state[kept])]
-        if len(kept) > most:
+        if len(kept) > limit:
             order = np.argsort(bounds[kept], kind="stable")
-            proven = min(proven, float(bounds[kept[order[most]]]))
-            kept = np.sort(kept[order[:most]])
-        memory, seconds, state, came = memory[kept], seconds[kept], state[kept], came[kept]
+            proven = min(proven, float(bounds[kept[order[limit]]]))
+            kept = np.sort(kept[order[:limit]])
+        memory, seconds, state, source = memory[kept], seconds[kept], state[kept], source[kept]
         labelling.labels += len(kept)
         labelling.widest = max(labelling.widest, len(kept))
-        trail.append((state, came))
+        trail.append((state, source))
         if not len(kept):
             return min(proven, labelling.search.objective)
         if labelling.search.deadline.passed:
@@ -189,11 +192,11 @@ def _labels(labelling: _Labelling, prices: list[float], ahead: list[np.ndarray],
 
 
 def _strategies(trail: list[tuple[np.ndarray, np.ndarray]], label: int) -> np.ndarray:
-    chosen = []
-    for state, came in reversed(trail):
-        chosen.append(int(state[label]))
-        label = int(came[label])
-    return np.array(chosen[::-1])
+    strategies = []
+    for state, source in reversed(trail):
+        strategies.append(int(state[label]))
+        label = int(source[label])
+    return np.array(strategies[::-1])
 
 
 def _extended(
@@ -202,11 +205,11 @@ def _extended(
     memory: np.ndarray,
     seconds: np.ndarray,
     state: np.ndarray,
-    priced: tuple[float, np.ndarray],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Labels after one more layer that fit and may still win: memory, time, strategy, label they came from."""
+    price: float,
+    ahead: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """Labels after one more layer that fit and may still win: memory, time, strategy, previous label, lower bound."""
     problem = labelling.problem
-    price, ahead = priced
     parts = []
     step = max(4_000_000 // problem.strategies, 1)
     for begin in range(0, len(state), step):
@@ -218,55 +221,38 @@ def _extended(
         row, column = np.nonzero(
             possible & (bound < labelling.search.objective * (1 - _LABEL_STEP)) & np.isfinite(wide_seconds)
         )
-        parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin))
-    memory, seconds, state, came = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return memory, seconds, state, came
+        parts.append((wide_memory[row, column], wide_seconds[row, column], column, row + begin, bound[row, column]))
+    return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
 def _may_fit(labelling: _Labelling, layer: int, memory: np.ndarray) -> np.ndarray:
-    """Whether labels with so much memory in layers 0..layer fit themselves, and leave room for the layers after it."""
-    ahead = memory + labelling.least_memory[layer + 1] <= labelling.room * (1 + _SAME)
-    return np.asarray(fits(memory, labelling.problem.memory_bytes) & ahead)
-
-
-def _bounds(
-    labelling: _Labelling,
-    layer: int,
-    memory: np.ndarray,
-    seconds: np.ndarray,
-    state: np.ndarray,
-    prices: list[float],
-    ahead: list[np.ndarray],
-) -> np.ndarray:
-    """The best lower bound on any plan that a label starts, over all prices of memory."""
-    best = np.full(len(state), -np.inf)
-    for price, rest in zip(prices, ahead, strict=True):
-        np.maximum(best, seconds + rest[layer][state] - price * (labelling.room - memory), out=best)
-    return best
+    """True for labels with so much memory in layers 0..layer that fit and leave room for the later layers."""
+    rest_fits = memory + labelling.least_memory[layer + 1] <= labelling.room * (1 + _SAME)
+    return np.asarray(fits(memory, labelling.problem.memory_bytes) & rest_fits)
 
 
 def _undominated(
     problem: LayerChoice, layer: int, memory: np.ndarray, seconds: np.ndarray, state: np.ndarray
 ) -> np.ndarray:
-    """Positions of the labels that no other one beats, whatever follows."""
+    """Positions of the labels that are not dominated."""
     order = np.lexsort((seconds, memory))
     if layer + 1 < problem.layers:
         switch = problem.switch_before(layer + 1)
         with np.errstate(invalid="ignore"):
-            more = switch[:, None, :] - switch[None, :, :]  # of going on from the first index, not the second
-        worse = np.where(np.isinf(switch)[None, :, :], -np.inf, more).max(axis=2)
+            extra_s = switch[:, None, :] - switch[None, :, :]  # of switching from the first index, not the second
+        worst_extra_s = np.where(np.isinf(switch)[None, :, :], -np.inf, extra_s).max(axis=2)
     else:
-        worse = np.zeros((problem.strategies, problem.strategies))
-    kept = np.ones(len(order), dtype=bool)
+        worst_extra_s = np.zeros((problem.strategies, problem.strategies))
+    undominated = np.ones(len(order), dtype=bool)
     floor = np.full(problem.strategies, np.inf)
     step = max(4_000_000 // problem.strategies, 1)
     for begin in range(0, len(order), step):
         part = order[begin : begin + step]
-        reach = np.concatenate([floor[None, :], seconds[part, None] + worse[state[part]]])
-        np.minimum.accumulate(reach, axis=0, out=reach)
-        kept[begin : begin + step] = reach[np.arange(len(part)), state[part]] > seconds[part] * (1 + _SAME)
-        floor = reach[-1]
-    return np.sort(order[kept])
+        best_s = np.concatenate([floor[None, :], seconds[part, None] + worst_extra_s[state[part]]])
+        np.minimum.accumulate(best_s, axis=0, out=best_s)
+        undominated[begin : begin + step] = best_s[np.arange(len(part)), state[part]] > seconds[part] * (1 + _SAME)
+        floor = best_s[-1]
+    return np.sort(order[undominated])
 
 
 _PRICES = 14
@@ -277,9 +263,9 @@ _GRID_SPREAD = 30.0
 class _Cutting:
     search: Search
     seconds: np.ndarray
-    """[p, L, L] time of the stage that has k + 1 stages from it to the end; a lower bound until it is solved."""
+    """[p, L, L] seconds of a stage with k later stages, by (k, first layer, last layer); lower bounds until solved."""
     solved: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
-    """By (in flight, first, last): the best strategies, none when nothing fits."""
+    """By (in flight, first, last): the best strategies, empty if nothing fits."""
     passes: int = 0
 
     @property
@@ -289,7 +275,7 @@ class _Cutting:
 
 
 def solve_layerwise(search: Search) -> None:
-    """The least iteration time.
+    """Find the least iteration time and prove it.
 
     O(L^2 S^2) for each price of memory and in-flight count, O(L^2 p) for each look at the cuts; one stage by labels.
     """
@@ -298,7 +284,7 @@ def solve_layerwise(search: Search) -> None:
         solve_one_stage(search)
         return
     search.space = "all cuts into the given number of stages, all strategies of every layer"
-    # Every layer takes its least time somewhere, and the longest stage no less than an even share of that.
+    # Each layer takes at least its least time, and the longest stage at least the mean of the stages.
     least = float(problem.time_s.min(axis=1).sum())
     search.prove(least * (1 + (problem.micro_batches - 1) / problem.stages) * (1 - STEP))
     cutting = _Cutting(search, _stage_bounds(problem, search.deadline))
@@ -310,39 +296,39 @@ def solve_layerwise(search: Search) -> None:
             break
 
 
-def _stops(cutting: _Cutting, starts: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """(stages from the end less one, first layer, last layer) of each stage of a cut."""
+def _stage_keys(cutting: _Cutting, starts: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(later stages, first layer, last layer) of each stage of a cut."""
     ends = (*starts[1:], cutting.problem.layers)
     return [(len(starts) - 1 - i, a, b - 1) for i, (a, b) in enumerate(zip(starts, ends, strict=True))]
 
 
 def _solve_stages(cutting: _Cutting, starts: tuple[int, ...]) -> bool:
-    """Solve the stages of a cut that are only bounded so far, and offer its plan; whether there was such a stage."""
+    """Solve the unsolved stages of a cut exactly and offer its plan; returns whether any was solved."""
     problem = cutting.problem
-    chosen: list[int] = []
-    known = len(cutting.solved)
-    for k, first, last in _stops(cutting, starts):
+    strategies: list[int] = []
+    solved_before = len(cutting.solved)
+    for k, first, last in _stage_keys(cutting, starts):
         in_flight = min(k + 1, problem.micro_batches)
         key = in_flight, first, last
         if key not in cutting.solved:
             cutting.search.deadline.check()
-            found = search_partition(problem.part(first, last, in_flight), time_limit_s=cutting.search.deadline.left_s)
-            if not (found.proven or (found.decision is None and found.bound == np.inf)):
+            result = search_partition(problem.part(first, last, in_flight), time_limit_s=cutting.search.deadline.left_s)
+            if not (result.proven or (result.decision is None and result.bound == np.inf)):
                 return False
-            cutting.solved[key] = found.decision.strategies if found.decision else ()
+            cutting.solved[key] = result.decision.strategies if result.decision else ()
             for same in range(problem.stages):
                 if min(same + 1, problem.micro_batches) == in_flight:
-                    cutting.seconds[same, first, last] = found.objective + problem.boundary_before(first)
-        chosen += cutting.solved[key]
-    if len(chosen) == problem.layers:
-        cutting.search.offer(LayerDecision(tuple(chosen), starts))
-    return len(cutting.solved) > known
+                    cutting.seconds[same, first, last] = result.objective + problem.boundary_before(first)
+        strategies += cutting.solved[key]
+    if len(strategies) == problem.layers:
+        cutting.search.offer(LayerDecision(tuple(strategies), starts))
+    return len(cutting.solved) > solved_before
 
 
 def _best_cut(cutting: _Cutting) -> tuple[float, tuple[int, ...] | None]:
-    """The least iteration time by the stage times known so far, and the cut behind it; None when there is none."""
+    """The least iteration time with the present stage times, and its cut; None if there is none."""
     values = np.unique(cutting.seconds[np.isfinite(cutting.seconds)])
-    ranges = LongestStage(values, cutting.problem.micro_batches - 1)
+    ranges = BottleneckSearch(values, cutting.problem.micro_batches - 1)
     best: tuple[float, tuple[int, ...] | None] = (np.inf, None)
     while (step := ranges.next_cap()) is not None:
         cutting.search.deadline.check()
@@ -360,7 +346,7 @@ def _best_cut(cutting: _Cutting) -> tuple[float, tuple[int, ...] | None]:
 
 
 def _least_sum(cutting: _Cutting, cap: float) -> tuple[float, float, tuple[int, ...] | None]:
-    """The least sum of stage times when no stage takes more than the cap, its longest stage and its starts."""
+    """The least sum of stage times under a cap, the longest stage and the first layers of the stages."""
     layers, stages = cutting.problem.layers, cutting.problem.stages
     capped = np.where(cutting.seconds <= cap, cutting.seconds, np.inf)
     after = np.full((stages + 1, layers + 1), np.inf)
@@ -382,51 +368,51 @@ def _least_sum(cutting: _Cutting, cap: float) -> tuple[float, float, tuple[int, 
 
 
 def _stage_bounds(problem: LayerChoice, deadline: Deadline) -> np.ndarray:
-    """[p, L, L] lower bounds on stage times: the best over prices of memory; infinite where nothing can fit."""
+    """[p, L, L] lower bounds on stage times, the best over a few prices of memory; infinite where nothing fits."""
     layers = problem.layers
-    found = np.full((problem.stages, layers, layers), np.inf)
+    bounds = np.full((problem.stages, layers, layers), np.inf)
     for k in range(problem.stages):
         in_flight = min(k + 1, problem.micro_batches)
         if in_flight < k + 1:
-            found[k] = found[k - 1]
+            bounds[k] = bounds[k - 1]
             continue
         memory = problem.kept_bytes(in_flight)
-        usable = np.where(np.isfinite(problem.time_s), memory, np.inf).min(axis=1)
-        sums = np.concatenate(([0.0], np.cumsum(usable)))
+        least_layer_bytes = np.where(np.isfinite(problem.time_s), memory, np.inf).min(axis=1)
+        sums = np.concatenate(([0.0], np.cumsum(least_layer_bytes)))
         with np.errstate(invalid="ignore"):
-            # A difference of two sums is off by their rounding; a bound has to stay below.
-            least = sums[None, 1:] - sums[:-1, None] - STEP * sums[-1]
-        best = np.zeros((layers, layers))
+            # Subtract the rounding of a difference of two sums, so that this is a lower bound.
+            least_bytes = sums[None, 1:] - sums[:-1, None] - STEP * sums[-1]
+        bound_s = np.zeros((layers, layers))
         for price in (0.0, *_price_grid(problem, memory)):
             deadline.check()
-            np.maximum(best, _priced(problem, memory, price), out=best)
-        best *= 1 - STEP
-        possible = np.triu(fits(least, problem.memory_bytes))
+            np.maximum(bound_s, _interval_bounds(problem, memory, price), out=bound_s)
+        bound_s *= 1 - STEP
+        possible = np.triu(fits(least_bytes, problem.memory_bytes))
         boundary = np.array([problem.boundary_before(layer) for layer in range(layers)])
-        found[k] = np.where(possible, best + boundary[:, None], np.inf)
-    return found
+        bounds[k] = np.where(possible, bound_s + boundary[:, None], np.inf)
+    return bounds
 
 
 def _price_grid(problem: LayerChoice, memory: np.ndarray) -> np.ndarray:
-    """Prices around what it costs to go from the fastest to the smallest strategies."""
+    """Prices around the seconds per byte of going from the fastest to the smallest strategies."""
     times = problem.time_s
     if not np.isfinite(times).any(axis=1).all():
         return np.zeros(0)
-    each = np.arange(problem.layers)
+    layers = np.arange(problem.layers)
     fast, small = times.argmin(axis=1), np.where(np.isfinite(times), memory, np.inf).argmin(axis=1)
-    slower = float((times[each, small] - times[each, fast]).sum())
-    saved = float((memory[each, fast] - memory[each, small]).sum())
-    if not np.isfinite(slower) or slower <= 0 or saved <= 0 or not np.isfinite(problem.memory_bytes):
+    extra_s = float((times[layers, small] - times[layers, fast]).sum())
+    saved_bytes = float((memory[layers, fast] - memory[layers, small]).sum())
+    if not np.isfinite(extra_s) or extra_s <= 0 or saved_bytes <= 0 or not np.isfinite(problem.memory_bytes):
         return np.zeros(0)
-    return slower / saved * np.geomspace(1 / _GRID_SPREAD, _GRID_SPREAD, _PRICES)
+    return extra_s / saved_bytes * np.geomspace(1 / _GRID_SPREAD, _GRID_SPREAD, _PRICES)
 
 
-def _priced(problem: LayerChoice, memory: np.ndarray, price: float) -> np.ndarray:
-    """[L, L] least time + price * (memory - capacity) of layers i..j, 0 below the diagonal."""
+def _interval_bounds(problem: LayerChoice, memory: np.ndarray, price: float) -> np.ndarray:
+    """[L, L] Lagrangian bound of layers i..j: least time + price * (memory - capacity); 0 below the diagonal."""
     layers, count = problem.time_s.shape
     cost = problem.time_s + price * memory
     room = price * room_bytes(problem.memory_bytes) if price else 0.0
-    found = np.zeros((layers, layers))
+    bounds = np.zeros((layers, layers))
     table = np.zeros((layers, count))
     for layer in range(layers):
         if layer:
@@ -434,8 +420,8 @@ def _priced(problem: LayerChoice, memory: np.ndarray, price: float) -> np.ndarra
             onward = np.stack([(table[:layer] + switch[:, s]).min(axis=1) for s in range(count)], axis=1)
             table[:layer] = onward + cost[layer]
         table[layer] = cost[layer]
-        found[: layer + 1, layer] = table[: layer + 1].min(axis=1) - room
-    return found
+        bounds[: layer + 1, layer] = table[: layer + 1].min(axis=1) - room
+    return bounds
 
 
 PARTITION_SOLVERS.register("layerwise", PartitionSolver(LayerChoice, solve_layerwise))

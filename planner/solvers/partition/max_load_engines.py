@@ -1,12 +1,11 @@
-"""Max-load plans by two engines that take one model: CP-SAT, exact in whole numbers, and HiGHS, in floats.
+"""Max-load plans by two solvers of one model: CP-SAT, exact in integers, and HiGHS, in floats.
 
-For CP-SAT times become whole numbers of about 2^-43 of the incumbent, rounded down, so that the bound holds for the
-true times as well and falls short of them by less than the tolerance. Workers take turns in a fixed order, so that the
-answer depends on the machine's speed only where the time limit cuts the search off.
+For CP-SAT, times become integers in units of about 2^-43 of the incumbent, rounded down. So its bound is valid for the
+true times and weaker than for them by less than the tolerance. It runs on one thread up to a limit on deterministic
+work, so that the answer depends on the machine's speed only if the time limit ends it first.
 
-HiGHS, through MathOpt, is often the quicker engine where transfers outweigh work. It computes with tolerances, so that
-its bound is lowered by a millionth before it counts, and an infeasible
-model proves nothing by itself.
+HiGHS, through MathOpt, often gives the better bound where transfers outweigh work. It computes with tolerances, so its
+bound is lowered by a millionth, and an infeasible model proves nothing unless a plan is known.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from planner.memory import room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
 from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved, weighted_sum
 from planner.solvers.partition._max_load_form import prove
-from planner.solvers.partition._max_load_model import LoadModel, most_ms, offer, stated, values_of
+from planner.solvers.partition._max_load_model import LoadModel, offer, search_model, upper_bound_ms, values_of
 from planner.solvers.partition.max_load_moves import group_devices
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
 
 _TIME_BITS = 43
 _WORK = 0.5
-"""CP-SAT's work a second of the search, that of turns before it included."""
+"""Deterministic work of CP-SAT per second of the time limit, minus the work it already did in earlier turns."""
 
 
 def solve_by_cp_sat(search: Search) -> None:
-    """The best plan, given time; the best plan so far bounds the search from above."""
-    model, start = stated(search), search.decision
+    """Find the best plan and prove it, given time; starts from the best plan so far."""
+    model, start = search_model(search), search.decision
     if model is None:
         return
-    top = most_ms(search, model.form)
+    top = upper_bound_ms(search, model.form)
     scale = 2.0 ** (_TIME_BITS - math.frexp(max(top, 1e-200))[1])
     program, binaries = _program(model, scale, search.bound, top)
     hinted = start is not None and _hint(program, binaries, model, start)
@@ -50,7 +49,7 @@ def solve_by_cp_sat(search: Search) -> None:
 
 
 def _hint(program: Any, binaries: list[Any], model: LoadModel, start: MaxLoadDecision) -> bool:  # noqa: ANN401
-    """Begin with a plan where the model's groups allow it; whether they do."""
+    """Hint a plan to CP-SAT; returns whether the model's groups can state it exactly."""
     device = group_devices(model.form, start)
     value = values_of(model, device)
     if value is None:
@@ -60,16 +59,18 @@ def _hint(program: Any, binaries: list[Any], model: LoadModel, start: MaxLoadDec
     return model.form.decision(device) == start
 
 
-def _program(model: LoadModel, scale: float, known: float, top: float) -> tuple[Any, list[Any]]:
+def _program(model: LoadModel, scale: float, lower_bound: float, top: float) -> tuple[Any, list[Any]]:
     from ortools.sat.python import cp_model
 
     program = cp_model.CpModel()
     binaries = [program.new_bool_var(f"b{i}") for i in range(model.binaries)]
-    largest = program.new_int_var(math.floor(known * (1 - 1e-12) * scale), math.ceil(top * (1 + 1e-9) * scale), "load")
+    largest = program.new_int_var(
+        math.floor(lower_bound * (1 - 1e-12) * scale), math.ceil(top * (1 + 1e-9) * scale), "load"
+    )
     for row in model.rows:
         model.deadline.check()
         total = weighted_sum([(binaries[b], factor) for b, factor in row.terms])
-        program.add_linear_constraint(total, row.least, row.most)
+        program.add_linear_constraint(total, row.lower, row.upper)
     for load in model.loads:
         terms = [(binaries[b], math.trunc(milliseconds * scale)) for b, milliseconds in load.terms]
         bounded = program.add(weighted_sum(terms) <= largest)
@@ -92,9 +93,9 @@ def _run(
     search: Search,
     work: float,
 ) -> bool:
-    """Run the engine, each plan through the judge; true when it proves the model infeasible.
+    """Run CP-SAT, offer every plan that it finds, prove its bound; returns whether the model is infeasible.
 
-    The model speaks of plans no worse than the best so far only, where there is one.
+    With a known plan the model only holds plans no worse than that.
     """
     from ortools.sat.python import cp_model
 
@@ -119,46 +120,45 @@ PARTITION_SOLVERS.register("max-load-cp-sat", PartitionSolver(MaxLoadProblem, so
 
 
 TRUSTED = 1 - 1e-6
-"""The part of a bound of this engine that counts."""
+"""Factor on a bound of HiGHS, which covers its tolerances."""
 _SHARE = 0.4
 
 
 def solve_by_highs(search: Search) -> None:
-    """The best plan up to a millionth; the root of the engine's search, often the sharper relaxation, where others
-    have their turns."""
-    model, start = stated(search), search.decision
+    """Bound, and the best plan up to a millionth; only the root node of the search if other solvers run as well."""
+    model, start = search_model(search), search.decision
     if model is None:
         return
-    top = most_ms(search, model.form) or 1.0
+    top = upper_bound_ms(search, model.form) or 1.0
     program, binaries = _float_program(model, search.bound / top, top)
     hint = values_of(model, group_devices(model.form, start)) if start is not None else None
     search.deadline.check()
-    found = _solved_by_highs(program, binaries, hint, search.deadline.left_s, None if search.alone else 1)
-    if found.has_primal_feasible_solution():
-        value = np.array([round(found.variable_values(b)) for b in binaries], dtype=np.int64)
+    answer = _solved_by_highs(program, binaries, hint, search.deadline.left_s, None if search.alone else 1)
+    if answer.has_primal_feasible_solution():
+        value = np.array([round(answer.variable_values(b)) for b in binaries], dtype=np.int64)
         offer(search, model, value)
-    prove(search, _bound(found, top, start is not None))
+    prove(search, _bound(answer, top, start is not None))
 
 
-def _float_program(model: LoadModel, least: float, top: float) -> tuple[Any, list[Any]]:
-    """The model with loads as fractions of `top` and memory as a fraction of an accelerator's."""
+def _float_program(model: LoadModel, lower_bound: float, top: float) -> tuple[Any, list[Any]]:
+    """The model in floats, loads divided by `top` and sizes by an accelerator's memory; and its binaries."""
     from ortools.math_opt.python import mathopt
 
     program = mathopt.Model()
     binaries = [program.add_binary_variable() for _ in range(model.binaries)]
-    largest = program.add_variable(lb=least * (1 - 1e-9), ub=1 + 1e-9)
+    largest = program.add_variable(lb=lower_bound * (1 - 1e-9), ub=1 + 1e-9)
     for row in model.rows:
         model.deadline.check()
         total = mathopt.fast_sum(c * binaries[b] for b, c in row.terms)
-        program.add_linear_constraint(expr=total, lb=row.least, ub=row.most)
+        program.add_linear_constraint(expr=total, lb=row.lower, ub=row.upper)
     for load in model.loads:
         terms = [(b, milliseconds / top) for b, milliseconds in load.terms]
         _at_most(program, binaries, terms, largest, load.unless)
     for memory in model.memory:
         room = room_bytes(model.form.problem.memory_bytes)
-        held = max(room, 1.0)
-        sizes = [(b, float(model.form.size[v]) / held) for b, v in memory.groups]
-        _at_most(program, binaries, sizes, room / held, memory.unless)
+        unit_bytes = max(room, 1.0)
+        sizes = [(b, float(model.form.size[v]) / unit_bytes) for b, v in memory.groups]
+        _at_most(program, binaries, sizes, room / unit_bytes, memory.unless)
     program.minimize(largest)
     return program, binaries
 
@@ -167,7 +167,7 @@ def _at_most(
     program: Any,  # noqa: ANN401
     binaries: list[Any],
     terms: list[tuple[int, float]],
-    most: Any,  # noqa: ANN401
+    limit: Any,  # noqa: ANN401
     unless: int,
 ) -> None:
     from ortools.math_opt.python import mathopt
@@ -175,7 +175,7 @@ def _at_most(
     total = mathopt.fast_sum(c * binaries[b] for b, c in terms)
     if unless >= 0:
         total -= sum(c for _, c in terms if c > 0) * binaries[unless]
-    program.add_linear_constraint(total <= most)
+    program.add_linear_constraint(total <= limit)
 
 
 def _solved_by_highs(
@@ -183,13 +183,13 @@ def _solved_by_highs(
     binaries: list[Any],
     hint: np.ndarray | None,
     seconds: float,
-    most_nodes: int | None,
+    node_limit: int | None,
 ) -> Any:  # noqa: ANN401
     from ortools.math_opt.python import mathopt
 
     parameters = mathopt.SolveParameters(
         time_limit=datetime.timedelta(seconds=seconds),
-        node_limit=most_nodes,
+        node_limit=node_limit,
         random_seed=0,
         relative_gap_tolerance=1e-9,
     )
@@ -206,16 +206,16 @@ def _solved_by_highs(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the engine off standard output: it prints remarks there even when told to be silent."""
+    """Redirect standard output to nowhere: HiGHS prints remarks there even when output is disabled."""
     if os.name != "posix":
         yield
         return
     library = ctypes.CDLL(None)
     sys.stdout.flush()
     try:
-        kept = os.dup(1)
+        stdout_copy = os.dup(1)
     except OSError:
-        # No standard output to protect.
+        # There is no standard output.
         yield
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -225,18 +225,18 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         library.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
         os.close(nowhere)
 
 
-def _bound(found: Any, top: float, started: bool) -> float:  # noqa: ANN401
+def _bound(answer: Any, top: float, has_plan: bool) -> float:  # noqa: ANN401
     from ortools.math_opt.python import mathopt
 
-    if found.termination.reason == mathopt.TerminationReason.INFEASIBLE:
-        # With a start the model asks for plans no worse than it.
-        return top * TRUSTED if started else 0.0
-    dual = float(found.termination.objective_bounds.dual_bound)
+    if answer.termination.reason == mathopt.TerminationReason.INFEASIBLE:
+        # With a known plan the model only holds plans no worse than that.
+        return top * TRUSTED if has_plan else 0.0
+    dual = float(answer.termination.objective_bounds.dual_bound)
     return dual * top * TRUSTED if math.isfinite(dual) else 0.0
 
 

@@ -1,20 +1,17 @@
-"""Dynamic programme over ideals for contiguous max-load plans, with proof.
+"""Exact dynamic program over ideals for contiguous max-load plans.
 
-First the prefixes of a few topological orders give a good plan; then all ideals, of which the plan's load leaves only
-narrow windows, prove it optimal or better it. Two cases need more: where there are too many ideals, and where
-backward nodes without forward twin leave a gap between the bound (each device takes those that suit it) and the best
-plan found (each is on one device only). Both are handed to CP-SAT with the plan and the bound so far.
+An ideal is a set of groups that holds the sources of all its arcs. A contiguous plan is a chain of ideals (the groups
+on the first 1, 2, ... devices); a device's part is the difference of two consecutive ones. State: an ideal and the
+numbers of accelerators and CPUs that hold it; value: the least largest load so far. With a known plan of load T, only
+parts below T matter, and only ideals whose remaining work fits the remaining devices below T. If T is near the mean
+load, few ideals around the multiples of the mean remain, so that graphs with tens of thousands of ideals are quick.
 
-A contiguous plan is a chain of ideals (what the first 1, 2, ... devices hold); a device's part is the difference of
-two of them. State: an ideal and how many accelerators and CPUs hold it; value: the least possible largest load so
-far. With a known plan of load T, only parts below T matter, and only ideals whose remaining work the remaining
-devices can do below T. Where T is near the mean load, that leaves narrow windows of ideals around the multiples of
-the mean, which is what makes graphs with tens of thousands of ideals quick.
+The program first runs on the prefixes of a few topological orders, which gives a good plan, then on all ideals, which
+improves it or proves it optimal. Two cases are left to CP-SAT: too many ideals, and loose groups, those without forward
+nodes, which no order constrains. The program leaves loose groups out and restricts nets to the other groups. No plan
+has smaller loads than that, so that the result is a lower bound if there are loose groups, and exact otherwise.
 
-Groups without forward nodes are bound by no order. Here they are left out, and nets join the other groups only: what a
-part pays in any plan is not less, so that the result is a lower bound when there are such groups; else it is exact.
-
-Times are rounded to multiples of 2^-50 of their total, so that all sums are exact and their order does not matter.
+Times are rounded to multiples of 2^-50 of their total, so that all sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -42,18 +39,18 @@ from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
 from planner.space.partition import MaxLoadProblem
 
 _FREE = 1e-10
-"""A plan counts as better than another when its load is smaller by more than this fraction."""
+"""Relative difference of loads from which on a plan counts as better than another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What the search through a family found.
+    """The best chain of a set of ideals.
 
     Attributes:
-        device_of_group: accelerators in the order of the chain, then CPUs; -1 for groups bound by no order; None when
-            nothing beats the limit.
-        load_ms: its largest load; infinite when there is none.
-        complete: whether the whole family was searched (false when time ran out).
+        device_of_group: accelerators in the order of the chain, then CPUs; -1 for loose groups; None if no chain is
+            below the limit.
+        load_ms: its largest load; infinite if there is none.
+        complete: whether all chains were covered (false when time ran out).
         pairs: pairs of ideals that were priced.
     """
 
@@ -64,13 +61,13 @@ class Chain:
 
 
 def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: Deadline = NEVER) -> Chain:
-    """The chain through some ideals of a form whose largest load is least.
+    """The chain through some ideals of a form with the smallest largest load.
 
     Args:
         form: the problem on groups.
-        ideals: uint64 [ideals, words], sets of its ordered groups, each set once, with the empty and the full set
-            among them.
-        limit_ms: only plans with a smaller load count.
+        ideals: uint64 [ideals, words] bit sets of its ordered groups, without repetition; the empty and the full set
+            must be among them.
+        limit_ms: only chains with a smaller load count.
         deadline: when to stop.
 
     Complexity: O(ideals * (ideals in a window) * (words + nets cut by an ideal)).
@@ -83,14 +80,14 @@ def best_chain(form: Form, ideals: np.ndarray, limit_ms: float, deadline: Deadli
 
 
 class _Search:
-    """One search; times are whole numbers of units from here on."""
+    """One run of the program; times are integers, ms * scale."""
 
     def __init__(self, form: Form, limit_ms: float, deadline: Deadline) -> None:
         problem = form.problem
         self.form, self.deadline = form, deadline
         self.accs, self.cpus = problem.accelerators, problem.cpus
-        most = max(float(form.acc.sum() + 2 * form.cost.sum()), float(form.cpu.sum()), 1e-200)
-        self.scale = 2.0 ** (50 - math.frexp(most)[1])
+        total_ms = max(float(form.acc.sum() + 2 * form.cost.sum()), float(form.cpu.sum()), 1e-200)
+        self.scale = 2.0 ** (50 - math.frexp(total_ms)[1])
         acc, cpu = np.rint(form.acc * self.scale), np.rint(form.cpu * self.scale)
         self.cost = np.rint(form.cost * self.scale)
         self.limit = min(limit_ms, float(form.acc.sum() + form.cpu.sum() + form.cost.sum()) + 1.0) * self.scale
@@ -113,12 +110,12 @@ class _Search:
         self.bits = np.ascontiguousarray(ideals[order])
         self.missing = ~self.bits
         self.acc, self.cpu, self.size, self.unsupported = (np.ascontiguousarray(sums[order, k]) for k in range(4))
-        # A CPU's part may reach as far as CPU time says; this is a lower end of CPU time at or after each position.
+        # Ideals are sorted by accelerator time, so CPU time may fall: this is its minimum from each position on.
         self.cpu_floor = np.minimum.accumulate(self.cpu[::-1])[::-1]
         self.frontier, self.frontier_cost, self.cut = self._frontiers()
 
     def _within_reach(self, sums: np.ndarray, ideals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Only ideals that some number of devices can hold below the limit, the others holding the rest."""
+        """Keep ideals that some devices can hold below the limit while the other devices hold the remaining groups."""
         done, total = sums[:, 0], float(sums[:, 0].max(initial=0.0))
         slack = 1 + 1e-9
         keep = np.zeros(len(sums), dtype=bool)
@@ -131,12 +128,12 @@ class _Search:
         return sums[keep], ideals[keep]
 
     def _capacity(self, accs: int | np.ndarray, cpus: int | np.ndarray) -> float | np.ndarray:
-        """Most accelerator time that the work of so many devices can amount to."""
+        """Upper bound on the accelerator time of the work that so many devices do below the limit."""
         with np.errstate(invalid="ignore"):
             return accs * self.limit + np.where(np.asarray(cpus) > 0, cpus * self.limit * self.ratio, 0.0)
 
     def _frontiers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Nets that each ideal cuts, padded with a net that does not exist, and what they cost."""
+        """[ideals, width] nets cut by each ideal (padded with the number of nets), their costs; [ideals] cost sums."""
         width = self.bits.shape[1]
         ordered = [[v for v in pins if self.form.ordered[v]] for pins in self.form.nets]
         self.pins = np.array([bit_row(pins, width) for pins in ordered], dtype=np.uint64).reshape(-1, width)
@@ -144,12 +141,12 @@ class _Search:
         for e, pins in enumerate(self.pins):
             self.deadline.check()
             touched = np.zeros(len(self.bits), dtype=bool)
-            whole = np.ones(len(self.bits), dtype=bool)
+            all_inside = np.ones(len(self.bits), dtype=bool)
             for w in np.flatnonzero(pins):
                 part = self.bits[:, w] & pins[w]
                 touched |= part != 0
-                whole &= part == pins[w]
-            at = np.flatnonzero(touched & ~whole)
+                all_inside &= part == pins[w]
+            at = np.flatnonzero(touched & ~all_inside)
             rows.append(at)
             nets.append(np.full(len(at), e))
         row = np.concatenate([*rows, np.zeros(0, dtype=np.int64)]).astype(np.int64)
@@ -163,6 +160,7 @@ class _Search:
         return padded, costs, costs.sum(axis=1)
 
     def run(self, ideals: np.ndarray) -> Chain:
+        """Fill the table, one ideal after the other in the order of accelerator time, and trace the best chain."""
         self._load_family(ideals)
         count = len(self.bits)
         shape = (count, self.cpus + 1, self.accs + 1)
@@ -187,16 +185,16 @@ class _Search:
             self._extend(i, active, total - float(room_after[active].max()) * (1 + 1e-9))
         return self._trace()
 
-    def _extend(self, i: int, active: np.ndarray, least: float) -> None:
-        """Give the parts after ideal i to one more device."""
-        low = max(i + 1, int(np.searchsorted(self.acc, least, side="left")))
+    def _extend(self, i: int, active: np.ndarray, least_acc: float) -> None:
+        """Put one more device after the chains that end at ideal i: relax the states of all later ideals in reach."""
+        low = max(i + 1, int(np.searchsorted(self.acc, least_acc, side="left")))
         high = int(np.searchsorted(self.acc, self.acc[i] + self.limit, side="left"))
         if self.cpus:
             high = max(high, int(np.searchsorted(self.cpu_floor, self.cpu[i] + self.limit, side="left")))
         after = np.arange(low, high)
         for w in np.flatnonzero(self.bits[i])[::-1]:
             after = after[(self.missing[after, w] & self.bits[i, w]) == 0]
-        here = np.where(active, self.value[i], np.inf)
+        values = np.where(active, self.value[i], np.inf)
         work = self.acc[after] - self.acc[i]
         if self.accs:
             possible = (
@@ -204,42 +202,43 @@ class _Search:
                 & (self.unsupported[after] == self.unsupported[i])
                 & fits(self.size[after] - self.size[i], self.form.problem.memory_bytes)
             )
-            there = after[possible]
-            load = work[possible] + self._transfers(i, there)
+            targets = after[possible]
+            load = work[possible] + self._transfers(i, targets)
             keep = load < self.limit
-            self._offer(i, there[keep], load[keep], here[:, :-1], (slice(None), slice(1, None)), False)
-            self.pairs += len(there)
+            self._offer(i, targets[keep], load[keep], values[:, :-1], (slice(None), slice(1, None)), False)
+            self.pairs += len(targets)
         if self.cpus:
             load = self.cpu[after] - self.cpu[i]
             keep = load < self.limit
-            self._offer(i, after[keep], load[keep], here[:-1], (slice(1, None), slice(None)), True)
+            self._offer(i, after[keep], load[keep], values[:-1], (slice(1, None), slice(None)), True)
 
     def _transfers(self, i: int, after: np.ndarray) -> np.ndarray:
-        """What the nets cut by the part between ideal i and each later one cost it."""
+        """[after] cost of the nets that the part between ideal i and each later ideal holds in part."""
         touched = np.append(((self.pins & self.bits[i]) != 0).any(axis=1), False)
-        out = self.cut[after] - (self.frontier_cost[after] * touched[self.frontier[after]]).sum(axis=1)
+        cost = self.cut[after] - (self.frontier_cost[after] * touched[self.frontier[after]]).sum(axis=1)
         for e in self.frontier[i]:
             if e == len(self.pins):
                 break
-            rest = self.pins[e] & self.missing[i]
-            met = np.zeros(len(after), dtype=bool)
-            for w in np.flatnonzero(rest):
-                met |= (self.bits[after, w] & rest[w]) != 0
-            out += self.cost[e] * met
-        return np.asarray(out)
+            pins_left = self.pins[e] & self.missing[i]
+            reached = np.zeros(len(after), dtype=bool)
+            for w in np.flatnonzero(pins_left):
+                reached |= (self.bits[after, w] & pins_left[w]) != 0
+            cost += self.cost[e] * reached
+        return np.asarray(cost)
 
     def _offer(
-        self, i: int, there: np.ndarray, load: np.ndarray, here: np.ndarray, to: tuple[slice, slice], cpu: bool
+        self, i: int, targets: np.ndarray, load: np.ndarray, before: np.ndarray, to: tuple[slice, slice], cpu: bool
     ) -> None:
-        if not len(there) or not here.size:
+        """Lower the values of the target ideals: parts with these loads behind the states of ideal i."""
+        if not len(targets) or not before.size:
             return
-        offered = np.maximum(here[None], load[:, None, None])
-        better = offered < self.value[(there, *to)]
+        offered = np.maximum(before[None], load[:, None, None])
+        better = offered < self.value[(targets, *to)]
         rows, c, a = np.nonzero(better)
         c_to, a_to = c + (1 if cpu else 0), a + (0 if cpu else 1)
-        self.value[there[rows], c_to, a_to] = offered[rows, c, a]
-        self.parent[there[rows], c_to, a_to] = i
-        self.by_cpu[there[rows], c_to, a_to] = cpu
+        self.value[targets[rows], c_to, a_to] = offered[rows, c, a]
+        self.parent[targets[rows], c_to, a_to] = i
+        self.by_cpu[targets[rows], c_to, a_to] = cpu
 
     def _trace(self) -> Chain:
         last = len(self.bits) - 1
@@ -262,7 +261,7 @@ class _Search:
 
 
 def _weigh(ideals: np.ndarray, columns: np.ndarray, deadline: Deadline) -> np.ndarray:
-    """Sums of some columns over the members of each ideal, float64 [ideals, columns]."""
+    """float64 [ideals, columns] sums of some columns over the members of each ideal."""
     step, parts = 4096, []
     for start in range(0, len(ideals), step):
         deadline.check()
@@ -274,13 +273,13 @@ def _weigh(ideals: np.ndarray, columns: np.ndarray, deadline: Deadline) -> np.nd
 _SHARE = 0.3
 _SETTLING_PATIENCE = 4
 _LONG = 800
-"""Groups from which on a first plan comes from the prefixes of a single order."""
+"""With more groups than this, the first plan is sought along a single order."""
 MOST_IDEALS = 400_000
-"""With more ideals than this the programme is left to CP-SAT."""
+"""With more ideals than this the proof is left to CP-SAT."""
 
 
 def solve_by_ideals(search: Search) -> None:
-    """The best contiguous plan; for a problem that does not ask for contiguity, a good plan of it."""
+    """Find and prove the best contiguous plan; for a non-contiguous problem it is a good plan without proof."""
     problem: MaxLoadProblem = search.problem
     search.space = space(problem)
     search.offer_all((search.solver, plan) for _, plan in problem.trivial())
@@ -297,28 +296,27 @@ def solve_by_ideals(search: Search) -> None:
 
 
 def _by_chains(search: Search) -> None:
-    """A plan from the prefixes of a few orders, loose groups glued to neighbours first and let free after; then from
-    all ideals."""
+    """Find a plan on the prefixes of a few orders with loose groups merged, then improve it on all ideals."""
     problem: MaxLoadProblem = search.problem
-    whole = form_of(problem)
-    form = reduce_form(whole, search.objective, search.deadline)
-    glued = merge_groups(form, glue(form))
-    lines = topological_lines(glued.groups, glued.arcs)
-    if glued.groups > _LONG:
-        # All orders together may take longer than there is time; one by itself takes a small part of that.
-        first = prefix_ideals(glued.groups, lines[:1])
-        _take(search, glued, best_chain(glued, first, search.objective, search.deadline))
-    few = prefix_ideals(glued.groups, lines)
-    _take(search, glued, best_chain(glued, few, search.objective, search.deadline))
-    if search.decision is not None and not whole.ordered.all():
-        # Move the loose groups to where they are best.
+    unreduced = form_of(problem)
+    form = reduce_form(unreduced, search.objective, search.deadline)
+    merged = merge_groups(form, glue(form))
+    lines = topological_lines(merged.groups, merged.arcs)
+    if merged.groups > _LONG:
+        # All orders together may run out of time; a single one is much quicker and gives a plan at least.
+        first = prefix_ideals(merged.groups, lines[:1])
+        _offer_chain(search, merged, best_chain(merged, first, search.objective, search.deadline))
+    prefixes = prefix_ideals(merged.groups, lines)
+    _offer_chain(search, merged, best_chain(merged, prefixes, search.objective, search.deadline))
+    if search.decision is not None and not unreduced.ordered.all():
+        # The merge fixed the loose groups; now let each move to its best device.
         improve(search, search.decision, patience=_SETTLING_PATIENCE)
     if not search.settled:
-        _by_all_ideals(search, reduce_form(whole, search.objective, search.deadline))
+        _by_all_ideals(search, reduce_form(unreduced, search.objective, search.deadline))
 
 
 def _by_all_ideals(search: Search, form: Form) -> None:
-    """Bound and plan from all ideals, unless there are too many."""
+    """Improve plan and bound on all ideals, unless there are more than `MOST_IDEALS`."""
     search.count(groups=form.groups)
     ideals = enumerate_ideals(form.groups, form.arcs, MOST_IDEALS, only=form.ordered, check=search.deadline.check)
     if ideals is None:
@@ -328,23 +326,26 @@ def _by_all_ideals(search: Search, form: Form) -> None:
     search.count(pairs=chain.pairs)
     if not chain.complete:
         return
-    known = search.objective
-    loose = not form.ordered.all()
-    if chain.device_of_group is not None and loose:
-        seated = form.decision(_seated(form, chain.device_of_group))
+    known_load = search.objective
+    has_loose = not form.ordered.all()
+    if chain.device_of_group is not None and has_loose:
+        seated = form.decision(_with_loose_groups(form, chain.device_of_group))
         improve(search, seated, patience=_SETTLING_PATIENCE)
-    elif not loose:
-        _take(search, form, chain)
-    prove(search, min(chain.load_ms, known))
+    elif not has_loose:
+        _offer_chain(search, form, chain)
+    prove(search, min(chain.load_ms, known_load))
 
 
-def _take(search: Search, form: Form, chain: Chain) -> None:
+def _offer_chain(search: Search, form: Form, chain: Chain) -> None:
     if chain.device_of_group is not None:
         search.offer(canonical(search.problem, form.decision(chain.device_of_group)))
 
 
 def glue(form: Form) -> np.ndarray:
-    """Each group that no order binds into the neighbour it shares the dearest nets with, step by step; int64 [g]."""
+    """int64 [g] the group into which each is merged: loose groups, one by one, go to their costliest neighbour.
+
+    The next group to merge is the one with the largest cost of nets shared with an ordered or merged neighbour.
+    """
     into = np.arange(form.groups, dtype=np.int64)
     shared: dict[int, dict[int, float]] = {v: {} for v in range(form.groups) if not form.ordered[v]}
     for pins, cost in zip(form.nets, form.cost.tolist(), strict=True):
@@ -352,22 +353,22 @@ def glue(form: Form) -> np.ndarray:
             for u in pins:
                 if v in shared and u != v:
                     shared[v][u] = shared[v].get(u, 0.0) + cost
-    fixed = form.ordered.copy()
+    placed = form.ordered.copy()
     while True:
-        links = [(c, v, u) for v, near in shared.items() if not fixed[v] for u, c in near.items() if fixed[u]]
+        links = [(c, v, u) for v, costs in shared.items() if not placed[v] for u, c in costs.items() if placed[u]]
         if not links:
             break
         _, v, u = min(links, key=lambda link: (-link[0], link[1], link[2]))
         into[v] = into[u]
-        fixed[v] = True
-    rest = np.flatnonzero(~fixed)
-    if len(rest):
-        into[rest] = into[np.flatnonzero(form.ordered)[0]] if form.ordered.any() else rest[0]
+        placed[v] = True
+    unreached = np.flatnonzero(~placed)
+    if len(unreached):
+        into[unreached] = into[np.flatnonzero(form.ordered)[0]] if form.ordered.any() else unreached[0]
     return into
 
 
-def _seated(form: Form, device_of_group: tuple[int, ...]) -> tuple[int, ...]:
-    """A chain's devices with every loose group on the device of the neighbour it is glued to."""
+def _with_loose_groups(form: Form, device_of_group: tuple[int, ...]) -> tuple[int, ...]:
+    """The devices of a chain with every loose group on the device of the neighbour that `glue` merges it into."""
     device = np.array(device_of_group, dtype=np.int64)
     device = device[glue(form)]
     device[device < 0] = 0

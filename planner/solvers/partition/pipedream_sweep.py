@@ -1,13 +1,12 @@
-"""The fastest way to lay stages on devices in line: a label sweep over (place, cut), pruned by a limit on the answer.
+"""The fastest stages on devices in line: a label sweep over (site, cut), pruned by a limit on the slowest stage.
 
-Whatever is faster than `limit` keeps every stage below it, and a stage on R devices takes at least its
-compute time / R. So with u of E devices used the compute time before a cut lies between total - limit (E - u) and
-limit u: near the optimum few cuts remain at each place, and a graph with hundreds of thousands of cuts is solved
-exactly. Nothing faster than the limit is lost: when nothing is found, the limit is a lower bound.
+A plan below `limit` has every stage below it, and a stage on R devices takes at least its compute time / R. So with u
+of E devices used, the compute time before a cut lies between total - limit (E - u) and limit u. Near the optimum few
+cuts remain at each site, so that graphs with hundreds of thousands of cuts are solved exactly. No plan below the limit
+is lost: if none is found, the limit is a lower bound.
 
-Sites and moves of the sweep: devices on a tree of levels; machines on one level are a tree without any.
-
-All places where a layer graph can be cut are arrays sorted by the compute time before the cut.
+`Cuts` holds all cuts of a layer graph as arrays, sorted by the compute time before the cut. `Layout` holds the sites
+(how many devices are used, and where inside a unit) and moves (a stage on the next devices) on a tree of levels.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class Cuts:
     """S cuts, the empty one first and the full one last.
 
     Attributes:
-        bits: uint64 [S, words] layers before the cut.
+        bits: uint64 [S, words] bit sets of the layers before the cut.
         compute_s: float64 [S] their compute time, ascending.
         weight_bytes: float64 [S].
         saved_bytes: float64 [S].
-        cut_bytes: float64 [S] bytes that cross.
-        complete: whether these are all cuts there are.
+        cut_bytes: float64 [S] bytes that cross the cut, one way.
+        complete: whether these are all cuts of the graph.
     """
 
     bits: np.ndarray
@@ -57,18 +56,18 @@ class Cuts:
 
     @functools.cached_property
     def nested(self) -> bool:
-        """Whether each cut holds the one before it."""
+        """True if each cut holds the layers of the one before it."""
         return not (self.bits[:-1] & ~self.bits[1:]).any()
 
     def subset(self, rows: np.ndarray) -> Cuts:
-        """Some of the cuts, with the two ends in any case."""
-        keep = np.unique(np.concatenate([rows, [0, self.count - 1]]))
+        """Some of the cuts and always the two ends."""
+        rows_kept = np.unique(np.concatenate([rows, [0, self.count - 1]]))
         tables = ("bits", "compute_s", "weight_bytes", "saved_bytes", "cut_bytes")
-        kept: dict[str, Any] = {name: getattr(self, name)[keep] for name in tables}
-        return replace(self, **kept, complete=self.complete and len(keep) == self.count)
+        tables_kept: dict[str, Any] = {name: getattr(self, name)[rows_kept] for name in tables}
+        return replace(self, **tables_kept, complete=self.complete and len(rows_kept) == self.count)
 
     def coarse(self, most: int) -> Cuts:
-        """About that many cuts: those where little crosses, and some spread over the compute time."""
+        """About `most` cuts: half with the fewest bytes, half spread over the compute time."""
         if self.count <= most:
             return self
         spread = np.linspace(0, self.count - 1, most // 2).astype(np.int64)
@@ -79,19 +78,11 @@ class Cuts:
         members = np.unpackbits((self.bits[last] & ~self.bits[first]).view(np.uint8), bitorder="little")
         return tuple(np.flatnonzero(members).tolist())
 
-    def line(self) -> np.ndarray:
-        """Cuts on one chain from empty to full: each holds the one before."""
-        found, sizes = [0], np.bitwise_count(self.bits).sum(axis=1)
-        for row in range(1, self.count):
-            if sizes[row] > sizes[found[-1]] and not (self.bits[found[-1]] & ~self.bits[row]).any():
-                found.append(row)
-        return np.array(found)
-
 
 def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most: int, deadline: Deadline) -> Cuts:
-    """Every cut of a layer graph; when there are too many, those along its topological order only.
+    """All cuts of a layer graph, or only those along its topological order.
 
-    Too many are more than `most`, and more than can be listed and priced before the deadline.
+    The latter if there are more than `most`, or more than can be listed and priced before the deadline.
 
     Complexity: O(cuts * (layers + edges)) in vectorised operations.
     """
@@ -114,7 +105,7 @@ def all_cuts(layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, most
 def _figures(
     layers: Layers, boundary: BoundaryBytes, frontiers: Frontiers, bits: np.ndarray, check: Callable[[], None]
 ) -> np.ndarray:
-    """Compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed: float64 [rows, 6]."""
+    """float64 [rows, 6]: compute time, weights, saved bytes, bytes at the cut, number of layers, whether allowed."""
     _, after = layers.neighbours()
     ancestors = ancestor_bits(layers.count, [(a, b) for a, b in layers.edges.tolist()])
     parts = []
@@ -154,7 +145,7 @@ def _chunk_figures(
 
 
 def _walked(inside: np.ndarray, last: np.ndarray, ancestors: list[int]) -> np.ndarray:
-    """Which cuts a walk from the first source comes to (`Frontiers.FIRST_SOURCE`), the two ends in any case."""
+    """bool [rows] cuts that `Frontiers.FIRST_SOURCE` allows, and the two ends."""
     count = len(ancestors)
     first = next(i for i, before in enumerate(ancestors) if not before)
     reached = [i == first or bool(ancestors[i] >> first & 1) for i in range(count)]
@@ -162,8 +153,8 @@ def _walked(inside: np.ndarray, last: np.ndarray, ancestors: list[int]) -> np.nd
     for layer in range(count):
         if reached[layer]:
             continue
-        kin = [end for end in range(count) if reached[end] and ancestors[end] & ancestors[layer]]
-        allowed &= ~last[:, layer] | last[:, kin].any(axis=1)
+        related = [end for end in range(count) if reached[end] and ancestors[end] & ancestors[layer]]
+        allowed &= ~last[:, layer] | last[:, related].any(axis=1)
     sizes = inside.sum(axis=1)
     return np.asarray(allowed | (sizes == 0) | (sizes == count))
 
@@ -183,15 +174,15 @@ _SLACK = 1 + 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A stage put on some devices: from one site to the next.
+    """A stage on the next devices: leads from one site to another.
 
     Attributes:
-        target: site after it.
+        target: site after the stage.
         replicas: its devices.
-        used: devices used after it.
+        used: devices used up to its end.
         exchange_s_per_byte: seconds to exchange a byte of its weights.
-        level: of the slowest links between its place's left end and its last device.
-        tail_level: of the slowest links between its first device and the next site.
+        level: of the slowest links from the left end of its place to its last device.
+        tail_level: of the slowest links from its first device to the next site.
         place: (first device, width, copies, stride).
     """
 
@@ -206,7 +197,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where stages may go when exactly `devices` devices are used: moves by site, first to last."""
+    """Places of stages if exactly `devices` devices are used: moves by site, sites in topological order."""
 
     devices: int
     moves: tuple[tuple[Move, ...], ...]
@@ -214,12 +205,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """How stages and cuts are charged.
+    """Prices of stages and cuts.
 
     Attributes:
-        problem: says how times add up, what cuts cost, links and memory.
-        receiver: whether sending by the first stage is free.
-        idle_behind_first: devices that the first stage has behind it besides those used.
+        problem: with the cost rule, transfers, links and memory.
+        receiver: whether the transfer after the first stage is divided by the receiver's replicas only.
+        idle_behind_first: unused devices that count as later stages of the first one (the released memory rule).
     """
 
     problem: PipeDreamProblem | PlacedPipelineProblem
@@ -228,11 +219,11 @@ class Pricing:
 
     @property
     def paper(self) -> bool:
-        """Maximum instead of sum, and transfers not shared among replicas."""
+        """True for the paper's cost: maximum instead of sum, transfers not divided by replicas."""
         return self.problem.cost is StageCost.PAPER
 
     def cut_s_per_byte(self, tail: Tail, level: int, replicas: int) -> float:
-        """Seconds for a byte at the cut between a stage that ended as `tail` and one on `replicas` devices."""
+        """Seconds per byte at the cut between a last stage `tail` and a next one on `replicas` devices."""
         if not self.problem.transfers or tail.replicas == 0:
             return 0.0
         sharing = replicas if tail.first and self.receiver else min(replicas, tail.replicas)
@@ -241,7 +232,7 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Tail:
-    """What the next cut must know of the last stage: reach to the left, replicas (0: there is none), whether first."""
+    """What the price of the next cut depends on: the last stage's `tail_level`, replicas (0: none), whether first."""
 
     level: int
     replicas: int
@@ -250,7 +241,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One stage of an answer: cut before, cut behind, where."""
+    """One stage of a plan: cut before it, cut after it, its place."""
 
     start: int
     stop: int
@@ -261,13 +252,13 @@ Labels = dict[Tail, tuple[np.ndarray, np.ndarray]]
 
 
 class Sweep:
-    """One search. Labels of a site: for each tail, rows of cuts (ascending) with the slowest time so far.
+    """One sweep. Labels of a site: for each tail, cuts (rows, ascending) with the time of the slowest stage so far.
 
     Args:
         cuts: where the graph may be cut.
         layout: where stages may go.
         pricing: what they cost.
-        limit: only plans faster than that are looked for.
+        limit: only plans below this time are searched for.
         check: called often; raises to stop.
     """
 
@@ -281,7 +272,7 @@ class Sweep:
         self.pairs = 0
 
     def run(self) -> tuple[float, tuple[Step, ...]] | None:
-        """The fastest plan, None when there is none below the limit."""
+        """The fastest plan and its time; None if there is none below the limit."""
         self.labels[0][Tail(0, 0, False)] = (np.zeros(1, dtype=np.int64), np.zeros(1))
         for site, moves in enumerate(self.layout.moves):
             merged: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -290,14 +281,14 @@ class Sweep:
                 if key not in merged:
                     merged[key] = self._merge(site, move)
                 self._extend(site, move, *merged[key])
-        found = [(float(times[0]), tail) for tail, (_, times) in self.labels[-1].items() if len(times)]
-        if not found:
+        ends = [(float(times[0]), tail) for tail, (_, times) in self.labels[-1].items() if len(times)]
+        if not ends:
             return None
-        best, tail = min(found)
+        best, tail = min(ends)
         return best, self._trace(tail, best)
 
     def _merge(self, site: int, move: Move) -> tuple[np.ndarray, np.ndarray]:
-        """Best time up to each cut at a site, the transfer into a stage like `move` included."""
+        """Cuts at a site and their least times over all tails, the transfer into the move's stage included."""
         labels = self.labels[site]
         low = min(int(rows[0]) for rows, _ in labels.values())
         best = np.full(max(int(rows[-1]) for rows, _ in labels.values()) + 1 - low, np.inf)
@@ -309,7 +300,7 @@ class Sweep:
         return rows + low, best[rows]
 
     def _goals(self, move: Move, tail: Tail) -> np.ndarray:
-        """Cuts that can follow a move, by their compute time and by what crosses them at the very least."""
+        """Cuts that can end a move's stage, by the compute time before them and the least time of their transfer."""
         cuts, last = self.cuts, self.cuts.count - 1
         ahead = self.layout.devices - move.used
         if ahead == 0:
@@ -322,10 +313,11 @@ class Sweep:
         rows = np.arange(low, max(low, high))
         replicas = 1 if self.pricing.paper else ahead
         levels = range(move.tail_level, len(self.pricing.problem.bandwidth_byte_per_s))
-        least = min(self.pricing.cut_s_per_byte(tail, level, replicas) for level in levels)
-        return rows[least * cuts.cut_bytes[rows] < self.limit] if least else rows
+        least_s_per_byte = min(self.pricing.cut_s_per_byte(tail, level, replicas) for level in levels)
+        return rows[least_s_per_byte * cuts.cut_bytes[rows] < self.limit] if least_s_per_byte else rows
 
     def _extend(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray) -> None:
+        """Add the labels that a move makes of the cuts at a site."""
         tail = Tail(move.tail_level, move.replicas, site == 0)
         goals = self._goals(move, tail)
         if not len(rows) or not len(goals):
@@ -348,14 +340,14 @@ class Sweep:
             self._store(move.target, tail, goals[keep], best[keep])
 
     def _earliest(self, rows: np.ndarray, goal: int, replicas: int) -> int:
-        """First of the rows from which one stage can reach a goal below the limit."""
+        """Position of the first row from which a stage can reach a goal below the limit."""
         if math.isinf(self.limit):
             return 0
         start = self.cuts.compute_s[goal] - self.limit * replicas * _SLACK
         return int(np.searchsorted(self.cuts.compute_s[rows], start, "left"))
 
     def _block(self, site: int, move: Move, rows: np.ndarray, times: np.ndarray, goals: np.ndarray) -> np.ndarray:
-        """Slowest time of plans up to each goal, by the cut before: [rows, goals], infinite where impossible."""
+        """[rows, goals] time of the slowest stage up to each goal by the cut before; infinite where impossible."""
         self.pairs += len(rows) * len(goals)
         stage = self._stage_s(site, move, rows, goals)
         np.maximum(stage, times[:, None], out=stage)
@@ -370,7 +362,7 @@ class Sweep:
         return stage
 
     def _stage_s(self, site: int, move: Move, rows: np.ndarray, goals: np.ndarray) -> np.ndarray:
-        """Seconds a minibatch of a stage from each row to each goal, infinite where memory does not do."""
+        """[rows, goals] seconds per minibatch of the stage between two cuts; infinite where it does not fit."""
         cuts, memory = self.cuts, self.pricing.problem.memory
         compute = cuts.compute_s[goals][None, :] - cuts.compute_s[rows][:, None]
         weights = cuts.weight_bytes[goals][None, :] - cuts.weight_bytes[rows][:, None]
@@ -386,15 +378,15 @@ class Sweep:
         return np.asarray(stage)
 
     def _store(self, site: int, tail: Tail, rows: np.ndarray, times: np.ndarray) -> None:
-        """Add labels; where some are known, the better of the two stays."""
-        known = self.labels[site].get(tail)
-        if known is not None:
-            both = np.union1d(known[0], rows)
-            best = np.full(len(both), np.inf)
-            best[np.searchsorted(both, known[0])] = known[1]
-            at = np.searchsorted(both, rows)
+        """Add labels to a site; for a cut that has one, keep the smaller time."""
+        known_labels = self.labels[site].get(tail)
+        if known_labels is not None:
+            all_rows = np.union1d(known_labels[0], rows)
+            best = np.full(len(all_rows), np.inf)
+            best[np.searchsorted(all_rows, known_labels[0])] = known_labels[1]
+            at = np.searchsorted(all_rows, rows)
             best[at] = np.minimum(best[at], times)
-            rows, times = both, best
+            rows, times = all_rows, best
         self.labels[site][tail] = (rows, times)
 
     def _trace(self, tail: Tail, best: float) -> tuple[Step, ...]:
@@ -408,7 +400,7 @@ class Sweep:
         return tuple(reversed(steps))
 
     def _step_before(self, target: int, tail: Tail, row: int, time: float) -> tuple[int, Tail, Step, float]:
-        """The last stage of a label: site, tail and time before it."""
+        """The last stage behind a label, with the site, tail and time before it."""
         goal = np.array([row])
         for site, moves in enumerate(self.layout.moves[:target]):
             for move in moves:
@@ -426,40 +418,44 @@ class Sweep:
 
 
 Site = tuple[int, int, int, int]
-"""(devices before, copies, stride, offset inside a unit); (p, 1, 0, 0) between sections."""
+"""(devices before the section, copies, stride, offset inside a unit); (p, 1, 0, 0) outside sections of copied units."""
 
 
 def layout_on(problem: PlacedPipelineProblem, devices: int, deadline: Deadline, *, replicate: bool = True) -> Layout:
-    """Runs of neighbouring devices, and sections of several units that are run alike, `devices` in all."""
-    found: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
+    """Layout of `devices` devices: runs of neighbours, and sections of several units that run the same stages."""
+    moves_from: dict[Site, list[tuple[Site, Move]]] = defaultdict(list)
     for before in range(devices):
         for width in range(1, devices - before + 1 if replicate else 2):
             deadline.check()
             after: Site = (before + width, 1, 0, 0)
-            found[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))
+            moves_from[(before, 1, 0, 0)].append((after, _move(problem, (before, 1, 0, 0), after, width)))
         for level in range(1, len(problem.fanout)):
             stride = problem.unit_devices(level)
             if before % stride == 0:
                 for copies in range(2, (devices - before) // stride + 1):
                     deadline.check()
-                    _add_section(problem, found, before, copies, stride)
-    sites = sorted({*found, *(after for ways in found.values() for after, _ in ways)}, key=_order)
+                    _add_section(problem, moves_from, before, copies, stride)
+    sites = sorted({*moves_from, *(after for moves in moves_from.values() for after, _ in moves)}, key=_order)
     number = {site: i for i, site in enumerate(sites)}
     rows = []
     for site in sites[:-1]:
-        ways = sorted(found[site], key=lambda way: (number[way[0]], way[1].place))
-        rows.append(tuple(replace(move, target=number[after]) for after, move in ways))
+        moves = sorted(moves_from[site], key=lambda way: (number[way[0]], way[1].place))
+        rows.append(tuple(replace(move, target=number[after]) for after, move in moves))
     return Layout(devices, tuple(rows))
 
 
 def _order(site: Site) -> tuple[int, ...]:
-    """Topological: by devices really used, whole sections last among equals."""
+    """Sort key of sites in topological order: devices used, then complete sections last."""
     before, copies, stride, offset = site
     return (before + copies * offset, offset == 0, before, copies, stride)
 
 
 def _add_section(
-    problem: PlacedPipelineProblem, found: dict[Site, list[tuple[Site, Move]]], before: int, copies: int, stride: int
+    problem: PlacedPipelineProblem,
+    moves: dict[Site, list[tuple[Site, Move]]],
+    before: int,
+    copies: int,
+    stride: int,
 ) -> None:
     end: Site = (before + copies * stride, 1, 0, 0)
     for offset in range(stride):
@@ -468,15 +464,15 @@ def _add_section(
             if width == stride:
                 continue
             after = end if offset + width == stride else (before, copies, stride, offset + width)
-            found[site].append((after, _move(problem, (before, copies, stride, offset), after, width)))
+            moves[site].append((after, _move(problem, (before, copies, stride, offset), after, width)))
 
 
 def _move(problem: PlacedPipelineProblem, site: Site, after: Site, width: int) -> Move:
     before, copies, stride, offset = site
     first = before + offset
     devices = [first + k * stride + i for k in range(copies) for i in range(width)]
-    within = offset > 0
-    last = first + width - 1 if within else devices[-1]
+    inside_unit = offset > 0
+    last = first + width - 1 if inside_unit else devices[-1]
     next_device = after[0] + after[3]
     inside_after = after[1] > 1
     edge = next_device if inside_after or next_device < problem.devices else devices[-1]

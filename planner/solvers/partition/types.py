@@ -11,22 +11,23 @@ from typing import Any
 from planner.space.partition import PartitionProblem
 
 Progress = Callable[[str, float, float], None]
-"""Called with (solver, incumbent, bound) whenever one of the two improves."""
+"""Called with (solver, objective of the best plan, bound) whenever one of the two improves."""
 
 RELATIVE_TOLERANCE = 1e-9
-"""Objectives closer than this count as equal."""
+"""Objectives whose relative difference is below this count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is known of one problem after a search.
+    """Best plan and bound after a search.
 
     Attributes:
         decision: the best decision found; None when none was found.
         objective: its objective as judged; infinite when there is none.
-        bound: no feasible decision is better; infinite when the problem is proven infeasible, 0 when nothing is proven.
-        solver: who found it.
-        space: what the bound speaks of, in words.
+        bound: lower bound on the objective of every feasible decision; infinite when the problem is proven infeasible,
+            0 when nothing is proven.
+        solver: name of the solver that found the decision.
+        space: the decisions that the bound covers, in words.
         statistics: counts worth showing (states, ideals, nodes); never seconds, so that equal runs give equal results.
     """
 
@@ -39,26 +40,26 @@ class Result:
 
     @property
     def proven(self) -> bool:
-        """Whether nothing better exists, up to rounding."""
+        """True if the decision is optimal, up to rounding."""
         return self.bound >= self.objective * (1 - RELATIVE_TOLERANCE)
 
     @property
     def gap(self) -> float:
-        """(objective - bound) / objective; 1 when nothing was found."""
+        """(objective - bound) / objective; 1 without a decision."""
         if self.decision is None or self.objective <= 0:
             return 0.0 if self.proven else 1.0
         return max(0.0, 1 - self.bound / self.objective)
 
 
 class OutOfTime(Exception):  # noqa: N818 - a signal between the phases of a solver, never seen by users
-    """The deadline has passed. What a solver that raises it has offered and proved by then counts."""
+    """The deadline has passed. Plans offered and bounds proven before it was raised stay valid."""
 
 
 class Deadline:
     """A moment on the wall clock.
 
-    Phases that hold nothing worth keeping call `check`; those that do look at `passed` and end by themselves. Either
-    is called often enough that a phase overruns by some hundredths of a second on graphs of thousands of nodes.
+    A phase without partial results calls `check`, which raises; a phase with partial results reads `passed` and returns
+    them. Both are called often enough that a phase overruns by some hundredths of a second on thousands of nodes.
     """
 
     __slots__ = ("_at",)
@@ -68,16 +69,16 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds that remain; negative when it has passed."""
+        """Seconds until the deadline; negative after it."""
         return self._at - time.monotonic()
 
     @property
     def passed(self) -> bool:
-        """Whether no time remains."""
+        """True from the deadline on."""
         return self.left_s <= 0
 
     def check(self) -> None:
-        """Go on only while time remains.
+        """Return before the deadline, raise after it.
 
         Raises:
             OutOfTime: the deadline has passed.
@@ -91,28 +92,30 @@ class Deadline:
 
 
 NEVER = Deadline(math.inf)
-"""A deadline that does not pass."""
+"""A deadline that never passes."""
 
 
 class Search:
-    """One problem and what is known of it: every plan has passed the judge, and no known plan contradicts the bound.
+    """State of one search: problem, deadline, best plan, bound.
+
+    Every kept plan has passed the judge, and no kept plan is below the bound.
 
     Attributes:
         problem: what is solved.
-        deadline: when the solver at work has to end.
-        work_s: seconds for which work is sized, whatever the clock says: those of the whole search, since what the
-            solvers before took depends on the machine.
-        engine_work: work that CP-SAT has done so far, as it counts it.
+        deadline: when the running solver must return.
+        work_s: seconds from which solvers derive their limits on counted work: the time limit of the whole search, not
+            the time left, which depends on the machine.
+        engine_work: deterministic work that CP-SAT has done so far, in its own unit.
         decision: the best plan; None before there is one.
-        objective: its objective as judged; infinite without a plan.
-        bound: no plan is below it; infinite when it is proven that there is none.
-        solver: name of the solver at work.
-        alone: whether no other solver has a turn.
-        space: what the bound speaks of, in words.
+        objective: the judge's objective of that plan; infinite without a plan.
+        bound: lower bound on the objective of every plan; infinite when the problem is proven infeasible.
+        solver: name of the running solver.
+        alone: true if no other solver runs.
+        space: the plans that the bound covers, in words.
 
     Args:
         problem: what is solved.
-        time_limit_s: about how long.
+        time_limit_s: seconds until the deadline.
         progress: called whenever plan or bound improve.
     """
 
@@ -129,15 +132,15 @@ class Search:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing better exists, or nothing at all."""
+        """True if the best plan is proven optimal, or the problem proven infeasible."""
         return self.bound >= self.objective * (1 - RELATIVE_TOLERANCE)
 
     def offer(self, plan: Any, claimed: float | None = None) -> bool:  # noqa: ANN401
-        """Take a plan if the judge finds it feasible and better; whether it does. None is no plan.
+        """Keep a plan if the judge finds it feasible and better than the best one; returns whether it was kept.
 
         Args:
-            plan: a decision of the problem.
-            claimed: the objective that the solver gives it; by default the judge alone says.
+            plan: a decision of the problem; None is ignored.
+            claimed: the objective that the solver computed; compared with the judge's if given.
 
         Raises:
             RuntimeError: the judge contradicts the claim, a bug of the solver.
@@ -158,7 +161,7 @@ class Search:
         return True
 
     def prove(self, bound: float) -> None:
-        """Take a bound: no plan is below it; infinite says that there is no plan.
+        """Raise the lower bound on the objective of every plan; infinite means that no plan exists.
 
         Raises:
             RuntimeError: the best plan contradicts it, a bug of the solver.
@@ -172,25 +175,25 @@ class Search:
             self.report()
 
     def offer_all(self, plans: Iterable[tuple[str, Any]]) -> None:
-        """Take the best of some named plans."""
+        """Offer several plans, each with the name it is credited to."""
         for name, plan in plans:
             self.solver = name
             self.offer(plan)
 
     def count(self, **counts: int) -> None:
-        """Counts of the solver at work, for people."""
+        """Set counts of the running solver, which the result shows."""
         self._counts.setdefault(self.solver, {}).update(counts)
 
     def report(self) -> None:
-        """Tell of plan and bound."""
+        """Call `progress` with the best objective and the bound."""
         if self.progress:
             self.progress(self.solver, self.objective, min(self.bound, self.objective))
 
     def result(self) -> Result:
-        """Plan and bound; counts with the solver's name before them where several had a turn."""
-        alone = len(self._counts) == 1
+        """Best plan and bound; counts carry the solver's name if several solvers ran."""
+        single = len(self._counts) == 1
         counts = {
-            key if alone else f"{name}: {key}": int(value)
+            key if single else f"{name}: {key}": int(value)
             for name, of_solver in self._counts.items()
             for key, value in of_solver.items()
         }

@@ -1,4 +1,4 @@
-"""Published stage-partition problems, one file each, and what each has: numbers only, and a judge of any decision."""
+"""Published partition problems, one file each: a frozen dataclass of numbers with a judge of any decision."""
 
 from __future__ import annotations
 

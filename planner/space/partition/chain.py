@@ -1,16 +1,16 @@
-"""Chains of layers cut into the stages of a pipeline, with the order of work as data (`ChainStages`).
+"""A chain of layers cut into pipeline stages, with the schedule's cost as data (`ChainStages`).
 
-A `Pipeline` says how many stages there are, which devices run them, and what a stage costs. With F, B the forward and
-backward times of a stage's layers, I, O the times of the transfers before and behind it, W its weights, A what one
-micro-batch keeps on it and X the bytes that enter it:
+A `Pipeline` has the number of stages, the devices that run them, and the cost of a stage. With F, B the forward and
+backward times of a stage's layers, I, O the times of the transfers before and after it, W its weights, A the activation
+bytes of one micro-batch on it and X the bytes of its input:
 
     slot    = sum over groups of the largest of the group's terms, each f F + b B + i I + o O
-    pace    = rounds * slot, and no less than the exchange of gradients where that runs beside the work
-    pause   = stops * I, and the exchange where the pipeline is drained for it
+    pace    = rounds * slot, but at least the exchange of gradients where that overlaps the work
+    pause   = stops * I, plus the exchange where the pipeline is drained for it
     time    = largest pace + largest pause
     memory  = w W + a A + x X <= memory of the device
 
-`bapipe`, `twobw` and `hetpipe` (`planner.space.partition.chain_schedules`) state three published problems so.
+`bapipe`, `twobw` and `hetpipe` (`planner.space.partition.chain_schedules`) state three published problems this way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from planner.space.types import Violation
 
 
 class Term(NamedTuple):
-    """Coefficients of a stage's forward and backward time, and of the transfers before and behind it."""
+    """Coefficients of a stage's forward and backward time, and of the transfers before and after it."""
 
     forward: float
     backward: float
@@ -41,35 +41,35 @@ class Term(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a device keeps of its stage: copies of the weights, of what a micro-batch keeps, and of what enters."""
+    """What a device keeps of its stage: copies of the weights, of a micro-batch's activations, of the stage's input."""
 
     weights: float
     saved: float
     received: float = 0.0
 
     def bytes(self, weight_bytes: Bytes, saved_bytes: Bytes, received_bytes: Bytes) -> Bytes:
-        """Bytes in all."""
+        """Bytes of all copies."""
         total: Bytes = self.weights * weight_bytes + self.saved * saved_bytes + self.received * received_bytes
         return total
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One way to run a chain.
+    """A schedule on a number of stages and devices.
 
     Attributes:
-        schedule: name of the order of work.
-        micro_batch: samples of a micro-batch; 0 where the problem knows one size only.
-        size: position of the micro-batch among the problem's prices.
+        schedule: name of the schedule.
+        micro_batch: samples of a micro-batch; 0 if the problem has one size only.
+        size: position of the micro-batch size in the problem's tables.
         kept: by stage, what its devices keep.
         slot: groups of terms; the first term of each group is its computation.
         rounds: slots of the slowest stage from one update to the next.
-        stops: transfers before a stage that add to the time.
-        line: by stage, types of the devices that all run it; empty when any order of the problem's devices will do,
-            each with a stage: then transfers count where they enter only.
+        stops: number of transfers before a stage that add to the time.
+        line: by stage, types of the devices that all run it. Empty if the problem's devices may stand in any order, one
+            per stage: then only transfers before a stage may count.
         width: devices that exchange the gradients of a stage.
         drained: whether the exchange waits for the end of the work.
-        recompute: whether activations are computed again.
+        recompute: whether activations are recomputed.
     """
 
     schedule: str
@@ -104,7 +104,7 @@ class Pipeline:
         return total
 
     def pace_and_pause(self, slot_s: Bytes, exchange_s: Bytes, entering_s: Bytes) -> tuple[Bytes, Bytes]:
-        """Seconds by which a stage sets the pace of the pipeline, and by which it stops it."""
+        """Pace and pause of a stage in seconds, as in the module's formulas."""
         pace, pause = self.rounds * slot_s, self.stops * entering_s
         if self.drained:
             return pace, pause + exchange_s
@@ -118,8 +118,8 @@ class ChainDecision:
 
     Attributes:
         boundaries: 0, ..., n: stage i runs the layers `boundaries[i]` to `boundaries[i + 1] - 1`.
-        pipeline: how.
-        types: device type of each stage, where the pipeline leaves the order open.
+        pipeline: schedule and devices.
+        types: device type of each stage, if the pipeline has no `line`.
     """
 
     boundaries: tuple[int, ...]
@@ -128,7 +128,7 @@ class ChainDecision:
 
     @property
     def line(self) -> tuple[tuple[int, ...], ...]:
-        """By stage, types of its devices."""
+        """Types of the devices of each stage."""
         return self.pipeline.line or tuple((kind,) for kind in self.types)
 
 
@@ -139,13 +139,13 @@ class ChainStages:
     Attributes:
         forward_s: float64 [k, t, n] of one micro-batch.
         backward_s: float64 [k, t, n].
-        saved_bytes: float64 [k, n] activations kept of one micro-batch.
-        boundary_bytes: float64 [k, n + 1] what crosses before layer p, one way; the two ends are no transfers.
+        saved_bytes: float64 [k, n] kept activations of one micro-batch.
+        boundary_bytes: float64 [k, n + 1] input of layer p; the two ends are no transfers.
         weight_bytes: float64 [n].
         memory_bytes: float64 [t] memory of a device.
         bandwidth_byte_per_s: float64 [t, t] of the link from a device of one type to one of another.
-        pipelines: ways to run the chain.
-        counts: devices of each type, for pipelines that leave their order open.
+        pipelines: the allowed pipelines.
+        counts: devices of each type, for pipelines without `line`.
         equal: whether stages have the same number of layers.
     """
 
@@ -183,7 +183,7 @@ class ChainStages:
         return int(self.forward_s.shape[2])
 
     def judge(self, decision: ChainDecision) -> Verdict:
-        """Recompute objective and violations; O(layers)."""
+        """Objective and broken limits of a plan; O(layers)."""
         marks, pipeline, line = decision.boundaries, decision.pipeline, decision.line
         if not covers_chain(marks, self.layers):
             return malformed("coverage", "the stages do not hold all layers in order")
@@ -194,16 +194,16 @@ class ChainStages:
         if bool(decision.types) == bool(pipeline.line) or not set(decision.types) <= set(range(len(self.counts))):
             return malformed("devices", "types of devices that the problem does not have")
         used = Counter(decision.types)
-        faults = [
+        violations = [
             Violation("devices", -1, "more devices of a type than there are")
-            for kind, have in enumerate(self.counts)
-            if used[kind] > have
+            for kind, available in enumerate(self.counts)
+            if used[kind] > available
         ]
         if self.equal and len({b - a for a, b in itertools.pairwise(marks)}) > 1:
-            faults.append(Violation("option", -1, "the stages are not equal"))
-        priced = [self._stage(pipeline, line, stage, marks, faults) for stage in range(pipeline.stages)]
+            violations.append(Violation("option", -1, "the stages are not equal"))
+        priced = [self._stage(pipeline, line, stage, marks, violations) for stage in range(pipeline.stages)]
         paces = tuple(pace for pace, _ in priced)
-        return Verdict(max(paces) + max(pause for _, pause in priced), tuple(faults), paces)
+        return Verdict(max(paces) + max(pause for _, pause in priced), tuple(violations), paces)
 
     def _stage(
         self,
@@ -213,7 +213,7 @@ class ChainStages:
         marks: Sequence[int],
         faults: list[Violation],
     ) -> tuple[float, float]:
-        """Pace and pause of a stage; what its devices keep too much of is added to the faults."""
+        """Pace and pause of a stage; adds a violation for each device type that it does not fit."""
         size, start, stop = pipeline.size, marks[stage], marks[stage + 1]
         weights, saved = math.fsum(self.weight_bytes[start:stop]), math.fsum(self.saved_bytes[size, start:stop])
         needed = pipeline.kept[stage].bytes(weights, saved, float(self.boundary_bytes[size, start]))
@@ -235,7 +235,7 @@ class ChainStages:
         return float(pace), float(pause)
 
     def _cut_s(self, pipeline: Pipeline, line: Sequence[tuple[int, ...]], stage: int, mark: int) -> float:
-        """Seconds of the transfer before a stage; the ends of the chain cost nothing."""
+        """Seconds of the transfer before a stage; 0 at the ends of the chain."""
         if not 0 < stage < len(line):
             return 0.0
         return float(
@@ -243,19 +243,19 @@ class ChainStages:
         )
 
     def trivial(self) -> tuple[tuple[str, ChainDecision], ...]:
-        """All layers on one stage of few and of many devices, and the same number of layers on each of the most."""
-        found: dict[tuple[int, int], Pipeline] = {}
+        """One stage on the fewest devices, one on the most, and equally many layers on each of the most stages."""
+        first_of_shape: dict[tuple[int, int], Pipeline] = {}
         for pipeline in self.pipelines:
-            found.setdefault((pipeline.stages, pipeline.width), pipeline)
+            first_of_shape.setdefault((pipeline.stages, pipeline.width), pipeline)
         kinds = tuple(kind for kind, count in enumerate(self.counts) for _ in range(count))
         plans = []
         for label, shape in (
-            ("one-device", min(found, default=None)),
-            ("data-parallel", max(((n, w) for n, w in found if n == 1 < w), default=None)),
-            ("even-split", max(((n, w) for n, w in found if n > 1), default=None)),
+            ("one-device", min(first_of_shape, default=None)),
+            ("data-parallel", max(((n, w) for n, w in first_of_shape if n == 1 < w), default=None)),
+            ("even-split", max(((n, w) for n, w in first_of_shape if n > 1), default=None)),
         ):
             if shape is not None:
-                pipeline = found[shape]
+                pipeline = first_of_shape[shape]
                 types = () if pipeline.line else kinds[: pipeline.stages]
                 plans.append((label, ChainDecision(even_boundaries(self.layers, pipeline.stages), pipeline, types)))
         return tuple(plans)

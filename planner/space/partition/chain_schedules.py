@@ -1,17 +1,17 @@
-"""Published orders of work on a chain: BaPipe, PipeDream-2BW and HetPipe as pipelines of a `ChainStages`.
+"""Published schedules on a chain: BaPipe, PipeDream-2BW and HetPipe as pipelines of a `ChainStages`.
 
 BaPipe, with M micro-batches, N stages on devices in line, SR the time of a cut's transfer one way:
 
     1f1b-as    (M + N - 1) slot         slot = largest max(F_i, SR out) + max(B_i, SR in): computing while sending
     fbp-as     (M + 2N - 1) slot        slot = largest of F_i + B_i and 2 SR: forward and backward units in parallel
-                                        (M + N - 1 when micro-batches stream in pieces, as the paper has it)
+                                        (M + N - 1 if micro-batches are passed on in pieces, as in the paper)
     1f1b-sno   (M + N - 1) slot + (N + M - 2 - ceil((M-1)/N)) 2 SR      slot = largest F_i + B_i: sending stops a device
     1f1b-so    (M + N - 1) slot + (N - 1) 2 SR                          slot = largest of F_i + B_i and SR
 
-SR in the totals being the largest of all cuts. The forms are exact for equal stages and an upper estimate for others. A
-device keeps its stage's weights and their gradients, and the features of N - i + 1 micro-batches (i = 1..N), twice as
-many for fbp-as and for so, whose warm-up is doubled. Asynchronous devices (FPGAs) run the first two, synchronous ones
-(GPUs) the others; plain data parallelism stands beside them.
+where SR in the totals is the largest of all cuts. The formulas are exact for equal stages and upper bounds for others.
+A device keeps its stage's weights and gradients, and the features (activations) of N - i + 1 micro-batches (i = 1..N),
+twice as many for fbp-as and 1f1b-so, whose warm-up is doubled. Asynchronous devices (FPGAs) run the first two,
+synchronous ones (GPUs) the others, and both plain data parallelism.
 
 PipeDream-2BW: w parallel pipelines of d stages, m micro-batches of size b in each (global batch = w b m), g the
 exchange of a stage's gradients. The published planner splits repetitive models into equal stages.
@@ -20,9 +20,9 @@ exchange of a stage's gradients. The published planner splits repetitive models 
     2bw, dream    max over i of max(m t_i, g_i)       no pipeline is ever drained; dream: original PipeDream
     flush, gpipe  (m + d - 1) t + g                   1F1B or all forwards first, then an update by all
 
-HetPipe's virtual worker: unlike devices lined up as one pipeline with Nm mini-batches in it at a time, order and cuts
-chosen together; stage q = 0..k-1 keeps min(Nm, max(k, Nm) - q) of them. The slowest stage counts, and the stage behind
-a cut pays its transfers both ways.
+HetPipe's virtual worker: devices of several types form one pipeline with Nm mini-batches in flight; their order and the
+cuts are decided together. Stage q = 0..k-1 keeps min(Nm, max(k, Nm) - q) of the mini-batches. The objective is the
+slowest stage; the stage after a cut pays its transfers both ways.
 
 Sources: Zhao et al., "BaPipe" (2020); Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (ICML 2021),
 sections 3 and 4; Park et al., "HetPipe" (USENIX ATC 2020), sections 4 and 7.
@@ -42,7 +42,7 @@ from planner.space.partition.chain import ChainStages, Kept, Pipeline, Term
 
 
 class BaPipeSchedule(StrEnum):
-    """Order of work; see the module's text."""
+    """Schedule; see the formulas of the module."""
 
     AS = "1f1b-as"
     FBP_AS = "fbp-as"
@@ -52,10 +52,10 @@ class BaPipeSchedule(StrEnum):
 
 
 ASYNCHRONOUS = (BaPipeSchedule.AS, BaPipeSchedule.FBP_AS)
-"""What accelerators that compute and send at once can run."""
+"""Schedules of accelerators that compute and send at the same time."""
 
 SYNCHRONOUS = (BaPipeSchedule.SNO, BaPipeSchedule.SO)
-"""What accelerators run that are fed by kernels and copies."""
+"""Schedules of accelerators that run kernels and copies."""
 
 _COMPUTATION = Term(1, 1)
 _BAPIPE_SLOTS = {
@@ -63,7 +63,7 @@ _BAPIPE_SLOTS = {
     BaPipeSchedule.FBP_AS: ((_COMPUTATION, Term(0, 0, entering=2), Term(0, 0, leaving=2)),),
     BaPipeSchedule.SO: ((_COMPUTATION, Term(0, 0, entering=1), Term(0, 0, leaving=1)),),
 }
-"""Slots in which transfers count; elsewhere a slot is computation."""
+"""Slots of schedules in which transfers count; the slot of any other is the computation."""
 
 
 def pipeline_s(
@@ -107,9 +107,9 @@ def features_in_flight(
     """
     if schedule is BaPipeSchedule.DATA_PARALLEL:
         return 1
-    behind = stages - stage
+    stages_left = stages - stage
     doubled = schedule in (BaPipeSchedule.SO, BaPipeSchedule.FBP_AS)
-    kept = 2 * behind if doubled else behind
+    kept = 2 * stages_left if doubled else stages_left
     if exact:
         kept = min(micro_batches, kept - 1 if schedule is BaPipeSchedule.SO else kept)
     return kept
@@ -186,14 +186,14 @@ def bapipe(
 
 
 class TwoBWSchedule(StrEnum):
-    """Order of work and weight versions."""
+    """Schedule and weight versions."""
 
     TWO_BW = "2bw"
     """1F1B without flush, two weight versions, gradients of m >= d micro-batches added up."""
     DREAM = "dream"
     """The original PipeDream: as many weight versions as stages."""
     FLUSH = "flush"
-    """1F1B drained after each global batch."""
+    """1F1B, drained after each global batch."""
     GPIPE = "gpipe"
     """All forwards, then all backwards."""
 
@@ -203,11 +203,11 @@ class TwoBWSchedule(StrEnum):
         return self in (TwoBWSchedule.FLUSH, TwoBWSchedule.GPIPE)
 
     def versions(self, depth: int) -> int:
-        """Weight versions that the worst stage keeps."""
+        """Weight versions that the fullest stage keeps."""
         return {TwoBWSchedule.TWO_BW: 2, TwoBWSchedule.DREAM: depth}.get(self, 1)
 
     def in_flight(self, depth: int, micro_batches: int) -> int:
-        """Micro-batches whose activations the worst stage keeps."""
+        """Micro-batches that the fullest stage keeps activations of."""
         return micro_batches if self is TwoBWSchedule.GPIPE else depth
 
 
@@ -215,10 +215,10 @@ def stage_kept(schedule: TwoBWSchedule, depth: int, in_flight: int, *, recompute
     """What a stage keeps of its weights and activations.
 
     Args:
-        schedule: says how many weight versions there are.
+        schedule: decides the number of weight versions.
         depth: stages of the pipeline.
-        in_flight: micro-batches kept.
-        recompute: whether activations are computed again for the backward pass, from the inputs of all in flight.
+        in_flight: micro-batches in flight.
+        recompute: whether activations are recomputed in the backward pass, from the kept stage inputs.
     """
     return Kept(schedule.versions(depth), 1, in_flight) if recompute else Kept(schedule.versions(depth), in_flight)
 
@@ -241,7 +241,7 @@ def twobw(
     optimizer_per_weight: float = 0.0,
     in_flight_by_stage: bool = False,
 ) -> ChainStages:
-    """PipeDream-2BW's problem: width, depth, micro-batch, recomputation; tables as in `ChainStages`, of one type.
+    """PipeDream-2BW's problem: width, depth, micro-batch, recomputation; tables as in `ChainStages`, one device type.
 
     Args:
         micro_batches: the k sizes.
@@ -250,25 +250,25 @@ def twobw(
         saved_bytes: float64 [k, n] activations kept of one micro-batch.
         boundary_bytes: float64 [k, n + 1].
         weight_bytes: float64 [n].
-        devices: at most that many are used.
+        devices: upper limit on the devices in use.
         global_batch: samples of an update.
         bandwidth_byte_per_s: of all links.
         memory_bytes: memory of a device.
         schedules: allowed schedules.
         recompute: allowed choices.
         equal: stages have the same number of layers, as in the published planner.
-        optimizer_per_weight: gradients and optimizer state, bytes per byte of weights (the published formula has none).
-        in_flight_by_stage: stage i keeps d - i micro-batches in flight; else all as many as the first, as published.
+        optimizer_per_weight: bytes of gradients and optimizer state per byte of weights (0 in the published formula).
+        in_flight_by_stage: stage i keeps d - i micro-batches; else every stage as many as the first, as published.
     """
     if devices < 1 or global_batch < 1:
         raise UsageError("nothing to decide: no device or no batch", where="devices")
 
-    def kept(schedule: TwoBWSchedule, depth: int, stage: int, count: int, again: bool) -> Kept:
+    def kept(schedule: TwoBWSchedule, depth: int, stage: int, count: int, recomputed: bool) -> Kept:
         in_flight = schedule.in_flight(depth, count)
         if in_flight_by_stage and schedule is not TwoBWSchedule.GPIPE:
             in_flight = min(count, depth - stage)
-        found = stage_kept(schedule, depth, in_flight, recompute=again)
-        return found._replace(weights=found.weights + optimizer_per_weight)
+        copies = stage_kept(schedule, depth, in_flight, recompute=recomputed)
+        return copies._replace(weights=copies.weights + optimizer_per_weight)
 
     def pipelines() -> Iterator[Pipeline]:
         layers = len(weight_bytes)
@@ -279,13 +279,13 @@ def twobw(
                     count, rest = divmod(global_batch, samples * width)
                     if rest or not count or (count < depth and not schedule.drained):
                         continue
-                    for again in recompute:
+                    for recomputed in recompute:
                         yield Pipeline(
                             schedule, samples, size,
-                            tuple(kept(schedule, depth, stage, count, again) for stage in range(depth)),
-                            ((Term(2 if again else 1, 1, 1, 1),),),
+                            tuple(kept(schedule, depth, stage, count, recomputed) for stage in range(depth)),
+                            ((Term(2 if recomputed else 1, 1, 1, 1),),),
                             count + depth - 1 if schedule.drained else count,
-                            line=((0,),) * depth, width=width, drained=schedule.drained, recompute=again,
+                            line=((0,),) * depth, width=width, drained=schedule.drained, recompute=recomputed,
                         )  # fmt: skip
 
     return ChainStages(
@@ -295,7 +295,7 @@ def twobw(
 
 
 def in_flight(stage: int, stages: int, concurrent: int) -> int:
-    """Mini-batches that stage `stage` (0 is the first) of `stages` keeps when `concurrent` are in the pipeline."""
+    """Mini-batches that stage `stage` (0 is the first) of `stages` keeps if `concurrent` are in the pipeline."""
     return min(concurrent, max(stages, concurrent) - stage)
 
 
@@ -320,11 +320,11 @@ def hetpipe(
         weight_bytes: float64 [n].
         saved_bytes: float64 [n] activations kept of one mini-batch.
         boundary_bytes: float64 [n + 1].
-        counts: devices of each type; all of them are used, unless `use_all` is false.
+        counts: devices of each type; see `use_all`.
         memory_bytes: float64 [t].
         bandwidth_byte_per_s: float64 [t, t] from a device of one type to one of another.
         concurrent: Nm, mini-batches in the pipeline at a time.
-        stash_weights: weights are kept once for each mini-batch in flight, else once.
+        stash_weights: one version of the weights is kept for each mini-batch in flight, else one in all.
         optimizer_per_weight: gradients and optimizer state, bytes per byte of weights.
         use_all: whether every device runs a stage.
     """

@@ -1,29 +1,29 @@
-"""Iteration time of a synchronous pipeline of M micro-batches, in two published problems:
+"""Iteration time of a synchronous pipeline with M micro-batches, in two published problems:
 
     iteration time = sum of stage times + (M - 1) * longest stage time
     in flight      = min(stages from this one to the last, M)
 
-Alpa's (`IterationProblem`; Zheng et al., OSDI 2022, section 5): a chain of L layers is cut into stages; every stage
-runs on a mesh of its own, one of C configurations (a mesh's shape and how the layers are sharded on it), and meshes are
-laid in line over D devices, the first stage first.
+Alpa's (`IterationProblem`; Zheng et al., OSDI 2022, section 5): a chain of L layers is cut into stages. Each stage runs
+on a mesh of its own in one of C configurations (mesh shape and sharding of the layers on it), and the meshes are placed
+in line on D devices, the first stage first.
 
     stage time     = time of its layers in its configuration + transfer over the boundary before it
     memory         = fixed bytes + in flight * activation bytes <= memory of a device
 
-The transfer is the addition to the published cost: it depends on where the boundary lies, since neighbouring meshes
-share fast links inside a server and slow ones between servers. `boundary_level` says which level of links a boundary
-crosses when the next mesh starts at device p.
+The transfer is an addition to the published cost. It depends on the place of the boundary: neighbouring meshes are
+joined by fast links inside a server and by slow ones between servers. `boundary_level` is the level of links that a
+boundary crosses if the next mesh starts at device p.
 
-Galvatron's (`LayerChoice`; Miao et al., VLDB 2023): a choice for every layer under a device's memory, and where to cut.
-Layers form a chain, cut into a given number of stages on as many groups of devices of one size. Each layer runs by one
+Galvatron's (`LayerChoice`; Miao et al., VLDB 2023): a strategy for every layer under a device's memory, and the cuts.
+Layers form a chain, cut into a given number of stages on equally many device groups of one size. Each layer runs by one
 of S strategies (a mix of tensor and data parallelism, sharded states, recompute), which sets its time and its memory on
-every device; where neighbouring layers of a stage differ, tensors are laid out anew:
+every device. Where neighbouring layers of a stage differ, tensors change their layout:
 
     stage time     = boundary before it + sum of time[l, s_l] + sum over its l but the first of switch[l, s_{l-1}, s_l]
     stage memory   = sum of fixed[l, s_l] + in flight * activation[l, s_l] <= memory of a device
 
-With one stage this is Galvatron's inner search, there a table over every unit of memory; Galvatron cuts evenly and then
-chooses strategies.
+With one stage this is Galvatron's inner search, a table over units of memory there. With several, Galvatron cuts evenly
+first and then chooses strategies.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from planner.space.types import Violation
 
 @dataclass(frozen=True, slots=True)
 class MeshStage:
-    """Layers `first` to `last`, both included, in configuration `config`."""
+    """Layers `first` to `last` (inclusive) in configuration `config`."""
 
     first: int
     last: int
@@ -57,16 +57,17 @@ class IterationProblem:
     """An instance, numbers only. L layers, C configurations, V levels of links.
 
     Attributes:
-        time_s: [L, L, C] `time_s[i, j, c]`: one micro-batch through layers i..j; infinite where it cannot be.
+        time_s: [L, L, C] `time_s[i, j, c]`: one micro-batch through layers i..j; infinite where that is impossible.
         config_devices: [C] devices of a configuration's mesh.
         devices: D.
         micro_batches: M.
-        fixed_bytes: [L, L, C] memory of a device whatever is in flight; None when memory does not limit.
-        activation_bytes: [L, L, C] memory of a device for every micro-batch in flight.
-        memory_bytes: what a device has.
-        boundary_s: [V, L] time to move the input of layer i over links of level v; None when boundaries are free.
+        fixed_bytes: [L, L, C] memory of a device independent of the micro-batches in flight; None for no limit.
+        activation_bytes: [L, L, C] memory of a device for each micro-batch in flight.
+        memory_bytes: memory of a device.
+        boundary_s: [V, L] time to move the input of layer i over links of level v; None if boundaries are free.
         boundary_level: [D] level of the links before device p; read where a stage starts at device p > 0.
-        use_all: all devices must be used, as the published search demands; else at most all.
+        use_all: whether all devices must be used, as in the published search.
+        names: [C] of the configurations, for reports; may be empty.
     """
 
     unit: ClassVar[str] = "s"
@@ -121,16 +122,16 @@ class IterationProblem:
         return Verdict(total, tuple(violations), tuple(times))
 
     def _coverage(self, decision: IterationDecision) -> list[Violation]:
-        found, reached = [], 0
+        violations, expected = [], 0
         for position, stage in enumerate(decision):
-            if stage.first != reached or stage.last < stage.first:
-                found.append(Violation("coverage", position, f"starts at layer {stage.first}, not at {reached}"))
+            if stage.first != expected or stage.last < stage.first:
+                violations.append(Violation("coverage", position, f"starts at layer {stage.first}, not at {expected}"))
             if not 0 <= stage.config < len(self.config_devices):
-                found.append(Violation("option", position, f"there is no configuration {stage.config}"))
-            reached = stage.last + 1
-        if reached != self.layers:
-            found.append(Violation("coverage", -1, f"ends at layer {reached} of {self.layers}"))
-        return found
+                violations.append(Violation("option", position, f"there is no configuration {stage.config}"))
+            expected = stage.last + 1
+        if expected != self.layers:
+            violations.append(Violation("coverage", -1, f"ends at layer {expected} of {self.layers}"))
+        return violations
 
     def _seconds(self, stage: MeshStage, start: int) -> float:
         seconds = float(self.time_s[stage.first, stage.last, stage.config])
@@ -148,7 +149,7 @@ class IterationProblem:
         return over_memory(position, needed, self.memory_bytes, message)
 
     def trivial(self) -> tuple[tuple[str, IterationDecision], ...]:
-        """One stage on the largest mesh, and even pipelines of equal meshes, each in its fastest configuration."""
+        """One stage on the largest mesh, and even stages on equal meshes, each in its fastest configuration."""
         plans = []
         for size in sorted({int(n) for n in self.config_devices}, reverse=True):
             stages = self.devices // size
@@ -169,8 +170,8 @@ def boundary_levels(devices: int, group_sizes: tuple[int, ...]) -> np.ndarray:
 
     Args:
         devices: D.
-        group_sizes: devices under one switch at each level from the inside, the outermost left out: `(8,)` for
-            servers of 8 devices gives level 1 before every eighth device and level 0 before the others.
+        group_sizes: devices under one switch at each level, innermost first, without the outermost. `(8,)` for servers
+            of 8 devices gives level 1 before every eighth device and level 0 before the others.
     """
     position = np.arange(devices)
     levels = np.zeros(devices, dtype=np.int64)
@@ -193,16 +194,15 @@ class LayerChoice:
 
     Attributes:
         time_s: [L, S] time of a layer for one micro-batch; infinite where it cannot run so.
-        fixed_bytes: [L, S] memory of a layer on a device whatever is in flight.
+        fixed_bytes: [L, S] memory of a layer on a device independent of the micro-batches in flight.
         switch_s: [L, S, S] time to go from the strategy of layer l - 1 (row) to that of layer l (column); that of the
             first layer is not read. [S, S] when all layers agree.
         memory_bytes: memory of a device.
-        activation_bytes: [L, S] memory of a layer for every micro-batch in flight; None for none.
-        boundary_s: [L] time to receive the input of layer l where it begins a stage; the first is not read. None for
-            none.
-        stages: how many stages.
+        activation_bytes: [L, S] memory of a layer for each micro-batch in flight; None for 0.
+        boundary_s: [L] time to receive the input of layer l if it begins a stage; the first is not read. None for 0.
+        stages: number of stages.
         micro_batches: M.
-        strategy_names: [S] for messages.
+        strategy_names: [S] for reports.
     """
 
     unit: ClassVar[str] = "s"

@@ -1,16 +1,15 @@
-"""Latency of a single sample: an operator graph placed and ordered on devices so that one sample comes out soonest.
+"""Latency of one sample: place and order an operator graph on devices so that the sample finishes soonest.
 
 Every node runs once, on one device, without interruption; a device runs its nodes one at a time, in an order that is
-part of the decision. What a node makes reaches another device after a delay and then stays there:
+part of the decision. A node's result reaches another device after a delay and then stays there:
 
     arrival of u's result on device b = finish of u + transfer[u] * hops[a, b]      (a: the device of u; hops[a, a] = 0)
-    start of v on b                   = max(end of the node before it on b, arrivals of all v reads)
+    start of v on b                   = max(end of the node before it on b, arrivals of all results that v reads)
     latency                           = latest finish
 
-Transfers go beside the work and do not wait for each other. Between accelerators that share nothing but host memory a
-result moves twice (`hops` 2), to or from a CPU once. Node sizes add up on a device, and nodes of one colour stay
-together. Nothing is pipelined: there is one sample, so only what the graph lets run side by side gains from more
-devices.
+Transfers overlap with work and with each other. Between accelerators that share only host memory a result moves twice
+(`hops` 2), to or from a CPU once. Node sizes add up on a device, and nodes of one colour share a device. There is one
+sample and no pipelining, so more devices help only where the graph has parallel branches.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class LatencyDecision:
 
     Attributes:
         devices: [n] device of every node.
-        order: [n] all nodes; each device runs its own in this order.
+        order: [n] all nodes; each device runs its nodes in this order.
     """
 
     devices: tuple[int, ...]
@@ -52,10 +51,9 @@ class LatencyProblem:
         transfer_ms: [n] time of one hop of a node's result.
         hops: [k, k] hops between devices; 0 on the diagonal.
         size_bytes: [n].
-        memory_bytes: what every device has; see `limited`.
-        limited: [k] whether a device's memory is limited at all.
-        colour: [n] nodes with the same number from 0 on run on one device; -1 for none.
-        names: [n] for messages.
+        memory_bytes: memory of every limited device.
+        limited: [k] whether a device's memory is limited.
+        colour: [n] nodes with the same number >= 0 share a device; -1 for none.
     """
 
     unit: ClassVar[str] = "ms"
@@ -69,7 +67,6 @@ class LatencyProblem:
     memory_bytes: float
     limited: np.ndarray
     colour: np.ndarray
-    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n, k = self.time_ms.shape
@@ -80,9 +77,9 @@ class LatencyProblem:
             "hops": (self.hops.shape, (k, k)),
             "limited": (self.limited.shape, (k,)),
         }
-        for name, (found, wanted) in shapes.items():
-            if found != wanted:
-                raise JobError(f"{name} must have shape {wanted}, not {found}")
+        for name, (shape, expected) in shapes.items():
+            if shape != expected:
+                raise JobError(f"{name} must have shape {expected}, not {shape}")
         if n < 1 or k < 1:
             raise JobError("a latency problem needs a node and a device")
         if len(topological_line(n, [(u, v) for u, v in self.edges.tolist()])) < n:
@@ -99,7 +96,7 @@ class LatencyProblem:
         return int(self.time_ms.shape[1])
 
     def judge(self, decision: LatencyDecision) -> Verdict:
-        """Latency of a decision and every limit it breaks; the parts are the devices' last finishes."""
+        """Latency of a decision and every broken limit; the parts are the last finish of each device."""
         faults = self._malformed(decision)
         if faults:
             return Verdict(math.inf, faults)
@@ -121,17 +118,17 @@ class LatencyProblem:
         n = self.nodes
         if len(decision.devices) != n or sorted(decision.order) != list(range(n)):
             return (Violation("coverage", -1, f"every one of the {n} nodes needs a device and a turn"),)
-        found = []
+        violations = []
         for node, device in enumerate(decision.devices):
             if not 0 <= device < self.devices:
-                found.append(Violation("devices", device, f"node {node} is on device {device}"))
+                violations.append(Violation("devices", device, f"node {node} is on device {device}"))
             elif not math.isfinite(self.time_ms[node, device]):
-                found.append(Violation("option", device, f"node {node} cannot run on device {device}"))
+                violations.append(Violation("option", device, f"node {node} cannot run on device {device}"))
         turn = {node: position for position, node in enumerate(decision.order)}
         for u, v in self.edges.tolist():
             if turn[u] > turn[v]:
-                found.append(Violation("order", -1, f"node {v} has its turn before node {u}, which it reads"))
-        return tuple(found)
+                violations.append(Violation("order", -1, f"node {v} has its turn before node {u}, which it reads"))
+        return tuple(violations)
 
     def _over_memory(self, decision: LatencyDecision) -> tuple[Violation, ...]:
         return tuple(
@@ -147,7 +144,7 @@ class LatencyProblem:
         )
 
     def trivial(self) -> tuple[tuple[str, LatencyDecision], ...]:
-        """Everything on one device, for each device that is not like one before it."""
+        """All nodes on one device, for each kind of device."""
         order = tuple(numbered_line(self.nodes, self.edges.tolist()))
         kinds: dict[tuple[bool, bytes], int] = {}
         for d in range(self.devices):
@@ -166,8 +163,8 @@ def latency_problem(
 
     Args:
         graph: the graph as read.
-        accelerators: how many, instead of the file's. Like devices that hold nothing change nothing, so that of each
-            kind no more than nodes are planned for.
+        accelerators: how many, instead of the file's. No more than nodes are kept of each kind: further equal devices
+            would stay empty.
         cpus: how many, instead of the file's.
         memory_bytes: of one accelerator, instead of the file's.
     """
@@ -187,5 +184,4 @@ def latency_problem(
         memory_bytes=graph.memory_bytes if memory_bytes is None else memory_bytes,
         limited=np.array([True] * fast + [False] * slow),
         colour=np.array([-1 if node.colour is None else node.colour for node in graph.nodes], dtype=np.int64),
-        names=tuple(node.name for node in graph.nodes),
     )

@@ -1,15 +1,15 @@
-"""Partition of a DAG over accelerators and CPUs so that the most loaded device has the least to do.
+"""Max-load partition: place a DAG on accelerators and CPUs so that the largest load of a device is least.
 
-The throughput of a pipeline in steady state is one sample per largest load. With S the nodes of a device:
+In steady state a pipeline finishes one sample per largest load. With S the nodes of a device:
 
     load(accelerator) = sum of accelerator_ms over S + sum of transfer_ms[u] over every u, each once, that is in S
                         and read outside, or outside S and read inside
     load(CPU)         = sum of cpu_ms over S                        (results lie in host memory: a CPU pays no transfer)
 
-Nodes of one colour stay together, nodes that an accelerator cannot run go to a CPU, and the sizes of an accelerator's
-nodes fit its memory. *Contiguous* asks in addition that the devices be stages of a pipeline: the quotient of the
-graph's forward part over the devices has no cycle, so that the devices can be lined up with every forward edge going
-to the same or a later one. Backward nodes are bound only by the colour they share with their forward nodes.
+Nodes of one colour share a device, nodes that an accelerator cannot run go to a CPU, and the sizes of an accelerator's
+nodes fit its memory. A *contiguous* plan's devices are stages of a pipeline: the quotient of the graph's forward part
+over the devices has no cycle, so the devices can be ordered with every forward edge going to the same or a later one.
+Backward nodes are constrained only by the colour that they share with their forward nodes.
 
 The cost model is that of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
 """
@@ -31,23 +31,23 @@ from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
 from planner.space.types import Violation
 
 MaxLoadDecision = tuple[int, ...]
-"""By node its device: 0..accelerators-1 for an accelerator, the next `cpus` numbers for a CPU."""
+"""Device of each node: 0..accelerators-1 for an accelerator, the next `cpus` numbers for a CPU."""
 
 
 @dataclass(frozen=True, eq=False)
 class MaxLoadProblem:
-    """A DAG of n nodes to be spread over like accelerators and like CPUs. Numbers only.
+    """A DAG of n nodes to be placed on equal accelerators and equal CPUs. Numbers only.
 
     Attributes:
         accelerators: how many there are.
         cpus: how many there are.
-        memory_bytes: memory of one accelerator; infinite when it does not matter.
+        memory_bytes: memory of one accelerator; infinite for no limit.
         accelerator_ms: float64 [n] time on an accelerator.
         cpu_ms: float64 [n] time on a CPU.
         size_bytes: float64 [n] memory on an accelerator.
         supported: bool [n] whether an accelerator can run it.
         backward: bool [n] whether it belongs to the backward pass.
-        colour: int64 [n], equal where nodes must stay together; negative for a node on its own.
+        colour: int64 [n], equal for nodes that share a device; negative for none.
         edges: int64 [m, 2] (source, target), without cycles.
         transfer_ms: float64 [n] time to move a node's result between an accelerator and host memory.
         contiguous: whether the devices must be stages of a pipeline.
@@ -75,7 +75,7 @@ class MaxLoadProblem:
         return self.accelerators + self.cpus
 
     def judge(self, decision: MaxLoadDecision) -> Verdict:
-        """Loads of all devices, the largest of them, and every limit broken. O(nodes + edges)."""
+        """Loads of all devices, the largest load, and every broken limit. O(nodes + edges)."""
         malformed = self._malformed(decision)
         if malformed:
             return Verdict(math.inf, malformed)
@@ -151,7 +151,7 @@ class MaxLoadProblem:
         return (Violation("order", stuck[0], f"devices {stuck} do not form a chain: forward edges run in a circle"),)
 
     def _even_split(self) -> tuple[int, ...]:
-        """Equal shares of accelerator time along a topological order, colours where their first node is."""
+        """Equal shares of accelerator time along a topological order, each colour on the device of its first node."""
         order = topological_line(len(self.accelerator_ms), [(u, v) for u, v in self.edges.tolist()])
         share = float(self.accelerator_ms.sum()) / self.accelerators
         device = [0] * len(order)
@@ -179,8 +179,8 @@ def max_load_problem(
     Args:
         graph: the graph.
         contiguous: whether the devices must be stages of a pipeline.
-        accelerators: how many; the file's number by default. Like devices that hold nothing change nothing, so that of
-            each kind no more than nodes are planned for.
+        accelerators: how many; the file's number by default. No more than nodes are kept of each kind: further equal
+            devices would stay empty.
         cpus: how many; the file's number by default.
         memory_bytes: memory of one accelerator; the file's figure by default, `math.inf` for no limit.
 
@@ -201,7 +201,7 @@ def max_load_problem(
         raise JobError(f"nodes {stranded[:8]} run on CPUs only and there is none", where=graph.name,
                        hint="allow at least one CPU")  # fmt: skip
     accelerators, cpus = (min(count, len(graph.nodes)) for count in (accelerators, cpus))
-    # Colours may be any integers in a file; here they count from 0, so that a negative one can mean none.
+    # Colours may be any integers in a file; renumber them from 0, since a negative number means none here.
     numbers: dict[int, int] = {}
     for node in graph.nodes:
         if node.colour is not None:

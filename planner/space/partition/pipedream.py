@@ -1,27 +1,27 @@
-"""PipeDream's problem: cut a layer graph into stages, replicate each, level by level of a cluster; the slowest counts.
+"""PipeDream's problem: cut a layer graph into replicated stages, level by level of a cluster; minimise the slowest.
 
 Level 1 is the innermost (devices of a server), level l has `machines[l]` units of the level below, joined by links of
 `bandwidth_byte_per_s[l]`. On each level a run of layers is cut into stages, and a stage is replicated over r units of
-the level below, all of which split their part in the same way. With c, w the compute time and weights of a stage, A the
-time of what a unit of the level below makes of it (c at level 1) and O the bytes alive at a cut:
+the level below, all of which are cut in the same way. With c, w the compute time and weights of a stage, A the time of
+one such unit (c at level 1) and O the bytes alive at a cut:
 
     paper      T = max(A, 2 (r-1) w / B) / r            transfers 2 O / B
     released   T = (A + 4 (r-1) w / (B r) / g) / r      transfers 2 O / (B r), r being the replicas of the charged stage
 
-where g = 1, but for the first stage of a level above the first, g = units of the level below. A stage that is not the
-first of its run is charged the transfers at both its ends (the end of the network costs nothing), the first is charged
-none. The objective is the largest of all times: seconds a minibatch in steady state.
+where g = 1, except for the first stage of a level above the first: there g = units of the level below. A stage that is
+not the first of its run is charged the transfers at both its ends (the end of the network is free), the first is
+charged none. The objective is the largest time: seconds per minibatch in steady state.
 
 Sources: Narayanan et al., "PipeDream" (SOSP 2019), section 3.1; the optimiser released with it.
 
-Stages laid on the devices of a tree (`PlacedPipelineProblem`), each priced over the links that it really spans:
+Stages placed on the devices of a tree (`PlacedPipelineProblem`), each priced over the links that it spans:
 
 Devices 0..P-1 are the leaves of a tree: `fanout[0]` devices share the fastest links, `fanout[1]` such units the next,
 and so on. Stages take the devices from the left, without holes; devices left over on the right stay idle. A stage takes
-any run of neighbouring devices, within a server or across several; or a run of stages takes `copies` whole units of one
-level side by side, each of which runs all of them alike (stage i on the same devices of every unit), so that
-activations keep to the fast links and only weights cross the slow ones. With c, w, R the compute time, weights and
-replicas of a stage and O the bytes at a cut:
+any run of neighbouring devices, within a server or across several. Or a run of stages takes `copies` whole units of one
+level side by side and is placed equally in each (stage i on the same devices of every unit), so that activations stay
+on the fast links and only weights cross the slow ones. With c, w, R the compute time, weights and replicas of a stage
+and O the bytes at a cut:
 
     released   T = (c + K w) / R        K = traffic / bandwidth with traffic(n) = 4 (n-1) / n
     paper      T = max(c, K w) / R      traffic(n) = 2 (n-1)
@@ -29,8 +29,8 @@ replicas of a stage and O the bytes at a cut:
     K by levels     = sum over levels l of traffic(n_l) / bandwidth_l, n_l = most units of level l under one parent
     cut             = 2 O / (B R), B the slowest bandwidth that the two stages span, R the replicas charged (paper: 1)
 
-A plan that does not care for the levels costs here at the most what it costs on a flat cluster with the slowest links,
-and inside one level exactly that. Links are taken as each device's own, as PipeDream does.
+Any plan costs at most as much as on a flat cluster with the slowest links, and exactly as much within one level. Links
+are each device's own, as in PipeDream.
 """
 
 from __future__ import annotations
@@ -57,13 +57,30 @@ from planner.space.partition.verdict import Verdict, over_memory
 from planner.space.types import Violation
 
 
+def _check_levels(name: str, counts: Sequence[int], bandwidth_byte_per_s: Sequence[float], layers: Layers) -> None:
+    """Refuse a cluster without levels, figures that are missing or not positive, and a network without layers.
+
+    Args:
+        name: of the field with the counts, for messages.
+        counts: units by level.
+        bandwidth_byte_per_s: by level.
+        layers: the network.
+    """
+    if not counts or len(counts) != len(bandwidth_byte_per_s):
+        raise UsageError(f"each level needs a number of {name} and a bandwidth", where=name)
+    if min(counts) < 1 or not min(bandwidth_byte_per_s) > 0:
+        raise UsageError(f"{name} and bandwidths are positive", where=name)
+    if not layers.count:
+        raise UsageError("there is no layer to place", where="layers")
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicatedStage:
-    """Layers that are replicated over units of a level; all units split them alike, as `inner` says.
+    """Layers that are replicated over units of a level; `inner` says how each unit is cut.
 
     Attributes:
         layers: their numbers, ascending.
-        replicas: units of the level below that share the minibatches.
+        replicas: units of the level below that process the minibatches in turn.
         inner: stages inside one unit; empty on the first level, where a unit is a device.
     """
 
@@ -74,16 +91,16 @@ class ReplicatedStage:
 
 @dataclass(frozen=True, eq=False)
 class PipeDreamProblem:
-    """Hierarchical replicated stages, priced as the paper says or as the released optimiser does.
+    """Hierarchical replicated stages, priced as in the paper or as in the released optimiser.
 
     Attributes:
         layers: the network.
         machines: units of the level below, by level, innermost first.
         bandwidth_byte_per_s: of the links between them, by level.
         cost: how computation and weight exchange add up.
-        transfers: whether stage boundaries cost anything (the released code's default is no).
-        boundary: what crosses a cut.
-        frontiers: where the graph may be cut.
+        transfers: whether stage boundaries take time (the released code's default is no).
+        boundary: which bytes cross a cut.
+        frontiers: which cuts are allowed.
         memory: limit of a device.
         replicate: whether stages may have replicas.
         use_fewer: whether units may stay idle.
@@ -104,12 +121,7 @@ class PipeDreamProblem:
     use_fewer: bool = False
 
     def __post_init__(self) -> None:
-        if not self.machines or len(self.machines) != len(self.bandwidth_byte_per_s):
-            raise UsageError("each level needs a number of machines and a bandwidth", where="machines")
-        if min(self.machines) < 1 or not min(self.bandwidth_byte_per_s) > 0:
-            raise UsageError("machines and bandwidths are positive", where="machines")
-        if not self.layers.count:
-            raise UsageError("there is no layer to place", where="layers")
+        _check_levels("machines", self.machines, self.bandwidth_byte_per_s, self.layers)
 
     @property
     def devices(self) -> int:
@@ -117,7 +129,7 @@ class PipeDreamProblem:
         return math.prod(self.machines)
 
     def judge(self, decision: Sequence[ReplicatedStage]) -> Verdict:
-        """Recompute objective and violations of a plan; O(cuts * layers * edges)."""
+        """Objective and broken limits of a plan; O(cuts * layers * edges)."""
         judge = PlanJudge(self)
         stages = tuple(decision)
         if not judge.shape(len(self.machines) - 1, stages, tuple(range(self.layers.count))):
@@ -128,17 +140,17 @@ class PipeDreamProblem:
 
     def trivial(self) -> tuple[tuple[str, tuple[ReplicatedStage, ...]], ...]:
         """One device (needs `use_fewer`), and data parallelism over all devices."""
-        whole = tuple(range(self.layers.count))
-        one: tuple[ReplicatedStage, ...] = ()
-        spread: tuple[ReplicatedStage, ...] = ()
+        layers = tuple(range(self.layers.count))
+        one_device: tuple[ReplicatedStage, ...] = ()
+        data_parallel: tuple[ReplicatedStage, ...] = ()
         for machines in self.machines:
-            one = (ReplicatedStage(whole, 1, one),)
-            spread = (ReplicatedStage(whole, machines, spread),)
-        return (("one-device", one), ("data-parallel", spread))
+            one_device = (ReplicatedStage(layers, 1, one_device),)
+            data_parallel = (ReplicatedStage(layers, machines, data_parallel),)
+        return (("one-device", one_device), ("data-parallel", data_parallel))
 
 
 class PlanJudge:
-    """Prices one plan with plain loops."""
+    """Prices one plan with plain loops and collects its violations."""
 
     def __init__(self, problem: PipeDreamProblem) -> None:
         self.problem = problem
@@ -146,14 +158,12 @@ class PlanJudge:
         self.cuts = CutJudge(problem.layers, problem.boundary)
 
     def shape(self, level: int, stages: tuple[ReplicatedStage, ...], members: tuple[int, ...]) -> bool:
-        """Whether a run of stages is well formed: covers its layers, cuts forward, has the right depth and replicas."""
+        """True if a run of stages covers its layers, cuts forward edges only and has the depth of the cluster."""
         problem = self.problem
-        if sorted(i for stage in stages for i in stage.layers) != sorted(members) or any(not s.layers for s in stages):
-            return self._fault("coverage", -1, "the stages do not hold each layer of their part exactly once")
-        place = {i: number for number, stage in enumerate(stages) for i in stage.layers}
-        for a, b in problem.layers.edges.tolist():
-            if place.get(a, -1) > place.get(b, math.inf):
-                return self._fault("coverage", place[b], f"layer {b} reads layer {a} of a later stage")
+        faults = _coverage_faults(problem.layers, stages, members)
+        if faults:
+            self.violations += faults
+            return False
         for number, stage in enumerate(stages):
             if (level == 0) == bool(stage.inner) or stage.replicas < 1:
                 return self._fault("coverage", number, "a stage has not the depth of the cluster")
@@ -167,18 +177,18 @@ class PlanJudge:
         return True
 
     def run(self, level: int, stages: tuple[ReplicatedStage, ...], before: frozenset[int]) -> list[float]:
-        """Time of each stage of a run, `before` being all layers of the stages before the run."""
+        """Seconds of each stage of a run; `before` are the layers of all stages before the run."""
         times = []
         for number, stage in enumerate(stages):
             time = self._stage(level, stage, before, first=number == 0)
             after = before | set(stage.layers)
-            whole = len(after) == self.problem.layers.count
-            bound = self.problem.frontiers is Frontiers.FIRST_SOURCE and not whole
-            if bound and not self.cuts.from_first_source(after):
+            is_end = len(after) == self.problem.layers.count
+            walked = self.problem.frontiers is Frontiers.FIRST_SOURCE and not is_end
+            if walked and not self.cuts.from_first_source(after):
                 self._fault("option", number, "a cut lies behind a layer that does not depend on the first source")
             if self.problem.transfers and number:
                 time = max(time, self._transfer(level, before, stage.replicas))
-                if not whole:
+                if not is_end:
                     time = max(time, self._transfer(level, after, stage.replicas))
             times.append(time)
             before = after
@@ -202,7 +212,7 @@ class PlanJudge:
         return 2 * self.cuts.cut_bytes(before) / (self.problem.bandwidth_byte_per_s[level] * sharing)
 
     def memory(self, stages: tuple[ReplicatedStage, ...]) -> None:
-        """Check the memory of each device, as the rule has it."""
+        """Add a violation for each stage whose devices exceed the memory under the problem's rule."""
         if math.isinf(self.problem.memory.device_bytes):
             return
         if self.problem.memory.rule is StashRule.RELEASED:
@@ -216,7 +226,7 @@ class PlanJudge:
             before = before | set(layers)
 
     def _released_memory(self, level: int, stages: tuple[ReplicatedStage, ...]) -> None:
-        """Idle units count as lying behind the first stage."""
+        """The released rule on each level; idle units count as later stages of the first one."""
         behind = self.problem.machines[level]
         for number, stage in enumerate(stages):
             behind = behind - stage.replicas if number == 0 else sum(s.replicas for s in stages[number + 1 :])
@@ -246,13 +256,13 @@ def _devices(stages: tuple[ReplicatedStage, ...], copies: int) -> Iterator[tuple
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """Layers on devices `first` to `first + width - 1` and, if there are copies, on the same of the units beside.
+    """Layers on devices `first` to `first + width - 1` and, with copies, on the same devices of the units beside.
 
     Attributes:
         layers: their numbers, ascending.
         first: leftmost device.
         width: neighbouring devices in one copy.
-        copies: units that run the same stages; copy k takes the devices `first + k * stride` onwards.
+        copies: units that run the same stages; copy k starts at device `first + k * stride`.
         stride: devices of such a unit; 0 without copies.
     """
 
@@ -282,8 +292,8 @@ class PlacedPipelineProblem:
         fanout: devices of a lowest unit, then units of each level under one parent.
         bandwidth_byte_per_s: of the links between the units of a level, lowest first.
         cost: how computation and weight exchange add up.
-        transfers: whether cuts cost anything.
-        boundary: what crosses a cut.
+        transfers: whether cuts take time.
+        boundary: which bytes cross a cut.
         memory: limit of a device.
         use_all: whether every device must be used.
     """
@@ -301,12 +311,7 @@ class PlacedPipelineProblem:
     use_all: bool = False
 
     def __post_init__(self) -> None:
-        if not self.fanout or len(self.fanout) != len(self.bandwidth_byte_per_s):
-            raise UsageError("each level needs a fanout and a bandwidth", where="fanout")
-        if min(self.fanout) < 1 or not min(self.bandwidth_byte_per_s) > 0:
-            raise UsageError("fanouts and bandwidths are positive", where="fanout")
-        if not self.layers.count:
-            raise UsageError("there is no layer to place", where="layers")
+        _check_levels("fanout", self.fanout, self.bandwidth_byte_per_s, self.layers)
 
     @property
     def devices(self) -> int:
@@ -348,7 +353,7 @@ class PlacedPipelineProblem:
     def judge(self, decision: Sequence[PlacedStage]) -> Verdict:
         """Recompute objective and violations of a plan; O(cuts * layers * edges)."""
         stages = tuple(decision)
-        faults = _cover(self, stages) or _places(self, stages)
+        faults = _coverage_faults(self.layers, stages, range(self.layers.count)) or _places(self, stages)
         if faults:
             return Verdict(math.inf, tuple(faults))
         used = sum(stage.replicas for stage in stages)
@@ -387,22 +392,24 @@ class PlacedPipelineProblem:
 
     def trivial(self) -> tuple[tuple[str, tuple[PlacedStage, ...]], ...]:
         """One device, and data parallelism over all devices."""
-        whole = tuple(range(self.layers.count))
+        layers = tuple(range(self.layers.count))
         return (
-            ("one-device", (PlacedStage(whole, 0, 1),)),
-            ("data-parallel", (PlacedStage(whole, 0, self.devices),)),
+            ("one-device", (PlacedStage(layers, 0, 1),)),
+            ("data-parallel", (PlacedStage(layers, 0, self.devices),)),
         )
 
 
-def _cover(problem: PlacedPipelineProblem, stages: tuple[PlacedStage, ...]) -> list[Violation]:
-    layers = problem.layers
-    if sorted(i for s in stages for i in s.layers) != list(range(layers.count)) or any(not s.layers for s in stages):
-        return [Violation("coverage", -1, "the stages do not hold each layer exactly once")]
+def _coverage_faults(
+    layers: Layers, stages: Sequence[ReplicatedStage | PlacedStage], members: Sequence[int]
+) -> list[Violation]:
+    """Whether the stages hold each of the member layers once, and no layer reads one of a later stage."""
+    if sorted(i for stage in stages for i in stage.layers) != sorted(members) or any(not s.layers for s in stages):
+        return [Violation("coverage", -1, "the stages do not hold each of their layers exactly once")]
     place = {i: number for number, stage in enumerate(stages) for i in stage.layers}
     return [
         Violation("coverage", place[b], f"layer {b} reads layer {a} of a later stage")
         for a, b in layers.edges.tolist()
-        if place[a] > place[b]
+        if place.get(a, -1) > place.get(b, math.inf)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What PipeDream's partition problems share: the numbers of a layer graph, costs, cuts, memory."""
+"""Terms of PipeDream's partition problems: layer graph, cost rules, bytes at cuts, memory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ class Layers:
     Attributes:
         compute_s: float64 [n] forward and backward time of one minibatch on one device.
         weight_bytes: float64 [n] trained weights.
-        output_bytes: float64 [n] what a cut behind the layer carries forward, and as much back.
+        output_bytes: float64 [n] bytes that a cut behind the layer carries forward, and again backward.
         saved_bytes: float64 [n] activations that the layer is the first to keep for the backward pass.
         edges: int64 [m, 2] (producer, consumer), producer < consumer, each once.
-        names: what people call the layers; may be empty.
     """
 
     compute_s: np.ndarray
@@ -33,7 +32,6 @@ class Layers:
     output_bytes: np.ndarray
     saved_bytes: np.ndarray
     edges: np.ndarray
-    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.compute_s)
@@ -67,7 +65,7 @@ def chain_layers(
     output_bytes: list[float],
     saved_bytes: list[float] | None = None,
 ) -> Layers:
-    """Layers one after another; what a layer keeps is what it puts out, unless said otherwise."""
+    """A chain of layers; `saved_bytes` are the output bytes by default."""
     count = len(compute_s)
     edges = np.array([(i, i + 1) for i in range(count - 1)], dtype=np.int64).reshape(-1, 2)
     outputs = np.array(output_bytes, dtype=np.float64)
@@ -77,9 +75,9 @@ def chain_layers(
 
 
 def priced_layers(graph: Graph, profile: Profile) -> Layers:
-    """Layers of any priced graph: sizes of tensors as they are, storages that are shared in place counted once.
+    """Layers of any priced graph, with the true sizes of tensors.
 
-    Weights that several layers share are charged to each of them, storages that several keep to the first.
+    Weights that several layers share count for each of them; a storage that several layers keep counts for the first.
 
     Args:
         graph: the model.
@@ -87,26 +85,25 @@ def priced_layers(graph: Graph, profile: Profile) -> Layers:
     """
     weight = {p.name: float(graph.tensors[p.name].byte_count) for p in graph.parameters}
     names = [p.name for p in graph.parameters]
-    kept: dict[str, None] = {}
+    seen_storages: dict[str, None] = {}
     saved = np.zeros(len(graph.nodes))
     for i, storages in enumerate(profile.saved):
-        saved[i] = sum(s.byte_count for s in storages if s.storage not in kept)
-        kept.update(dict.fromkeys(s.storage for s in storages))
-    weights = [sum(weight[names[i]] for i in used) for used in graph.node_parameters]
+        saved[i] = sum(s.byte_count for s in storages if s.storage not in seen_storages)
+        seen_storages.update(dict.fromkeys(s.storage for s in storages))
+    weights = [sum(weight[names[i]] for i in parameters) for parameters in graph.node_parameters]
     return Layers(
         compute_s=profile.forward_s + profile.backward_s,
         weight_bytes=np.array(weights),
         output_bytes=np.asarray(profile.output_bytes, dtype=np.float64),
         saved_bytes=saved,
         edges=graph.edges,
-        names=tuple(node.key for node in graph.nodes),
     )
 
 
 def recorded_layers(graph: Graph) -> Layers:
-    """Layers of a PipeDream profile with its sizes as recorded, which is what PipeDream's own optimiser reads.
+    """Layers of a PipeDream profile with the recorded sizes, as PipeDream's own optimiser reads them.
 
-    A concatenation has the size of its first operand only, and a layer that works in place keeps its result once more.
+    There a concatenation has the size of its first operand only, and an in-place layer keeps its result once more.
 
     Raises:
         UsageError: the graph is no PipeDream profile.
@@ -123,7 +120,6 @@ def recorded_layers(graph: Graph) -> Layers:
         output_bytes=figures[:, 2],
         saved_bytes=figures[:, 2].copy(),
         edges=graph.edges,
-        names=tuple(node.key for node in graph.nodes),
     )
 
 
@@ -132,43 +128,43 @@ def _figure(value: object) -> float:
 
 
 class StageCost(StrEnum):
-    """How computation and weight exchange of a stage add up."""
+    """How computation and weight exchange of a stage combine."""
 
     PAPER = "paper"
     """The longer of the two."""
     RELEASED = "released"
-    """Their sum, with the bytes of a parameter server."""
+    """Their sum; the exchange moves the bytes of a parameter server."""
 
 
 class BoundaryBytes(StrEnum):
-    """What crosses a cut."""
+    """Which bytes cross a cut."""
 
     LIVE = "live"
     """Results that a layer behind the cut reads, each once."""
     RELEASED = "released"
-    """The released code's: results of the last layers before the cut, and of each layer before one of them that has a
-    reader which is not before that same one (counted even when every reader lies before the cut)."""
+    """The released code's: results of the last layers before the cut, and of each ancestor of such a layer that has a
+    reader which is neither that layer nor its ancestor (even if all its readers lie before the cut)."""
 
 
 class Frontiers(StrEnum):
-    """Where the graph may be cut."""
+    """Which cuts of the graph are allowed."""
 
     ALL = "all"
-    """Anywhere: before the cut lies any set of layers that holds the producers of all it reads."""
+    """All: before the cut lies any set of layers that holds all its producers."""
     FIRST_SOURCE = "first-source"
-    """The released code's, which walks the graph from its first source: each of the last layers before a cut depends on
-    that source, or on something that one of those which do depends on as well. Other sources run where first read."""
+    """The released code's, which walks the graph from its first source: each last layer before a cut depends on that
+    source, or shares an ancestor with a last layer that does."""
 
 
 class StashRule(StrEnum):
-    """What a replica keeps in memory, with n units on the stages behind it and r its own."""
+    """What a replica keeps in memory; its stage has r replicas and the later stages n units."""
 
     STASHED = "stashed"
-    """y (weights + activations kept + input received) + optimizer, y = ceil((n + r) / r) minibatches in flight, the one
-    at work included; a version of the weights for each."""
+    """y (weights + kept activations + received input) + optimizer, with y = ceil((n + r) / r) minibatches in flight
+    (the present one included), each with its own version of the weights."""
     RELEASED = "released"
-    """The released code's: ceil(n / r) (weights + activations), nothing for the last stage. On levels above the first a
-    whole stage counts as one device's."""
+    """The released code's: ceil(n / r) (weights + activations), so nothing for the last stage. On levels above the
+    first all layers of a stage count for one device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +172,8 @@ class Memory:
     """A limit on what one device keeps.
 
     Attributes:
-        device_bytes: memory of a device; infinite when it does not matter.
-        rule: what is counted.
+        device_bytes: memory of a device; infinite for no limit.
+        rule: what counts.
         optimizer_per_weight: bytes of gradients and optimizer state per byte of weights (2: gradient and momentum),
             under `StashRule.STASHED`.
     """
@@ -187,15 +183,15 @@ class Memory:
     optimizer_per_weight: float = 2.0
 
     def in_flight(self, behind: int, replicas: int) -> int:
-        """Minibatches whose activations and weights a replica keeps, with `behind` devices on later stages."""
+        """Minibatches that a replica keeps activations and weights of, with `behind` devices on later stages."""
         return math.ceil((behind + (replicas if self.rule is StashRule.STASHED else 0)) / replicas)
 
     def needed(self, weight_bytes: Bytes, saved_bytes: Bytes, received_bytes: Bytes, in_flight: int) -> Bytes:
-        """Bytes that a replica keeps for so many minibatches."""
-        kept: Bytes = weight_bytes + saved_bytes
+        """Bytes that a replica keeps for so many minibatches in flight."""
+        per_minibatch: Bytes = weight_bytes + saved_bytes
         if self.rule is StashRule.STASHED:
-            kept = kept + received_bytes
-        needed: Bytes = in_flight * kept
+            per_minibatch = per_minibatch + received_bytes
+        needed: Bytes = in_flight * per_minibatch
         if self.rule is StashRule.STASHED:
             needed = needed + self.optimizer_per_weight * weight_bytes
         return needed
@@ -210,18 +206,18 @@ class Memory:
             members: layers of the stage.
             behind: devices on later stages.
             replicas: of the stage.
-            received_bytes: what enters the stage.
+            received_bytes: input of the stage.
         """
         weights, saved = (math.fsum(v[list(members)]) for v in (layers.weight_bytes, layers.saved_bytes))
         return self.needed(weights, saved, received_bytes, self.in_flight(behind, replicas))
 
 
 NO_LIMIT = Memory()
-"""Memory does not matter."""
+"""No memory limit."""
 
 
 class CutJudge:
-    """Bytes at a cut, from the definition."""
+    """Bytes and validity of cuts, straight from the definitions."""
 
     def __init__(self, layers: Layers, boundary: BoundaryBytes) -> None:
         self.layers = layers
@@ -233,15 +229,15 @@ class CutJudge:
         self.first = next(i for i, direct in enumerate(before) if not direct)
 
     def last(self, before: frozenset[int]) -> list[int]:
-        """Layers before the cut that no other layer before it reads."""
+        """Layers before the cut that no other layer before the cut reads."""
         return [i for i in sorted(before) if not any(reader in before for reader in self.readers[i])]
 
     def from_first_source(self, before: frozenset[int]) -> bool:
-        """Whether a walk from the first source comes to this cut."""
+        """True if `Frontiers.FIRST_SOURCE` allows this cut."""
         last = self.last(before)
         reached = [i for i in last if i == self.first or self.first in self.ancestors[i]]
-        known = set().union(*(self.ancestors[i] for i in reached))
-        return bool(reached) and all(i in reached or self.ancestors[i] & known for i in last)
+        ancestors = set().union(*(self.ancestors[i] for i in reached))
+        return bool(reached) and all(i in reached or self.ancestors[i] & ancestors for i in last)
 
     def cut_bytes(self, before: frozenset[int]) -> float:
         """Bytes that cross the cut behind a set of layers, one way."""

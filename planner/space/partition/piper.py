@@ -1,4 +1,4 @@
-"""Piper's problem: pipeline stages with a tensor degree, a data degree and a choice for every layer of their own.
+"""Piper's problem: pipeline stages, each with a tensor degree, a data degree and a choice for every layer.
 
 Stage i of the pipeline holds nodes S_i on d_i replicas of t_i tensor-parallel devices each; every node takes one of its
 choices (with or without recomputation, for example) at degree t_i. With batch N and bandwidth B:
@@ -37,8 +37,8 @@ class PiperStage:
     Attributes:
         nodes: positions of its nodes, ascending.
         tensor: devices that share each sample's work (t).
-        data: replicas that take turns at the samples (d).
-        choices: for each node, the position of its choice among those it has at this tensor degree.
+        data: replicas that process the samples in turn (d).
+        choices: for each node, the position of its choice among its choices at this tensor degree.
     """
 
     nodes: tuple[int, ...]
@@ -57,8 +57,8 @@ class PiperProblem:
 
     Attributes:
         names: [n] node names, for messages.
-        choice_node: [c] whose choice it is; choices of one node and degree follow each other in the file's order.
-        choice_tensor: [c] tensor degree it is for.
+        choice_node: [c] node of a choice; the choices of one node and degree are in the file's order.
+        choice_tensor: [c] tensor degree of a choice.
         time_s: [c] p, seconds a sample on one replica.
         weight_bytes: [c] w.
         activation_bytes: [c] a, for each sample in flight.
@@ -105,11 +105,11 @@ class PiperProblem:
         return tuple(sorted({int(t) for t in self.choice_tensor}))
 
     def options(self, node: int, tensor: int) -> np.ndarray:
-        """Indices of a node's choices at a tensor degree, in order; empty when it has none there."""
+        """Indices of a node's choices at a tensor degree, in order; may be empty."""
         return np.flatnonzero((self.choice_node == node) & (self.choice_tensor == tensor))
 
     def judge(self, decision: PiperDecision) -> Verdict:
-        """Time per sample of a decision and every limit it breaks; the parts are the stage times."""
+        """Time per sample of a decision and every broken limit; the parts are the stage times."""
         shape = _shape_violations(self, decision)
         if any(v.kind in ("coverage", "option") for v in shape):
             return Verdict(float("inf"), tuple(shape))
@@ -150,11 +150,11 @@ def piper_problem(
 ) -> PiperProblem:
     """The problem of a Piper instance, with its devices, memory or batch replaced where given.
 
-    Data degrees add up to the batch at the most, so that no plan takes more devices than the batch times the largest
-    tensor degree; more than that are left out.
+    The data degrees of a plan add up to at most the batch, so no plan uses more devices than the batch times the
+    largest tensor degree; `devices` is lowered to that.
 
     Raises:
-        JobError: the batch is too large to be dealt out.
+        JobError: the batch is too large (`check_samples`).
     """
     batch = file.batch if batch is None else batch
     check_samples(batch)
@@ -189,81 +189,81 @@ def _name(node: PiperNode) -> str:
 
 def _syncs(file: PiperFile, *, entering: bool) -> np.ndarray:
     """[c, m] bytes of every choice on the edges that enter (or leave) its node."""
-    touching: dict[int, list[tuple[int, int]]] = {node.id: [] for node in file.nodes}
+    edges_of: dict[int, list[tuple[int, int]]] = {node.id: [] for node in file.nodes}
     for e, (source, target, _) in enumerate(file.edges):
-        touching[target if entering else source].append((e, source if entering else target))
+        edges_of[target if entering else source].append((e, source if entering else target))
     rows = []
     for node in file.nodes:
         for choices in node.choices.values():
             for choice in choices:
                 row = np.zeros(len(file.edges))
                 table = choice.input_sync_bytes if entering else choice.output_sync_bytes
-                for e, neighbour in touching[node.id]:
+                for e, neighbour in edges_of[node.id]:
                     row[e] = table.get(neighbour, 0.0)
                 rows.append(row)
     return np.array(rows, dtype=np.float64).reshape(len(rows), len(file.edges))
 
 
 def stage_figures(problem: PiperProblem, stage: PiperStage, in_flight: int) -> tuple[float, float]:
-    """Time of a stage and memory of one of its devices, straight from the definition."""
+    """Seconds of a stage and bytes of one of its devices, straight from the definition."""
     inside = set(stage.nodes)
-    chosen = {v: int(problem.options(v, stage.tensor)[c]) for v, c in zip(stage.nodes, stage.choices, strict=True)}
+    choice_of = {v: int(problem.options(v, stage.tensor)[c]) for v, c in zip(stage.nodes, stage.choices, strict=True)}
     transfer_bytes = 0.0
     for e, (u, v) in enumerate(problem.edges.tolist()):
         if v in inside and u not in inside:
-            transfer_bytes += 2 * (problem.edge_bytes[e] + problem.input_sync_bytes[chosen[v], e])
+            transfer_bytes += 2 * (problem.edge_bytes[e] + problem.input_sync_bytes[choice_of[v], e])
         if u in inside and v not in inside:
-            transfer_bytes += 2 * (problem.edge_bytes[e] + problem.output_sync_bytes[chosen[u], e])
-    work_s = sum(float(problem.time_s[c]) for c in chosen.values())
-    weights = sum(float(problem.weight_bytes[c]) for c in chosen.values())
+            transfer_bytes += 2 * (problem.edge_bytes[e] + problem.output_sync_bytes[choice_of[u], e])
+    work_s = sum(float(problem.time_s[c]) for c in choice_of.values())
+    weights = sum(float(problem.weight_bytes[c]) for c in choice_of.values())
     d = stage.data
     exchange_bytes = 2 * moved_bytes(Collective.ALL_REDUCE, weights, d) / problem.batch
     seconds = work_s / d + (transfer_bytes / d + exchange_bytes) / problem.bandwidth_bytes_per_s
     kept = math.fsum(
-        float(problem.activation_bytes[c]) * in_flight + float(problem.fixed_bytes[c]) for c in chosen.values()
+        float(problem.activation_bytes[c]) * in_flight + float(problem.fixed_bytes[c]) for c in choice_of.values()
     )
     return seconds, kept
 
 
 def _shape_violations(problem: PiperProblem, decision: PiperDecision) -> list[Violation]:
-    """Everything wrong with a decision except memory."""
-    found: list[Violation] = []
+    """Every broken limit except memory."""
+    violations: list[Violation] = []
     stage_of: dict[int, int] = {}
     for position, stage in enumerate(decision):
         for node in stage.nodes:
             if node in stage_of or not 0 <= node < problem.node_count:
-                found.append(Violation("coverage", position, f"node {node} is placed twice or does not exist"))
+                violations.append(Violation("coverage", position, f"node {node} is placed twice or does not exist"))
             stage_of[node] = position
-        found += _option_violations(problem, stage, position)
-    missing = [v for v in range(problem.node_count) if v not in stage_of]
-    if missing or not decision:
-        found.append(Violation("coverage", -1, f"{len(missing)} nodes are in no stage"))
-        return found
+        violations += _option_violations(problem, stage, position)
+    unplaced = [v for v in range(problem.node_count) if v not in stage_of]
+    if unplaced or not decision:
+        violations.append(Violation("coverage", -1, f"{len(unplaced)} nodes are in no stage"))
+        return violations
     for u, v in problem.edges.tolist():
         if stage_of[u] > stage_of[v]:
             message = f"edge {problem.names[u]} -> {problem.names[v]} leads back to an earlier stage"
-            found.append(Violation("order", stage_of[v], message))
-    used = sum(stage.data * stage.tensor for stage in decision)
-    if used > problem.devices:
-        found.append(Violation("devices", -1, f"takes {used} devices", used, problem.devices))
+            violations.append(Violation("order", stage_of[v], message))
+    devices = sum(stage.data * stage.tensor for stage in decision)
+    if devices > problem.devices:
+        violations.append(Violation("devices", -1, f"takes {devices} devices", devices, problem.devices))
     replicas = sum(stage.data for stage in decision)
     if replicas > problem.batch:
-        found.append(Violation("divisibility", -1, f"{replicas} replicas share {problem.batch} samples"))
-    return found
+        violations.append(Violation("divisibility", -1, f"{replicas} replicas share {problem.batch} samples"))
+    return violations
 
 
 def _option_violations(problem: PiperProblem, stage: PiperStage, position: int) -> list[Violation]:
-    found = []
+    violations = []
     if stage.data < 1 or stage.tensor < 1 or not stage.nodes or len(stage.choices) != len(stage.nodes):
-        found.append(Violation("option", position, "a stage needs nodes, a choice for each, and degrees from 1"))
-        return found
+        violations.append(Violation("option", position, "a stage needs nodes, a choice for each, and degrees from 1"))
+        return violations
     if problem.batch % stage.data:
-        found.append(Violation("divisibility", position, f"{stage.data} replicas do not divide {problem.batch}"))
+        violations.append(Violation("divisibility", position, f"{stage.data} replicas do not divide {problem.batch}"))
     for node, choice in zip(stage.nodes, stage.choices, strict=True):
         if 0 <= node < problem.node_count and not 0 <= choice < len(problem.options(node, stage.tensor)):
             message = f"node {node} has no choice {choice} at tensor degree {stage.tensor}"
-            found.append(Violation("option", position, message))
-    return found
+            violations.append(Violation("option", position, message))
+    return violations
 
 
 def _even_pipeline(problem: PiperProblem, stages: int) -> PiperDecision:

@@ -1,4 +1,4 @@
-"""What judges of published partition problems say and check alike."""
+"""The verdict of the judges of partition problems, and checks that several of them share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Bytes = TypeVar("Bytes", float, np.ndarray)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge says of a decision.
+    """A judge's answer on a decision.
 
     Attributes:
-        objective: what the problem minimises, in its own unit (`PartitionProblem.unit`); infinite when malformed.
-        violations: limits that the decision breaks, empty when it is feasible.
-        parts: what the objective is the largest or the sum of, by part (device, stage), for people.
+        objective: in the problem's unit (`PartitionProblem.unit`); infinite for a malformed decision.
+        violations: limits that the decision breaks; empty if it is feasible.
+        parts: by device or stage, the values whose maximum or sum is the objective, for reports.
     """
 
     objective: float
@@ -32,23 +32,23 @@ class Verdict:
 
     @property
     def feasible(self) -> bool:
-        """Whether no limit is broken."""
+        """True if no limit is broken."""
         return not self.violations
 
 
 def malformed(kind: str, message: str, part: int = -1) -> Verdict:
-    """The verdict on a decision that has no objective."""
+    """The verdict on a malformed decision: one violation, infinite objective."""
     return Verdict(math.inf, (Violation(kind, part, message),))
 
 
 def over_memory(part: int, needed_bytes: float, available_bytes: float, message: str) -> tuple[Violation, ...]:
-    """The violation of a part that needs more memory than there is; empty when it fits.
+    """The violation of a part that needs more memory than it has; empty if it fits.
 
     Args:
         part: device or stage.
-        needed_bytes: what it keeps.
-        available_bytes: what there is.
-        message: for people.
+        needed_bytes: memory that it needs.
+        available_bytes: memory that it has.
+        message: for reports.
     """
     if fits(needed_bytes, available_bytes):
         return ()
@@ -56,7 +56,7 @@ def over_memory(part: int, needed_bytes: float, available_bytes: float, message:
 
 
 def held_bytes(size_bytes: np.ndarray, devices: Sequence[int], count: int) -> list[float]:
-    """By device, of so many, the sizes of the nodes that are on it, summed and rounded once."""
+    """By device (of `count`), the sum of the sizes of its nodes, rounded once."""
     held: list[list[float]] = [[] for _ in range(count)]
     for size, device in zip(size_bytes.tolist(), devices, strict=True):
         held[device].append(size)
@@ -64,7 +64,7 @@ def held_bytes(size_bytes: np.ndarray, devices: Sequence[int], count: int) -> li
 
 
 def torn_colours(colour: np.ndarray, devices: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Colours whose nodes are on several devices, ascending, and these devices; a negative colour is none."""
+    """Colours with nodes on several devices, ascending, and these devices; negative numbers are no colours."""
     places: dict[int, set[int]] = {}
     for own, device in zip(colour.tolist(), devices, strict=True):
         if own >= 0:
@@ -73,7 +73,7 @@ def torn_colours(colour: np.ndarray, devices: Sequence[int]) -> list[tuple[int, 
 
 
 def covers_chain(boundaries: Sequence[int], layers: int) -> bool:
-    """Whether boundaries 0, ..., `layers` ascend, so that every layer of a chain is in one stage."""
+    """True if the boundaries ascend from 0 to `layers`, so that every layer of a chain is in one stage."""
     return (
         len(boundaries) > 1
         and boundaries[0] == 0
@@ -83,12 +83,12 @@ def covers_chain(boundaries: Sequence[int], layers: int) -> bool:
 
 
 def even_boundaries(layers: int, stages: int) -> tuple[int, ...]:
-    """Boundaries of stages with about the same number of layers."""
+    """Boundaries of stages with the same number of layers, up to rounding."""
     return tuple(round(layers * i / stages) for i in range(stages + 1))
 
 
 class PartitionProblem(Protocol):
-    """A problem of some family: a frozen dataclass of numbers, with a judge that shares no code with any solver."""
+    """A partition problem: a frozen dataclass of numbers, with a judge that shares no code with the solvers."""
 
     unit: ClassVar[str]
     """Unit of the objective, such as "ms" or "s"."""
@@ -98,5 +98,5 @@ class PartitionProblem(Protocol):
         ...
 
     def trivial(self) -> tuple[tuple[str, Any], ...]:
-        """Plans that anybody would try first (one device, even split, data parallel), by name, feasible or not."""
+        """Named baseline plans (one device, even split, data parallel), feasible or not."""
         ...
