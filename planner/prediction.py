@@ -27,8 +27,9 @@ from planner.memory import room_bytes
 from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
+from planner.space.device_layouts import DeviceLayouts
 from planner.space.evaluate import Timed
-from planner.space.evaluate_many import Evaluations, Layouts, evaluate_many
+from planner.space.evaluate_many import Evaluations, evaluate_many
 from planner.space.jobs import check_dealt, mesh_problem, settled
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
@@ -280,11 +281,11 @@ def predict_many(
                     shelves.setdefault(key, []).append((at, own))
         except (JobError, UsageError, ModelError) as error:
             reasons[at] = error.problem.message
-    layouts: dict[Job, dict[tuple[int, int], Layouts]] = {own: {} for own in pricers}
+    layouts: dict[Job, dict[tuple[int, int], DeviceLayouts]] = {own: {} for own in pricers}
     judged = [
         (
             np.array([at for at, _ in own]),
-            evaluate_many(costs[key], cluster, key[0], [c for _, c in own], known=layouts[key[0]]),
+            evaluate_many(costs[key], cluster, key[0], [c for _, c in own], layouts=layouts[key[0]]),
         )
         for key, own in shelves.items()
     ]

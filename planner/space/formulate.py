@@ -15,10 +15,12 @@ from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster, neighbours
 from planner.space.cuts import pinned_blocks, stage_starts
+from planner.space.exchange_tables import ExchangeTables
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.placement import Exchanges, Placement, Placements, TiedEnds, tied_ends
+from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
+from planner.space.tied_weights import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
 
 ALL_DIVISORS_UP_TO = 64
@@ -35,7 +37,7 @@ class Formulator:
     def __init__(self, cluster: Cluster, job: Job) -> None:
         self._cluster, self._job = cluster, job
         self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
-        self._exchanges = Exchanges(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
+        self._exchanges = ExchangeTables(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
         self._placements: dict[int, Placements] = {}
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
@@ -195,7 +197,7 @@ class Formulator:
         if known is None or known[0] is not ranges:
             room = max(device.usable_bytes for device in self._cluster.devices)
             resident = self._least_resident(ranges, zero, costs.ranks)
-            nearest = [self.placements(costs.ranks).nearest()]
+            nearest = [self.placements(costs.ranks).nearest_send()]
             transfer_s = _transfers(nearest, costs.boundary_bytes, costs.gather_s)[0, :-1]
             transfer_s += _transfers(nearest, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
             transfer_s[0] = 0.0
@@ -212,7 +214,7 @@ class Formulator:
             slices: copies of the pipeline, devices of one copy, ZeRO stage.
             replicas: what a stage may have.
         """
-        return self._exchanges.least(self.placements(ranks), slices, replicas)
+        return self._exchanges.least_end_terms(self.placements(ranks), slices, replicas)
 
     def _least_resident(self, ranges: Ranges, zero: int, ranks: int) -> np.ndarray:
         """[n, n] bytes of weights, what goes with them, and workspace, sharded over all devices where ZeRO is."""

@@ -61,12 +61,12 @@ class Ranges:
         self.backward_s = range_sums(costs.backward_s)
         charged = range_sums(costs.parameter_elements)
         self.elements = charged - _repeated_elements([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))
-        self.shard_elements, self.alike = self.elements, np.ones((1, 1))
+        self.shard_elements, self.inner_shards = self.elements, np.ones((1, 1))
         if costs.shard_elements is not None:
             shared = [(tie.shard_elements, tie.blocks) for tie in costs.ties]
             self.shard_elements = range_sums(costs.shard_elements) - _repeated_elements(shared, len(charged))
             held = self.shard_elements > 0
-            self.alike = np.divide(self.elements, self.shard_elements, out=np.ones_like(charged), where=held)
+            self.inner_shards = np.divide(self.elements, self.shard_elements, out=np.ones_like(charged), where=held)
         self.inner = tuple(
             range_sums(inner.elements)
             - _repeated_elements([(tie.elements, tie.blocks) for tie in inner.ties], len(charged))
@@ -81,7 +81,7 @@ class Ranges:
     def parts(self, replicas: np.ndarray, group: Group | None) -> np.ndarray:
         """[.., n or 1, n or 1] parts into which stages of so many replicas [..] cut what a group shards."""
         cut = replicas[..., None, None]
-        return np.asarray(cut if group is None else cut * self.alike)
+        return np.asarray(cut if group is None else cut * self.inner_shards)
 
     def ways(self, choice: str, *, whole_stages: bool = False) -> tuple[StageWay, ...]:
         """The ways to recompute that a choice leaves open, by the time they take, the fastest first.

@@ -47,7 +47,7 @@ class Replicas:
     concurrent: int
     precision: Precision
     zero: int
-    alike: float = 1.0
+    inner_shards: float = 1.0
 
     @functools.cached_property
     def recipe(self) -> Recipe:
@@ -103,7 +103,7 @@ class Replicas:
 
     def _parts(self, group: Group | None) -> float:
         parts = parts_of(self.cluster, self.groups[..., 0].ravel(), group)
-        return parts if group is None else parts * self.alike
+        return parts if group is None else parts * self.inner_shards
 
     def _phase_s(self, phase: Phase, elements: Sequence[float]) -> float:
         return sum((sum(self._step_s(step, n) for n in elements) for step in self.recipe.during(phase)), 0.0)
@@ -279,8 +279,7 @@ def _exchanges_s(setting: Setting, replicas: Replicas, costs: BlockCosts, blocks
     They run among the ranks of a replica that hold the same, then, of what is left to each, among equal ranks of the
     replicas.
     """
-    left = costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
-    own, held = [float(left[b]) for b in blocks], shard_elements_of(costs, blocks)
+    own, held = [float(costs.exchanged_elements[b]) for b in blocks], shard_elements_of(costs, blocks)
     key = (replicas.groups.tobytes(), replicas.groups.shape, replicas.concurrent, tuple(own), held)
     if key not in setting.known.seconds:
         setting.known.seconds[key] = (*replicas.pass_s(own), replicas.end_s(held))
