@@ -27,7 +27,7 @@ from planner.space.asked import in_words
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import stage_starts
 from planner.space.evaluate import in_closed_form
-from planner.space.terms import Known
+from planner.space.terms import TermCache
 from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job
 
@@ -112,7 +112,7 @@ class ShapeSearch:
         self._wide, self._thorough = math.inf, False
         self._tops: dict[tuple[object, ...], tuple[float, Configuration]] = {}
         self._alike: dict[tuple[int, int], tuple[BlockCosts, ...]] = {}
-        self._judged: dict[int, Known] = {}
+        self._judged: dict[int, TermCache] = {}
 
     def run(
         self,
@@ -324,8 +324,8 @@ class ShapeSearch:
         infinite where it does not fit."""
         job, schedule = self._job, self._schedule_of(configuration.schedule)
         shelf = self._shelves[configuration.micro_batch]
-        known = self._judged.setdefault(configuration.micro_batch, Known())
-        verdict = evaluate(shelf, self._cluster, job, configuration, schedule=schedule, timed=Timed.BOUND, known=known)
+        known = self._judged.setdefault(configuration.micro_batch, TermCache())
+        verdict = evaluate(shelf, self._cluster, job, configuration, schedule=schedule, timed=Timed.BOUND, cache=known)
         if not verdict.feasible:
             over = max((v.needed / v.available - 1 for v in verdict.violations if v.kind == "memory"), default=math.inf)
             if self.nearest is None or over < self.nearest[0]:

@@ -33,7 +33,7 @@ class TiedEnds:
     terms: tuple[tuple[Terms, ...], ...]
 
     def seconds(self, payload_bytes: float) -> tuple[np.ndarray, np.ndarray]:
-        """[T, R, W] seconds by class of last stage, and [R] the class of each last stage; equal tables are one class."""
+        """[T, R, W] seconds by class of last stage, and [R] class of each last stage; equal tables are one class."""
         seconds = [max(float(terms.seconds(payload_bytes)) for terms in groups) for groups in self.terms]
         table = np.array([*seconds, math.inf])[self.which]
         classes, class_of = np.unique(table.reshape(len(table), -1), axis=0, return_inverse=True)
