@@ -134,8 +134,8 @@ def plan(
     backends, reason = _backends(graph, job, own)
     task = _Task(graph, cluster, job, own, progress, strict_ops, provenance)
     if not backends:
-        found = task.planned()
-        return seal(dataclasses.replace(found, free_choice=FreeChoice(reason=reason))) if reason else found
+        free_plan = task.find_plan()
+        return seal(dataclasses.replace(free_plan, free_choice=FreeChoice(reason=reason))) if reason else free_plan
     return _for_backends(task, backends)
 
 
@@ -158,7 +158,7 @@ def _backends(graph: Graph, job: Job, own: Schedule | None) -> tuple[tuple[Backe
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What is to be planned, and with what; fields as the arguments of `plan`."""
+    """The arguments of `plan`, with the pricers and the progress so far of its searches."""
 
     graph: Graph
     cluster: Cluster
@@ -168,16 +168,16 @@ class _Task:
     strict_ops: bool
     provenance: Provenance | None
     pricers: list[Pricer] = dataclasses.field(default_factory=list)
-    told: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
+    last_progress: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
 
-    def tell(self, done: int, total: int, best_s: float, bound_s: float) -> None:
-        """Tell how far the search is, and remember it."""
-        self.told[:] = [(done, total, best_s, bound_s)]
+    def report(self, done: int, total: int, best_s: float, bound_s: float) -> None:
+        """Report the progress of the search, and remember it."""
+        self.last_progress[:] = [(done, total, best_s, bound_s)]
         if self.progress is not None:
             self.progress(done, total, best_s, bound_s)
 
-    def priced(self, job: Job) -> tuple[Pricer, tuple[int, ...]]:
-        """The prices for a job that differs in its limits alone, and the micro-batch sizes to search."""
+    def pricer_for(self, job: Job) -> tuple[Pricer, tuple[int, ...]]:
+        """A pricer for a job that differs from the task's only in limits, and the micro-batch sizes to search."""
         graph, sizes = allowed_sizes(self.graph, job)
         known = self.pricers[0] if self.pricers else None
         cluster = known.cluster if known else with_headroom(self.cluster, job.headroom)
@@ -185,30 +185,34 @@ class _Task:
         self.pricers.append(Pricer(graph, cluster, job, strict_ops=self.strict_ops, like=known))
         return self.pricers[-1], sizes
 
-    def planned(self, backends: Sequence[Backend] = ()) -> Plan:
-        """The fastest plan within the limits of some frameworks; of such plans the simplest that is about as fast."""
+    def find_plan(self, backends: Sequence[Backend] = ()) -> Plan:
+        """The fastest plan; for frameworks, within their limits, the simplest of the plans that are about as fast."""
         job = within_limits(self.job, backends)
-        pricer, sizes = self.priced(job)
+        pricer, sizes = self.pricer_for(job)
         _check_limits(pricer, job)
         asked = None if backends and not self.job.backends else job
         answer = _searched(
-            pricer, dataclasses.replace(job, micro_batches=sizes), asked, self.tell if self.progress else None, self.own
+            pricer,
+            dataclasses.replace(job, micro_batches=sizes),
+            asked,
+            self.report if self.progress else None,
+            self.own,
         )
-        chosen, simulated_s, others = _decide(answer, simplest=bool(backends))
+        best, simulated_s, others = _decide(answer, simplest=bool(backends))
         written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
         assembled = assemble(
-            pricer.graph_at(chosen.decision.micro_batch),
+            pricer.graph_at(best.decision.micro_batch),
             pricer.chain,
             pricer.cluster,
             written,
-            chosen.decision,
-            chosen.evaluation,
+            best.decision,
+            best.evaluation,
             _certificate(answer, simulated_s),
-            prices=pricer.profiles(chosen.decision.micro_batch)[0],
+            prices=pricer.profiles(best.decision.micro_batch)[0],
             provenance=self.provenance or default_provenance(pricer.graph.name, pricer.cluster.name),
             alternatives=others,
-            shardings=pricer.stage_shardings(chosen.decision),
-            scheduled=None if self.own is None else lay_out(chosen.decision, schedule=self.own),
+            shardings=pricer.stage_shardings(best.decision),
+            scheduled=None if self.own is None else lay_out(best.decision, schedule=self.own),
         )
         if self.own is not None:
             schedule = dataclasses.replace(assembled.schedule, given="orders")
@@ -225,10 +229,10 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
         InfeasibleError: nothing fits, or nothing within the limits of those that the user names.
     """
     try:
-        found = task.planned(backends)
+        found = task.find_plan(backends)
         names = running(found, backends, task.graph)
         if not names:  # of what some have and what others have, no one has all
-            fitting = [each for backend in backends if len(backends) > 1 for each in _alone(task, backend)]
+            fitting = [each for backend in backends if len(backends) > 1 for each in _plans_for(task, backend)]
             if not fitting:
                 title, needs = min(((b.title, lacks(found, b, task.graph)) for b in backends), key=lambda n: len(n[1]))
                 said = f"the best plan found needs what {title} lacks: {', '.join(needs)}"
@@ -239,31 +243,31 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
         if task.job.backends:
             raise
         reason = f"within the limits of {' and '.join(b.title for b in backends)}: {error.problem.message}"
-        return seal(dataclasses.replace(task.planned(), free_choice=FreeChoice(reason=reason)))
+        return seal(dataclasses.replace(task.find_plan(), free_choice=FreeChoice(reason=reason)))
     return seal(dataclasses.replace(found, runs_on=names, free_choice=_free_choice(task, backends)))
 
 
-def _alone(task: _Task, backend: Backend) -> list[Plan]:
+def _plans_for(task: _Task, backend: Backend) -> list[Plan]:
     """The plan for one framework; none where it has none."""
     try:
-        found = task.planned((backend,))
+        found = task.find_plan((backend,))
     except (InfeasibleError, JobError):
         return []
     return [found] if running(found, (backend,), task.graph) else []
 
 
 def _free_choice(task: _Task, backends: Sequence[Backend]) -> FreeChoice:
-    """The fastest plan that no framework needs to take, where searching it takes little."""
+    """The fastest plan without regard to frameworks, where its search is quick."""
     devices = min(task.job.devices or task.cluster.device_count, task.cluster.device_count)
     if devices * len(task.pricers[0].chain.blocks) > MOST_FREE:
         return FreeChoice(reason="not searched beside it, since that takes as long again")
-    told, tell = tuple(task.told), task.progress or (lambda *_: None)
+    last_progress, tell = tuple(task.last_progress), task.progress or (lambda *_: None)
 
-    def stand(done: int, total: int, best_s: float, bound_s: float) -> None:
-        for last in told:
+    def repeat_progress(done: int, total: int, best_s: float, bound_s: float) -> None:
+        for last in last_progress:
             tell(*last)
 
-    free = dataclasses.replace(task, progress=stand if task.progress else None, told=[]).planned()
+    free = dataclasses.replace(task, progress=repeat_progress if task.progress else None, last_progress=[]).find_plan()
     needs = min((lacks(free, backend, task.graph) for backend in backends), key=len)
     predictions = free.predictions
     return FreeChoice(summary(free.configuration), predictions.reached_s, predictions.bound_s, needs)
@@ -334,20 +338,20 @@ def _searched(pricer: Pricer, job: Job, asked: Job | None, progress: Progress | 
 
 def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
     """Why a job with limits has no plan: some of them, or memory whatever they are."""
-    found = conflict(asked, lambda freer: _some_s(pricer.graph, pricer.cluster, freer))
-    if found is not None:
-        return found
+    conflicting = conflict(asked, lambda freer: _feasible_s(pricer.graph, pricer.cluster, freer))
+    if conflicting is not None:
+        return conflicting
     free, words = without(asked, LIMITS), in_words(asked)
     try:
-        seconds = _some_s(pricer.graph, pricer.cluster, free, diagnose=True)
+        seconds = _feasible_s(pricer.graph, pricer.cluster, free, diagnose=True)
     except InfeasibleError as error:
         return InfeasibleError(f"{error.problem.message}, with or without {words}", hint=error.problem.hint)
-    say = "" if seconds is None else f" ({seconds:.3g} s an iteration, say)"
-    return InfeasibleError(f"no plan has all of {words}, nor all but two of them", hint=f"lift more of them{say}")
+    example = "" if seconds is None else f" ({seconds:.3g} s an iteration, say)"
+    return InfeasibleError(f"no plan has all of {words}, nor all but two of them", hint=f"lift more of them{example}")
 
 
-def _some_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False) -> float | None:
-    """Seconds of some plan of a job; None where there is none, unless the reason is to be told.
+def _feasible_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False) -> float | None:
+    """Seconds of some feasible plan of a job; None where there is none and `diagnose` is off.
 
     Raises:
         InfeasibleError: nothing fits, if that is to be diagnosed.
@@ -413,22 +417,22 @@ def _decide(answer: Answer, *, simplest: bool) -> tuple[Candidate, float, tuple[
         JobError: all have more micro-batches than can be played.
     """
     trivial = {c.decision for c in answer.trivial}
-    found = (answer.best, *answer.runners_up, *(t for t in answer.trivial if t.simulated_s is not None))
-    playable = [c for c in found if c.decision.micro_batches <= MOST_MICRO_BATCHES]
+    candidates = (answer.best, *answer.runners_up, *(t for t in answer.trivial if t.simulated_s is not None))
+    playable = [c for c in candidates if c.decision.micro_batches <= MOST_MICRO_BATCHES]
     if not playable:
-        best = answer.best.decision
+        decision = answer.best.decision
         raise JobError(
-            f"{best.micro_batches:,} micro-batches of {best.micro_batch} in a pipeline: a plan can have "
+            f"{decision.micro_batches:,} micro-batches of {decision.micro_batch} in a pipeline: a plan can have "
             f"{MOST_MICRO_BATCHES:,}",
             hint="use a smaller global batch, or one with more divisors",
         )
-    chosen = min(playable, key=_played_s)
+    best = min(playable, key=_played_s)
     if simplest:
-        near = [c for c in playable if _played_s(c) <= _played_s(chosen) * (1 + ABOUT_AS_FAST)]
-        chosen = min(near, key=lambda c: (_complexity(c.decision), _played_s(c)))
+        about_as_fast = [c for c in playable if _played_s(c) <= _played_s(best) * (1 + ABOUT_AS_FAST)]
+        best = min(about_as_fast, key=lambda c: (_complexity(c.decision), _played_s(c)))
     others = (*(c for c in (answer.best, *answer.runners_up) if c.decision not in trivial), *answer.trivial)
-    shown = _shown(chosen, [c for c in others if c.decision != chosen.decision], trivial)
-    return chosen, chosen.simulated_s or math.inf, shown
+    shown = _shown(best, [c for c in others if c.decision != best.decision], trivial)
+    return best, best.simulated_s or math.inf, shown
 
 
 def _played_s(candidate: Candidate) -> float:
@@ -436,14 +440,14 @@ def _played_s(candidate: Candidate) -> float:
 
 
 def _complexity(decision: Configuration) -> tuple[int, ...]:
-    """What is simpler is smaller: stages, ranks that share operators, recomputation, ZeRO stage, copies, chunks."""
+    """Sort key, smaller for simpler plans: stages, ranks of a replica, recomputation, ZeRO stage, copies."""
     ranks = max(stage.ranks for stage in decision.stages)
     again = max((stage.recompute, len(stage.repeats)) for stage in decision.stages)
     return len(decision.stages), ranks, *map(int, again), decision.zero, decision.copies
 
 
 def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configuration]) -> tuple[Candidate, ...]:
-    """The other candidates, of those that look alike the first alone; runners-up numbered anew."""
+    """The other candidates; of runners-up of one shape only the first, renumbered."""
     seen, shown, number = {_shape(chosen.decision)}, [], 0
     for candidate in others:
         shape = _shape(candidate.decision)
@@ -459,8 +463,7 @@ def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configur
 
 
 def _shape(decision: Configuration) -> tuple[object, ...]:
-    """What tells plans apart at a glance: all but where exactly stages are cut, and whether replicas of all stages are
-    called replicas or copies of the pipeline."""
+    """The shape of a plan: all but the exact cuts, and replicas of a stage counted over all copies."""
     stages = tuple((decision.copies * s.replicas, s.ranks, s.recompute, s.repeats) for s in decision.stages)
     return stages, decision.micro_batch, decision.schedule, decision.zero
 

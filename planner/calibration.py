@@ -128,7 +128,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Knob:
+class _StackFigure:
     """A figure of a stack that a factor may be on: a field of `Stack`, how its file writes it, bounds of the factor."""
 
     field: str
@@ -142,21 +142,21 @@ class _Knob:
         return dataclasses.replace(stack, **{self.field: factor * getattr(stack, self.field)})
 
 
-def _part(value: float) -> str:
+def _percent(value: float) -> str:
     return f"{100 * value:.4g}%"
 
 
-def _time(value: float) -> str:
+def _microseconds(value: float) -> str:
     return f"{1e6 * value:.4g} us"
 
 
 KNOBS = (
-    _Knob("matrix_rate", "matrix_rate", "speed of matrix products", 2.0, _part),
-    _Knob("memory_rate", "memory_rate", "speed of what device memory limits", 2.0, _part),
-    _Knob("link_rate", "link_rate", "speed of links", 3.0, _part),
-    _Knob("launch_s", "launch", "host time of an operation", 5.0, _time),
-    _Knob("handover_s", "handover", "host time of passing a micro-batch on", 10.0, _time),
-    _Knob("stretch", "stretch", "what runs beside the work", 1.5, _part),
+    _StackFigure("matrix_rate", "matrix_rate", "speed of matrix products", 2.0, _percent),
+    _StackFigure("memory_rate", "memory_rate", "speed of what device memory limits", 2.0, _percent),
+    _StackFigure("link_rate", "link_rate", "speed of links", 3.0, _percent),
+    _StackFigure("launch_s", "launch", "host time of an operation", 5.0, _microseconds),
+    _StackFigure("handover_s", "handover", "host time of passing a micro-batch on", 10.0, _microseconds),
+    _StackFigure("stretch", "stretch", "what runs beside the work", 1.5, _percent),
 )
 """What a fit may turn, most telling first."""
 
@@ -202,7 +202,7 @@ def calibrate(
     return Calibration(base.name, factors, tuple(fitted), _memory(runs, peaks))
 
 
-def _factor(base: Stack, knob: _Knob, theta: float, spread: float) -> Factor:
+def _factor(base: Stack, knob: _StackFigure, theta: float, spread: float) -> Factor:
     low, high = (math.exp(theta + sign * _EIGHTY * spread) for sign in (-1, 1))
     value, bounded = math.exp(theta), abs(theta) > 0.999 * math.log(knob.most)
     return Factor(knob.key, knob.meaning, value, low, high, bounded, knob.written(value * getattr(base, knob.field)))
@@ -278,7 +278,7 @@ class _Fit:
         theta = np.zeros(len(KNOBS))
         for _ in range(_ROUNDS):
             columns = self.columns(theta, seconds, chosen)
-            step = _ridge(columns, np.log(self.measured_s / seconds), theta[list(chosen)])
+            step = _ridge_step(columns, np.log(self.measured_s / seconds), theta[list(chosen)])
             moved = theta.copy()
             moved[list(chosen)] += step
             moved = np.clip(moved, -self._most, self._most)
@@ -298,10 +298,10 @@ class _Fit:
     def left_out(self, k: int, columns: np.ndarray, residual: np.ndarray, theta: np.ndarray) -> float:
         """By how much the logarithm of run k changes if it has no part in the fit, to first order."""
         others = np.arange(len(residual)) != k
-        return float(columns[k] @ _ridge(columns[others], residual[others], theta))
+        return float(columns[k] @ _ridge_step(columns[others], residual[others], theta))
 
 
-def _ridge(columns: np.ndarray, residual: np.ndarray, theta: np.ndarray) -> np.ndarray:
+def _ridge_step(columns: np.ndarray, residual: np.ndarray, theta: np.ndarray) -> np.ndarray:
     """The step of the factors that makes residuals and departures from 1 least likely to be chance."""
     inner = columns.T @ columns / NOISE**2 + np.eye(len(theta)) / _SPREAD**2
     return np.asarray(np.linalg.solve(inner, columns.T @ residual / NOISE**2 - theta / _SPREAD**2))
@@ -332,7 +332,7 @@ def calibrated_stack(found: Calibration, name: str, model: str, hardware: str) -
     rows = [(factor.name, factor.figure, factor.low, factor.value, factor.high) for factor in found.factors]
     if found.memory:
         value, low, high = found.memory
-        rows.append(("allocator_cache", _part(value), low, value, high))
+        rows.append(("allocator_cache", _percent(value), low, value, high))
     for key, figure, low, value, high in rows:
         note = f"{value:.3f} times what {found.base} has, 80%: {low:.3f} to {high:.3f}"
         lines.append(f'{key}: {{value: {figure}, source: "{source}", note: "{note}"}}')
@@ -382,29 +382,29 @@ def _run(row: Mapping[str, Any], where: str, line: int) -> Run:
     fields: dict[str, Any] = {}
     for column, field in _COLUMNS.items():
         if column in given:
-            fields[field] = _value(column, given[column], where)
-    memory = _number("memory_gib", given["memory_gib"], where) if "memory_gib" in given else 0.0
-    batch = _whole("global_batch", given["global_batch"], where)
-    return Run(Degrees(**fields), batch, _number("seconds", given["seconds"], where), memory * 2**30, line)
+            fields[field] = _parse_value(column, given[column], where)
+    memory = _parse_number("memory_gib", given["memory_gib"], where) if "memory_gib" in given else 0.0
+    batch = _parse_integer("global_batch", given["global_batch"], where)
+    return Run(Degrees(**fields), batch, _parse_number("seconds", given["seconds"], where), memory * 2**30, line)
 
 
-def _value(column: str, text: str, where: str) -> Any:  # noqa: ANN401
+def _parse_value(column: str, text: str, where: str) -> Any:  # noqa: ANN401
     if column == "schedule":
         return text
     if column == "recompute":
         if text not in ("never", "always"):
             raise UsageError(f"recompute is {text!r}", where=where, hint="write never or always")
         return text == "always"
-    return _whole(column, text, where)
+    return _parse_integer(column, text, where)
 
 
-def _whole(column: str, text: str, where: str) -> int:
+def _parse_integer(column: str, text: str, where: str) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise UsageError(f"{column} is {text!r}", where=where, hint="write a whole number")
     return int(text)
 
 
-def _number(column: str, text: str, where: str) -> float:
+def _parse_number(column: str, text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:

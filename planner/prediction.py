@@ -1,4 +1,4 @@
-"""What one configuration of the user's own would take: priced, judged, played and written out as a plan.
+"""Predict time and memory of configurations that the user names, and write them out as plans.
 
 >>> import planner
 >>> graph, cluster = planner.load_graph("gpt2", dims={"seq": 128}), planner.load_cluster("dgx-a100")
@@ -27,12 +27,13 @@ from planner.memory import room_bytes
 from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
+from planner.space.device_layouts import DeviceLayouts
 from planner.space.evaluate import Timed
-from planner.space.evaluate_many import Evaluations, Layouts, evaluate_many
+from planner.space.evaluate_many import Evaluations, evaluate_many
 from planner.space.jobs import check_dealt, mesh_problem, settled
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
-from planner.space.terms import Known
+from planner.space.terms import TermCache
 from planner.space.timing import MOST_MICRO_BATCHES, certificate_alone, played_s
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
 from planner.space.workers import pipeline_of
@@ -40,8 +41,8 @@ from planner.space.workers import pipeline_of
 Asked = Degrees | Configuration | Plan
 """A configuration by its degrees, in full, or as a plan has it with its shardings."""
 
-Shelf = Mapping[int, BlockCosts]
-"""Costs by the number of the sharding."""
+CostsBySharding = Mapping[int, BlockCosts]
+"""Costs of the chain's blocks by number of the sharding."""
 
 FEW = 1.01
 """Times the fewest weights on a rank that still count as the fewest: norms and biases may be whole or cut."""
@@ -52,14 +53,15 @@ _FOLLOWED = ("devices", "forbid")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one configuration would take.
+    """Predicted time and memory of one configuration.
 
     Attributes:
         plan: the configuration as a plan, with its predictions; it may exceed memory.
         workers: memory of each worker, all its stages together; workers that hold the same stages count once.
-        problems: what the configuration breaks, in words; empty when it can run. Devices count with all their memory.
-        headroom: part of a device's memory that a search would leave free.
-        allocator_cache: what the stack's allocator holds, over the tensors.
+        problems: limits that the configuration breaks, in words; empty when it can run. Devices count with all their
+            memory, without headroom.
+        headroom: fraction of a device's memory that a search would leave free.
+        allocator_cache: memory that the stack's allocator holds, as a multiple of the tensors' bytes.
     """
 
     plan: Plan
@@ -75,17 +77,17 @@ class Prediction:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds of an iteration when it is played."""
+        """Simulated seconds of an iteration."""
         return self.plan.predictions.reached_s
 
     @property
     def fits(self) -> bool:
-        """Whether the configuration can run, with nothing left free."""
+        """True if the configuration can run, using all memory of a device."""
         return not self.problems
 
     @property
     def fits_with_headroom(self) -> bool:
-        """Whether it can run and leaves the headroom free, as a plan that is searched does."""
+        """True if it can run and leaves the headroom free, as plans of the search do."""
         return self.fits and self.fullest.memory.total <= room_bytes((1 - self.headroom) * self.fullest.capacity_bytes)
 
     @property
@@ -151,10 +153,10 @@ def predict(
         ModelError: the model's batch cannot be set to the micro-batch.
     """
     headroom = settled(job, cluster).headroom
-    job = dataclasses.replace(_assumed(without_limits(job, cluster), configuration, cluster), headroom=0.0)
+    job = dataclasses.replace(_with_decided_formats(without_limits(job, cluster), configuration, cluster), headroom=0.0)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
-    ways = list(ways_to_share(pricer, job, configuration))
-    chosen, evaluation = _best_way(pricer, job, ways, Known(), fewest_weights=fewest_weights)
+    shardings = list(ways_to_share(pricer, job, configuration))
+    chosen, evaluation = _best_sharding(pricer, job, shardings, TermCache(), fewest_weights=fewest_weights)
     if chosen.micro_batches > MOST_MICRO_BATCHES:
         raise JobError(
             f"{chosen.micro_batches:,} micro-batches in a pipeline: a plan can have {MOST_MICRO_BATCHES:,}",
@@ -162,7 +164,7 @@ def predict(
         )
     schedule = schedules.get(chosen.schedule)
     played_s = play_terms(chosen, schedule, evaluation.stages).iteration_s
-    found = assemble(
+    plan_found = assemble(
         pricer.graph_at(chosen.micro_batch),
         pricer.chain,
         cluster,
@@ -174,21 +176,23 @@ def predict(
         provenance=provenance or default_provenance(graph.name, cluster.name),
         shardings=pricer.stage_shardings(chosen),
     )
-    found = dataclasses.replace(found, schedule=dataclasses.replace(found.schedule, given="configuration"))
+    plan_found = dataclasses.replace(
+        plan_found, schedule=dataclasses.replace(plan_found.schedule, given="configuration")
+    )
     problems = tuple(violation.message for violation in evaluation.violations)
     return Prediction(
-        with_simulation(found, played_s), evaluation.workers, problems, headroom, cluster.stack.allocator_cache
+        with_simulation(plan_found, played_s), evaluation.workers, problems, headroom, cluster.stack.allocator_cache
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A prediction held against the best plan.
+class BestPlanComparison:
+    """A prediction compared with the best plan of the same job.
 
     Attributes:
         plan: the best plan that the search found.
-        lacks_s: seconds that an iteration of the prediction takes longer; negative where it is faster.
-        ratio: how many times as long it takes.
+        lacks_s: seconds an iteration by which the prediction is slower; negative where it is faster.
+        ratio: iteration time of the prediction over that of the plan.
     """
 
     plan: Plan
@@ -196,19 +200,19 @@ class Held:
     ratio: float
 
 
-def compare_to_best(prediction: Prediction, graph: Graph, cluster: Cluster, job: Job) -> Held:
-    """What a prediction lacks to the best plan of the same job without limits, both as they are played.
+def compare_to_best(prediction: Prediction, graph: Graph, cluster: Cluster, job: Job) -> BestPlanComparison:
+    """Compare a prediction with the best plan of the same job without limits, by simulated times.
 
     Raises:
         InfeasibleError: no plan fits.
     """
     best = plan(graph, cluster, without_limits(job, cluster))
     best_s = best.predictions.reached_s
-    return Held(best, prediction.iteration_s - best_s, prediction.iteration_s / best_s)
+    return BestPlanComparison(best, prediction.iteration_s - best_s, prediction.iteration_s / best_s)
 
 
 def without_limits(job: Job, cluster: Cluster) -> Job:
-    """The job as a configuration of the user's own is priced under: settled, and with no limit on what is decided.
+    """The job under which a named configuration is priced: settled, and without limits on what it decides.
 
     Raises:
         JobError: a field of the job makes no sense.
@@ -216,17 +220,17 @@ def without_limits(job: Job, cluster: Cluster) -> Job:
     return settled(without(job, LIMITS.keys() - set(_FOLLOWED)), cluster)
 
 
-def _assumed(job: Job, asked: Asked, cluster: Cluster) -> Job:
-    """The job with the number formats and the overlap that a configuration in full decides.
+def _with_decided_formats(job: Job, asked: Asked, cluster: Cluster) -> Job:
+    """The job with the precision and the overlap of a configuration that decides them.
 
     Raises:
         JobError, UsageError: there is no such precision or overlap, or a device does not compute in it.
     """
-    chosen = asked.configuration if isinstance(asked, Plan) else asked
-    if isinstance(chosen, Degrees) or (not chosen.precision and chosen.overlap is None):
+    configuration = asked.configuration if isinstance(asked, Plan) else asked
+    if isinstance(configuration, Degrees) or (not configuration.precision and configuration.overlap is None):
         return job
-    found = allowing(job, chosen)
-    return settled(dataclasses.replace(job, precision=found.precision, overlap=found.overlap), cluster)
+    allowed = allowing(job, configuration)
+    return settled(dataclasses.replace(job, precision=allowed.precision, overlap=allowed.overlap), cluster)
 
 
 @uncollected()
@@ -238,7 +242,7 @@ def predict_many(
     *,
     fewest_weights: bool = False,
 ) -> Evaluations:
-    """Price many configurations of one model, each as `predict` prices it; nothing is written out or played twice.
+    """Price many configurations of one model, each as `predict` does, without writing plans.
 
     Args:
         graph: the model (`load_graph`).
@@ -256,94 +260,107 @@ def predict_many(
         JobError: a field of the job makes no sense.
     """
     job = without_limits(job, cluster)
-    shelves: dict[tuple[Job, int, int], list[tuple[int, Configuration]]] = {}
+    members: dict[tuple[Job, int, int], list[tuple[int, Configuration]]] = {}
     costs: dict[tuple[Job, int, int], BlockCosts] = {}
     pricers: dict[Job, Pricer] = {}
-    seconds: dict[tuple[Job, int], Known] = {}
-    found = Evaluations.empty(len(configurations))
+    seconds_by_size: dict[tuple[Job, int], TermCache] = {}
+    evaluations = Evaluations.empty(len(configurations))
     reasons = [""] * len(configurations)
     for at, asked in enumerate(configurations):
         try:
-            own_job = _assumed(job, asked, cluster)
-            if own_job not in pricers:
-                pricers[own_job] = Pricer(graph, cluster, own_job)
-            ways = list(ways_to_share(pricers[own_job], own_job, asked))
+            settled_job = _with_decided_formats(job, asked, cluster)
+            if settled_job not in pricers:
+                pricers[settled_job] = Pricer(graph, cluster, settled_job)
+            ways = list(ways_to_share(pricers[settled_job], settled_job, asked))
             if not schedules.get(ways[0][0].schedule).closed_form:
-                known = Known(seconds.setdefault((own_job, ways[0][0].micro_batch), Known()).seconds)
-                _, one = _best_way(pricers[own_job], own_job, ways, known, fewest_weights=fewest_weights)
-                found.put(at, one)
+                cache = TermCache(
+                    seconds_by_size.setdefault((settled_job, ways[0][0].micro_batch), TermCache()).seconds
+                )
+                _, evaluation = _best_sharding(
+                    pricers[settled_job], settled_job, ways, cache, fewest_weights=fewest_weights
+                )
+                evaluations.put(at, evaluation)
                 continue
-            for own, shelf in _with_fewest_weights(ways) if fewest_weights else ways:
-                for number in shelf:
-                    key = own_job, own.micro_batch, number
-                    costs[key] = shelf[number]
-                    shelves.setdefault(key, []).append((at, own))
+            for configuration, costs_by_sharding in _with_fewest_weights(ways) if fewest_weights else ways:
+                for number in costs_by_sharding:
+                    key = settled_job, configuration.micro_batch, number
+                    costs[key] = costs_by_sharding[number]
+                    members.setdefault(key, []).append((at, configuration))
         except (JobError, UsageError, ModelError) as error:
             reasons[at] = error.problem.message
-    layouts: dict[Job, dict[tuple[int, int], Layouts]] = {own: {} for own in pricers}
+    layouts: dict[Job, dict[tuple[int, int], DeviceLayouts]] = {priced_job: {} for priced_job in pricers}
     judged = [
         (
-            np.array([at for at, _ in own]),
-            evaluate_many(costs[key], cluster, key[0], [c for _, c in own], known=layouts[key[0]]),
+            np.array([at for at, _ in entries]),
+            evaluate_many(costs[key], cluster, key[0], [c for _, c in entries], layouts=layouts[key[0]]),
         )
-        for key, own in shelves.items()
+        for key, entries in members.items()
     ]
-    return _fastest(found, judged, reasons)
+    return _merge_best(evaluations, judged, reasons)
 
 
-def _best_way(
+def _best_sharding(
     pricer: Pricer,
     job: Job,
-    ways: Sequence[tuple[Configuration, Shelf]],
-    known: Known,
+    ways: Sequence[tuple[Configuration, CostsBySharding]],
+    cache: TermCache,
     *,
     fewest_weights: bool,
 ) -> tuple[Configuration, Evaluation]:
-    """Of all ways to share operators the fastest of those that fit, or that lack least; or of the fewest weights.
+    """The configuration under its fastest sharding that fits, or that exceeds memory least; or of the fewest weights.
 
-    What has no closed form is played only where its longest chain of waits is below the time of one that was played.
+    Schedules without a closed form are played, but only where the lower bound is below the best played time.
 
     Raises:
         JobError: the configuration makes no sense.
     """
     schedule = schedules.get(ways[0][0].schedule)
     timed = Timed.CLOSED_FORM if schedule.closed_form else Timed.BOUND
-    tried = _with_fewest_weights(ways) if fewest_weights else ways
-    judged = [(own, judge(pricer, job, own, shelf, known, timed)) for own, shelf in tried]
+    candidates = _with_fewest_weights(ways) if fewest_weights else ways
+    judged = [
+        (configuration, judge(pricer, job, configuration, costs_by_sharding, cache, timed))
+        for configuration, costs_by_sharding in candidates
+    ]
     if not fewest_weights:
-        least = min(excess(evaluation) for _, evaluation in judged)
-        judged = [each for each in judged if excess(each[1]) == least]
-    judged.sort(key=lambda each: each[1].iteration_s)
+        least_excess = min(excess(evaluation) for _, evaluation in judged)
+        judged = [judgement for judgement in judged if excess(judgement[1]) == least_excess]
+    judged.sort(key=lambda judgement: judgement[1].iteration_s)
     best = judged[0]
     if schedule.closed_form or schedule.exact(pipeline_of(best[0])):
         return best
     best_s = math.inf
-    for own, evaluation in judged:
+    for configuration, evaluation in judged:
         if evaluation.iteration_s >= best_s:
             break
-        own_s = played_s(own, evaluation)
-        if own_s < best_s:
-            best, best_s = (own, dataclasses.replace(evaluation, iteration_s=own_s)), own_s
+        seconds = played_s(configuration, evaluation)
+        if seconds < best_s:
+            best, best_s = (configuration, dataclasses.replace(evaluation, iteration_s=seconds)), seconds
     return best
 
 
-def _fastest(found: Evaluations, judged: Sequence[tuple[np.ndarray, Evaluations]], reasons: list[str]) -> Evaluations:
-    """Of all ways to share operators of each configuration the one that `predict` takes, put among those found."""
+def _merge_best(best: Evaluations, judged: Sequence[tuple[np.ndarray, Evaluations]], reasons: list[str]) -> Evaluations:
+    """Keep for each configuration the figures of the sharding that `predict` would take."""
     excess_of = np.full(len(reasons), math.inf)
-    for at, own in judged:
-        over = np.where(own.fits, 0.0, np.nan_to_num(own.peak_bytes / own.capacity_bytes - 1, nan=math.inf))
-        less = (over < excess_of[at]) | ((over == excess_of[at]) & (own.iteration_s < found.iteration_s[at]))
-        excess_of[at[less]] = over[less]
+    for at, evaluations in judged:
+        excess_here = np.where(
+            evaluations.fits, 0.0, np.nan_to_num(evaluations.peak_bytes / evaluations.capacity_bytes - 1, nan=math.inf)
+        )
+        better = (excess_here < excess_of[at]) | (
+            (excess_here == excess_of[at]) & (evaluations.iteration_s < best.iteration_s[at])
+        )
+        excess_of[at[better]] = excess_here[better]
         for name in ("iteration_s", "peak_bytes", "capacity_bytes", "fits"):
-            getattr(found, name)[at[less]] = getattr(own, name)[less]
-        for place, reason in zip(at.tolist(), own.reasons, strict=True):
+            getattr(best, name)[at[better]] = getattr(evaluations, name)[better]
+        for place, reason in zip(at.tolist(), evaluations.reasons, strict=True):
             reasons[place] = reasons[place] or reason
-    said = tuple("" if math.isfinite(s) else reason for s, reason in zip(found.iteration_s, reasons, strict=True))
-    return dataclasses.replace(found, reasons=said)
+    shown_reasons = tuple(
+        "" if math.isfinite(s) else reason for s, reason in zip(best.iteration_s, reasons, strict=True)
+    )
+    return dataclasses.replace(best, reasons=shown_reasons)
 
 
-def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Configuration, Shelf]]:
-    """The configuration once for each way worth trying to share its operators, with the costs of that way.
+def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Configuration, CostsBySharding]]:
+    """The configuration once for each sharding worth trying, with the costs of that sharding.
 
     Raises:
         JobError: its ranks cannot share operators, or are not as many for every stage.
@@ -377,14 +394,19 @@ def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Conf
         yield dataclasses.replace(asked, stages=stages), {costs.sharding: costs}
 
 
-def _with_fewest_weights(ways: Sequence[tuple[Configuration, Shelf]]) -> list[tuple[Configuration, Shelf]]:
-    """The ways to share operators that leave the fewest weights on a rank (`FEW`)."""
-    weights = [sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
-    return [way for way, held in zip(ways, weights, strict=True) if held <= FEW * min(weights)]
+def _with_fewest_weights(
+    ways: Sequence[tuple[Configuration, CostsBySharding]],
+) -> list[tuple[Configuration, CostsBySharding]]:
+    """The shardings that leave the fewest weights on a rank (`FEW`)."""
+    weights = [
+        sum(float(costs.parameter_elements.sum()) for costs in costs_by_sharding.values())
+        for _, costs_by_sharding in ways
+    ]
+    return [way for way, elements in zip(ways, weights, strict=True) if elements <= FEW * min(weights)]
 
 
 def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:
-    """Refuse what cannot be laid on devices at all, before anything is made as large as it says.
+    """Refuse a configuration that does not fit the devices, before arrays of its size are made.
 
     Raises:
         JobError: more devices side by side than there are, or devices that are not one for each rank of all workers.
@@ -423,8 +445,8 @@ def judge(
     pricer: Pricer,
     job: Job,
     configuration: Configuration,
-    shelf: Shelf,
-    known: Known | None = None,
+    costs_by_sharding: CostsBySharding,
+    cache: TermCache | None = None,
     timed: Timed = Timed.CLOSED_FORM,
 ) -> Evaluation:
     """The judge's verdict on a configuration that its job allows (`evaluate`).
@@ -432,7 +454,9 @@ def judge(
     Raises:
         JobError: it makes no sense: blocks, devices or samples do not come out, or its schedule cannot serve it.
     """
-    evaluation = evaluate(shelf, pricer.cluster, allowing(job, configuration), configuration, known=known, timed=timed)
+    evaluation = evaluate(
+        costs_by_sharding, pricer.cluster, allowing(job, configuration), configuration, cache=cache, timed=timed
+    )
     if not evaluation.stages:
         broken = "; ".join(violation.message for violation in evaluation.violations)
         raise JobError(broken, hint="use another configuration or schedule")
@@ -440,7 +464,7 @@ def judge(
 
 
 def excess(evaluation: Evaluation) -> float:
-    """How far the fullest worker is above its memory, as a fraction of it; infinite where something else is broken."""
+    """Fraction by which the fullest worker exceeds its memory; infinite where another limit is broken."""
     if not evaluation.violations:
         return 0.0
     if any(violation.kind != "memory" for violation in evaluation.violations):

@@ -26,7 +26,7 @@ from planner.space.asked import in_words
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import stage_starts
 from planner.space.evaluate import in_closed_form
-from planner.space.terms import Known
+from planner.space.terms import TermCache
 from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job
 
@@ -117,7 +117,7 @@ class ShapeSearch:
         self._ideal_factor, self._thorough = math.inf, False
         self._best_by_shape: dict[tuple[object, ...], tuple[float, Configuration]] = {}
         self._groups_by_sharding: dict[tuple[int, int], tuple[BlockCosts, ...]] = {}
-        self._price_memo: dict[int, Known] = {}
+        self._term_caches: dict[int, TermCache] = {}
 
     def run(
         self,
@@ -340,9 +340,9 @@ class ShapeSearch:
         """
         job, schedule = self._job, self._schedule_of(configuration.schedule)
         costs_by_sharding = self._costs_by_size[configuration.micro_batch]
-        memo = self._price_memo.setdefault(configuration.micro_batch, Known())
+        cache = self._term_caches.setdefault(configuration.micro_batch, TermCache())
         verdict = evaluate(
-            costs_by_sharding, self._cluster, job, configuration, schedule=schedule, timed=Timed.BOUND, known=memo
+            costs_by_sharding, self._cluster, job, configuration, schedule=schedule, timed=Timed.BOUND, cache=cache
         )
         if not verdict.feasible:
             excess = max(

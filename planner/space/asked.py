@@ -1,4 +1,4 @@
-"""What a user asked for beyond the defaults: by name, as it is written down, and whether an engine takes it."""
+"""The options of a job that the user set: by name, as command line text, and which of them an engine supports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ASSUMPTIONS = {
 """Fields of a job that change what plans cost."""
 
 PRICED = frozenset({"devices", "micro_batches", *ASSUMPTIONS}) - {"overlap"}
-"""What every engine takes that asks for prices by micro-batch size alone."""
+"""Fields that every engine supports which only needs prices by micro-batch size."""
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Job)}
 _REPEATED = ("micro_batches", "zero", "schedules", "forbid")
@@ -106,7 +106,7 @@ def allows_single_devices(job: Job) -> bool:
 
 
 def refuse_others(job: Job, takes: Collection[str], engine: str, hint: str) -> None:
-    """Refuse what an engine takes no heed of, rather than leave it out.
+    """Refuse options that an engine does not support, instead of ignoring them.
 
     Args:
         job: what is asked.

@@ -1,6 +1,4 @@
-"""Node prices summed to blocks: the numbers that the search over stages works on; and where a model's
-loss is computed, and which block makes the logits for it.
-"""
+"""Sum the prices of a chain's nodes to its blocks, and find the block that computes logits and loss (the head)."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from planner.operators.saved import logits_of
 from planner.space.types import BlockCosts, Tie
 
 MOST_PARTS = 4
-"""Blocks that one layer is cut into at the most: a numbered module of more is a whole stage of a network."""
+"""Most blocks of one layer; a numbered module of more blocks is a stage of a network, not a layer."""
 
 LOSS_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 
@@ -103,35 +101,35 @@ def wire_bytes(graph: Graph, name: str, chosen: Precision) -> float:
 
 def block_seconds(chain: Chain, forward_s: np.ndarray) -> list[float]:
     """Forward seconds of each block from those of the nodes, a side node with the first block that reads it."""
-    first = [sorted(set(b.side) - again) for b, again in zip(chain.blocks, chain.repeats, strict=True)]
-    return [float(forward_s[[*b.nodes, *own]].sum()) for b, own in zip(chain.blocks, first, strict=True)]
+    side_nodes = [sorted(set(b.side) - repeated) for b, repeated in zip(chain.blocks, chain.repeats, strict=True)]
+    return [float(forward_s[[*b.nodes, *side]].sum()) for b, side in zip(chain.blocks, side_nodes, strict=True)]
 
 
 def update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> float:
     """Seconds a parameter of the memory-bound optimizer step: state read and written, gradient read, weight written."""
-    moved = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.held_weight_bytes
-    return moved / (device.memory_byte_per_s * device.memory_efficiency.fractions[-1])
+    moved_bytes = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.held_weight_bytes
+    return moved_bytes / (device.memory_byte_per_s * device.memory_efficiency.fractions[-1])
 
 
 def range_table(uses: Iterable[tuple[float, Sequence[int]]], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes of things that blocks use, summed over ranges of blocks with each thing counted once.
+    """Tables to sum the sizes of what blocks i..j use (weights, storages, tensors), each item counted once.
 
     Args:
-        uses: of each thing its size and the blocks that use it, ascending.
+        uses: size of each item, and the blocks that use it, ascending.
         n: number of blocks.
 
     Returns:
-        (own, shared): `own` [n] charges every block for all it uses; `shared` [n, n] is what the sum of `own[i..j]`
-        counts too often in the range i..j inclusive. O(uses + n^2).
+        (by_block, shared): `by_block` [n] is the size of all that a block uses; `shared` [n, n] is what the sum of
+        `by_block[i..j]` counts more than once. O(uses + n^2).
     """
-    own, again = [0.0] * n, np.zeros((n, n))
+    by_block, repeated = [0.0] * n, np.zeros((n, n))
     for size, blocks in uses:
         for b in blocks:
-            own[b] += size
+            by_block[b] += size
         for before, b in itertools.pairwise(blocks):
-            again[before, b] += size
-    shared = np.cumsum(np.cumsum(again[::-1], axis=0)[::-1], axis=1)
-    return np.array(own, dtype=float), shared
+            repeated[before, b] += size
+    shared = np.cumsum(np.cumsum(repeated[::-1], axis=0)[::-1], axis=1)
+    return np.array(by_block, dtype=float), shared
 
 
 def range_sums(values: np.ndarray, shared: np.ndarray | float = 0.0) -> np.ndarray:
@@ -141,7 +139,7 @@ def range_sums(values: np.ndarray, shared: np.ndarray | float = 0.0) -> np.ndarr
 
 
 def _users(blocks: Iterable[Iterable[tuple[str, float]]]) -> dict[str, tuple[float, list[int]]]:
-    """Of each thing that blocks name with its size: the largest size, and the blocks, ascending."""
+    """By name of an item that blocks use, its largest size and the blocks, ascending."""
     users: dict[str, tuple[float, list[int]]] = {}
     for b, named in enumerate(blocks):
         for name, size in named:
@@ -157,11 +155,11 @@ def _users(blocks: Iterable[Iterable[tuple[str, float]]]) -> dict[str, tuple[flo
 def tied_parameters(
     blocks: Sequence[Sequence[tuple[str, float]]], counts: Mapping[str, int]
 ) -> tuple[np.ndarray, tuple[Tie, ...]]:
-    """[n] trainable elements that a rank holds for each block, and those that several blocks use.
+    """[n] trainable elements of a rank for each block, and the tied weights among them.
 
     Args:
-        blocks: by block, parameters and the elements of each that a rank holds.
-        counts: by parameter, ranks of the mesh that hold the same as replicas do; those of one rank may be left out.
+        blocks: by block, its parameters and the elements of each that a rank holds.
+        counts: by parameter, number of ranks of a replica that hold the same elements; 1 if left out.
     """
     users = _users(blocks)
     shared: dict[tuple[tuple[int, ...], int], float] = {}
@@ -183,14 +181,14 @@ def _block_parameters(chain: Chain) -> tuple[np.ndarray, tuple[Tie, ...]]:
 
 
 def kept_table(blocks: Sequence[Iterable[tuple[str, float]]], alone_bytes: Sequence[float] | None = None) -> np.ndarray:
-    """[n, n] bytes of the storages that blocks i..j keep, each once.
+    """[n, n] bytes of the storages that blocks i..j keep, each counted once.
 
     Args:
         blocks: by block, names of its storages and their bytes.
-        alone_bytes: by block, bytes of storages beside these that no other block keeps.
+        alone_bytes: by block, bytes of further storages that no other block keeps.
     """
-    own, shared = range_table(_users(blocks).values(), len(blocks))
-    return range_sums(own if alone_bytes is None else own + alone_bytes, shared)
+    by_block, shared = range_table(_users(blocks).values(), len(blocks))
+    return range_sums(by_block if alone_bytes is None else by_block + alone_bytes, shared)
 
 
 def block_storages(chain: Chain, profile: Profile) -> list[dict[str, float]]:
@@ -204,11 +202,11 @@ def head_bytes(chain: Chain, saved: Iterable[tuple[str, float]], alone_bytes: fl
     Args:
         chain: the blocks, of which the last is the head.
         saved: storages that the head keeps, and their bytes.
-        alone_bytes: bytes of storages beside these that no other block keeps.
+        alone_bytes: bytes of further storages that no other block keeps.
     """
-    found, entering = np.zeros(len(chain.blocks)), set(chain.crossing[len(chain.blocks) - 1])
-    found[-1] = alone_bytes + sum(size for storage, size in saved if storage not in entering)
-    return found
+    kept_bytes, entering = np.zeros(len(chain.blocks)), set(chain.crossing[len(chain.blocks) - 1])
+    kept_bytes[-1] = alone_bytes + sum(size for storage, size in saved if storage not in entering)
+    return kept_bytes
 
 
 def layer_starts(names: Sequence[str]) -> np.ndarray:
@@ -227,7 +225,7 @@ def layer_starts(names: Sequence[str]) -> np.ndarray:
 
 
 def checkpoint_table(chain: Chain, sizes: Mapping[str, float], starts: np.ndarray) -> np.ndarray:
-    """[n, n] bytes of the tensors that come into the layers of blocks i..j, each once: what recomputation keeps.
+    """[n, n] bytes of the inputs of the layers of blocks i..j, each tensor counted once: what recomputation keeps.
 
     Args:
         chain: the blocks.
@@ -250,7 +248,7 @@ def checkpoint_table(chain: Chain, sizes: Mapping[str, float], starts: np.ndarra
 
 
 def repeated_bytes(costs: BlockCosts) -> np.ndarray:
-    """[n, n] activations of the largest layer of blocks i..j whose forward a recomputed stage repeats; O(n^2)."""
+    """[n, n] activation bytes of the largest layer of blocks i..j that a recomputed stage repeats; O(n^2)."""
     n = len(costs.parameter_elements)
     block, starts = np.arange(n), np.arange(n) if costs.layer_starts is None else costs.layer_starts
     within = costs.saved_bytes[np.maximum(block[:, None], starts[None, :]), block]

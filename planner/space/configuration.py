@@ -1,4 +1,4 @@
-"""How a job runs: the one decision type, made by every search, judged by one function, written into every plan."""
+"""How a job runs: the decision that every search makes, the judge prices and every plan holds."""
 
 from __future__ import annotations
 

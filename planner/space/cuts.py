@@ -1,5 +1,4 @@
-"""How a chain is cut and samples are dealt out: the cut with the fastest slowest stage, blocks that the user wants on a
-certain stage, tables over stages of blocks i..j-1, and the ways to deal out a number of samples evenly."""
+"""Cuts of a chain into stages: balanced cuts, blocks pinned to stages, tables over stages; and divisors of a batch."""
 
 from __future__ import annotations
 
@@ -35,25 +34,25 @@ def balanced(stage_s: np.ndarray | Sequence[np.ndarray], fits: Sequence[np.ndarr
         return None
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
-    came: list[np.ndarray] = []
+    best_starts: list[np.ndarray] = []
     for allowed, seconds in zip(fits, tables, strict=True):
         options = np.maximum(best[:, None], np.where(allowed, seconds, np.inf))
-        came.append(options.argmin(axis=0))
+        best_starts.append(options.argmin(axis=0))
         best = options.min(axis=0)
     if not np.isfinite(best[n]):
         return None
-    marks = [n]
-    for source in reversed(came):
-        marks.append(int(source[marks[-1]]))
-    return tuple(reversed(marks))
+    boundaries = [n]
+    for source in reversed(best_starts):
+        boundaries.append(int(source[boundaries[-1]]))
+    return tuple(reversed(boundaries))
 
 
 def least_need(needed: Sequence[np.ndarray], real: np.ndarray) -> float:
-    """The least that the fullest stage can need over all cuts into as many stages; infinite when there is none."""
-    marks = balanced(needed, [real] * len(needed))
-    if marks is None:
+    """Smallest need of the fullest stage over all cuts into as many stages; infinite when there is no cut."""
+    boundaries = balanced(needed, [real] * len(needed))
+    if boundaries is None:
         return math.inf
-    return max(float(table[a, b]) for table, (a, b) in zip(needed, itertools.pairwise(marks), strict=True))
+    return max(float(table[a, b]) for table, (a, b) in zip(needed, itertools.pairwise(boundaries), strict=True))
 
 
 def mean_work_s(costs: BlockCosts) -> np.ndarray:
@@ -66,39 +65,39 @@ _LAYER = re.compile(r"layers?[ ._-]?(\d+)", re.IGNORECASE)
 
 
 def stage_starts(costs: BlockCosts, job: Job) -> np.ndarray:
-    """bool [n + 1], whether a stage may begin at block p (n: the end): where a layer does, if those are to be whole."""
-    found = np.ones(len(costs.parameter_elements) + 1, bool)
+    """bool [n + 1], whether a stage may begin at block p (n: the end): only at a layer's start, if layers are whole."""
+    allowed = np.ones(len(costs.parameter_elements) + 1, bool)
     if job.structure.whole_layers and costs.layer_starts is not None:
-        found[:-1] = costs.layer_starts == np.arange(len(costs.layer_starts))
-    return found
+        allowed[:-1] = costs.layer_starts == np.arange(len(costs.layer_starts))
+    return allowed
 
 
 def pinned_blocks(job: Job, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """The blocks that a job keeps on stages, with the stage's number (negative ones count from the last).
+    """The blocks that a job pins to stages, with the stage's number (negative ones count from the last).
 
-    What is kept is a block's name, with `*`, `?` and `[]` as in file names, or `layer3`: the fourth of the numbered
-    modules that there are most of. Where a module was cut into several blocks all of them are meant.
+    A pin names a block, with `*`, `?` and `[]` as in file names, or is `layer3`: the fourth module of the longest
+    numbered list of modules. Where a module was cut into several blocks, all of them are pinned.
 
     Raises:
         JobError: a name that no block has.
     """
     modules = [_PART.sub("", name) for name in names]
-    found: dict[tuple[int, int], None] = {}
+    pins: dict[tuple[int, int], None] = {}
     for wanted, stage in job.keep:
         blocks = _matching(wanted, modules)
         if not blocks:
             hint = did_you_mean(wanted, list(dict.fromkeys(modules)))
             raise JobError(f"no block is called {wanted!r}, which is to be kept on stage {stage}", hint=hint)
-        found.update(dict.fromkeys((b, stage) for b in blocks))
-    _agree(tuple(found), modules)
-    return tuple(sorted(found))
+        pins.update(dict.fromkeys((b, stage) for b in blocks))
+    _check_order(tuple(pins), modules)
+    return tuple(sorted(pins))
 
 
-def _agree(pins: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
-    """Later blocks are never on earlier stages, counting from the same end.
+def _check_order(pins: Sequence[tuple[int, int]], modules: Sequence[str]) -> None:
+    """Refuse pins that put a later block on an earlier stage, counting from the same end.
 
     Raises:
-        JobError: two pins that no plan can have.
+        JobError: names the two pins.
     """
     for one, first in pins:
         for other, second in pins:
@@ -122,7 +121,7 @@ def _matching(wanted: str, modules: Sequence[str]) -> list[int]:
 
 
 class StageTables:
-    """Tables of one micro-batch size, float64 [n + 1, n + 1]; meaningful for i < j.
+    """Costs of stages of blocks i..j-1 at one micro-batch size, float64 [n + 1, n + 1]; meaningful for i < j.
 
     Args:
         costs: of the chain's blocks.
@@ -132,10 +131,10 @@ class StageTables:
     Attributes:
         costs, precision, state_bytes: as given.
         real: bool, whether i < j.
-        stage_s: forward and backward on a device of mean speed; infinite where that is no stage.
-        elements: trainable elements, shared ones once.
-        saved_bytes: activations of a micro-batch in flight.
-        workspace_bytes: the largest of a block.
+        stage_s: forward and backward seconds on a device of mean speed; infinite for i >= j.
+        elements: trainable elements, tied ones counted once.
+        saved_bytes: activation bytes of a micro-batch in flight.
+        workspace_bytes: largest workspace of a block.
     """
 
     def __init__(self, costs: BlockCosts, precision: Precision, state_bytes: float) -> None:
@@ -149,11 +148,11 @@ class StageTables:
         )
 
     def needed_bytes(self, in_flight: float, versions: int = 1) -> np.ndarray:
-        """What a device of a stage needs, the runtime's reserve left out.
+        """Bytes that a device of a stage needs, without the runtime's reserve.
 
         Args:
-            in_flight: micro-batches whose activations it keeps.
-            versions: of its weights.
+            in_flight: number of micro-batches whose activations it keeps.
+            versions: number of weight versions.
         """
         chosen = self.precision
         state = (chosen.held_weight_bytes * versions + chosen.held_gradient_bytes + self.state_bytes) * self.elements
@@ -166,11 +165,11 @@ def stages_of(boundaries: Iterable[int], replicas: int = 1) -> tuple[StageChoice
 
 
 MOST_SAMPLES = 10**12
-"""Largest batch that is dealt out; its divisors are found in about a tenth of a second."""
+"""Largest global batch; its divisors are found in about a tenth of a second."""
 
 
 def check_samples(batch: int) -> None:
-    """Refuse a batch that is too large to be dealt out.
+    """Refuse a batch that is too large.
 
     Raises:
         JobError: there are more than `MOST_SAMPLES`.

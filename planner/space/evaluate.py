@@ -1,6 +1,7 @@
-"""The judge: what a decision costs and which limits it breaks, worked out from the inputs alone.
+"""The judge: the time and memory of a configuration, and the limits that it breaks.
 
-Nothing here is shared with the solvers: plain loops over the blocks, devices and links that a decision names.
+It shares no recurrence, table or bound with the solvers: plain loops over the configuration's blocks, devices and
+links.
 
 The closed form of the iteration time, m_i = micro_batches / r_i being what one of the r_i replicas of stage i works on:
 
@@ -18,8 +19,8 @@ The third term is what the end of the iteration still waits for: stage k synchro
 backward. Where stages share weights, summing their gradients is part of the first one's `exposed_sync`. Exact for equal
 stages; for GPipe a lower bound where another stage is slowest forward than backward.
 
-Where a schedule is no such line (several stages a worker, split backwards, pipelines that never drain), the time is
-that of its orders when they are played (`planner.space.timing`).
+Where the schedule has no such closed form (several stages a worker, split backwards, pipelines that never drain), its
+orders are played, and that gives the time (`planner.space.timing`).
 """
 
 from __future__ import annotations
@@ -35,49 +36,45 @@ from planner.schedules.held import HeldUnits
 from planner.space.configuration import Configuration
 from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers, unlike_repeats
 from planner.space.schemes import judged_exchange
-from planner.space.terms import Known, Setting, stage_terms
+from planner.space.terms import Setting, TermCache, stage_terms
 from planner.space.timing import least_s, play_terms
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes, StageTerms, Violation, WorkerMemory
 from planner.space.workers import Workers, lay_workers, pipeline_of
 
 
 class Timed(StrEnum):
-    """What the iteration time of an evaluation is."""
+    """How the iteration time of an evaluation is found."""
 
     CLOSED_FORM = "closed form"
-    """That of the module where the schedule is a paced line of stages, else what playing its orders takes."""
+    """By the closed form of the module where the schedule has one, else by playing the orders."""
 
     PLAYED = "played"
-    """What playing the orders takes."""
+    """By playing the orders."""
 
     BOUND = "bound"
-    """The schedule's longest chain of waits in closed form: no order of the stages' work is faster."""
-
-
-Shelf = BlockCosts | Mapping[int, BlockCosts]
-"""Costs at one micro-batch size, of one sharding or by the number of several."""
+    """By the schedule's critical path: a lower bound for every order of the stages' work."""
 
 
 def evaluate(
-    costs: Shelf,
+    costs: BlockCosts | Mapping[int, BlockCosts],
     cluster: Cluster,
     job: Job,
     configuration: Configuration,
     *,
     schedule: Schedule | None = None,
     timed: Timed = Timed.CLOSED_FORM,
-    known: Known | None = None,
+    cache: TermCache | None = None,
 ) -> Evaluation:
     """Price a configuration and list every limit that it breaks.
 
     Args:
-        costs: the chain's costs at the configuration's micro-batch size; by sharding where stages differ in it.
+        costs: the chain's costs at the configuration's micro-batch size, of one sharding or by number of the sharding.
         cluster: the machine.
         job: what is to be trained, and which choices are allowed.
-        configuration: the point of the space.
-        schedule: its schedule, where that has no name in the registry (orders of one's own).
-        timed: what the iteration time is to be.
-        known: what earlier calls for the same cluster and job, at the same micro-batch size, worked out; filled.
+        configuration: the configuration to price.
+        schedule: its schedule, where the registry has none of its name (orders of the user's own).
+        timed: how the iteration time is found.
+        cache: results of earlier calls for the same cluster, job and micro-batch size; new ones are added.
 
     Returns:
         The iteration time, the terms of each stage, the memory of each worker and the violations. A configuration whose
@@ -90,34 +87,40 @@ def evaluate(
 
     O(stages * (blocks + ranks)) where the time is a closed form, else O(actions).
     """
-    shelf = {costs.sharding: costs} if isinstance(costs, BlockCosts) else costs
-    malformed = malformations(shelf, job, configuration, named=schedule is None)
+    costs_by_sharding = {costs.sharding: costs} if isinstance(costs, BlockCosts) else costs
+    malformed = malformations(costs_by_sharding, job, configuration, named=schedule is None)
     if malformed:
         return _refused(malformed)
-    chosen = schedule or get(configuration.schedule)
+    scheduler = schedule or get(configuration.schedule)
     pipeline = pipeline_of(configuration)
-    names = shelf[configuration.stages[0].sharding].names
-    if unserved := chosen.supports(pipeline):
+    names = costs_by_sharding[configuration.stages[0].sharding].names
+    if unserved := scheduler.supports(pipeline):
         return _refused(tuple(forbidden_choices(job, configuration, names)) or (Violation("option", 0, unserved),))
-    if unlike := unlike_repeats(configuration, chosen.recomputed_stages(pipeline)):
+    if unlike := unlike_repeats(configuration, scheduler.recomputed_stages(pipeline)):
         return _refused(tuple(unlike))
-    workers = lay_workers(configuration, chosen)
+    workers = lay_workers(configuration, scheduler)
     if missing := missing_devices(cluster, job, configuration, workers):
         return _refused(tuple(missing))
-    exchange, unserved_by = judged_exchange(shelf[configuration.stages[0].sharding], cluster, job, configuration)
+    exchange, unserved_by = judged_exchange(
+        costs_by_sharding[configuration.stages[0].sharding], cluster, job, configuration
+    )
     if unserved_by:
         return _refused(unserved_by)
-    setting = Setting(shelf, cluster, job, configuration, chosen, pipeline, workers, exchange, known or Known())
+    setting = Setting(
+        costs_by_sharding, cluster, job, configuration, scheduler, pipeline, workers, exchange, cache or TermCache()
+    )
     stages = stage_terms(setting)
     memory = _worker_memory(setting, stages)
     violations = (*forbidden_choices(job, configuration, names, workers), *overfull_workers(memory))
-    iteration_s = _iteration_s(configuration, chosen, stages, timed)
+    iteration_s = _iteration_s(configuration, scheduler, stages, timed)
     return Evaluation(iteration_s, stages, violations, _bottleneck(workers, stages), memory, exchange)
 
 
 def in_closed_form(configuration: Configuration, schedule: Schedule) -> bool:
-    """Whether the closed form of the module describes the time of a configuration: a paced line of stages whose
-    transfers stop both workers, and whose repeated forwards are part of their backwards."""
+    """True if the closed form of the module gives a configuration's time.
+
+    The schedule has one stage a worker, transfers block both workers, and recomputation is part of the backwards.
+    """
     repeats = schedule.closed_form and schedule.recomputed_stages(pipeline_of(configuration))
     return schedule.closed_form and not repeats and configuration.transfers is Transfers.BLOCKING
 
@@ -135,14 +138,14 @@ def _refused(violations: tuple[Violation, ...]) -> Evaluation:
 
 
 def _bottleneck(workers: Workers, stages: Sequence[StageTerms]) -> int:
-    """The stage with the most work on the worker that has the most."""
+    """The longest stage of the busiest worker."""
     pace = [t.total_s / len(own) for t, own in zip(stages, workers.holders, strict=True)]
     busiest = max(workers.hosted, key=lambda own: sum(pace[stage] for stage in own))
     return max(busiest, key=lambda stage: (pace[stage], -stage))
 
 
 def _steady_s(configuration: Configuration, stages: Sequence[StageTerms]) -> float:
-    """Seconds that the slowest stage works on all its micro-batches but one, its last replica beginning late."""
+    """Seconds of the slowest stage for all its micro-batches but one; its last replica begins late."""
     steady_s, fewest = 0.0, math.inf
     for choice, terms in zip(configuration.stages, stages, strict=True):
         late = 1 - min(1.0, fewest / choice.replicas)
@@ -153,7 +156,7 @@ def _steady_s(configuration: Configuration, stages: Sequence[StageTerms]) -> flo
 
 
 def _tail_s(stages: Sequence[StageTerms]) -> float:
-    """Seconds that synchronisation and updates last beyond stage 0's last backward."""
+    """Seconds of synchronisation and updates after stage 0's last backward."""
     lead_s = tail_s = 0.0
     for terms in stages:
         tail_s = max(tail_s, terms.exposed_sync_s + terms.update_s - lead_s)
@@ -162,27 +165,27 @@ def _tail_s(stages: Sequence[StageTerms]) -> float:
 
 
 def _worker_memory(setting: Setting, stages: Sequence[StageTerms]) -> tuple[WorkerMemory, ...]:
-    """Memory of each worker, its stages together; of workers that hold the same stages the first."""
+    """Memory of each worker, all its stages together; one entry for workers that hold the same stages."""
     peaks = setting.schedule.peaks(setting.pipeline)
-    found: dict[tuple[int, ...], WorkerMemory] = {}
-    for worker, own in enumerate(setting.workers.hosted):
-        if own and own not in found:
-            found[own] = _together(own, stages, peaks[worker])
-    return tuple(found.values())
+    memory_by_stages: dict[tuple[int, ...], WorkerMemory] = {}
+    for worker, held_stages in enumerate(setting.workers.hosted):
+        if held_stages and held_stages not in memory_by_stages:
+            memory_by_stages[held_stages] = _memory_of_stages(held_stages, stages, peaks[worker])
+    return tuple(memory_by_stages.values())
 
 
-def _together(own: tuple[int, ...], stages: Sequence[StageTerms], peaks: HeldUnits) -> WorkerMemory:
-    """What a worker holds of several stages: weights of all, the most activations at a time, one workspace."""
-    terms = [stages[stage] for stage in own]
-    if len(own) == 1 and not peaks.guests:
-        return WorkerMemory(own, terms[0].memory, terms[0].capacity_bytes)
-    working = max(t.memory.activations - t.in_flight * t.unit_bytes for t in terms)
+def _memory_of_stages(held_stages: tuple[int, ...], stages: Sequence[StageTerms], peaks: HeldUnits) -> WorkerMemory:
+    """Peak memory of a worker: weights of all its stages, peak activations, the largest workspace."""
+    terms = [stages[stage] for stage in held_stages]
+    if len(held_stages) == 1 and not peaks.guests:
+        return WorkerMemory(held_stages, terms[0].memory, terms[0].capacity_bytes)
+    recomputed_bytes = max(t.memory.activations - t.in_flight * t.unit_bytes for t in terms)
     memory = MemoryBytes(
         weights=sum(t.memory.weights for t in terms),
         gradients=sum(t.memory.gradients for t in terms),
         optimizer=sum(t.memory.optimizer for t in terms),
-        activations=peaks.most([t.unit_bytes for t in stages]) + working,
+        activations=peaks.most([t.unit_bytes for t in stages]) + recomputed_bytes,
         workspace=max(t.memory.workspace for t in terms),
         reserve=max(t.memory.reserve for t in terms),
     )
-    return WorkerMemory(own, memory, min(t.capacity_bytes for t in terms))
+    return WorkerMemory(held_stages, memory, min(t.capacity_bytes for t in terms))

@@ -1,4 +1,4 @@
-"""Block costs, cluster and job to the numbers that solvers work on."""
+"""Turn block costs, cluster and job into the tables of a `StageProblem`, which solvers work on."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from planner.exchange import recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster, neighbours
 from planner.space.cuts import pinned_blocks, stage_starts
+from planner.space.exchange_tables import ExchangeTables
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.placement import Exchanges, Placement, Placements, TiedEnds, tied_ends
+from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
+from planner.space.tied_weights import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
 
 ALL_DIVISORS_UP_TO = 64
@@ -30,12 +32,12 @@ _USABLE = operator.attrgetter("usable_bytes")
 
 
 class Formulator:
-    """Formulates many problems of one job, doing once what several of them share."""
+    """Formulates the stage problems of one job; tables that several problems share are computed once."""
 
     def __init__(self, cluster: Cluster, job: Job) -> None:
         self._cluster, self._job = cluster, job
         self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
-        self._exchanges = Exchanges(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
+        self._exchanges = ExchangeTables(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
         self._placements: dict[int, Placements] = {}
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
@@ -43,12 +45,14 @@ class Formulator:
         self._used = min(job.devices or cluster.device_count, cluster.device_count)
 
     def devices(self, ranks: int = 1) -> int:
-        """Devices that the job may use, groups of `ranks` counting as one."""
+        """Number of devices that the job may use; each group of `ranks` counts as one."""
         return self._used // ranks
 
     def replica_options(self, micro_batches: int, copies: int, slice_devices: int) -> tuple[int, ...]:
-        """Replicas that a stage may have in one copy: divisors of the micro-batches that fit, in large slices powers of
-        two and the largest, as far as the job allows them over all copies."""
+        """Allowed numbers of replicas of a stage in one copy.
+
+        They divide the micro-batches; in large slices only powers of two and the largest divisor are tried.
+        """
         fitting = [r for r in range(1, min(slice_devices, micro_batches) + 1) if micro_batches % r == 0]
         if slice_devices > ALL_DIVISORS_UP_TO:
             fitting = [r for r in fitting if r & (r - 1) == 0 or r == fitting[-1]]
@@ -56,7 +60,7 @@ class Formulator:
         return tuple(r for r in fitting if not allowed or r * copies in allowed)
 
     def placements(self, ranks: int) -> Placements:
-        """Where stages can lie."""
+        """The places where stages of so many ranks a replica can lie."""
         if ranks not in self._placements:
             self._placements[ranks] = Placements(self._cluster, ranks)
         return self._placements[ranks]
@@ -86,7 +90,7 @@ class Formulator:
         O(places * blocks^2), see `planner.space.placement` for the number of places.
         """
         job = self._job
-        width, micro_batches = self._share(costs, copies, slice_devices)
+        width, micro_batches = self._slice_share(costs, copies, slice_devices)
         options = self.replica_options(micro_batches, copies, width)
         placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
         piped = 0 if zero in (job.structure.zero_in_pipelines or job.zero) else 1
@@ -122,8 +126,12 @@ class Formulator:
             alike=job.structure.alike,
         )
 
-    def _share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:
-        """Devices and micro-batches of one copy."""
+    def _slice_share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:
+        """Devices and micro-batches of one copy of the pipeline.
+
+        Raises:
+            JobError: the copies do not divide the global batch, or a copy gets no device.
+        """
         most = self.devices(costs.ranks) // copies if copies > 0 else 0
         width = most if slice_devices is None else min(slice_devices, most)
         micro_batches, rest = divmod(self._job.global_batch, max(1, copies * costs.micro_batch))
@@ -138,15 +146,17 @@ class Formulator:
     def _work_tables(
         self, costs: BlockCosts, placement: Placement, ranges: Ranges, copies: int, zero: int
     ) -> dict[str, Any]:
-        """Times and bytes of stages by kind and place; what ZeRO shards is sharded over all replicas of a stage, and
-        over the ranks of each that hold the same."""
+        """Times and bytes of stages by kind and place.
+
+        ZeRO shards over all replicas of a stage, and over the ranks of a replica that hold the same elements.
+        """
         kinds = [np.asarray(kind) for kind in placement.kinds]
 
         def slowest(values: np.ndarray) -> np.ndarray:
             return np.stack([values[kind].max(axis=0) for kind in kinds])
 
-        parts, group = placement.parts.__getitem__, recipe_of(zero).optimizer
-        shards, ways = ranges.parts(parts(group), group), ranges.ways(self._job.recompute)
+        shards_of, group = placement.parts.__getitem__, recipe_of(zero).optimizer
+        update_shards, ways = ranges.parts(shards_of(group), group), ranges.ways(self._job.recompute)
         forward_s, backward_s = self._exchanges.in_passes(placement, costs, zero)
         return {
             "sync_s": self._exchanges.at_end(placement, costs, ranges, zero),
@@ -159,100 +169,103 @@ class Formulator:
             "capacity_bytes": np.array(
                 [min(self._cluster.devices[t].usable_bytes for t in kind) for kind in placement.kinds], float
             ),
-            "update_s": slowest(ranges.update_s)[placement.place_kind] / shards + ranges.step_s,
+            "update_s": slowest(ranges.update_s)[placement.place_kind] / update_shards + ranges.step_s,
             "saved_bytes": np.stack([np.stack([way.saved_bytes] * len(kinds)) for way in ways]),
             "working_bytes": np.stack([np.stack([way.working_bytes] * len(kinds)) for way in ways]),
-            "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, parts, zero)
+            "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, shards_of, zero)
             + self._buffers(placement, costs)
-            + np.where(self._may_be_stage(costs), 0.0, np.inf),
+            + np.where(self._allowed_stages(costs), 0.0, np.inf),
         }
 
-    def _may_be_stage(self, costs: BlockCosts) -> np.ndarray:
-        """bool [n, n], whether blocks i..j may be a stage: whole layers, where the job wants such."""
+    def _allowed_stages(self, costs: BlockCosts) -> np.ndarray:
+        """bool [n, n], whether blocks i..j may be a stage: only whole layers, if the job requires those."""
         starts = stage_starts(costs, self._job)
         return np.asarray(starts[:-1][:, None] & starts[1:][None, :])
 
     def _buffers(self, placement: Placement, costs: BlockCosts) -> np.ndarray:
         """[P, n, n] bytes of communication buffers of a rank, by place and blocks i..j."""
         devices = [min((self._cluster.devices[t] for t in kind), key=_USABLE) for kind in placement.kinds]
-        each = np.array([device.neighbour_bytes for device in devices], float)[placement.place_kind]
+        peer_bytes = np.array([device.neighbour_bytes for device in devices], float)[placement.place_kind]
         piped = np.ones((len(costs.parameter_elements),) * 2, bool)
         piped[0, -1] = False
         data = (placement.copies * placement.place_replicas)[:, None, None]
-        return np.asarray(each[:, None, None] * neighbours(costs.ranks, data, piped))
+        return np.asarray(peer_bytes[:, None, None] * neighbours(costs.ranks, data, piped))
 
     def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
-        """[n, n] bytes that blocks i..j need at the least on each of their devices, however they are placed."""
+        """[n, n] lower bound on the bytes of a device of a stage of blocks i..j, at any place."""
         ranges = self._range_tables(costs)
         resident = self._least_resident(ranges, zero, costs.ranks)
         return np.asarray(resident + ranges.least_activations(self._job.recompute))
 
     def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
-        """The least that stages of blocks i..j need, however they are placed."""
+        """Lower bounds on time and memory of stages of blocks i..j, at any place."""
         ranges = self._range_tables(costs)
         key = (id(ranges), zero)
-        known = self._needs.get(key)
-        if known is None or known[0] is not ranges:
-            room = max(device.usable_bytes for device in self._cluster.devices)
+        cached = self._needs.get(key)
+        if cached is None or cached[0] is not ranges:
+            capacity_bytes = max(device.usable_bytes for device in self._cluster.devices)
             resident = self._least_resident(ranges, zero, costs.ranks)
-            nearest = [self.placements(costs.ranks).nearest()]
-            transfer_s = _transfers(nearest, costs.boundary_bytes, costs.gather_s)[0, :-1]
-            transfer_s += _transfers(nearest, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
+            nearest_sends = [self.placements(costs.ranks).nearest_send()]
+            transfer_s = _transfers(nearest_sends, costs.boundary_bytes, costs.gather_s)[0, :-1]
+            transfer_s += _transfers(nearest_sends, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
             transfer_s[0] = 0.0
             group = recipe_of(zero).optimizer
-            known = (ranges, stage_needs(ranges, resident, room, self._job.recompute, transfer_s, group))
-            _bounded(self._needs, key, known)
-        return known[1]
+            cached = (ranges, stage_needs(ranges, resident, capacity_bytes, self._job.recompute, transfer_s, group))
+            _remember(self._needs, key, cached)
+        return cached[1]
 
     def least_sync(self, ranks: int, slices: tuple[int, int, int], replicas: Sequence[int]) -> np.ndarray:
-        """[R, 2] seconds that synchronising a stage takes at the least, without parameters and for each of them.
+        """[R, 2] lower bound on the synchronisation of a stage: seconds at start-up, and seconds an element.
 
         Args:
-            ranks: devices that act as one.
+            ranks: devices of a replica, which count as one.
             slices: copies of the pipeline, devices of one copy, ZeRO stage.
-            replicas: what a stage may have.
+            replicas: allowed numbers of replicas of a stage.
         """
-        return self._exchanges.least(self.placements(ranks), slices, replicas)
+        return self._exchanges.least_end_terms(self.placements(ranks), slices, replicas)
 
     def _least_resident(self, ranges: Ranges, zero: int, ranks: int) -> np.ndarray:
-        """[n, n] bytes of weights, what goes with them, and workspace, sharded over all devices where ZeRO is."""
-        nothing = np.zeros(ranges.elements.shape[-1])
-        most = self.devices(ranks)
-        return self._exchanges.resident(ranges, nothing, lambda group: np.asarray(most if group else 1), zero)
+        """[n, n] bytes of weights, gradients, optimizer state and workspace, ZeRO sharding over all devices."""
+        no_elements = np.zeros(ranges.elements.shape[-1])
+        devices = self.devices(ranks)
+        return self._exchanges.resident(ranges, no_elements, lambda group: np.asarray(devices if group else 1), zero)
 
     def _range_tables(self, costs: BlockCosts) -> Ranges:
-        known = self._ranges.get(id(costs))
-        if known is None or known[0] is not costs:
-            known = (costs, Ranges(costs))
-            _bounded(self._ranges, id(costs), known)
-        return known[1]
+        cached = self._ranges.get(id(costs))
+        if cached is None or cached[0] is not costs:
+            cached = (costs, Ranges(costs))
+            _remember(self._ranges, id(costs), cached)
+        return cached[1]
 
     def _tied_tables(self, placement: Placement, costs: BlockCosts) -> dict[str, Any]:
-        """What summing the gradients of shared weights costs, and whether the judge charges for more of it."""
+        """Seconds to sum the gradients of weights that the first and the last block share.
+
+        `tied_elsewhere` says whether other blocks share weights too, which only the judge prices.
+        """
         ends = (0, len(costs.saved_bytes) - 1)
-        elsewhere = any(tie.blocks != ends for tie in costs.ties)
-        shared = sum(tie.shard_elements for tie in costs.ties if tie.blocks == ends)
+        tied_elsewhere = any(tie.blocks != ends for tie in costs.ties)
+        shard_elements = sum(tie.shard_elements for tie in costs.ties if tie.blocks == ends)
         key = (costs.ranks, placement.copies, placement.slice_devices, tuple(placement.replicas.tolist()))
-        if not shared:
-            table, of = np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)
-            return {"tied_s": table, "tied_class": of, "tied_elsewhere": elsewhere}
+        if not shard_elements:
+            table, class_of = np.zeros((0, *placement.place.shape)), np.zeros(len(placement.replicas), dtype=np.int64)
+            return {"tied_s": table, "tied_class": class_of, "tied_elsewhere": tied_elsewhere}
         if key not in self._tied:
             slices = placement.copies, placement.slice_devices
             self._tied[key] = tied_ends(self._cluster, *slices, placement.replicas, costs.ranks)
-        table, of = self._tied[key].seconds(shared * self._precision.gradient_bytes)
-        return {"tied_s": table, "tied_class": of, "tied_elsewhere": elsewhere}
+        table, class_of = self._tied[key].seconds(shard_elements * self._precision.gradient_bytes)
+        return {"tied_s": table, "tied_class": class_of, "tied_elsewhere": tied_elsewhere}
 
 
 def _least_prefix_s(costs: BlockCosts, types: Sequence[int]) -> np.ndarray:
-    """[n + 1] prefix sums of each block's forward and backward on the fastest of some types."""
-    least = (costs.forward_s + costs.backward_s)[list(types)].min(axis=0)
-    return np.concatenate([[0.0], np.cumsum(least)])
+    """[n + 1] prefix sums of each block's forward and backward seconds on the fastest of some device types."""
+    fastest_s = (costs.forward_s + costs.backward_s)[list(types)].min(axis=0)
+    return np.concatenate([[0.0], np.cumsum(fastest_s)])
 
 
 def warm_up_tables(
     schedule: str, replicas: np.ndarray, slice_devices: int, micro_batches: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How many micro-batches a stage keeps, as a search that adds stages in front needs it.
+    """Number of micro-batches that a stage keeps in flight, for a search that adds stages from the last to the first.
 
     In 1F1B a replica keeps what it runs forward before its first backward, 1 + ceil(x / r) but at most m / r, when x
     micro-batches pass the next stage before that one's first backward; r times that then pass this one. GPipe keeps all
@@ -268,14 +281,14 @@ def warm_up_tables(
         UsageError: the schedule's count does not follow from the later stages in this way.
     """
     coming = np.arange(min(micro_batches, 2 * slice_devices) + 1)[None, :]
-    found = schedules.get(schedule).warm_up_after(replicas[:, None], coming, micro_batches)
-    if found is None:
+    counts = schedules.get(schedule).warm_up_after(replicas[:, None], coming, micro_batches)
+    if counts is None:
         raise UsageError(f"schedule {schedule!r} cannot be searched over stages", hint="use 1f1b or gpipe")
-    return found[0], np.minimum(found[1], coming[0, -1]), found[2]
+    return counts[0], np.minimum(counts[1], coming[0, -1]), counts[2]
 
 
 def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:
-    """[classes, n + 1] seconds of the slowest transfer over each boundary; nothing to do without bytes."""
+    """[classes, n + 1] seconds of the slowest transfer over each boundary; zero for zero bytes."""
     if not sends:
         return np.zeros((1, len(payload_bytes)))
     seconds = np.stack([terms.seconds(payload_bytes[:, None]).max(axis=1) for terms in sends])
@@ -285,8 +298,8 @@ def _transfers(sends: Sequence[Terms], payload_bytes: np.ndarray, gather_s: np.n
 T = TypeVar("T")
 
 
-def _bounded(kept: dict[T, Any], key: T, value: object) -> None:
-    """Keep a value, forgetting the oldest beyond a number."""
+def _remember(kept: dict[T, Any], key: T, value: object) -> None:
+    """Keep a value in a cache, dropping the oldest beyond `_CACHED_COSTS`."""
     kept[key] = value
     while len(kept) > _CACHED_COSTS:
         del kept[next(iter(kept))]

@@ -1,6 +1,4 @@
-"""A job before anything is priced: its fields are checked, the precision that it leaves open is settled, and the meshes
-of ranks that are worth considering for it on a cluster are listed.
-"""
+"""Check the fields of a job, fill in its precision and overlap, and list the meshes worth considering on a cluster."""
 
 from __future__ import annotations
 
@@ -24,34 +22,34 @@ from planner.space.repeats import CHOICES, recomputed_modules
 from planner.space.types import Job, Structure
 
 _COUNTS = {"global_batch": 1, "devices": 0, "max_stages": 0}
-"""Whole numbers, and the least that they may be."""
+"""Fields that are whole numbers, and their smallest allowed values."""
 
 _LISTS: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "micro_batches": ("whole numbers of at least 1, such as (1, 2)", lambda v: _whole(v, 1)),
-    "tensor_parallel": ("whole numbers of at least 1, such as (1, 2)", lambda v: _whole(v, 1)),
-    "context_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
-    "expert_parallel": ("whole numbers of at least 1, such as (8, 32)", lambda v: _whole(v, 1)),
-    "pipeline_stages": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
-    "data_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _whole(v, 1)),
-    "zero": ("ZeRO stages that there are, such as (0, 1)", lambda v: _whole(v, 0) and v in recipes()),
+    "micro_batches": ("whole numbers of at least 1, such as (1, 2)", lambda v: _is_integer(v, 1)),
+    "tensor_parallel": ("whole numbers of at least 1, such as (1, 2)", lambda v: _is_integer(v, 1)),
+    "context_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _is_integer(v, 1)),
+    "expert_parallel": ("whole numbers of at least 1, such as (8, 32)", lambda v: _is_integer(v, 1)),
+    "pipeline_stages": ("whole numbers of at least 1, such as (2, 4)", lambda v: _is_integer(v, 1)),
+    "data_parallel": ("whole numbers of at least 1, such as (2, 4)", lambda v: _is_integer(v, 1)),
+    "zero": ("ZeRO stages that there are, such as (0, 1)", lambda v: _is_integer(v, 0) and v in recipes()),
     "schedules": ("names of schedules, such as ('1f1b',)", lambda v: isinstance(v, str)),
     "backends": ("names of training frameworks, such as ('megatron',)", lambda v: isinstance(v, str)),
     "forbid": ("texts such as ('MatMul:k',)", lambda v: isinstance(v, str)),
-    "meshes": ("ranks by axis, such as ((8,), (2, 4))", lambda v: _mesh(v)),
-    "keep": ("blocks with a stage each, such as (('layer0', 0),)", lambda v: _pin(v)),
+    "meshes": ("ranks by axis, such as ((8,), (2, 4))", lambda v: _is_mesh(v)),
+    "keep": ("blocks with a stage each, such as (('layer0', 0),)", lambda v: _is_pin(v)),
 }
-"""Lists: what they hold in words, and whether an entry is such."""
+"""Fields that are tuples: what they hold, in words, and the check of an entry."""
 
 
 def check_job(job: Job) -> None:
-    """Refuse a job with a field that makes no sense by itself.
+    """Refuse a job with a field that is invalid by itself.
 
     Raises:
         JobError: names the field, its value and what it should be.
     """
     for name, least in _COUNTS.items():
         value = getattr(job, name)
-        if not _whole(value, least):
+        if not _is_integer(value, least):
             raise JobError(f"{name} is {value!r}", hint=f"give a whole number of at least {least}")
     for name, (words, fits) in _LISTS.items():
         value = getattr(job, name)
@@ -70,22 +68,22 @@ def check_job(job: Job) -> None:
         raise JobError(f"headroom is {job.headroom!r}", hint="give a fraction from 0 to below 1")
 
 
-def _whole(value: object, least: int) -> bool:
+def _is_integer(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _mesh(value: object) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) > 0 and all(_whole(size, 1) for size in value)
+def _is_mesh(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) > 0 and all(_is_integer(size, 1) for size in value)
 
 
-def _pin(value: object) -> bool:
+def _is_pin(value: object) -> bool:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         return False
     return isinstance(value[0], str) and isinstance(value[1], int)
 
 
 SPARSE = 0.5
-"""Fraction of the weights beyond which a model counts as one that uses only some of them for a sample."""
+"""Fraction of idle weights above which a model counts as sparse: a sample uses few of its weights."""
 
 _NAMES = {1: ("tensor",), 2: ("outer", "tensor"), 3: ("far", "outer", "tensor")}
 
@@ -100,7 +98,7 @@ MeshAxes = tuple[Axis, ...]
 
 
 def mesh_axes(tensor: tuple[int, ...], context: int = 1, expert: int = 1) -> MeshAxes:
-    """A mesh of some tensor axes beside context and expert axes of so many ranks; axes of one rank are left out."""
+    """A mesh of expert, context and tensor axes of so many ranks; axes of one rank are left out."""
     dealing = (Axis(AxisRole.EXPERT.value, expert), Axis(AxisRole.CONTEXT.value, context))
     shared = tuple(map(Axis, mesh_names(tensor), tensor)) if math.prod(tensor) > 1 else ()
     return (*(axis for axis in dealing if axis.size > 1), *shared)
@@ -117,10 +115,10 @@ def tensor_ranks(mesh: MeshAxes) -> int:
 
 
 LONG_STEPS, FEWEST_STEPS = 32768, 8192
-"""Steps of a sample from which on context axes are considered unasked, and the fewest that they leave a rank."""
+"""Fewest steps of a sample for which context axes are considered by default, and fewest steps left to a rank."""
 
 NARROWEST_EXPERTS = 4
-"""Ranks to which experts are dealt at the least where nobody asks for fewer."""
+"""Fewest ranks of an expert axis that is considered by default."""
 
 
 def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[MeshAxes, ...]:
@@ -143,36 +141,38 @@ def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[MeshAxes, ...]
     if len(device_types(cluster, job)) > 1:
         return ()
     longest = steps // FEWEST_STEPS if steps >= LONG_STEPS else 1
-    contexts = job.context_parallel or (1, *_dividing(steps, 2, min(longest, devices)))
-    dealt = job.expert_parallel or (1, *_dividing(experts, NARROWEST_EXPERTS, min(experts, devices)))
-    sharing = _tensor_meshes(graph, cluster, job, devices, spread=not experts)
-    found = {mesh_axes(tensor, cp, ep) for tensor in sharing for cp in contexts for ep in dealt} - {()}
-    fitting = {m for m in found if ranks_of(m) <= devices and aligned(cluster, ranks_of(m))}
-    allowed = {mesh for mesh in fitting if _structured(graph, job.structure, mesh)}
+    context_widths = job.context_parallel or (1, *_dividing(steps, 2, min(longest, devices)))
+    expert_widths = job.expert_parallel or (1, *_dividing(experts, NARROWEST_EXPERTS, min(experts, devices)))
+    tensor_meshes = _tensor_meshes(graph, cluster, job, devices, spread=not experts)
+    candidates = {
+        mesh_axes(tensor, cp, ep) for tensor in tensor_meshes for cp in context_widths for ep in expert_widths
+    } - {()}
+    aligned_meshes = {m for m in candidates if ranks_of(m) <= devices and aligned(cluster, ranks_of(m))}
+    allowed = {mesh for mesh in aligned_meshes if _structured(graph, job.structure, mesh)}
     return tuple(sorted(allowed, key=lambda m: (ranks_of(m), len(m), tuple((a.size, a.name) for a in m))))
 
 
 def _structured(graph: Graph, structure: Structure, mesh: MeshAxes) -> bool:
-    """Whether training frameworks have such a mesh (`Structure`)."""
+    """True if the restrictions of the wanted frameworks allow a mesh (`Structure`)."""
     heads, groups = attention_heads(graph) if structure.head_groups else (0, 0)
     count = {"heads": heads, "key-value heads": groups}.get(structure.head_groups, 0)
-    known = not structure.axes or {axis.role for axis in mesh} <= {AxisRole(name) for name in structure.axes}
-    doubled = not structure.powers_of_two or all(axis.size & (axis.size - 1) == 0 for axis in mesh)
-    return known and doubled and count % tensor_ranks(mesh) == 0
+    roles_allowed = not structure.axes or {axis.role for axis in mesh} <= {AxisRole(name) for name in structure.axes}
+    sizes_allowed = not structure.powers_of_two or all(axis.size & (axis.size - 1) == 0 for axis in mesh)
+    return roles_allowed and sizes_allowed and count % tensor_ranks(mesh) == 0
 
 
 def _tensor_meshes(graph: Graph, cluster: Cluster, job: Job, devices: int, *, spread: bool) -> set[tuple[int, ...]]:
     """Sizes of tensor axes, `(1,)` for none; with `spread` over nodes where weights are mostly tables."""
-    found: set[tuple[int, ...]] = {(1,)}
+    meshes: set[tuple[int, ...]] = {(1,)}
     if job.meshes:
-        found = set(job.meshes)
+        meshes = set(job.meshes)
     else:
         node = cluster.node_size or (cluster.levels[0].size if cluster.levels else 1)
         for ranks in _widths(cluster, max(node, spread and spread_ranks(graph), *job.tensor_parallel), devices):
-            found.add((ranks,))
+            meshes.add((ranks,))
             if ranks > node > 1 and ranks % node == 0:
-                found.add((ranks // node, node))
-    return {mesh for mesh in found if not job.tensor_parallel or math.prod(mesh) in job.tensor_parallel}
+                meshes.add((ranks // node, node))
+    return {mesh for mesh in meshes if not job.tensor_parallel or math.prod(mesh) in job.tensor_parallel}
 
 
 def _dividing(count: int, least: int, most: int) -> list[int]:
@@ -181,7 +181,7 @@ def _dividing(count: int, least: int, most: int) -> list[int]:
 
 
 def check_dealt(graph: Graph, job: Job) -> None:
-    """Refuse degrees of context and expert parallelism that do not divide what they deal out.
+    """Refuse CP and EP degrees that do not divide the steps, the experts or the samples.
 
     Raises:
         JobError: names the first.
@@ -213,7 +213,7 @@ def _check_widths(widths: Sequence[int], count: int, degree: str, what: str) -> 
 @per_graph
 def expert_count(graph: Graph) -> int:
     """Experts of the model's widest mixture; 0 where there is none."""
-    found = 0
+    most_experts = 0
     specs = graph_specs(graph)
     for i in call_classes(graph).first:
         if not specs[i].matrix_flops:
@@ -221,20 +221,20 @@ def expert_count(graph: Graph) -> int:
         call = OpCall.of(graph, graph.nodes[i])
         for position, dim in expert_dims(call, specs[i].nests).items():
             tensor = call.inputs[position]
-            found = max(found, tensor.shape[dim] if tensor is not None else 0)
-    return found
+            most_experts = max(most_experts, tensor.shape[dim] if tensor is not None else 0)
+    return most_experts
 
 
 @per_graph
 def experts_of_row(graph: Graph) -> int:
-    """Experts that a row goes to, the most of any mixture; 1 where no choice among all experts is found."""
-    experts, found = expert_count(graph), [1]
+    """Most experts that a row is routed to, over all mixtures; 1 where no choice among all experts is found."""
+    experts, counts = expert_count(graph), [1]
     for node in graph.nodes:
         if node.op == "TopK" and graph.tensors[node.inputs[0]].shape[-1:] == (experts,):
-            found.append(graph.tensors[node.outputs[0]].shape[-1])
+            counts.append(graph.tensors[node.outputs[0]].shape[-1])
         elif rule_of(node.op).joint is JointCut.EXPERTS:
-            found.append(int(str(node.attributes.get("k", 1))))
-    return max(found)
+            counts.append(int(str(node.attributes.get("k", 1))))
+    return max(counts)
 
 
 @per_graph
@@ -250,21 +250,21 @@ def device_types(cluster: Cluster, job: Job) -> tuple[int, ...]:
 
 
 def mesh_problem(cluster: Cluster, job: Job, mesh: tuple[int, ...]) -> str:
-    """Why operators cannot be shared on a mesh of such sizes; empty where they can."""
+    """Why operators cannot be shared on a mesh of such sizes; empty if they can."""
     ranks, devices = math.prod(mesh), min(job.devices or cluster.device_count, cluster.device_count)
     if ranks == 1:
         return ""
     if ranks > devices:
         return f"a mesh of {' x '.join(map(str, mesh))} needs {ranks} ranks, of which there are {devices}"
     if len(device_types(cluster, job)) > 1:
-        alike = int((cluster.device_types == cluster.device_types[0]).argmin())
-        return f"operators are shared by equal devices only, and only the first {alike} of {cluster.name} are equal"
+        equal = int((cluster.device_types == cluster.device_types[0]).argmin())
+        return f"operators are shared by equal devices only, and only the first {equal} of {cluster.name} are equal"
     if aligned(cluster, ranks):
         return ""
-    node, lacks = cluster.node_size, f"no mesh of {ranks} ranks lies alike everywhere on {cluster.name}"
+    node, problem = cluster.node_size, f"no mesh of {ranks} ranks lies alike everywhere on {cluster.name}"
     if ranks <= node and node & (node - 1):  # a rack of 72, say
-        return f"{lacks}: take --nodes {cluster.device_count // node}x{node // ranks * ranks}"
-    return lacks
+        return f"{problem}: take --nodes {cluster.device_count // node}x{node // ranks * ranks}"
+    return problem
 
 
 def _widths(cluster: Cluster, most: int, devices: int) -> list[int]:
@@ -277,7 +277,7 @@ def _widths(cluster: Cluster, most: int, devices: int) -> list[int]:
 
 @per_graph
 def spread_ranks(graph: Graph) -> int:
-    """Over how many ranks tables and experts can be spread, where most weights are such; 0 elsewhere.
+    """Largest number of ranks over which tables or experts can be spread, in sparse models; 0 in others.
 
     A weight that every token is multiplied with costs two FLOPs an element and token; a model's tokens are taken from
     the middle one of the operators that multiply by weights. What a weight falls short of that, it is idle. Tables are
@@ -310,19 +310,20 @@ def spread_ranks(graph: Graph) -> int:
 
 
 def settled(job: Job, cluster: Cluster) -> Job:
-    """The job with a precision and an overlap: its own, or the best that all devices it may use compute in, and the
-    stack's.
+    """The job with its precision and overlap filled in.
+
+    By default, the best precision that all its devices compute in, and the overlap of the cluster's stack.
 
     Raises:
         JobError: a field of the job makes no sense, or a device that it may use does not compute in its precision.
         UsageError: no precision has that name.
     """
     check_job(job)
-    used = [cluster.devices[t] for t in device_types(cluster, job)]
-    chosen = job.precision or best_precision(used)
-    for device in used:
-        supported_precision(chosen, device)
-    return dataclasses.replace(job, precision=chosen, overlap=overlap_of(job, cluster))
+    devices = [cluster.devices[t] for t in device_types(cluster, job)]
+    precision_name = job.precision or best_precision(devices)
+    for device in devices:
+        supported_precision(precision_name, device)
+    return dataclasses.replace(job, precision=precision_name, overlap=overlap_of(job, cluster))
 
 
 def precision_of(job: Job, cluster: Cluster) -> Precision:
@@ -331,5 +332,5 @@ def precision_of(job: Job, cluster: Cluster) -> Precision:
 
 
 def overlap_of(job: Job, cluster: Cluster) -> float:
-    """The part of a pass's work behind which exchanges hide, of a job, settled or not."""
+    """The fraction of a pass behind which exchanges hide, of a job, settled or not."""
     return cluster.stack.overlap if job.overlap is None else job.overlap

@@ -16,19 +16,19 @@ from planner.space.types import BlockCosts, Job, Structure, Violation, WorkerMem
 from planner.space.workers import Workers
 
 EXCLUDED = "excluded by "
-"""How the message of a plan begins that only an option of the user's stands against."""
+"""Beginning of the message of a violation of an option of the user's."""
 
 
 def malformations(
     shelf: Mapping[int, BlockCosts], job: Job, configuration: Configuration, *, named: bool = True
 ) -> tuple[Violation, ...]:
-    """Why a configuration makes no sense: blocks left out, batches that do not come out, unknown shardings.
+    """Why a configuration is malformed: uncovered blocks, samples that do not divide, unknown shardings.
 
     Args:
-        shelf: the chain's costs by sharding.
+        shelf: the chain's costs by number of the sharding.
         job: what is to be trained.
-        configuration: the point of the space.
-        named: its schedule must be one of the registry.
+        configuration: the configuration to check.
+        named: True if its schedule must be one of the registry.
     """
     costs = next(iter(shelf.values()))
     if configuration.copies < 1 or any(s.replicas < 1 or s.ranks < 1 for s in configuration.stages):
@@ -43,7 +43,7 @@ def malformations(
 
 
 def missing_devices(cluster: Cluster, job: Job, configuration: Configuration, workers: Workers) -> list[Violation]:
-    """Devices that the workers take beyond those of a slice, of the job or of the cluster."""
+    """Violations of a configuration that takes more devices than its slice, the job or the cluster has."""
     found = []
     available = min(job.devices or cluster.device_count, cluster.device_count)
     taken = sum(own.shape[1] for own in workers.ranks)
@@ -58,7 +58,7 @@ def missing_devices(cluster: Cluster, job: Job, configuration: Configuration, wo
 
 
 def _shardings(shelf: Mapping[int, BlockCosts], decision: Configuration) -> list[Violation]:
-    """Every stage is sharded in a known way over its ranks, and all of them hand over tensors that lie alike."""
+    """Violations of shardings: each must be known and be for its stage's ranks, and all must have one mesh."""
     found = []
     for index, stage in enumerate(decision.stages):
         costs = shelf.get(stage.sharding)
@@ -77,7 +77,7 @@ def _shardings(shelf: Mapping[int, BlockCosts], decision: Configuration) -> list
 
 
 def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
-    """Choices other than those that the blocks are priced for, and those that have a name and no price so far."""
+    """Violations of choices that the block prices are not for, or that cannot be priced yet."""
     for name, value, priced in (
         ("precision", configuration.precision or job.precision, job.precision),
         ("overlap", job.overlap if configuration.overlap is None else configuration.overlap, job.overlap),
@@ -93,7 +93,7 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
 
 
 def _coverage(costs: BlockCosts, decision: Configuration) -> list[Violation]:
-    """Stages must follow on from block 0 to the last, none empty."""
+    """Violations of coverage: stages must follow each other from the first block to the last, none empty."""
     found, n, expected = [], len(costs.parameter_elements), 0
     for index, stage in enumerate(decision.stages):
         if stage.start != expected:
@@ -156,7 +156,9 @@ def forbidden_choices(
     stages, count = decision.stages, len(decision.stages)
     widths = "tensor_parallel" if job.tensor_parallel else "meshes"
     found = [
-        (name, 0) for name, allowed, taken in _choices(job, decision, workers) if allowed and not taken <= set(allowed)
+        (name, 0)
+        for name, allowed, taken in _allowed_and_taken(job, decision, workers)
+        if allowed and not taken <= set(allowed)
     ]
     if allowed_ranks(job) and not {s.ranks // (s.context * s.expert) for s in stages} <= set(allowed_ranks(job)):
         found.append((widths, 0))
@@ -167,14 +169,14 @@ def forbidden_choices(
         found += [("keep", index)] if wanted not in (index, index - count) else []
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
-    found += [("backends", index) for index in _unstructured(job.structure, decision, names)][:1]
+    found += [("backends", index) for index in _outside_structure(job.structure, decision, names)][:1]
     asked = [is_allowed(job.recompute, stage.recompute, stage.repeats) for stage in stages]
     found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
 
-def _unstructured(structure: Structure, decision: Configuration, names: Sequence[str]) -> Iterator[int]:
-    """Stages that are not as the plans of the wanted frameworks are."""
+def _outside_structure(structure: Structure, decision: Configuration, names: Sequence[str]) -> Iterator[int]:
+    """Indices of stages that break the restrictions of the wanted frameworks."""
     first, starts = decision.stages[0], layer_starts(names) if structure.whole_layers else ()
     zero = structure.zero_in_pipelines
     if zero and len(decision.stages) > 1 and decision.zero not in zero:
@@ -187,10 +189,10 @@ def _unstructured(structure: Structure, decision: Configuration, names: Sequence
             yield index
 
 
-def _choices(
+def _allowed_and_taken(
     job: Job, decision: Configuration, workers: Workers | None
 ) -> Iterator[tuple[str, tuple[object, ...], set[object]]]:
-    """Lists of what a user allows (nothing said means all), and what the decision has of it."""
+    """By option of the job, the values that it allows (empty means all) and those that the configuration takes."""
     key, plain = decision.schedule.partition(":")[0], (n for n in job.schedules if n.partition(":")[0] in names())
     allowed = (*job.schedules, *(get(name).name for name in plain))
     yield "schedules", allowed, {key if key in job.schedules else decision.schedule}
@@ -205,7 +207,7 @@ def _choices(
 
 
 def overfull_workers(workers: Sequence[WorkerMemory]) -> list[Violation]:
-    """Workers that need more memory than their smallest device has."""
+    """Violations of workers that need more memory than their smallest device has."""
     found = []
     for worker in workers:
         needed = worker.memory.total

@@ -1,4 +1,4 @@
-"""Configurations as people name them: tensor, pipeline and data parallel degrees, chunks a worker, split of layers.
+"""Configurations by their degrees: TP, PP, DP, CP, EP, chunks a worker, and the split of layers into stages.
 
 A chain is cut into stages of so many layers each: equal ones, or those of a pipeline layout as Megatron writes it. A
 layout is a line of items, `|` between stages: `E` the embedding, `t` a decoder layer, `m` a predictor of a further
@@ -38,13 +38,13 @@ _GRAMMAR = "write it like 'Et*3|(t*4|)*6t*3L': E embedding, t layer, m further t
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What the items of a layout are in a chain, by first block.
+    """First blocks of the items of a pipeline layout in a chain.
 
     Attributes:
-        layers: of each layer, in order.
-        predictors: of each predictor of a further token; the first one begins where the layers end, with the logits of
-            the model itself, which come before the predictors in a chain.
-        loss: of logits and loss: where the layers end, or where the last predictor begins.
+        layers: first block of each layer, in order.
+        predictors: first block of each predictor of a further token. The first predictor begins where the layers end,
+            with the logits of the model itself, which come before the predictors in a chain.
+        loss: first block of logits and loss: where the layers end, or where the last predictor begins.
     """
 
     layers: tuple[int, ...]
@@ -65,10 +65,10 @@ def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]
     if stages > blocks:
         raise JobError(f"{blocks} blocks do not make {stages} stages", hint="use fewer stages or chunks")
     heads = chain.layer_heads
-    for missing in (0, 2):
-        each, rest = divmod(len(heads) + missing, stages)
-        if not rest and each > (1 if missing else 0):
-            starts = [heads[stage * each - missing // 2] for stage in range(1, stages)]
+    for absent in (0, 2):
+        layers_a_stage, remainder = divmod(len(heads) + absent, stages)
+        if not remainder and layers_a_stage > (1 if absent else 0):
+            starts = [heads[stage * layers_a_stage - absent // 2] for stage in range(1, stages)]
             return (0, *starts, blocks)
     real = np.arange(blocks + 1)[:, None] < np.arange(blocks + 1)[None, :]
     edges = balanced(np.where(real, mean_work_s(costs), np.inf), [real] * stages)
@@ -90,16 +90,21 @@ def uneven_edges(chain: Chain, stages: int, workers: int, first: int, last: int)
         JobError: a worker's layers do not come out over its chunks, or the rest not over the other workers.
     """
     chunks, total = stages // workers, len(chain_items(chain).layers)
-    given = {worker: count for worker, count in ((0, first), (workers - 1, last)) if count}
-    each, rest = divmod(total - sum(given.values()), max(1, workers - len(given)))
-    held = [given.get(worker, each) for worker in range(workers)]
-    if rest or sum(held) != total or min(held) < chunks or any(count % chunks for count in held):
+    fixed = {worker: count for worker, count in ((0, first), (workers - 1, last)) if count}
+    others, remainder = divmod(total - sum(fixed.values()), max(1, workers - len(fixed)))
+    layers_by_worker = [fixed.get(worker, others) for worker in range(workers)]
+    if (
+        remainder
+        or sum(layers_by_worker) != total
+        or min(layers_by_worker) < chunks
+        or any(count % chunks for count in layers_by_worker)
+    ):
         raise JobError(
             f"{total} layers with {first or 'as many as others'} on the first and {last or 'as many as others'} on the "
             f"last of {workers} workers do not come out in {chunks} chunks each",
             hint="give numbers that leave equal layers to the other workers, each a multiple of the chunks",
         )
-    counts = [held[stage % workers] // chunks for stage in range(stages)]
+    counts = [layers_by_worker[stage % workers] // chunks for stage in range(stages)]
     return layout_edges(chain, "E" + "|".join("t" * count for count in counts) + "L", all_items=False)
 
 
@@ -109,11 +114,11 @@ def read_layout(text: str) -> tuple[str, ...]:
     Raises:
         JobError: the text is no layout.
     """
-    written = text.replace(",", "").replace(" ", "")
-    while len(written) <= _LONGEST and (found := _GROUP.search(written) or _REPEATED.search(written)):
-        written = written[: found.start()] + found[1] * int(found[2]) + written[found.end() :]
-    stages = tuple(written.split("|"))
-    if len(written) > _LONGEST or not _ITEMS.fullmatch("".join(stages)) or not all(stages):
+    expanded = text.replace(",", "").replace(" ", "")
+    while len(expanded) <= _LONGEST and (match := _GROUP.search(expanded) or _REPEATED.search(expanded)):
+        expanded = expanded[: match.start()] + match[1] * int(match[2]) + expanded[match.end() :]
+    stages = tuple(expanded.split("|"))
+    if len(expanded) > _LONGEST or not _ITEMS.fullmatch("".join(stages)) or not all(stages):
         what = "a stage is empty" if not all(stages) and len(stages) > 1 else "it cannot be read"
         raise JobError(f"pipeline layout {text[:80]!r}: {what}", hint=_GRAMMAR)
     return stages
@@ -162,14 +167,14 @@ def chain_items(chain: Chain) -> Items:
     if not heads:
         heads, size = _equal_blocks([block.signature for block in chain.blocks])
         return Items(tuple(heads), (), heads[-1] + size if heads else 1)
-    last = layers[chain.blocks[heads[-1]].nodes[0]]
+    last_layer = layers[chain.blocks[heads[-1]].nodes[0]]
     end = heads[-1] + 1
-    while end < len(chain.blocks) and layer_of(chain.blocks[end].name.partition("[")[0]) == last:
+    while end < len(chain.blocks) and layer_of(chain.blocks[end].name.partition("[")[0]) == last_layer:
         end += 1
-    behind = [layers[block.nodes[0]] for block in chain.blocks[end:]]
-    kinds = [name.rstrip("0123456789") if name and name[-1].isdigit() else "" for name in behind]
-    names = [name for name, kind in zip(behind, kinds, strict=True) if kind]
-    starts = [end + behind.index(name) for name in dict.fromkeys(names)]
+    layers_after = [layers[block.nodes[0]] for block in chain.blocks[end:]]
+    stems = [name.rstrip("0123456789") if name and name[-1].isdigit() else "" for name in layers_after]
+    names = [name for name, kind in zip(layers_after, stems, strict=True) if kind]
+    starts = [end + layers_after.index(name) for name in dict.fromkeys(names)]
     predictors = (end, *starts[1:]) if starts else ()
     return Items(tuple(heads), predictors, predictors[-1] if predictors else end)
 
@@ -196,7 +201,7 @@ def _layers(graph: Graph) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """A configuration in the words of the field.
+    """A configuration by its parallel degrees.
 
     Attributes:
         tensor: ranks that share every operator (TP).
@@ -208,8 +213,8 @@ class Degrees:
         micro_batch: samples a worker runs at a time.
         schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
         zero: ZeRO stage.
-        recompute: stages repeat their forward.
-        repeats: or the forward of modules of these names (`planner.operators.modules`).
+        recompute: stages recompute all their layers.
+        repeats: names of modules that they recompute otherwise (`planner.operators.modules`).
         starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
         layout: stages as Megatron writes them, `Et*3|(t*4|)*6t*3L`: E embedding, t decoder layer, m further token
             predicted, L loss (`planner.space.named`); says the number of chunks, too.
@@ -273,23 +278,23 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
     """
     if degrees.exchange:
         exchange.get(degrees.exchange)
-    least = min(degrees.pipeline, degrees.replicas, degrees.chunks, degrees.micro_batch, degrees.data + 1)
+    smallest = min(degrees.pipeline, degrees.replicas, degrees.chunks, degrees.micro_batch, degrees.data + 1)
     if degrees.data % costs.expert:
         hint = f"use a multiple of {costs.expert}, or another EP"
         raise JobError(f"EP {costs.expert} ranks are among those of DP {degrees.data}, and do not divide it", hint=hint)
-    if least < 1:
+    if smallest < 1:
         raise JobError("a degree is below 1", hint="give whole numbers of at least 1; 0 leaves data to the devices")
     devices = min(job.devices or cluster.device_count, cluster.device_count)
-    wide = costs.ranks * degrees.pipeline * degrees.replicas
-    copies = degrees.data // costs.expert or devices // wide
-    if copies < 1 or copies * wide > devices:
+    copy_devices = costs.ranks * degrees.pipeline * degrees.replicas
+    copies = degrees.data // costs.expert or devices // copy_devices
+    if copies < 1 or copies * copy_devices > devices:
         raise JobError(
             f"TP {costs.ranks} x PP {degrees.pipeline} x DP {max(copies, 1) * degrees.replicas} takes "
-            f"{max(copies, 1) * wide} devices of {devices}",
+            f"{max(copies, 1) * copy_devices} devices of {devices}",
             hint="use smaller degrees, or more devices",
         )
-    count, rest = divmod(job.global_batch, copies * costs.micro_batch)
-    if rest or not count:
+    count, remainder = divmod(job.global_batch, copies * costs.micro_batch)
+    if remainder or not count:
         raise JobError(
             f"DP {copies * costs.expert} with micro-batches of {degrees.micro_batch} does not divide a global batch of "
             f"{job.global_batch}",
@@ -320,22 +325,22 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
 
 
 def _with_chunks(degrees: Degrees) -> Degrees:
-    """The degrees with as many chunks a worker as their layout has.
+    """The degrees with the number of chunks a worker that their layout has.
 
     Raises:
         JobError: the layout cannot be read, has another number of chunks, or the cut is said twice.
     """
-    said = [name for name in ("starts", "layout") if getattr(degrees, name)]
+    cuts = [name for name in ("starts", "layout") if getattr(degrees, name)]
     if degrees.first_layers or degrees.last_layers:
-        said.append("first_layers, last_layers")
-    if len(said) > 1:
-        raise JobError(f"the cut is given by {' and by '.join(said)}", hint="say it in one way")
+        cuts.append("first_layers, last_layers")
+    if len(cuts) > 1:
+        raise JobError(f"the cut is given by {' and by '.join(cuts)}", hint="say it in one way")
     if not degrees.layout:
         return degrees
-    chunks, rest = divmod(len(read_layout(degrees.layout)), degrees.pipeline)
-    if rest or degrees.chunks not in (1, chunks):
+    chunks, remainder = divmod(len(read_layout(degrees.layout)), degrees.pipeline)
+    if remainder or degrees.chunks not in (1, chunks):
         raise JobError(
-            f"a layout of {chunks * degrees.pipeline + rest} stages for {degrees.pipeline} workers"
+            f"a layout of {chunks * degrees.pipeline + remainder} stages for {degrees.pipeline} workers"
             + (f" of {degrees.chunks} chunks" if degrees.chunks > 1 else ""),
             hint="write as many stages as workers hold chunks, worker by worker in each round",
         )

@@ -1,6 +1,6 @@
-"""A model's costs for a search: by micro-batch size, and by the mesh on which ranks share every operator.
+"""Price a model for the search: costs of its blocks by micro-batch size, mesh and sharding.
 
-Everything is worked out when it is asked for, once.
+Everything is computed on first use, and kept.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from planner.space.jobs import (
     ranks_of,
     settled,
 )
-from planner.space.repeats import EvenRepeats, Held, RepeatedModules, Reruns
+from planner.space.repeats import EvenRepeats, KeptStorages, RepeatedModules, Reruns
 from planner.space.sharded import Training, on_all_types, sharded_block_costs, sharded_repeats
 from planner.space.types import BlockCosts, Job
 
-Decided = Mapping[str, Choice] | None
-"""What is decided about a block; None for nothing."""
+BlockDecision = Mapping[str, Choice] | None
+"""The decision about every operator, tensor and weight of a block; None for blocks without one."""
 
-Key = tuple[Any, ...]
-"""A mesh, or a mesh and how the tensors between blocks lie on it."""
+FloorKey = tuple[Any, ...]
+"""A mesh, or a mesh and the layout of the tensors between blocks on it."""
 
-SURE = 0.998
-"""Part of the least memory that any point was found to need, below which none of less than thrice the time needs."""
+LEANEST_MARGIN = 0.998
+"""Factor on the least memory of the points found: no point that takes less than three times as long is below it."""
 
-LAYERS = (Boundary.REPLICATED, Boundary.SEQUENCE)
-"""How tensors lie between the tensor parallel layers of frameworks."""
+LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
+"""Layouts of tensors between the tensor parallel layers of frameworks."""
 
 MOST_MESHES = 2
-"""Meshes on which a first plan is looked for."""
+"""Number of meshes on which a first plan is searched."""
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """One way to share the operators of a chain on a mesh.
+    """One sharding of the operators of a chain on a mesh.
 
     Attributes:
-        number: among those of the micro-batch size, from 1.
-        inner: the points of all blocks on the mesh.
-        sharded: the points that the blocks picked.
-        costs: what that costs.
+        number: its number at the micro-batch size, from 1.
+        inner: the points that each block can pick on the mesh.
+        sharded: the points picked.
+        costs: their costs.
     """
 
     number: int
@@ -82,11 +82,11 @@ class Pricer:
 
     Args:
         graph: the model, at any batch.
-        cluster: device types to price for, and where meshes are laid.
+        cluster: device types to price for, and links of the meshes.
         job: precision, optimizer and memory options.
         strict_ops: refuse operators that no rule describes.
-        like: a pricer of the same model, cluster and job but for its limits, whose prices are used again; shardings are
-            numbered in common.
+        like: a pricer of the same model, cluster and job except for its limits, whose prices are used again; both
+            number their shardings together.
     """
 
     def __init__(
@@ -102,30 +102,30 @@ class Pricer:
         self._differentiable = frozenset(needs_gradient(graph))
         self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
         self._inner: InnerCache = InnerCache() if like is None else like._inner
-        self._below = itertools.count(-1, -1)
-        self._worked_on: list[InnerCosts] = []
-        self._known: dict[int, list[Sharded]] = {} if like is None else like._known
+        self._floor_numbers = itertools.count(-1, -1)
+        self._inner_costs_seen: list[InnerCosts] = []
+        self._shardings_by_size: dict[int, list[Sharded]] = {} if like is None else like._shardings_by_size
         self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
         self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
         self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
-        self._reruns: Callable[[], Reruns] = like._reruns if like else functools.cache(self._told_reruns)
+        self._reruns: Callable[[], Reruns] = like._reruns if like else functools.cache(self._find_reruns)
         self._inner_on = functools.cache(self._inner_costs)
         self._shardings_on = functools.cache(self._shardings)
-        self._finer_on = functools.cache(self._finer)
-        self._floors_on = functools.cache(self._by_boundary)
-        self.least = functools.cache(self._least)
+        self._finer_on = functools.cache(self._memory_shardings)
+        self._floors_on = functools.cache(self._boundary_floors)
+        self.least = functools.cache(self._leanest_floor)
 
     @functools.cached_property
     def meshes(self) -> tuple[MeshAxes, ...]:
-        """Meshes that the job allows to share operators on."""
+        """Meshes on which the job allows operators to be shared."""
         return meshes_for(self.graph, self.cluster, self._job)
 
     def entry(self, micro_batch: int, number: int) -> Sharded:
         """A sharding by its number among those of a micro-batch size."""
-        return self._known[micro_batch][number - 1]
+        return self._shardings_by_size[micro_batch][number - 1]
 
     def stage_shardings(self, configuration: Configuration) -> dict[int, StageSharding]:
-        """How the groups of ranks of a configuration share operators, by the number that its stages give."""
+        """The shardings of a configuration's stages, by their numbers."""
         numbers = sorted({stage.sharding for stage in configuration.stages} - {0})
         entries = [self.entry(configuration.micro_batch, number) for number in numbers]
         return {entry.number: StageSharding(entry.inner, entry.sharded) for entry in entries}
@@ -150,9 +150,9 @@ class Pricer:
         return self._numbered(inner, whole_costs(inner, decision, self._differentiable), device_type)
 
     def decided(
-        self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries, decisions: Sequence[Decided]
+        self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries, decisions: Sequence[BlockDecision]
     ) -> BlockCosts:
-        """Costs of the chain sharded as said block by block, of a plan file say.
+        """Costs of the chain with the sharding of each block given, as by a plan file.
 
         Args:
             micro_batch: samples.
@@ -177,7 +177,7 @@ class Pricer:
         return self.graph if micro_batch == self.graph.batch else rebatch(self.graph, micro_batch)
 
     def _profiles(self, micro_batch: int) -> tuple[Profile, ...]:
-        """The model's prices on each device type; on types that the job may not use in a precision that they have."""
+        """The model's prices on each device type; types that the job may not use are priced in their best precision."""
         job, used = self._job, device_types(self.cluster, self._job)
         return tuple(
             profile(
@@ -193,42 +193,48 @@ class Pricer:
         )
 
     def _costs(self, micro_batch: int) -> BlockCosts:
-        """Costs where every replica is one device."""
-        graph, own = self.graph_at(micro_batch), self.profiles(micro_batch)
+        """Costs of replicas of one device."""
+        graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
         costs = block_costs(
             self.chain,
             graph,
-            own,
+            profiles,
             self.cluster.devices,
             precision(self._job.precision),
             self._job.optimizer,
             self._differentiable,
         )
         return replace(
-            costs, steps=functools.partial(self._step, micro_batch), selective=self._whole_repeats(micro_batch)
+            costs, steps=functools.partial(self._step, micro_batch), selective=self._single_device_repeats(micro_batch)
         )
 
-    def _whole_repeats(self, micro_batch: int) -> RepeatedModules:
-        """Prices of running modules again where every replica is one device."""
-        graph, own, chosen = self.graph_at(micro_batch), self.profiles(micro_batch), precision(self._job.precision)
+    def _single_device_repeats(self, micro_batch: int) -> RepeatedModules:
+        """Prices of recomputing modules where every replica is one device."""
+        graph, profiles, number_formats = (
+            self.graph_at(micro_batch),
+            self.profiles(micro_batch),
+            precision(self._job.precision),
+        )
         blocks = self.chain.blocks
 
         def forward_s(b: int, places: tuple[int, ...]) -> np.ndarray:
             nodes = [blocks[b].nodes[place] for place in places]
-            return np.array([float(each.forward_s[nodes].sum()) for each in own])
+            return np.array([float(prices.forward_s[nodes].sum()) for prices in profiles])
 
         def size_of(b: int, place: int, position: int) -> float:
-            return wire_bytes(graph, self._reruns().operand(b, place, position), chosen)
+            return wire_bytes(graph, self._reruns().operand(b, place, position), number_formats)
 
-        def saved() -> Held:
-            return [tuple(kept.items()) for kept in block_storages(self.chain, own[0])]
+        def saved() -> KeptStorages:
+            return [tuple(kept.items()) for kept in block_storages(self.chain, profiles[0])]
 
         return RepeatedModules(self._reruns, saved, forward_s, size_of)
 
-    def _told_reruns(self) -> Reruns:
-        """What blocks run again for lists of modules, whatever the micro-batch size; which lists are worth trying is
-        told by a single sample, whatever batch the model was read with, if that can be changed."""
-        graph, job, chosen = self.graph, self._job, precision(self._job.precision)
+    def _find_reruns(self) -> Reruns:
+        """What blocks recompute for lists of modules; the same for all micro-batch sizes.
+
+        Which lists are worth trying is decided at one sample, or at the exported batch where that is fixed.
+        """
+        graph, job, number_formats = self.graph, self._job, precision(self._job.precision)
         try:
             batch = self.graph_at(1).batch
         except ModelError:  # a node stops the batch: all plans have the exported one
@@ -237,8 +243,10 @@ class Pricer:
             fused_attention=job.fused_attention, dropout=job.dropout, assume_dropout=job.assume_dropout
         )
         storages = Storages(graph) if is_priced(graph) else storages_in_training(graph, graph_specs(graph), options)
-        own, sized = self.profiles(batch)[device_types(self.cluster, job)[0]], self.graph_at(batch)
-        return Reruns(self.chain, own, storages.root, functools.partial(wire_bytes, sized, chosen=chosen))
+        prices, graph_at_batch = self.profiles(batch)[device_types(self.cluster, job)[0]], self.graph_at(batch)
+        return Reruns(
+            self.chain, prices, storages.root, functools.partial(wire_bytes, graph_at_batch, chosen=number_formats)
+        )
 
     def repeated_operators(self, repeats: tuple[str, ...]) -> int:
         """Number of operators that lists of modules run again.
@@ -249,24 +257,24 @@ class Pricer:
         return sum(len(rerun.places) for rerun in self._reruns().of(repeats))
 
     def _step(self, micro_batch: int, device_type: int, micro_batches: int, lookups: int) -> Step:
-        """What a step of data parallelism exchanges (`BlockCosts.steps`)."""
-        own, chosen = self.profiles(micro_batch)[device_type], precision(self._job.precision)
+        """Variables that a data-parallel step exchanges (`BlockCosts.steps`)."""
+        prices, number_formats = self.profiles(micro_batch)[device_type], precision(self._job.precision)
         return step_of(
             self.graph_at(micro_batch),
-            own.forward_s,
-            own.backward_s,
-            gradient_bytes=chosen.gradient_bytes,
-            weight_bytes=chosen.weight_bytes,
+            prices.forward_s,
+            prices.backward_s,
+            gradient_bytes=number_formats.gradient_bytes,
+            weight_bytes=number_formats.weight_bytes,
             micro_batches=micro_batches,
             lookups=lookups,
         )
 
     def in_words(self) -> str:
-        """The meshes, and what is chosen on them."""
+        """The space of shardings, in words."""
         if not self.meshes:
             return "every replica one device"
         shapes = ", ".join(map(axes_text, self.meshes))
-        given_up = sorted({words for inner in self._worked_on for words in inner.given_up})
+        given_up = sorted({words for inner in self._inner_costs_seen for words in inner.given_up})
         alone = "every replica one device, or " if allows_single_devices(self._job) else ""
         return (
             f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
@@ -274,65 +282,73 @@ class Pricer:
             + "".join(f"; without {words}" for words in given_up)
         )
 
-    def floors(self, micro_batch: int) -> list[tuple[BlockCosts, Key]]:
-        """By mesh, what no sharding on it is cheaper than: no communication, and everything cut evenly."""
-        meshes = [mesh for mesh in self.meshes if self._deals(mesh, micro_batch)]
+    def floors(self, micro_batch: int) -> list[tuple[BlockCosts, FloorKey]]:
+        """By mesh, lower bounds on the costs of any sharding: no communication, and everything split evenly."""
+        meshes = [mesh for mesh in self.meshes if self._divides_samples(mesh, micro_batch)]
         by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(ranks_of, meshes))}
         return [(by_ranks[ranks_of(mesh)], (mesh,)) for mesh in meshes]
 
     @staticmethod
-    def _deals(mesh: MeshAxes, micro_batch: int) -> bool:
-        """Whether a micro-batch can be dealt evenly to the ranks of a mesh that deal out samples."""
+    def _divides_samples(mesh: MeshAxes, micro_batch: int) -> bool:
+        """True if the expert axes of a mesh divide the samples of a micro-batch."""
         return micro_batch % math.prod(axis.size for axis in mesh if axis.role is AxisRole.EXPERT) == 0
 
     def shardings_of(self, micro_batch: int, ranks: int, context: int = 1, expert: int = 1) -> list[BlockCosts]:
-        """Every way worth trying to share operators on one tensor axis of so many ranks, beside axes that deal out
-        sequences and experts; of one rank the chain as it is."""
+        """Every sharding worth trying with TP, CP and EP of so many ranks; the unsharded chain if all are 1."""
         mesh = mesh_axes((ranks,), context, expert)
         if not mesh:
             return [self.costs(micro_batch)]
-        keys = (key for _, key in self._floors_on(micro_batch, mesh)) if self._deals(mesh, micro_batch) else ()
+        keys = (
+            (key for _, key in self._floors_on(micro_batch, mesh)) if self._divides_samples(mesh, micro_batch) else ()
+        )
         return [costs for key in keys for costs in self._shardings_on(micro_batch, *key)]
 
     def even_split(self, micro_batch: int) -> list[BlockCosts]:
-        """Shardings on the two largest meshes in a node, boundaries lying as is fastest on each."""
+        """Shardings on the two largest meshes inside a node, each with its fastest layout of boundaries."""
         node = self.cluster.node_size or self.cluster.device_count
-        found: list[BlockCosts] = []
-        usable = [mesh for mesh in self.meshes if ranks_of(mesh) <= node and self._deals(mesh, micro_batch)]
+        shardings: list[BlockCosts] = []
+        usable = [mesh for mesh in self.meshes if ranks_of(mesh) <= node and self._divides_samples(mesh, micro_batch)]
         for mesh in ([mesh for mesh in usable if not roles_of(mesh)] or usable)[-MOST_MESHES:]:
             floors = [(float(f.backward_s.sum()), key) for f, key in self._floors_on(micro_batch, mesh)]
-            found += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
-        return found
+            shardings += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()
+        return shardings
 
-    def refine(self, micro_batch: int, key: Key) -> tuple[Sequence[tuple[BlockCosts, Key]], Sequence[BlockCosts]]:
-        """Of a mesh that deals something out a floor with its exchanges; of that the floors by how boundaries lie; of
-        these the shardings that are worth trying, fastest first."""
+    def refine(
+        self, micro_batch: int, key: FloorKey
+    ) -> tuple[Sequence[tuple[BlockCosts, FloorKey]], Sequence[BlockCosts]]:
+        """Refine a floor by one step: closer floors with their keys, or the shardings worth trying, fastest first.
+
+        A mesh with context or expert axes first gets a floor with its exchanges. A mesh then gets one floor for each
+        layout of boundaries, and each of these its shardings.
+        """
         if len(key) == 1 and roles_of(key[0]):
-            return ((self._with_exchanges(micro_batch, key[0]), (*key, ())),), ()
+            return ((self._exchange_floor(micro_batch, key[0]), (*key, ())),), ()
         if not any(key[1:]):
             return self._floors_on(micro_batch, key[0]), ()
         return (), self._shardings_on(micro_batch, *key)
 
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
-        """The shardings on the mesh of one, boundaries lying as there, that closer prices of memory prefer."""
+        """More shardings on the mesh and boundaries of a given one, picked by finer steps of the price of memory."""
         entry = self.entry(micro_batch, number)
         return self._finer_on(micro_batch, entry.inner.mesh.axes, entry.sharded.boundaries)
 
-    def _finer(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
+    def _memory_shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
         inner = self._inner_on(micro_batch, mesh)
-        found = sharded_costs(inner, self._differentiable, boundaries=(boundary,), finer=True)
-        return tuple(self._numbered(inner, each) for each in found)
+        picks = sharded_costs(inner, self._differentiable, boundaries=(boundary,), finer=True)
+        return tuple(self._numbered(inner, picked) for picked in picks)
 
-    def _least(self, micro_batch: int, key: Key) -> BlockCosts | None:
-        """What no sharding on a mesh, boundaries lying as the key says, takes less time or memory than; its number is
-        negative, since no plan can have it. None where one of the offered shardings is both fastest and leanest.
+    def _leanest_floor(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
+        """Lower bounds on time and memory of all shardings on a mesh with one layout of boundaries.
+
+        The number of these costs is negative, since no plan can have them. None where one of the offered shardings is
+        both fastest and leanest.
 
         The least time of a block is exact, and so is what crosses boundaries; the least memory is that of the leanest
         points, which no point that is not far slower goes below by more than rounding.
         """
         floors = [floor for floor, own in self._floors_on(micro_batch, key[0]) if own == key]
         inner, training = self._inner_on(micro_batch, key[0]), self._training
-        number = next(self._below)
+        number = next(self._floor_numbers)
         lean = [
             sharded_block_costs(inner, each, training, self._differentiable, number)
             for each in leanest_costs(inner, key[1])
@@ -347,10 +363,10 @@ class Pricer:
             forward_s=floor.forward_s,
             backward_s=floor.backward_s,
             update_s=floor.update_s,
-            parameter_elements=SURE * np.minimum.reduce([each.parameter_elements for each in lean]),
+            parameter_elements=LEANEST_MARGIN * np.minimum.reduce([each.parameter_elements for each in lean]),
             shard_elements=_least_shards(lean),
             inner_replicas=(),
-            saved_bytes=SURE * np.minimum.reduce([each.saved_bytes for each in lean]),
+            saved_bytes=LEANEST_MARGIN * np.minimum.reduce([each.saved_bytes for each in lean]),
             workspace_bytes=floor.workspace_bytes,
             ties=floor.ties,
             kept_bytes=floor.kept_bytes,
@@ -359,43 +375,44 @@ class Pricer:
         )
 
     def _floor(self, micro_batch: int, ranks: int) -> BlockCosts:
-        """No communication, and an even share of everything on each rank, which works on it at its own speed."""
-        whole = self.costs(micro_batch)
+        """Lower bounds without communication: an even share of everything on each rank."""
+        one_rank = self.costs(micro_batch)
         forward_s, backward_s = self.profiles(micro_batch)[0].at(1 / ranks)
         blocks = self.chain.blocks
-        nothing = np.zeros(len(blocks) + 1)
+        no_bytes = np.zeros(len(blocks) + 1)
         return replace(
-            whole,
+            one_rank,
             forward_s=np.array([block_seconds(self.chain, forward_s)]),
             backward_s=np.array([[float(backward_s[list(b.nodes)].sum()) for b in blocks]]),
-            update_s=whole.update_s[:1] / ranks,
-            parameter_elements=whole.parameter_elements / ranks,
-            saved_bytes=whole.saved_bytes / ranks,
-            checkpoint_bytes=whole.checkpoint_bytes / ranks,
-            boundary_bytes=nothing,
-            gradient_boundary_bytes=nothing,
-            workspace_bytes=whole.workspace_bytes / ranks,
-            ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in whole.ties),
-            kept_bytes=None if whole.kept_bytes is None else whole.kept_bytes / ranks,
+            update_s=one_rank.update_s[:1] / ranks,
+            parameter_elements=one_rank.parameter_elements / ranks,
+            saved_bytes=one_rank.saved_bytes / ranks,
+            checkpoint_bytes=one_rank.checkpoint_bytes / ranks,
+            boundary_bytes=no_bytes,
+            gradient_boundary_bytes=no_bytes,
+            workspace_bytes=one_rank.workspace_bytes / ranks,
+            ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in one_rank.ties),
+            kept_bytes=None if one_rank.kept_bytes is None else one_rank.kept_bytes / ranks,
             ranks=ranks,
-            selective=whole.selective and EvenRepeats(whole.selective, ranks, self._reruns, forward_s),
+            selective=one_rank.selective and EvenRepeats(one_rank.selective, ranks, self._reruns, forward_s),
         )
 
     @functools.cached_property
-    def _largest(self) -> int:
-        """The global batch as a micro-batch; the exported one where a node stops the batch."""
+    def _largest_micro_batch(self) -> int:
+        """The global batch as micro-batch size; the exported size where the model's batch is fixed."""
         try:
             self.graph_at(self._job.global_batch)
         except ModelError:
             return self.graph.batch
         return self._job.global_batch
 
-    def _with_exchanges(self, micro_batch: int, mesh: MeshAxes) -> BlockCosts:
-        """The floor of a mesh with what its ranks exchange, from the largest micro-batch, which serves for all sizes: a
-        sample takes no longer in a larger one, since neither operators nor exchanges grow by more than in proportion,
-        and the larger one can be dealt out in all ways in which the smaller one can.
+    def _exchange_floor(self, micro_batch: int, mesh: MeshAxes) -> BlockCosts:
+        """The floor of a mesh with the communication of its ranks, scaled down from the largest micro-batch.
+
+        A sample takes no longer in a larger micro-batch, since neither operators nor exchanges grow by more than in
+        proportion, and a larger micro-batch can be split in all ways in which a smaller one can.
         """
-        floor, largest = self._floor(micro_batch, ranks_of(mesh)), self._largest
+        floor, largest = self._floor(micro_batch, ranks_of(mesh)), self._largest_micro_batch
         inner = self._inner_on(largest, mesh)
         if inner.whole:
             return floor
@@ -403,25 +420,25 @@ class Pricer:
         least_s = np.where(np.isfinite(each_s), each_s, 0.0) * micro_batch / largest
         return replace(floor, backward_s=np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s))
 
-    def _by_boundary(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, Key]]:
-        """Floors with the communication inside blocks, for each way in which boundaries may lie."""
+    def _boundary_floors(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, FloorKey]]:
+        """Floors with the communication inside blocks, one for each layout of boundaries."""
         floor, inner = self._floor(micro_batch, ranks_of(mesh)), self._inner_on(micro_batch, mesh)
-        found: list[tuple[BlockCosts, Key]] = []
+        floors: list[tuple[BlockCosts, FloorKey]] = []
         for boundary in () if inner.whole else inner.boundaries:
             least_s = inner.least_s(boundary)
             if np.isfinite(least_s).all():
                 backward_s = np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s)
-                found.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
-        return found
+                floors.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
+        return floors
 
     def _inner_costs(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
         as_layers = bool(self._job.structure.axes)
         between = self._job.structure.between_layers
-        layers = tuple(each for each in LAYERS if not between or each.value in between)
-        boundaries = layers if as_layers else InnerOptions().boundaries
-        found = self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
-        self._worked_on.append(found)
-        return found
+        allowed = tuple(boundary for boundary in LAYER_BOUNDARIES if not between or boundary.value in between)
+        boundaries = allowed if as_layers else InnerOptions().boundaries
+        inner = self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
+        self._inner_costs_seen.append(inner)
+        return inner
 
     def _inner_with(
         self,
@@ -432,8 +449,8 @@ class Pricer:
         *,
         as_layers: bool = False,
     ) -> InnerCosts:
-        job, chosen = self._job, precision(self._job.precision)
-        state = optimizer_state_bytes(job.optimizer, chosen)
+        job, number_formats = self._job, precision(self._job.precision)
+        state = optimizer_state_bytes(job.optimizer, number_formats)
         return inner_costs(
             self.chain,
             self.graph_at(micro_batch),
@@ -441,8 +458,8 @@ class Pricer:
             mesh_on(self.cluster, {axis.name: axis.size for axis in mesh}, copies=experts_of_row(self.graph)),
             options=InnerOptions(
                 boundaries=boundaries,
-                item_bytes=chosen.compute.bits / 8,
-                state=StateBytes(chosen.held_weight_bytes, chosen.held_gradient_bytes, state),
+                item_bytes=number_formats.compute.bits / 8,
+                state=StateBytes(number_formats.held_weight_bytes, number_formats.held_gradient_bytes, state),
                 micro_batches=max(1, job.global_batch // micro_batch),
                 options=Options(roles=roles_of(mesh), as_layers=as_layers),
                 forbidden=job.forbid,
@@ -451,25 +468,25 @@ class Pricer:
         )
 
     def _shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
-        """The shardings on a mesh that are worth trying, fastest first."""
+        """The shardings on a mesh worth trying, fastest first."""
         inner = self._inner_on(micro_batch, mesh)
-        found = sharded_costs(inner, self._differentiable, boundaries=(boundary,))
-        return tuple(self._numbered(inner, each) for each in found)
+        picks = sharded_costs(inner, self._differentiable, boundaries=(boundary,))
+        return tuple(self._numbered(inner, picked) for picked in picks)
 
     def _numbered(self, inner: InnerCosts, sharded: ShardedCosts, device_type: int = 0) -> BlockCosts:
-        """Costs of a sharding, the same on all device types, which gets the next number of its micro-batch size."""
-        known = self._known.setdefault(inner.micro_batch, [])
-        number = len(known) + 1
+        """Costs of a sharding under the next free number of its micro-batch size; the same on all device types."""
+        numbered = self._shardings_by_size.setdefault(inner.micro_batch, [])
+        number = len(numbered) + 1
         training = replace(self._training, device=self.cluster.devices[device_type])
         costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
         types = len(self.cluster.devices)
         repeats = sharded_repeats(inner, sharded, self._reruns, types)
         costs = replace(on_all_types(costs, types), selective=repeats)
-        known.append(Sharded(number, inner, sharded, costs))
+        numbered.append(Sharded(number, inner, sharded, costs))
         return costs
 
 
 def _least_shards(lean: Sequence[BlockCosts]) -> np.ndarray | None:
-    """[n] `BlockCosts.shard_elements` that no point goes below, None where ranks of a group hold nothing alike."""
+    """[n] lower bound on `BlockCosts.shard_elements`; None where ranks of a replica share no elements."""
     shards = [costs.shard_elements for costs in lean if costs.shard_elements is not None]
-    return SURE * np.minimum.reduce(shards) if shards else None
+    return LEANEST_MARGIN * np.minimum.reduce(shards) if shards else None

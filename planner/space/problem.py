@@ -1,5 +1,7 @@
-"""The problem of cutting a chain into stages, as numbers only; and several ways to share operators as one problem, in
-which every stage picks its own."""
+"""The problem of cutting a chain into stages, as numbers only.
+
+Problems of several shardings can be merged into one, in which each stage picks its own sharding (`joined`).
+"""
 
 from __future__ import annotations
 
@@ -120,13 +122,13 @@ class StageProblem:
         return int(self.saved_bytes.shape[-1])
 
     def stage(self, start: int, stop: int, option: int, way: int) -> StageChoice:
-        """A stage of some blocks that takes an option and a way to recompute."""
+        """The stage of blocks `start` to `stop` (exclusive) with an option and a way to recompute."""
         replicas, sharding, choice = int(self.replicas[option]), int(self.shardings[option]), str(self.ways[way])
         shared = self.ranks, sharding, self.context, self.expert
         return StageChoice(start, stop, replicas, choice == "always", *shared, recomputed_modules(choice))
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Configuration:
-        """The decision that chooses these stages."""
+        """The configuration with these stages."""
         full = sum(stage.replicas for stage in stages) == self.slice_devices
         return Configuration(
             stages=stages,
@@ -164,37 +166,42 @@ _LEAST = (
 
 
 def alike(costs: Sequence[BlockCosts]) -> list[tuple[BlockCosts, ...]]:
-    """Costs between which every stage of a plan can choose by itself, in the order of the first of each.
+    """Group costs between which each stage of a plan can choose independently, in the order of their first members.
 
-    They are of one micro-batch size, ranks, mesh and boundaries, and hold the same part of weights that blocks share:
-    how many bytes the gradients of these are does not depend on which stages they are summed over.
+    The costs of a group have one micro-batch size, mesh and layout of boundaries. They also have the same elements of
+    tied weights: the bytes of tied gradients must not depend on which stages sum them.
     """
-    found: dict[tuple[object, ...], list[BlockCosts]] = {}
-    for each in costs:
-        found.setdefault((each.micro_batch, each.ranks, each.label, each.ties), []).append(each)
-    return [tuple(group) for group in found.values()]
+    groups: dict[tuple[object, ...], list[BlockCosts]] = {}
+    for block_costs in costs:
+        groups.setdefault((block_costs.micro_batch, block_costs.ranks, block_costs.label, block_costs.ties), []).append(
+            block_costs
+        )
+    return [tuple(group) for group in groups.values()]
 
 
 def least_of(costs: Sequence[BlockCosts]) -> BlockCosts:
-    """What none of several costs that are `alike` is below, in any figure."""
+    """Lower bound, figure by figure, on several costs of one group of `alike`."""
     first = costs[0]
     if len(costs) == 1:
         return first
     values = {name: [getattr(c, name) for c in costs] for name in _LEAST}
-    least: dict[str, Any] = {n: None if each[0] is None else np.minimum.reduce(each) for n, each in values.items()}
+    least: dict[str, Any] = {
+        n: None if columns[0] is None else np.minimum.reduce(columns) for n, columns in values.items()
+    }
     inner = tuple(
-        replace(own, elements=np.minimum.reduce([c.inner_replicas[k].elements for c in costs]))
-        for k, own in enumerate(first.inner_replicas)
+        replace(entry, elements=np.minimum.reduce([c.inner_replicas[k].elements for c in costs]))
+        for k, entry in enumerate(first.inner_replicas)
     )
     selective = [c.selective for c in costs if c.selective is not None]
-    known = LeastRepeats(tuple(selective)) if len(selective) == len(costs) else None
-    return replace(first, **least, inner_replicas=inner, selective=known)
+    least_repeats = LeastRepeats(tuple(selective)) if len(selective) == len(costs) else None
+    return replace(first, **least, inner_replicas=inner, selective=least_repeats)
 
 
 def joined(problems: Sequence[StageProblem]) -> StageProblem:
-    """One problem with the options of several, which differ in costs that are `alike` alone.
+    """Merge problems of several shardings into one, so that each stage can pick its own sharding.
 
-    Options, places and kinds of the second follow those of the first, and so on.
+    The problems differ only in costs of one group of `alike`. Options, places and kinds of the second follow those of
+    the first, and so on.
     """
     first, count = problems[0], len(problems)
     if count == 1:

@@ -17,14 +17,14 @@ from planner.space.types import BlockCosts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageWay:
-    """One way to recompute a stage, by ranges of blocks i..j.
+    """Costs of one way to recompute a stage, by ranges of blocks i..j.
 
     Attributes:
-        recompute: all layers are repeated.
-        repeats: or modules of these names.
-        repeat_s: [t, n, n] seconds of the backward that run forward work again.
-        saved_bytes: [n, n] kept of each micro-batch in flight.
-        working_bytes: [n, n] what is needed beside of the one whose forward is repeated.
+        recompute: True if all layers are recomputed.
+        repeats: names of modules that are recomputed otherwise.
+        repeat_s: [t, n, n] seconds of recomputation in the backward.
+        saved_bytes: [n, n] activation bytes of each micro-batch in flight.
+        working_bytes: [n, n] further activation bytes of the micro-batch whose forward is being repeated.
     """
 
     recompute: bool
@@ -35,7 +35,7 @@ class StageWay:
 
     @property
     def choice(self) -> str:
-        """The way as a choice of recomputation says it (`Job.recompute`)."""
+        """The way as it is written in `Job.recompute`."""
         return ",".join(self.repeats) or ("always" if self.recompute else "never")
 
 
@@ -43,15 +43,15 @@ class Ranges:
     """Sums and maxima over blocks i..j; [.., n, n], by device type where times are; meaningful for i <= j.
 
     Attributes:
-        forward_s, backward_s: of all blocks, nothing repeated.
-        update_s: optimizer step, unsharded.
-        step_s: communication inside a replica once an update.
-        elements: trainable elements that a stage holds.
-        shard_elements: those left to a rank where ranks of a group that hold the same share them out.
-        alike: ranks of a group that do, on the mean of the stage's elements; 1 by 1 where none do.
-        inner: by `BlockCosts.inner_replicas`, the elements of a stage that are held so.
-        workspace_bytes: the largest.
-        saved_bytes: kept for a micro-batch in flight, nothing repeated.
+        forward_s, backward_s: seconds of all blocks, without recomputation.
+        update_s: seconds of the optimizer step, unsharded.
+        step_s: seconds of communication inside a replica once an update.
+        elements: trainable elements of a stage, tied ones counted once.
+        shard_elements: elements of a rank's shard where ranks of a replica hold the same elements and split them.
+        inner_shards: number of such shards, averaged over the stage's elements; [1, 1] ones if there are none.
+        inner: elements of a stage by entry of `BlockCosts.inner_replicas`.
+        workspace_bytes: largest workspace of a block.
+        saved_bytes: activation bytes of a micro-batch in flight, without recomputation.
     """
 
     def __init__(self, costs: BlockCosts) -> None:
@@ -59,56 +59,58 @@ class Ranges:
         self._ways: dict[tuple[str, bool], tuple[StageWay, ...]] = {}
         self.forward_s = range_sums(costs.forward_s)
         self.backward_s = range_sums(costs.backward_s)
-        charged = range_sums(costs.parameter_elements)
-        self.elements = charged - _repeated_elements([(tie.elements, tie.blocks) for tie in costs.ties], len(charged))
-        self.shard_elements, self.alike = self.elements, np.ones((1, 1))
+        block_sums = range_sums(costs.parameter_elements)
+        self.elements = block_sums - _repeated_elements(
+            [(tie.elements, tie.blocks) for tie in costs.ties], len(block_sums)
+        )
+        self.shard_elements, self.inner_shards = self.elements, np.ones((1, 1))
         if costs.shard_elements is not None:
-            shared = [(tie.shard_elements, tie.blocks) for tie in costs.ties]
-            self.shard_elements = range_sums(costs.shard_elements) - _repeated_elements(shared, len(charged))
+            tied_shards = [(tie.shard_elements, tie.blocks) for tie in costs.ties]
+            self.shard_elements = range_sums(costs.shard_elements) - _repeated_elements(tied_shards, len(block_sums))
             held = self.shard_elements > 0
-            self.alike = np.divide(self.elements, self.shard_elements, out=np.ones_like(charged), where=held)
+            self.inner_shards = np.divide(self.elements, self.shard_elements, out=np.ones_like(block_sums), where=held)
         self.inner = tuple(
             range_sums(inner.elements)
-            - _repeated_elements([(tie.elements, tie.blocks) for tie in inner.ties], len(charged))
+            - _repeated_elements([(tie.elements, tie.blocks) for tie in inner.ties], len(block_sums))
             for inner in costs.inner_replicas
         )
-        held = np.divide(self.elements, charged, out=np.zeros_like(charged), where=charged > 0)
+        held = np.divide(self.elements, block_sums, out=np.zeros_like(block_sums), where=block_sums > 0)
         self.update_s = range_sums(costs.update_s) * held
-        self.step_s = range_sums(_or_zeros(costs.step_s, charged))
+        self.step_s = range_sums(_or_zeros(costs.step_s, block_sums))
         self.workspace_bytes = range_maxima(costs.workspace_bytes)
         self.saved_bytes = costs.saved_bytes
 
     def parts(self, replicas: np.ndarray, group: Group | None) -> np.ndarray:
-        """[.., n or 1, n or 1] parts into which stages of so many replicas [..] cut what a group shards."""
-        cut = replicas[..., None, None]
-        return np.asarray(cut if group is None else cut * self.alike)
+        """[.., n or 1, n or 1] number of shards that a group makes of stages with so many replicas [..]."""
+        shards = replicas[..., None, None]
+        return np.asarray(shards if group is None else shards * self.inner_shards)
 
     def ways(self, choice: str, *, whole_stages: bool = False) -> tuple[StageWay, ...]:
-        """The ways to recompute that a choice leaves open, by the time they take, the fastest first.
+        """The ways to recompute that a choice allows, fastest first.
 
         Args:
             choice: as in `Job.recompute`.
-            whole_stages: a recomputed stage repeats all its work from what enters it, instead of layer by layer.
+            whole_stages: a recomputed stage repeats its whole forward from its input, instead of layer by layer.
 
         Raises:
-            UsageError: modules are named, and what they cost is not known.
+            UsageError: modules are named, and their prices are not known.
             JobError: the model has no module of a name.
         """
         key = choice, whole_stages
         if key not in self._ways:
             kept = range_sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
-            found = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
+            ways = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
             if (False, ()) in plain_ways(choice):
-                nothing = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
-                found.insert(0, StageWay(False, (), *nothing))
+                no_recompute = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
+                ways.insert(0, StageWay(False, (), *no_recompute))
             if (True, ()) in plain_ways(choice):
-                found.append(self._layers(kept, whole_stages=whole_stages))
-            self._ways[key] = tuple(found)
+                ways.append(self._layers(kept, whole_stages=whole_stages))
+            self._ways[key] = tuple(ways)
         return self._ways[key]
 
     def _selective(self, repeats: tuple[str, ...], kept: np.ndarray) -> StageWay:
         prices = selective_costs(self._costs, repeats)
-        # When a module is run again, the micro-batch has freed what was kept of its later blocks.
+        # By the time a module is recomputed, the micro-batch has freed the activations of the last block.
         working = np.maximum(range_maxima(prices.working_bytes) - kept, 0.0)
         return StageWay(False, repeats, range_sums(prices.repeat_s), prices.saved_bytes, working)
 
@@ -122,7 +124,7 @@ class Ranges:
         return StageWay(True, (), repeat_s, costs.checkpoint_bytes + kept, working)
 
     def least_activations(self, choice: str) -> np.ndarray:
-        """[n, n] bytes that one micro-batch needs under a recompute choice."""
+        """[n, n] fewest activation bytes that one micro-batch needs under a recompute choice."""
         return np.asarray(np.minimum.reduce([way.saved_bytes + way.working_bytes for way in self.ways(choice)]))
 
 
@@ -132,21 +134,21 @@ def _or_zeros(values: np.ndarray | None, like: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class StageNeeds:
-    """The least that stages of blocks i..j need, wherever they lie; [n, n] each, by last block j and then by first.
+    """Lower bounds on time and memory of stages of blocks i..j at any place; [n, n] by last block j, then first i.
 
-    A stage that goes on for more blocks never needs less, by these figures.
+    They never fall when a stage gets more blocks.
 
     Attributes:
-        whole_s: forward and backward of all blocks on the fastest device of each.
-        forward_before_s: [n] forward of the blocks before i.
-        before_s: [n] forward and backward of the blocks before i.
-        transfer_s: [n] handing activations over to a stage that begins with the block, and gradients back.
-        forward_s: forward.
-        plain_s: forward and backward, nothing repeated.
-        repeat_s: [ways, n, n] what recomputation adds, by way.
-        hiding_s: longest backward that any stage has.
-        limit: [ways, n, n] most micro-batches in flight that fit, by way; 0 where none does.
-        update_s: optimizer step, unsharded but over ranks of a group that hold the same.
+        whole_s: seconds of forward and backward of all blocks, each on its fastest device type.
+        forward_before_s: [n] forward seconds of the blocks before i.
+        before_s: [n] forward and backward seconds of the blocks before i.
+        transfer_s: [n] seconds to send activations to a stage that begins with the block, and gradients back.
+        forward_s: forward seconds.
+        plain_s: forward and backward seconds without recomputation.
+        repeat_s: [ways, n, n] seconds of recomputation.
+        hiding_s: backward seconds of the whole model with the slowest recomputation: no stage's backward is longer.
+        limit: [ways, n, n] most micro-batches in flight that fit in memory; 0 where none does.
+        update_s: seconds of the optimizer step, sharded only over ranks of a replica that hold the same elements.
         elements: trainable elements that replicas exchange.
     """
 
@@ -164,8 +166,10 @@ class StageNeeds:
     _first: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
 
     def first_blocks(self, kept: np.ndarray) -> np.ndarray:
-        """int64 [ways, len(kept), n]: by way to recompute, micro-batches in flight and last block the first block of
-        the longest stage that fits; n where none does."""
+        """int64 [ways, len(kept), n] first block of the longest stage that fits in memory; n where none does.
+
+        By way to recompute, micro-batches in flight and last block.
+        """
         for each in set(kept.tolist()) - self._first.keys():
             holds = self.limit >= each
             self._first[each] = np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1])
@@ -180,15 +184,23 @@ def stage_needs(
     transfer_s: np.ndarray,
     group: Group | None = None,
 ) -> StageNeeds:
-    """Needs of stages of which the weights and what goes with them take at least `resident_bytes` [n, n], and transfers
-    `transfer_s` [n]; `group` is what the update is sharded over. O(n^2)."""
+    """Lower bounds on what stages need; O(n^2).
+
+    Args:
+        ranges: costs of blocks i..j.
+        resident_bytes: [n, n] lower bound on the bytes of weights, gradients, optimizer state and workspace.
+        capacity_bytes: memory of the largest device.
+        recompute: as in `Job.recompute`.
+        transfer_s: [n] lower bound on the transfers before a stage.
+        group: ranks over which the update is sharded.
+    """
     update_s = ranges.update_s.min(axis=0) / ranges.parts(np.ones(()), group)
     both_s = ranges.forward_s + ranges.backward_s
     plain_s = both_s.min(axis=0)
     limits, ways = list[np.ndarray](), list[StageWay]()
     for way in ranges.ways(recompute):
-        limit = _limit(resident_bytes + way.working_bytes, way.saved_bytes, capacity_bytes)
-        if not ways or (limit > np.maximum.reduce(limits)).any():  # else a faster way fits wherever this one does
+        limit = _most_in_flight(resident_bytes + way.working_bytes, way.saved_bytes, capacity_bytes)
+        if not ways or (limit > np.maximum.reduce(limits)).any():  # else some faster way fits wherever this one does
             limits.append(limit)
             ways.append(way)
     forward_s, each_s = (np.diagonal(t, axis1=1, axis2=2).min(axis=0) for t in (ranges.forward_s, both_s))
@@ -202,23 +214,23 @@ def stage_needs(
         repeat_s=np.stack([_by_last(way.repeat_s.min(axis=0)) for way in ways]),
         hiding_s=float((ranges.backward_s + ways[-1].repeat_s).max(axis=0)[0, -1]),
         limit=np.stack([_by_last(limit) for limit in limits]),
-        update_s=_by_last(_least_of_longer(update_s)),
-        elements=_by_last(_least_of_longer(ranges.shard_elements)),
+        update_s=_by_last(_min_of_longer(update_s)),
+        elements=_by_last(_min_of_longer(ranges.shard_elements)),
     )
 
 
-def _limit(fixed_bytes: np.ndarray, each_bytes: np.ndarray, capacity_bytes: float) -> np.ndarray:
+def _most_in_flight(fixed_bytes: np.ndarray, each_bytes: np.ndarray, capacity_bytes: float) -> np.ndarray:
     limit = np.maximum(most_that_fit(fixed_bytes, each_bytes, capacity_bytes), 0).astype(np.float64)
-    return -_least_of_longer(-np.triu(limit))
+    return -_min_of_longer(-np.triu(limit))
 
 
-def _least_of_longer(table: np.ndarray) -> np.ndarray:
-    """For each stage the least among itself and those that go on for more blocks."""
+def _min_of_longer(table: np.ndarray) -> np.ndarray:
+    """For each stage, the least value among itself and all stages with the same first block and more blocks."""
     return np.asarray(np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1])
 
 
 def _repeated_elements(tied: Sequence[tuple[float, tuple[int, ...]]], count: int) -> np.ndarray:
-    """[n, n] elements that blocks i..j are charged for more than once."""
+    """[n, n] tied elements that the sum over blocks i..j counts more than once."""
     return np.triu(range_table(tied, count)[1])
 
 
@@ -235,6 +247,6 @@ def range_maxima(values: np.ndarray) -> np.ndarray:
 
 def framed(table: np.ndarray) -> np.ndarray:
     """[n, n] over blocks i..j inclusive to [n + 1, n + 1] over i..j-1; zero for i >= j."""
-    found = np.zeros((len(table) + 1, len(table) + 1))
-    found[:-1, 1:] = np.triu(table)
-    return found
+    frame = np.zeros((len(table) + 1, len(table) + 1))
+    frame[:-1, 1:] = np.triu(table)
+    return frame

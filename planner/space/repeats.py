@@ -1,9 +1,9 @@
-"""Selective recomputation: which operators of a block run again, what that frees, and what it costs.
+"""Selective recomputation: which operators of a block run again, which bytes that frees, and how long it takes.
 
-A module of a kind that drops its output (norms, activation functions) is run again before what it made is read next. Of
-one that keeps its output (an MLP, attention) all operators are run again before its backward; what operators outside
-keep of its results stays. In both cases the tensors that the operators read stay, or are made again themselves. Blocks
-are looked at one by one: no module reaches over two. The head (`head_block`) is never repeated.
+A module whose kind drops its output (norms, activation functions) is recomputed before its output is read next. A
+module that keeps its output (an MLP, attention) is recomputed as a whole before its backward; what operators outside
+keep of its results stays. In both cases the inputs of the recomputed operators stay, or are recomputed themselves.
+Blocks are handled one by one, since no module spans two. The head (`head_block`) is never recomputed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from planner.space.blocks import head_block, kept_table
 from planner.space.types import BlockCosts, RepeatCosts, Selective
 
 CHOICES = ("never", "always", "layers", "auto")
-"""What can be said of recomputation beside names of modules."""
+"""Values of `Job.recompute` other than names of modules."""
 
 MOST_OFFERED = 2
 """Lists of modules that a search tries."""
 
 WORTH = 0.1
-"""A list frees at least that part of all kept bytes more than the one before it."""
+"""Fraction of all kept bytes that a list must free beyond the list before it."""
 
 MOST_REPEATED = 0.7
-"""Part of the forward pass that a list repeats at the most: to repeat whole layers is another choice."""
+"""Largest fraction of the forward pass that a list may repeat; beyond it, whole layers are recomputed."""
 
 Slot = tuple[int, str]
-"""An operator's place in its block, and the number of its result, or `#` and what it keeps beside them."""
+"""A storage by the operator that makes it: the operator's place in its block, and the number of the output or, for
+what is kept beside the outputs, `#` and its name."""
 
-Held = Sequence[Sequence[tuple[str, float]]]
-"""By block, storages and their bytes."""
+KeptStorages = Sequence[Sequence[tuple[str, float]]]
+"""By block, the storages that it keeps for the backward pass, and their bytes."""
 
 
 def recomputed_modules(choice: str) -> tuple[str, ...]:
@@ -59,12 +60,12 @@ def plain_ways(choice: str) -> tuple[PlainWay, ...]:
 
 
 def is_allowed(choice: str, recompute: bool, repeats: tuple[str, ...]) -> bool:
-    """True if a choice leaves a stage open to repeat all layers, or these modules."""
+    """True if a choice allows a stage that repeats all layers (`recompute`), or these modules."""
     return (recompute, repeats) in plain_ways(choice) or (choice == "auto" and not recompute)
 
 
 def lists_of(choice: str, costs: BlockCosts) -> tuple[tuple[str, ...], ...]:
-    """Lists of modules of which stages may repeat one, those that take least time first."""
+    """Lists of modules of which a stage may recompute one, fastest first."""
     if choice == "auto":
         return () if costs.selective is None else costs.selective.offered
     return tuple(repeats for _, repeats in plain_ways(choice) if repeats)
@@ -72,12 +73,12 @@ def lists_of(choice: str, costs: BlockCosts) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What one block runs again, by places of its operators.
+    """What one block recomputes; operators are given by their place in the block.
 
     Attributes:
-        places: operators.
-        freed: storages that are not kept any more, and the number of the group of connected operators that makes each.
-        added: operands that must be kept instead: an operator that reads one, and the operand's position.
+        places: the recomputed operators.
+        freed: storages that are no longer kept, each with the number of the connected operators that make it.
+        added: inputs that must be kept instead: an operator that reads one, and its position.
     """
 
     places: tuple[int, ...] = ()
@@ -86,13 +87,13 @@ class Rerun:
 
 
 class Reruns:
-    """Operators that run again for lists of modules, by block.
+    """Finds the operators that each block recomputes for a list of modules.
 
     Args:
         chain: the blocks.
-        profile: what the operators keep and take, at any micro-batch size.
-        root: the tensor in whose storage a tensor lies.
-        size_of: bytes of a tensor.
+        profile: kept storages and times of the operators, at any micro-batch size.
+        root: gives the tensor that owns a tensor's storage.
+        size_of: gives the bytes of a tensor.
     """
 
     def __init__(
@@ -100,66 +101,65 @@ class Reruns:
     ) -> None:
         self.chain, self._graph, self._profile = chain, chain.graph, profile
         self._root, self._size_of = root, size_of
-        self._keeps = [frozenset(each.storage for each in own) for own in profile.saved]
-        self._last: dict[str, int] = {}
+        self._kept_by = [frozenset(each.storage for each in own) for own in profile.saved]
+        self._last_keeper: dict[str, int] = {}
         for b, block in enumerate(chain.blocks):
-            self._last.update((storage, b) for i in block.nodes for storage in self._keeps[i])
+            self._last_keeper.update((storage, b) for i in block.nodes for storage in self._kept_by[i])
         self._in_chain = frozenset(i for block in chain.blocks for i in block.nodes)
         self._owners = {node.key: i for i, node in enumerate(self._graph.nodes)}
-        self._known: dict[object, Rerun] = {}
+        self._cache: dict[object, Rerun] = {}
         self.of = functools.cache(self._of)
 
     def _of(self, repeats: tuple[str, ...]) -> tuple[Rerun, ...]:
-        """By block, what a list of modules makes it run again; O(nodes).
+        """By block, what it recomputes for a list of modules; O(nodes).
 
         Raises:
             JobError: the model has no module of a name.
         """
-        meant, head = self._meant(repeats), head_block(self.chain)
-        return tuple(Rerun() if b == head else self._rerun(b, *meant) for b in range(len(self.chain.blocks)))
+        nodes, head = self._modules_nodes(repeats), head_block(self.chain)
+        return tuple(Rerun() if b == head else self._rerun(b, *nodes) for b in range(len(self.chain.blocks)))
 
-    def _meant(self, repeats: Sequence[str]) -> tuple[frozenset[int], frozenset[int]]:
-        """Operators of modules whose results are dropped, too, and of those whose results stay."""
+    def _modules_nodes(self, repeats: Sequence[str]) -> tuple[frozenset[int], frozenset[int]]:
+        """Operators of modules whose outputs are dropped, and of modules whose outputs are kept."""
         dropping, grouped = frozenset[int](), frozenset[int]()
         for name in repeats:
             nodes = module_nodes(self._graph, name)
             if not nodes:
-                raise _unknown(self._graph, name)
+                raise _unknown_module(self._graph, name)
             dropping, grouped = (dropping | nodes, grouped) if drops_output(name) else (dropping, grouped | nodes)
         return dropping - grouped, grouped
 
     def _rerun(self, b: int, dropping: frozenset[int], grouped: frozenset[int]) -> Rerun:
-        """What one block runs again; worked out once for blocks of one structure of which the same operators are
-        meant."""
+        """What one block recomputes; computed once for blocks of the same structure."""
         block, outputs = self.chain.blocks[b], [self._graph.nodes[i].outputs for i in self.chain.blocks[b].nodes]
         if not (dropping | grouped).intersection(block.nodes):
             return Rerun()
-        marks = tuple((i in dropping, i in grouped, len(self._keeps[i])) for i in block.nodes)
-        later = tuple(self._last.get(name, -1) > b for names in outputs for name in names)
+        marks = tuple((i in dropping, i in grouped, len(self._kept_by[i])) for i in block.nodes)
+        later = tuple(self._last_keeper.get(name, -1) > b for names in outputs for name in names)
         key = (block.signature, marks, later)
-        if key not in self._known:
-            self._known[key] = self._worked_out(b, dropping.intersection(block.nodes), grouped)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._find_rerun(b, dropping.intersection(block.nodes), grouped)
+        return self._cache[key]
 
-    def _worked_out(self, b: int, dropping: frozenset[int], grouped: frozenset[int]) -> Rerun:
+    def _find_rerun(self, b: int, dropping: frozenset[int], grouped: frozenset[int]) -> Rerun:
         nodes = self.chain.blocks[b].nodes
         groups = self._connected(grouped.intersection(nodes))
         keepers: dict[str, set[int]] = {}
         for i in nodes:
-            for storage in self._keeps[i]:
+            for storage in self._kept_by[i]:
                 keepers.setdefault(storage, set()).add(i)
         freed = {
             storage: maker
             for storage, keeping in keepers.items()
             if (maker := self._maker(storage)) in dropping
             or {groups.get(k) for k in keeping} == {groups.get(maker, -1)}
-            if self._last[storage] <= b
+            if self._last_keeper[storage] <= b
         }
-        wanted = {groups[maker] for maker in freed.values() if maker in groups}
-        run = {i for i, group in groups.items() if group in wanted} | (set(freed.values()) - groups.keys())
-        run, added = self._closed(run, keepers.keys() - freed.keys(), dropping)
-        parts, place = self._connected(run), {i: k for k, i in enumerate(nodes)}
-        slots = sorted((self._slot(name, place[maker], maker), parts[maker]) for name, maker in freed.items())
+        needed_groups = {groups[maker] for maker in freed.values() if maker in groups}
+        run = {i for i, group in groups.items() if group in needed_groups} | (set(freed.values()) - groups.keys())
+        run, added = self._with_inputs(run, keepers.keys() - freed.keys(), dropping)
+        connected, place = self._connected(run), {i: k for k, i in enumerate(nodes)}
+        slots = sorted((self._slot(name, place[maker], maker), connected[maker]) for name, maker in freed.items())
         return Rerun(
             tuple(sorted(place[i] for i in run)), tuple(slots), tuple((place[i], position) for i, position in added)
         )
@@ -172,25 +172,25 @@ class Reruns:
         outputs = self._graph.nodes[maker].outputs
         return place, str(outputs.index(storage)) if storage in outputs else f"#{storage.rpartition('#')[2]}"
 
-    def _closed(
+    def _with_inputs(
         self, run: set[int], kept: set[str], dropping: frozenset[int]
     ) -> tuple[set[int], list[tuple[int, int]]]:
-        """Operators with those that must run before them, and operands that have to be kept for it."""
-        left, added = sorted(run), dict[str, tuple[int, int]]()
-        while left:
-            node = left.pop()
+        """The operators with those that must run before them, and the inputs that must be kept for it."""
+        pending, added = sorted(run), dict[str, tuple[int, int]]()
+        while pending:
+            node = pending.pop()
             for position, root, maker in self._operands(node):
                 if root in kept or maker in run or root in added:
                     continue
                 if maker in dropping:
                     run.add(maker)
-                    left.append(maker)
+                    pending.append(maker)
                 else:
                     added[root] = (node, position)
         return run, [added[root] for root in sorted(added)]
 
     def _operands(self, node: int) -> Iterator[tuple[int, str, int]]:
-        """Activations that an operator reads: position, storage, and the operator that makes it."""
+        """Activations that an operator reads: position, storage, and producer."""
         graph = self._graph
         for position, name in enumerate(graph.nodes[node].inputs):
             if name and graph.tensors[name].kind is TensorKind.ACTIVATION and name not in graph.sources:
@@ -199,96 +199,102 @@ class Reruns:
                     yield position, root, graph.producer[root]
 
     def _connected(self, nodes: Set[int]) -> dict[int, int]:
-        """Numbers of the groups of operators that read each other's results."""
-        beside: dict[int, list[int]] = {i: [] for i in sorted(nodes)}
-        for node in beside:
+        """By operator, the number of its connected group: operators that read each other's results."""
+        neighbours: dict[int, list[int]] = {i: [] for i in sorted(nodes)}
+        for node in neighbours:
             for _, _, maker in self._operands(node):
-                if maker in beside:
-                    beside[node].append(maker)
-                    beside[maker].append(node)
-        found: dict[int, int] = {}
-        for start in beside:
-            left = [] if start in found else [start]
-            while left:
-                node = left.pop()
-                if node not in found:
-                    found[node] = start
-                    left += beside[node]
-        return found
+                if maker in neighbours:
+                    neighbours[node].append(maker)
+                    neighbours[maker].append(node)
+        group_of: dict[int, int] = {}
+        for start in neighbours:
+            pending = [] if start in group_of else [start]
+            while pending:
+                node = pending.pop()
+                if node not in group_of:
+                    group_of[node] = start
+                    pending += neighbours[node]
+        return group_of
 
     def storage(self, b: int, slot: Slot) -> str:
-        """A storage of a block by its slot."""
-        place, what = slot
+        """Name of a storage of a block, by its slot."""
+        place, name = slot
         node = self._graph.nodes[self.chain.blocks[b].nodes[place]]
-        return f"{node.key}{what}" if what.startswith("#") else node.outputs[int(what)]
+        return f"{node.key}{name}" if name.startswith("#") else node.outputs[int(name)]
 
     def operand(self, b: int, place: int, position: int) -> str:
-        """A tensor that an operator of a block reads."""
+        """Name of a tensor that an operator of a block reads."""
         return self._graph.nodes[self.chain.blocks[b].nodes[place]].inputs[position]
 
     @functools.cached_property
     def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules that are worth trying, each with the operators of the one before and more: greedily the
-        modules that free most bytes for a second of work."""
-        alike = Counter(block.signature for block in self.chain.blocks)
-        first = {block.signature: b for b, block in reversed(list(enumerate(self.chain.blocks)))}
-        counted = [(b, alike[signature]) for signature, b in first.items() if b != head_block(self.chain)]
+        """Lists of modules worth trying, each containing the operators of the list before it.
+
+        Greedy: the module that frees most bytes a second of recomputation is added next.
+        """
+        block_counts = Counter(block.signature for block in self.chain.blocks)
+        first_blocks = {block.signature: b for b, block in reversed(list(enumerate(self.chain.blocks)))}
+        counted = [(b, block_counts[signature]) for signature, b in first_blocks.items() if b != head_block(self.chain)]
         total_s = sum(n * float(self._profile.forward_s[list(self.chain.blocks[b].nodes)].sum()) for b, n in counted)
         total = sum(n * sum(self._sizes(b).values()) for b, n in counted)
-        left = [name for name, kind in MODULE_KINDS.items() if kind.usual and module_nodes(self._graph, name)]
+        candidates = [name for name, kind in MODULE_KINDS.items() if kind.usual and module_nodes(self._graph, name)]
         modules, freed, seconds = tuple[str, ...](), 0.0, 0.0
         lists, offered = list[tuple[str, ...]](), 0.0
-        while left and len(lists) < MOST_OFFERED:
-            tried = {name: self._worth((*modules, name), counted) for name in left}
-            useful = {name: own for name, own in tried.items() if own[0] > freed and own[1] <= MOST_REPEATED * total_s}
-            if not useful:
+        while candidates and len(lists) < MOST_OFFERED:
+            savings_by_name = {name: self._savings((*modules, name), counted) for name in candidates}
+            improving = {
+                name: savings
+                for name, savings in savings_by_name.items()
+                if savings[0] > freed and savings[1] <= MOST_REPEATED * total_s
+            }
+            if not improving:
                 break
-            best = max(useful, key=lambda n: (useful[n][0] - freed) / max(useful[n][1] - seconds, 1e-12))
-            within, (freed, seconds) = module_nodes(self._graph, best), useful[best]
-            modules = (*(name for name in modules if not module_nodes(self._graph, name) <= within), best)
-            left.remove(best)
+            best = max(improving, key=lambda n: (improving[n][0] - freed) / max(improving[n][1] - seconds, 1e-12))
+            best_nodes, (freed, seconds) = module_nodes(self._graph, best), improving[best]
+            modules = (*(name for name in modules if not module_nodes(self._graph, name) <= best_nodes), best)
+            candidates.remove(best)
             if freed - offered >= WORTH * total:
                 lists.append(modules)
                 offered = freed
         return tuple(lists)
 
-    def _worth(self, repeats: tuple[str, ...], counted: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        """Bytes that a list frees in some blocks, each so many times, and seconds of what runs again."""
-        freed, seconds, meant = 0.0, 0.0, self._meant(repeats)
+    def _savings(self, repeats: tuple[str, ...], counted: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        """Bytes that a list frees, and seconds that it recomputes, in blocks that occur so many times each."""
+        freed, seconds, nodes_meant = 0.0, 0.0, self._modules_nodes(repeats)
         for b, count in counted:
-            rerun, sizes = self._rerun(b, *meant), self._sizes(b)
+            rerun, sizes = self._rerun(b, *nodes_meant), self._sizes(b)
             nodes = [self.chain.blocks[b].nodes[place] for place in rerun.places]
-            own = float(sum(sizes[self.storage(b, slot)] for slot, _ in rerun.freed))
-            own -= sum(self._size_of(self.operand(b, *at)) for at in rerun.added)
-            freed, seconds = freed + count * own, seconds + count * float(self._profile.forward_s[nodes].sum())
+            block_bytes = float(sum(sizes[self.storage(b, slot)] for slot, _ in rerun.freed))
+            block_bytes -= sum(self._size_of(self.operand(b, *at)) for at in rerun.added)
+            freed, seconds = freed + count * block_bytes, seconds + count * float(self._profile.forward_s[nodes].sum())
         return freed, seconds
 
     def _sizes(self, b: int) -> dict[str, int]:
         return {s.storage: s.byte_count for i in self.chain.blocks[b].nodes for s in self._profile.saved[i]}
 
 
-def _unknown(graph: Graph, name: str) -> JobError:
+def _unknown_module(graph: Graph, name: str) -> JobError:
     if name in MODULE_KINDS:
-        has = ", ".join(kind for kind in MODULE_KINDS if module_nodes(graph, kind)) or "none that has a name"
-        return JobError(f"the model has no {name} to recompute", hint=f"its modules: {has}")
-    known = {*CHOICES, *MODULE_KINDS, *(called for node in graph.nodes for called in node_names(node))}
+        present = ", ".join(kind for kind in MODULE_KINDS if module_nodes(graph, kind)) or "none that has a name"
+        return JobError(f"the model has no {name} to recompute", hint=f"its modules: {present}")
+    known = {*CHOICES, *MODULE_KINDS, *(part for node in graph.nodes for part in node_names(node))}
     return JobError(f"nothing to recompute is called {name!r}", hint=did_you_mean(name, known))
 
 
 class RepeatedModules:
-    """Prices of running modules again (`planner.space.types.Selective`).
+    """Prices of recomputing modules (`planner.space.types.Selective`).
 
     Args:
-        reruns: the operators, by block; called where they are needed.
-        saved: by block, what it keeps where nothing is repeated; called likewise.
-        forward_s: [t] seconds of the operators of a block at some places, by device type.
-        size_of: bytes of an operand: block, place of the operator that reads it, position.
+        reruns: gives the recomputed operators; called at the first price.
+        saved: gives what blocks keep without recomputation; called at each new price.
+        forward_s: gives the [t] forward seconds of a block's operators at some places, by device type.
+        size_of: gives the bytes of an input, by block, place of the operator that reads it, and position.
     """
 
     def __init__(
         self,
         reruns: Callable[[], Reruns],
-        saved: Callable[[], Held],
+        saved: Callable[[], KeptStorages],
         forward_s: Callable[[int, tuple[int, ...]], np.ndarray],
         size_of: Callable[[int, int, int], float],
     ) -> None:
@@ -297,11 +303,11 @@ class RepeatedModules:
 
     @property
     def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules that are worth trying."""
+        """Lists of modules worth trying."""
         return self._reruns().offered
 
     def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """The prices of a list of modules."""
+        """Prices of recomputing a list of modules."""
         return self._priced(repeats)
 
     def _price(self, repeats: tuple[str, ...]) -> RepeatCosts:
@@ -322,12 +328,12 @@ class RepeatedModules:
 
 @dataclass(frozen=True)
 class EvenRepeats:
-    """What no sharding over some ranks is below when it repeats modules: an even share and no communication.
+    """Lower bound on recomputing modules under any sharding over some ranks: an even share, no communication.
 
     Attributes:
         whole: prices on one rank.
-        ranks: of a replica.
-        reruns: the operators, by block.
+        ranks: ranks of a replica.
+        reruns: gives the recomputed operators.
         forward_s: [nodes] seconds of each operator's share.
     """
 
@@ -338,11 +344,11 @@ class EvenRepeats:
 
     @property
     def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules that are worth trying."""
+        """Lists of modules worth trying."""
         return self.whole.offered
 
     def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """The least of a list of modules."""
+        """Lower bounds for a list of modules."""
         whole, reruns = self.whole(repeats), self.reruns()
         seconds = [
             float(self.forward_s[[block.nodes[place] for place in rerun.places]].sum())
@@ -355,17 +361,17 @@ class EvenRepeats:
 
 @dataclass(frozen=True)
 class LeastRepeats:
-    """What none of several prices is below."""
+    """Lower bound on several prices of recomputing modules."""
 
     several: tuple[Selective, ...]
 
     @property
     def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules that are worth trying."""
+        """Lists of modules worth trying."""
         return self.several[0].offered
 
     def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """The least of a list of modules."""
+        """Lower bounds for a list of modules."""
         prices = [each(repeats) for each in self.several]
         least = [
             np.minimum.reduce([getattr(p, name) for p in prices])
@@ -375,10 +381,10 @@ class LeastRepeats:
 
 
 def selective_costs(costs: BlockCosts, repeats: tuple[str, ...]) -> RepeatCosts:
-    """Prices of running modules again.
+    """Prices of recomputing modules.
 
     Raises:
-        UsageError: they are not known.
+        UsageError: the costs have none.
         JobError: the model has no module of a name.
     """
     if costs.selective is None:

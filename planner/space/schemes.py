@@ -1,4 +1,4 @@
-"""The judge's part about exchange schemes: data parallelism by a scheme of `planner.exchange`."""
+"""Judge data parallelism by an exchange scheme (`planner.exchange`)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HOST_ACCESS_BYTE_PER_S = 3 * HOST_SUM_BYTE_PER_S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SchemeExchange:
-    """What a configuration's scheme exchanges, and what that costs.
+    """The exchange of a configuration's scheme, and its costs.
 
     Attributes:
         scheme: the scheme.
         step: the variables of one optimizer step.
         exchange: its price through the ports of the cluster.
-        host_s: seconds that rows on servers need beside the network; nothing hides them.
+        host_s: seconds of host work for rows on servers, beside the network; nothing hides them.
     """
 
     scheme: Scheme
@@ -73,7 +73,7 @@ def exchange_of(costs: BlockCosts, cluster: Cluster, job: Job, configuration: Co
 
 
 def _obstacle(configuration: Configuration) -> str:
-    """Why no scheme can serve a configuration, empty where one may."""
+    """Why no scheme can serve a configuration; empty if one may."""
     scheme = configuration.exchange
     if len(configuration.stages) > 1:
         return f"the exchange scheme {scheme} serves one stage of the whole model, not {len(configuration.stages)}"
@@ -86,19 +86,23 @@ def _obstacle(configuration: Configuration) -> str:
     return ""
 
 
-def _host_s(step: Step, exchange: Exchange, chosen: Precision, optimizer: str, ranks: int) -> float:
-    """Seconds of what rows on servers need beside the network: ways to the devices, sums and updates in host memory.
+def _host_s(step: Step, exchange: Exchange, number_formats: Precision, optimizer: str, ranks: int) -> float:
+    """Seconds of host work for rows on servers: copies to the devices, sums and updates in host memory.
 
-    Nothing hides it: rows are looked up before the forward, and their gradients are complete after the backward. A
-    machine's servers have as many rows to work on as its ranks touch, when partitions are spread evenly.
+    Nothing hides them: rows are looked up before the forward, and their gradients are complete after the backward.
+    Partitions are spread evenly, so the servers of a machine handle as many rows as its ranks touch.
     """
     served = {placement.variable for placement in exchange.placements}
-    own = [v for v in step.variables if v.sparse and v.name in served and exchange.memory.server_optimizer]
-    moved = sum(v.touched * (v.gradient_bytes + v.pulled_bytes) for v in own)
-    elements = sum(v.touched * v.gradient_bytes for v in own) / chosen.gradient_bytes
-    state_bytes = optimizer_state_bytes(optimizer, chosen)
-    updated = elements * (2 * state_bytes + chosen.gradient_bytes + chosen.held_weight_bytes)
-    return moved / ranks / HOST_WAY_BYTE_PER_S + moved / HOST_SUM_BYTE_PER_S + updated / HOST_ACCESS_BYTE_PER_S
+    served_variables = [v for v in step.variables if v.sparse and v.name in served and exchange.memory.server_optimizer]
+    moved_bytes = sum(v.touched * (v.gradient_bytes + v.pulled_bytes) for v in served_variables)
+    elements = sum(v.touched * v.gradient_bytes for v in served_variables) / number_formats.gradient_bytes
+    state_bytes = optimizer_state_bytes(optimizer, number_formats)
+    updated_bytes = elements * (2 * state_bytes + number_formats.gradient_bytes + number_formats.held_weight_bytes)
+    return (
+        moved_bytes / ranks / HOST_WAY_BYTE_PER_S
+        + moved_bytes / HOST_SUM_BYTE_PER_S
+        + updated_bytes / HOST_ACCESS_BYTE_PER_S
+    )
 
 
 def judged_exchange(
@@ -113,10 +117,10 @@ def judged_exchange(
         return None, (Violation("option", 0, str(error)),)
 
 
-def with_scheme(terms: StageTerms, found: SchemeExchange) -> StageTerms:
-    """The terms of a stage without ZeRO, its gradients exchanged by a scheme instead of at the end of the iteration."""
-    exchange, memory, kept = found.exchange, terms.memory, found.exchange.memory
-    exposed_s = exchange.exposed_s + found.host_s
+def with_scheme(terms: StageTerms, priced: SchemeExchange) -> StageTerms:
+    """The terms of a stage without ZeRO, with its gradients exchanged by a scheme."""
+    exchange, memory, kept = priced.exchange, terms.memory, priced.exchange.memory
+    exposed_s = exchange.exposed_s + priced.host_s
     return dataclasses.replace(
         terms,
         sync_s=max(exchange.seconds, exposed_s),

@@ -1,4 +1,4 @@
-"""The costs of a chain of which several ranks share every operator: the points that its blocks picked, as arrays."""
+"""Costs of a chain whose operators are shared by several ranks, from the points that its blocks picked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GAT
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What of a job the costs of a sharded chain depend on: the device type, number formats, the optimizer."""
+    """The device type, number formats and optimizer that the costs of a sharded chain depend on."""
 
     device: Device
     precision: Precision
@@ -46,8 +46,8 @@ def sharded_block_costs(
 ) -> BlockCosts:
     """Costs of one rank for a chain whose blocks are sharded on a mesh.
 
-    What every rank of the mesh holds at a boundary is sent in equal parts by all of them, and gathered on the other
-    side (Narayanan et al., SC 2021, section 4.1).
+    Ranks that hold the same tensor at a boundary send equal parts of it, which are gathered on the other side
+    (Narayanan et al., SC 2021, section 4.1).
 
     Args:
         inner: the points of the blocks.
@@ -97,28 +97,28 @@ def sharded_block_costs(
 
 
 def _shard_elements(elements: np.ndarray, inner_replicas: Sequence[InnerReplicas]) -> np.ndarray:
-    """[n] elements that are left to a rank where those that hold the same share them out."""
-    left = elements.copy()
+    """[n] elements of a rank's shard where ranks that hold the same elements split them."""
+    shards = elements.copy()
     for inner in inner_replicas:
-        left -= inner.elements * (1 - 1 / inner.ranks)
-    return left
+        shards -= inner.elements * (1 - 1 / inner.ranks)
+    return shards
 
 
 def _multiplicities(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, int]:
-    """By parameter, ranks of the mesh that work on different samples or steps and hold the same of it."""
+    """By parameter, number of ranks that hold the same elements of it and work on different samples or steps."""
     return {name: inner.mesh.ranks_along(axes) for name, axes in sharded.whole_on.items()}
 
 
 def _inner_replicas(inner: InnerCosts, sharded: ShardedCosts) -> Iterator[InnerReplicas]:
-    """What ranks of the mesh hold alike, for every set of axes that deal out samples or steps."""
+    """Weights that several ranks of the mesh hold, for every set of axes that split samples or steps."""
     dealing, mesh = inner.options.options.dealing, inner.mesh
     counts = _multiplicities(inner, sharded)
     for axes in (each for n in range(1, len(dealing) + 1) for each in itertools.combinations(dealing, n)):
-        own = [
+        parameters = [
             tuple((name, size) for name, size in block.parameters if sharded.whole_on[name] == axes)
             for block in sharded.held
         ]
-        elements, ties = tied_parameters(own, counts)
+        elements, ties = tied_parameters(parameters, counts)
         yield InnerReplicas(mesh.ranks_along(axes), elements, ties, {kind: mesh.terms(kind, axes) for kind in _SUMMING})
 
 
@@ -130,11 +130,11 @@ def _along(inner: InnerCosts, role: AxisRole) -> int:
 def sharded_repeats(
     inner: InnerCosts, sharded: ShardedCosts, reruns: Callable[[], Reruns], types: int
 ) -> RepeatedModules:
-    """Prices of running modules of a sharded chain again, on one rank; the same on so many device types."""
+    """Prices of recomputing modules of a sharded chain, on one rank; the same on `types` device types."""
     seconds: dict[tuple[int, tuple[int, ...]], float] = {}
 
     def solved(b: int, place: int) -> int:
-        """The operator of the block that was solved."""
+        """The operator at that place of the block, in the block's sharding problem."""
         members, block = inner.blocks[b].points.block.ends.members, inner.chain.blocks[b]
         return members[len(block.side) + place]
 
@@ -157,7 +157,7 @@ def sharded_repeats(
 
 
 def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
-    """Costs that were worked out for one device type, taken for all of them."""
+    """Repeat the costs of the first device type for all types."""
     if types == 1:
         return costs
     forward_s, backward_s, update_s = (
@@ -167,14 +167,14 @@ def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
 
 
 def sharding_label(inner: InnerCosts, sharded: ShardedCosts) -> str:
-    """A mesh and how boundaries lie on it, `2 x 8, batch/sequence`: stages that hand over tensors have it in common."""
+    """Mesh and boundary layout in words, `2 x 8, batch/sequence`; all stages of a pipeline have the same."""
     return f"{axes_text(inner.mesh.axes)}, {sharded.label}"
 
 
 def _crossing(
     inner: InnerCosts, tensors: Mapping[str, tuple[float, tuple[int, ...]]], sent: frozenset[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[n + 1] bytes that a rank sends over each boundary, and seconds to gather there what came in parts."""
+    """[n + 1] bytes that a rank sends over each boundary, and seconds of the all-gather of parts after it."""
     chain, mesh = inner.chain, inner.mesh
     by_axes: dict[tuple[int, ...], dict[str, float]] = {}
     for name, (size, axes) in tensors.items():
@@ -182,19 +182,19 @@ def _crossing(
             by_axes.setdefault(axes, {})[name] = size
     part_bytes, gather_s = np.zeros(len(chain.blocks) + 1), np.zeros(len(chain.blocks) + 1)
     for axes, sizes in sorted(by_axes.items()):
-        whole = chain.boundary_sums(sizes)
-        part_bytes += whole / mesh.ranks_along(axes)
-        gather_s += [float(mesh.seconds(Collective.ALL_GATHER, axes, size)) if size else 0.0 for size in whole]
+        full_bytes = chain.boundary_sums(sizes)
+        part_bytes += full_bytes / mesh.ranks_along(axes)
+        gather_s += [float(mesh.seconds(Collective.ALL_GATHER, axes, size)) if size else 0.0 for size in full_bytes]
     return part_bytes, gather_s
 
 
 def _boundary_tensors(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, tuple[float, tuple[int, ...]]]:
-    """Of each tensor that crosses a boundary the bytes that a rank has, and the axes on which all have the same."""
-    found, options, sizes = {}, inner.options, inner.mesh.sizes
+    """By tensor that crosses a boundary, bytes on a rank, and the mesh axes on which it is replicated."""
+    tensors, options, sizes = {}, inner.options, inner.mesh.sizes
     for name in sorted(inner.chain.handed_on):
         tensor = inner.graph.tensors[name]
         layout = sharded.layouts[name]
         axes = tuple(a for a, part in enumerate(layout) if part == REPLICATED)
-        each = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
-        found[name] = each * shard_elements(tensor.shape, layout, sizes), axes
-    return found
+        item_bytes = options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
+        tensors[name] = item_bytes * shard_elements(tensor.shape, layout, sizes), axes
+    return tensors

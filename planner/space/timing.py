@@ -1,4 +1,4 @@
-"""The time of a priced configuration: its orders of work, played with the durations of its stages."""
+"""The time of a priced configuration, by playing its schedule with the durations of its stages, and a lower bound."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from planner.space.types import Certificate, Evaluation, StageTerms
 from planner.space.workers import pipeline_of
 
 MOST_MICRO_BATCHES = 1_000_000
-"""Micro-batches of one copy of a pipeline that are played at the most: every action of them is."""
+"""Most micro-batches of one copy of a pipeline that are played, since every action of each is."""
 
 ALONE = "this configuration alone, in any order of its work"
-"""What the bound of a configuration that was not searched for speaks of."""
+"""The space of the bound of a configuration that was named, not searched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timing:
-    """What playing a configuration found.
+    """The result of playing a configuration.
 
     Attributes:
-        iteration_s: time of an iteration: of the global batch, by the schedule's convention.
-        bubble: share of the workers' time in which they compute nothing.
-        trace: what was played, of one copy: one iteration, or as many as show the pace.
+        iteration_s: seconds of an iteration, by the schedule's convention.
+        bubble: fraction of the workers' time in which they are idle.
+        trace: the played actions of one copy: one iteration, or as many as show the steady pace.
     """
 
     iteration_s: float
@@ -38,47 +38,48 @@ class Timing:
 
 
 def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed: Collection[int] = ()) -> StageTimes:
-    """Durations of actions by stage; where orders repeat forwards by actions of their own, backwards are without them.
+    """Durations of actions by stage; where recomputation is an action of its own, backwards are without it.
 
     A weight gradient takes half of its backward without recomputation.
     """
-    again = np.array([t.recompute_s for t in stages])
-    own = again if len(recomputed) else np.zeros_like(again)
+    recompute_s = np.array([t.recompute_s for t in stages])
+    separate_s = recompute_s if len(recomputed) else np.zeros_like(recompute_s)
     return StageTimes.of(
         [t.forward_s for t in stages],
-        np.array([t.backward_s for t in stages]) - own,
+        np.array([t.backward_s for t in stages]) - separate_s,
         [t.receive_s for t in stages],
         [t.exposed_sync_s for t in stages],
         [t.update_s for t in stages],
         [(t.backward_s - t.recompute_s) / 2 for t in stages],
         return_s=[t.return_s for t in stages],
-        recompute_s=again,
+        recompute_s=recompute_s,
         evict_s=[t.evict_s for t in stages],
     )
 
 
 def play_terms(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> Timing:
-    """Play a configuration; its copies are alike, so one is played. O(actions).
+    """Play one copy of a configuration, since all copies are equal. O(actions).
 
-    A pipeline that never drains takes the time between iterations in its periodic part; its gradients travel beside
-    the work, and the slower of the two counts.
+    A pipeline that never drains is timed between iterations of its periodic part. Its gradients are exchanged in
+    parallel with the work, and the slower of the two counts.
     """
     pipeline = pipeline_of(configuration)
     times = times_of_terms(schedule, stages, schedule.recomputed_stages(pipeline))
-    found = play_schedule(schedule, pipeline, times, Conditions(configuration.transfers))
-    iteration_s = found.iteration_s
+    played = play_schedule(schedule, pipeline, times, Conditions(configuration.transfers))
+    iteration_s = played.iteration_s
     if not schedule.drains and len(stages) > 1:
         exchanges = schedule.exchanges(pipeline)
         iteration_s = max(iteration_s, *(t.sync_s * n for t, n in zip(stages, exchanges, strict=True)))
-    busy_s = float(found.trace.compute_s().mean()) / found.played
-    return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, found.trace)
+    busy_s = float(played.trace.compute_s().mean()) / played.played
+    return Timing(iteration_s, max(0.0, 1.0 - busy_s / iteration_s) if iteration_s > 0 else 0.0, played.trace)
 
 
 def played_s(
     configuration: Configuration, evaluation: Evaluation, schedule_of: Callable[[str], Schedule] = schedules.get
 ) -> float:
-    """Seconds of an iteration of a judged configuration when it is played; its closed form where it has too many
-    micro-batches for that.
+    """Simulated seconds of an iteration of a judged configuration.
+
+    Configurations of more than `MOST_MICRO_BATCHES` micro-batches are not played: their evaluation's time is taken.
 
     O(actions).
     """
@@ -88,9 +89,9 @@ def played_s(
 
 
 def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[StageTerms]) -> float:
-    """The schedule's longest chain of waits in closed form: no play of the configuration is faster.
+    """Lower bound on the played time of a configuration: the schedule's critical path in closed form.
 
-    Of a pipeline that never drains the time between iterations. O(stages * holders).
+    For a pipeline that never drains, it bounds the time between iterations. O(stages * holders).
     """
     pipeline = pipeline_of(configuration)
     blocking = configuration.transfers is Transfers.BLOCKING
@@ -112,12 +113,12 @@ def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[S
 
 
 def certificate_alone(configuration: Configuration, stages: Sequence[StageTerms], reached_s: float) -> Certificate:
-    """What is known of one configuration alone: its longest chain of waits bounds every order of its work.
+    """The certificate of one named configuration: its critical path bounds every order of its work.
 
     Args:
-        configuration: what was played.
+        configuration: the configuration.
         stages: terms of its stages.
-        reached_s: seconds of an iteration as it was played.
+        reached_s: simulated seconds of an iteration.
     """
     bound_s = min(reached_s, least_s(configuration, schedules.get(configuration.schedule), stages))
     return Certificate(bound_s, max(0.0, 1.0 - bound_s / reached_s) if reached_s > 0 else 0.0, ALONE, False)

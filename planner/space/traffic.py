@@ -22,11 +22,12 @@ from planner.space.workers import lay_workers, pipeline_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sent:
-    """What the bytes of a configuration are counted from.
+    """The inputs for counting the bytes that configurations send.
 
     Attributes:
         shelf: costs of the blocks by number of the sharding.
-        inside_bytes: by number of the sharding, float64 [n] what a rank sends its group in a micro-batch of a block.
+        inside_bytes: by number of the sharding, float64 [n] bytes that a rank sends inside its replica, by block and
+            micro-batch.
         cluster: the machine.
         precision: number formats.
     """
@@ -38,10 +39,11 @@ class Sent:
 
 
 def traffic_of(sent: Sent, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
-    """Bytes of a configuration: between stages, among the ranks of a group, and of gradients and weights.
+    """Bytes that an iteration sends between stages, inside replicas, and for gradients and weights.
 
-    Every rank of a stage sends its part to its like in the next stage. What ranks of a group send each other goes round
-    them in line: its amount is exact, which of several links of a level carries it is not. Replicas exchange as rings.
+    Every rank of a stage sends its part to the equal rank of the next stage. Bytes inside a replica are counted as a
+    ring over its ranks: their number is exact, but not which of several links of a level carries them. Replicas
+    exchange as rings.
 
     Args:
         sent: costs and cluster.
@@ -49,31 +51,31 @@ def traffic_of(sent: Sent, configuration: Configuration, *, exchanged: bool = Tr
         exchanged: with the exchange of gradients and weights.
     """
     schedule, pipeline = schedules.get(configuration.schedule), pipeline_of(configuration)
-    workers, times = lay_workers(configuration, schedule), schedule.exchanges(pipeline)
+    workers, exchange_counts = lay_workers(configuration, schedule), schedule.exchanges(pipeline)
     fabric = fabric_of(sent.cluster, np.unique(np.concatenate([r.ravel() for r in workers.ranks])).tolist())
     places = {rank: place for place, rank in enumerate(fabric.ranks)}
-    at = np.vectorize(places.__getitem__, otypes=[np.int64])
-    groups = [at(workers.groups(stage)) for stage in range(len(configuration.stages))]
+    places_of = np.vectorize(places.__getitem__, otypes=[np.int64])
+    groups = [places_of(workers.groups(stage)) for stage in range(len(configuration.stages))]
     total = nothing(fabric)
     for stage, choice in enumerate(configuration.stages):
-        own = groups[stage]
+        stage_ranks = groups[stage]
         if stage and workers.holders[stage - 1] != workers.holders[stage]:
-            ends = groups[stage - 1], own
+            ends = groups[stage - 1], stage_ranks
             total = total + _passed(fabric, sent.shelf[choice.sharding], configuration, stage, ends)
         if choice.ranks > 1:
-            each = float(sent.inside_bytes[choice.sharding][choice.start : choice.stop].sum())
-            turned = np.roll(own, -1, axis=2)
-            passes = configuration.micro_batches / own.shape[1]
-            total = total + rank_traffic(fabric, own.ravel(), turned.ravel(), passes * each)
+            sent_bytes = float(sent.inside_bytes[choice.sharding][choice.start : choice.stop].sum())
+            next_ranks = np.roll(stage_ranks, -1, axis=2)
+            passes = configuration.micro_batches / stage_ranks.shape[1]
+            total = total + rank_traffic(fabric, stage_ranks.ravel(), next_ranks.ravel(), passes * sent_bytes)
         if exchanged:
-            total = total + _exchanged(fabric, sent, configuration, stage, own, times[stage])
+            total = total + _exchanged(fabric, sent, configuration, stage, stage_ranks, exchange_counts[stage])
     return total
 
 
 def _passed(
     fabric: Fabric, costs: BlockCosts, configuration: Configuration, stage: int, ends: tuple[np.ndarray, np.ndarray]
 ) -> Traffic:
-    """Activations one way and their gradients the other, dealt to the replicas in turn."""
+    """Bytes of activations to a stage and of their gradients back; replicas take micro-batches in turn."""
     (before, own), boundary = ends, configuration.stages[stage].start
     turns = np.arange(math.lcm(before.shape[1], own.shape[1]))
     source = before[:, turns % before.shape[1]].ravel()
@@ -86,8 +88,10 @@ def _passed(
 def _exchanged(
     fabric: Fabric, sent: Sent, configuration: Configuration, stage: int, own: np.ndarray, times: float
 ) -> Traffic:
-    """What ranks of a replica that hold the same exchange, then equal ranks of a stage's replicas: so many times an
-    iteration, or in every pass."""
+    """Bytes that a stage exchanges among ranks of a replica that hold the same elements, then among replicas.
+
+    Steps at the end run `times` an iteration, those of a pass once a micro-batch.
+    """
     total, choice, costs = (
         nothing(fabric),
         configuration.stages[stage],

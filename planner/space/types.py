@@ -1,4 +1,4 @@
-"""What is asked, what can be decided, and what a decision costs."""
+"""The data types of the search: the job, the costs of a model's blocks, and the judge's verdict on a configuration."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the plans of a training framework are like, beyond what a user's own options say; free by default.
+    """Restrictions that a training framework puts on plans, beside the user's own options; none by default.
 
     Attributes:
         equal_replicas: all stages have the same number of replicas.
-        alike: all stages share their operators in the same way and recompute alike.
+        alike: all stages have the same sharding and the same recomputation.
         whole_layers: stages begin where a layer begins.
-        axes: roles that mesh axes may have (`planner.sharding.AxisRole`), tensor axes as in the layers of frameworks
-            (`planner.sharding.limits`); empty for anything.
-        powers_of_two: a group has 1, 2, 4, 8 .. ranks.
-        head_groups: ranks of a tensor axis: "" any number, "heads": they divide the attention heads, "key-value
-            heads": those with keys of their own.
-        zero_in_pipelines: ZeRO stages of plans with several stages; empty for those of the job.
-        between_layers: how tensors between layers may lie on a tensor axis, "replicated" or "sequence"; empty for both.
+        axes: allowed roles of mesh axes (`planner.sharding.AxisRole`); tensor axes then split operators as the layers
+            of frameworks do (`planner.sharding.limits`). Empty allows anything.
+        powers_of_two: mesh axes have 1, 2, 4, 8 .. ranks.
+        head_groups: what the ranks of the tensor axes must divide: "" nothing, "heads" the attention heads, "key-value
+            heads" the heads that have keys of their own.
+        zero_in_pipelines: allowed ZeRO stages of plans with several pipeline stages; empty for those of the job.
+        between_layers: allowed layouts of tensors between layers on a tensor axis, "replicated" or "sequence"; empty
+            for both.
     """
 
     equal_replicas: bool = False
@@ -66,7 +67,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the user wants trained.
+    """What the user wants trained, and the limits on how.
 
     Attributes:
         global_batch: samples per optimizer step over all devices.
@@ -75,41 +76,40 @@ class Job:
         optimizer: name in `planner.costs.precision.OPTIMIZER_MOMENTS`, which may have options (`adam:moments=bf16`).
         micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that
             fits.
-        schedules: allowed schedules. Beside those with one stage on each worker that are paced by the slowest (1F1B,
-            GPipe) others are looked at where pipelines of these wait for long.
-        recompute: what stages may run forward again in their backward pass: "never" nothing, "always" all layers,
-            "layers" all layers or nothing, as suits each stage, "auto" also some modules of its layers, else names of
-            modules that all stages repeat, "layernorm,moe_act" (`planner.operators.modules`).
-        zero: allowed ZeRO stages: what is sharded over a stage's replicas (0: nothing, 1: optimizer state, 2: gradients
-            too, 3: weights too).
+        schedules: allowed schedules. Schedules with several stages a worker are searched only where the best pipeline
+            with one stage a worker (1F1B, GPipe) leaves workers idle for long.
+        recompute: what stages may run forward again in their backward pass. "never": nothing. "always": all layers.
+            "layers": all layers or nothing, chosen by stage. "auto": also single modules of the layers. Anything else
+            names modules that all stages repeat, `layernorm,moe_act` (`planner.operators.modules`).
+        zero: allowed ZeRO stages, sharding over a stage's replicas nothing (0), the optimizer state (1), gradients too
+            (2), weights too (3).
         max_stages: most pipeline stages; 0 means no limit.
         tensor_parallel: allowed numbers of ranks that share every operator of a replica; empty means any.
         context_parallel: allowed numbers of ranks that share the sequence (CP); empty means any where sequences are
             long (`planner.space.jobs.LONG_STEPS`), 1 elsewhere.
-        expert_parallel: allowed numbers of ranks to which samples and experts are dealt (EP); empty means any that
-            divide the experts, 1 in models without. The samples of a replica's micro-batch are dealt to them.
+        expert_parallel: allowed numbers of ranks that share the experts and the samples of a replica's micro-batch
+            (EP); empty means any that divide the experts, 1 in models without experts.
         pipeline_stages: allowed numbers of pipeline stages; empty means any.
         data_parallel: allowed numbers of replicas, over all copies of the pipeline, of every stage; empty means any.
-        keep: blocks that are to be on a certain stage: name or pattern (`planner.space.cuts`) and the stage's number,
-            negative ones counting from the last.
-        forbid: splits of operators that are not wanted, `MatMul:k` (`planner.sharding.limits`).
+        keep: blocks pinned to a stage: name or pattern (`planner.space.cuts`) and the stage's number, negative ones
+            counting from the last.
+        forbid: forbidden splits of operators, `MatMul:k` (`planner.sharding.limits`).
         uniform: all stages have the same number of replicas, as most training frameworks want it.
-        meshes: meshes of those ranks to consider, ranks by axis, outermost first; empty means those that suit the
-            cluster.
+        meshes: meshes that may share operators, each as ranks by axis, outermost first; empty means those that suit
+            the cluster.
         devices: use at most that many devices of the cluster; 0 means all.
         fused_attention: attention keeps q, k, v and the output, not the score matrix.
-        dropout: dropout masks are drawn and kept.
-        assume_dropout: put masks where transformers drop out when the graph has no dropout nodes (exports for
+        dropout: dropout masks are drawn and kept for the backward pass.
+        assume_dropout: count the dropout masks of a transformer although the graph has no dropout nodes (exports for
             inference have none).
         overlap: fraction of backward work behind which gradient synchronisation can hide (0 to 1); None for that of
             the cluster's stack (`planner.space.jobs.settled`).
         transfers: what a transfer between stages occupies.
-        whole_stages: a stage that recomputes repeats all its work from what enters it, instead of layer by layer.
-        headroom: part of a device's memory that plans leave free, for what an allocator holds beyond the tensors.
-        backends: training frameworks, by name, of which one at least is to take the plan as it is ("any": none needs
-            to). Where a job is asked, empty means the usual ones (`planner.systems.usual_backends`); in a plan, that
-            none needed to.
-        structure: what the plans of these frameworks are like; worked out from `backends` and in no file.
+        whole_stages: a stage that recomputes repeats its whole forward from its input, instead of layer by layer.
+        headroom: fraction of a device's memory that plans leave free, for what an allocator holds beyond the tensors.
+        backends: training frameworks, by name, of which at least one must be able to run the plan ("any": none needs
+            to). Empty means the usual ones (`planner.systems.usual_backends`) in a job, none in a plan.
+        structure: the restrictions of these frameworks; derived from `backends`, and written to no file.
     """
 
     global_batch: int
@@ -160,26 +160,26 @@ class MemoryBytes:
 
 @dataclass(frozen=True, slots=True)
 class StageTerms:
-    """What one stage of a decision costs (times for one micro-batch on one replica, unless said otherwise).
+    """Times and memory of one stage of a configuration; times of one micro-batch on one replica unless said otherwise.
 
     Attributes:
-        forward_s: forward computation.
-        backward_s: backward computation, recomputation included. Both contain the communication inside a replica.
+        forward_s: forward computation, with the communication inside a replica.
+        backward_s: the same of the backward, recomputation included.
         recompute_s: the part of `backward_s` that repeats the forward.
         receive_s: time to receive the stage's input activations from the stage before (0 for the first).
         sync_s: gradient synchronisation per iteration (with ZeRO-1: reduce-scatter plus all-gather), before overlap.
-        exposed_sync_s: what of `sync_s` is not hidden behind backward work, and `tied_sync_s`.
+        exposed_sync_s: the part of `sync_s` that backward work does not hide, plus `tied_sync_s`.
         update_s: optimizer step per iteration.
-        in_flight: micro-batches whose activations one replica keeps at the most.
+        in_flight: most micro-batches whose activations one replica keeps at a time.
         memory: bytes of one device, by kind.
         capacity_bytes: memory of the smallest device that the stage uses, reserve included, headroom left out.
         return_s: time to send the gradient of the stage's input back to the stage before (0 for the first).
-        tied_sync_s: per iteration, summing the gradients of weights that later stages hold too. Part of
+        tied_sync_s: per iteration, all-reduce of the gradients of weights that later stages hold too. Part of
             `exposed_sync_s`: nothing hides it.
-        unit_bytes: activations kept for each micro-batch in flight; what `memory.activations` has beyond `in_flight` of
-            these is of the micro-batch whose forward a recomputed stage repeats.
-        evict_s: time to move the activations of a micro-batch to the worker that keeps them, or back; 0 where the
-            schedule moves none.
+        unit_bytes: activations kept for each micro-batch in flight. `memory.activations` is `in_flight` times this and
+            what the micro-batch needs whose forward a recomputed stage is repeating.
+        evict_s: time to move the activations of a micro-batch to the worker that stores them, or back; 0 where the
+            schedule evicts none.
     """
 
     forward_s: float
@@ -205,10 +205,10 @@ class StageTerms:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """What one worker of a configuration holds: the most at any time, on its smallest device.
+    """Peak memory of one worker of a configuration, on its smallest device.
 
     Attributes:
-        stages: that it holds; workers that hold the same count once.
+        stages: the stages that it holds.
         memory: bytes by kind, all its stages together.
         capacity_bytes: memory of the smallest of its devices, reserve included, headroom left out.
     """
@@ -220,8 +220,14 @@ class WorkerMemory:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A limit that a decision breaks: `kind` is "memory", "coverage", "devices", "divisibility", "sharding" or
-    "option"."""
+    """A limit that a configuration breaks.
+
+    Attributes:
+        kind: "memory", "coverage", "devices", "divisibility", "sharding" or "option".
+        stage: index of the stage.
+        message: in words.
+        needed, available: amounts of what is exceeded, bytes or devices; 0 where there is no such amount.
+    """
 
     kind: str
     stage: int
@@ -232,15 +238,16 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The judge's verdict on one decision.
+    """The judge's verdict on one configuration.
 
     Attributes:
         iteration_s: closed form of the iteration time (see `planner.space.evaluate`).
-        stages: terms by stage.
-        violations: empty when the decision is feasible.
+        stages: times and memory by stage.
+        violations: empty when the configuration is feasible.
         bottleneck: index of the stage that sets the pace.
         workers: memory by worker; workers that hold the same stages count once.
-        exchange: what the configuration's exchange scheme costs; None where it names none.
+        exchange: what the configuration's exchange scheme costs; None where it names none. It holds arrays, so two
+            verdicts are compared without it.
     """
 
     iteration_s: float
@@ -261,14 +268,13 @@ class Certificate:
     """What is proven about an answer.
 
     Attributes:
-        bound_s: no decision of the space is faster than this.
+        bound_s: lower bound on the iteration time of every configuration of the space.
         gap: (answer - bound) / answer.
-        space: in words, what the bound speaks of.
+        space: the space that the bound holds for, in words.
         proven_optimal: the gap is zero up to rounding.
-        tried_bound_s: no decision made of the ways to share operators that were worked out is faster; None where that
-            is not known, or the same.
-        line_bound_s: no pipeline with one stage on each worker, 1F1B or GPipe, is faster; None where there were no
-            others, or that is the same.
+        tried_bound_s: lower bound over the shardings that were worked out; None where it is not known or the same.
+        line_bound_s: lower bound over pipelines with one stage a worker (1F1B, GPipe); None where no others were
+            searched, or it is the same.
     """
 
     bound_s: float
@@ -281,13 +287,13 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A decision worth showing: the answer, a runner-up, or a trivial plan priced beside it.
+    """A configuration worth showing: the best, a runner-up, or a trivial one priced beside them.
 
     Attributes:
-        label: what it is.
-        decision: what is decided.
+        label: which of these it is, as it is shown.
+        decision: the configuration.
         evaluation: the judge's verdict.
-        simulated_s: seconds of an iteration when played out; None where it was not.
+        simulated_s: simulated seconds of an iteration; None where it was not simulated.
     """
 
     label: str
@@ -298,12 +304,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Weights that several blocks share.
+    """Weights that several blocks share (tied weights).
 
     Attributes:
         elements: trainable elements.
-        blocks: two or more, ascending.
-        inner_replicas: ranks of a group that hold the same of them (`InnerReplicas`).
+        blocks: the blocks that use them, two or more, ascending.
+        inner_replicas: ranks of a replica that hold the same elements of them (`InnerReplicas`).
     """
 
     elements: float
@@ -312,24 +318,24 @@ class Tie:
 
     @property
     def shard_elements(self) -> float:
-        """What is left to a rank when those that hold the same share it out."""
+        """Elements of a rank's shard when the ranks that hold the same elements split them among themselves."""
         return self.elements / self.inner_replicas
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InnerReplicas:
-    """Weights that several ranks of one group hold alike, since samples or steps are dealt to them.
+    """Weights of which several ranks of a replica hold the same elements, since their samples or steps differ.
 
-    They are replicas of these weights as the replicas of a stage are: gradients are summed over both, and what ZeRO
-    shards is cut into as many parts as there are of both together (Megatron's distributed optimizer over DP x CP, and
-    of dense weights beside expert parallelism). An exchange goes first among them, then each rank's part of it among
-    the equal ranks of the stage's replicas.
+    For these weights the ranks are data-parallel replicas, beside the replicas of the stage: gradients are summed over
+    both, and ZeRO shards over both (as Megatron's distributed optimizer does over DP x CP, and for dense weights beside
+    expert parallelism). An exchange runs first among these ranks, then, of each rank's shard, among the equal ranks of
+    the stage's replicas.
 
     Attributes:
-        ranks: that hold the same.
-        elements: [n] trainable elements of each block that are held so, a part of `BlockCosts.parameter_elements`.
+        ranks: number of ranks that hold the same elements.
+        elements: [n] such trainable elements of each block, a part of `BlockCosts.parameter_elements`.
         ties: those of them that blocks share.
-        terms: seconds of a collective among these ranks, all such groups at work at once.
+        terms: prices of collectives among these ranks, with all such groups communicating at once.
     """
 
     ranks: int
@@ -339,28 +345,28 @@ class InnerReplicas:
 
 
 class ExchangedStep(Protocol):
-    """The variables of a model at a micro-batch size, with the times at which their gradients are complete."""
+    """Gives the variables of a model at a micro-batch size, with the times at which their gradients are complete."""
 
     def __call__(self, device_type: int, micro_batches: int, lookups: int, /) -> Step:
         """One optimizer step of a replica on that device type.
 
         Args:
             device_type: index of the type.
-            micro_batches: whose gradients a replica accumulates.
-            lookups: micro-batches whose looked-up rows come together on a machine before they are sent.
+            micro_batches: number whose gradients a replica accumulates.
+            lookups: number of micro-batches whose looked-up rows are merged on a machine before they are sent.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RepeatCosts:
-    """What it costs stages, and spares them, to run the forward of some modules again in their backward pass.
+    """Costs and savings of recomputing some modules in the backward pass.
 
     Attributes:
         repeats: names of the modules (`planner.operators.modules`).
-        repeat_s: [t, n] seconds of each block's backward that run forward work again, communication included.
-        saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes that a stage of blocks i..j then keeps.
-        working_bytes: [n] the most that a block brings back at a time.
+        repeat_s: [t, n] seconds of recomputation in each block's backward, communication included.
+        saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes that a stage of blocks i..j still keeps.
+        working_bytes: [n] largest number of recomputed activation bytes that a block holds at a time.
     """
 
     repeats: tuple[str, ...]
@@ -370,11 +376,11 @@ class RepeatCosts:
 
 
 class Selective(Protocol):
-    """Prices of selective recomputation, worked out when they are asked for."""
+    """Gives the prices of selective recomputation."""
 
     @property
     def offered(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of modules that are worth trying, each with the modules of the one before and more."""
+        """Lists of modules worth trying, each containing the list before it."""
 
     def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
         """The prices of a list of modules.
@@ -387,7 +393,7 @@ class Selective(Protocol):
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """One micro-batch size's costs of a chain of blocks, on each device type: what the search works on. Numbers only.
+    """Costs of a chain of blocks at one micro-batch size and with one sharding, on each device type.
 
     n blocks, t device types. Boundary p (0..n) lies before block p. Where several ranks share every operator (`ranks`),
     all figures are those of one rank, and times contain the communication among them.
@@ -399,35 +405,36 @@ class BlockCosts:
         update_s: [t, n] seconds of the optimizer step on the block's parameters, unsharded.
         parameter_elements: [n] trainable elements; tied parameters are charged to every block that uses them.
         saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes kept by a stage of blocks i..j inclusive (i <= j),
-            storages once.
-        checkpoint_bytes: [n, n] the inputs of the layers of blocks i..j, each tensor once: what a stage of them keeps
-            when it is recomputed.
+            each storage counted once.
+        checkpoint_bytes: [n, n] bytes of the inputs of the layers of blocks i..j, each tensor counted once: what a
+            recomputed stage of them keeps.
         boundary_bytes: [n + 1] bytes of the tensors that cross boundary p forward.
         gradient_boundary_bytes: [n + 1] bytes of the gradients that cross it backward.
-        workspace_bytes: [n] transient bytes.
+        workspace_bytes: [n] transient bytes while a block runs.
         names: block names, for messages.
         layer_starts: int64 [n], the first block of the layer that each block is part of: a recomputed stage keeps the
             inputs of its layers and repeats one layer at a time. None: every block is a layer.
         ties: weights that blocks share. A stage holds them once; where several stages do, their gradients are summed.
-        repeated: bool [n], the blocks whose forward a recomputed stage repeats. Of the others (logits and loss) it
-            keeps all activations. None means all blocks.
-        kept_bytes: [n] activation bytes of a block that is not repeated, beyond its inputs; 0 for other blocks. None
+        repeated: bool [n], the blocks whose forward a recomputed stage repeats. It keeps all activations of the others
+            (logits and loss). None means all blocks.
+        kept_bytes: [n] activation bytes, inputs excluded, of a block that is never repeated; 0 for other blocks. None
             means zero.
         ranks: devices that share every operator.
         context: ranks of them that share the sequence (CP).
-        expert: ranks of them to which samples and experts are dealt (EP).
-        sharding: number of the way in which they do, 0 for none; unique among the costs of a micro-batch size.
-        label: that way in words.
-        step_s: [n] seconds of communication among the ranks once an update, other than what `inner_replicas` exchange.
-            None means zero.
-        gather_s: [n + 1] seconds to put together on every rank what came over boundary p in parts. None means zero.
-        gradient_gather_s: [n + 1] the same of the gradients that go back.
-        shard_elements: [n] trainable elements left to a rank where those of a group that hold the same share them out.
-            None means all, `parameter_elements`.
-        inner_replicas: the weights that ranks of a group hold alike, by the ranks that do.
-        steps: what a step of data parallelism exchanges, variable by variable, for exchange schemes (`ExchangedStep`).
-            None where that is not known, as where ranks share operators.
-        selective: prices of running some modules forward again; None where that is not known.
+        expert: ranks of them that share the experts and a micro-batch's samples (EP).
+        sharding: number of the sharding, 0 for none; unique among the costs of a micro-batch size.
+        label: mesh and boundary layouts of the sharding, in words.
+        step_s: [n] seconds of communication among the ranks once an update, without that of `inner_replicas`. None
+            means zero.
+        gather_s: [n + 1] seconds of the all-gather of tensors that ranks received over boundary p in parts. None means
+            zero.
+        gradient_gather_s: [n + 1] the same for the gradients that go back.
+        shard_elements: [n] trainable elements of a rank's shard where ranks of a replica hold the same elements
+            (`inner_replicas`) and split them among themselves. None means `parameter_elements`.
+        inner_replicas: the weights that several ranks of a replica hold, by number of ranks.
+        steps: variables that data parallelism exchanges, for exchange schemes (`ExchangedStep`). None where they are
+            not known, as where ranks share operators.
+        selective: prices of selective recomputation; None where they are not known.
     """
 
     micro_batch: int
@@ -458,9 +465,14 @@ class BlockCosts:
     steps: ExchangedStep | None = field(default=None, repr=False, compare=False)
     selective: Selective | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def exchanged_elements(self) -> np.ndarray:
+        """[n] trainable elements of each block that a rank exchanges with its equals in other replicas."""
+        return self.parameter_elements if self.shard_elements is None else self.shard_elements
+
     def stage(
         self, start: int, stop: int, replicas: int = 1, recompute: bool = False, repeats: tuple[str, ...] = ()
     ) -> StageChoice:
-        """A stage of some blocks that shares its operators in this way."""
-        way = self.ranks, self.sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, recompute, *way, repeats)
+        """A stage of blocks `start` to `stop` (exclusive) with the sharding of these costs."""
+        sharding = self.ranks, self.sharding, self.context, self.expert
+        return StageChoice(start, stop, replicas, recompute, *sharding, repeats)

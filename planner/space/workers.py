@@ -1,4 +1,4 @@
-"""Which devices are which worker of a configuration, and which workers hold each stage."""
+"""Assign devices to the workers of a configuration, and stages to workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Workers:
         hosted: by worker of one copy, the stages that it holds, ascending.
         holders: by stage, the workers of one copy that hold it.
         ranks: by worker, int64 [copies, ranks of a worker].
-        world_size: devices that are taken up, idle ones included.
+        world_size: number of devices of all slices, idle ones included.
     """
 
     hosted: tuple[tuple[int, ...], ...]
@@ -34,12 +34,12 @@ class Workers:
 
     @property
     def in_line(self) -> bool:
-        """Whether every worker holds one stage and the replicas of a stage take the micro-batches in turn."""
+        """True if every worker holds one stage; the replicas of a stage then take micro-batches in turn."""
         return all(len(own) == 1 for own in self.hosted)
 
 
 def pipeline_of(configuration: Configuration) -> Pipeline:
-    """What the schedule orders: one copy.
+    """One copy of the configuration as the schedule sees it: replicas by stage, and micro-batches.
 
     Raises:
         PlanError: no stage, no micro-batch, or replicas that do not divide the micro-batches.
@@ -48,7 +48,7 @@ def pipeline_of(configuration: Configuration) -> Pipeline:
 
 
 def lay_workers(configuration: Configuration, schedule: Schedule) -> Workers:
-    """Lay a configuration on devices; O(workers * copies).
+    """Assign the devices of a configuration to its workers; O(workers * copies).
 
     Copy c owns the devices from `c * width` on, and its workers take neighbouring groups up to the end of the slice;
     with `adjacent` copies of each worker stand together instead. Workers of in-line schedules are the replicas of
