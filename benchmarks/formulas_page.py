@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.schedules_page import idle_cell, kept_cell
 from planner import formulas
-from planner.formulas.pipelines import FIGURES, SPOKEN
+from planner.formulas.pipelines import FIGURES, FUNCTION_NAMES
 from planner.schedules import SCHEDULES, get
 
 _HEAD = f"""\
@@ -227,7 +227,7 @@ def _sections() -> Iterator[str]:
 
 def _facts(schedule: str) -> str:
     """What a schedule says of itself, and the names of its formulas."""
-    begin = SPOKEN.get(schedule, schedule.replace("-", "_"))
+    begin = FUNCTION_NAMES.get(schedule, schedule.replace("-", "_"))
     idle, kept = idle_cell(get(schedule)), kept_cell(get(schedule))
     return (
         f"**`{begin}_*(workers, micro_batches, forward_s=1.0, backward_s=2.0, weight_grad_s=None, **options)`** "

@@ -24,7 +24,7 @@ from planner.space.subspaces import Limits
 from planner.systems import Proposal, Setting, System, decide, get
 from planner.systems.bapipe import pipelines
 from planner.systems.pipedream import dealt
-from planner.systems.runner import Judged, judge
+from planner.systems.runner import JudgedProposal, judge
 
 RECORDED = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
 """Samples of the minibatch that a profile's times are for."""
@@ -52,7 +52,7 @@ def rings_s(setting: Setting) -> float:
 def _judged_s(setting: Setting, proposal: Proposal) -> float:
     """Seconds of a global batch, infinite where the proposal does not fit."""
     judged = judge(setting, proposal)
-    return judged.iteration_s if isinstance(judged, Judged) else math.inf
+    return judged.iteration_s if isinstance(judged, JudgedProposal) else math.inf
 
 
 def two_stages_s(setting: Setting, minibatch: int) -> float:
@@ -132,11 +132,13 @@ def bapipe_benches(folder: Path) -> Iterator[tuple[str, str, int, Setting]]:
                 yield name, where, minibatch, bench_of(folder, name, cluster, minibatch, parts=parts)
 
 
-def balanced_pipeline(setting: Setting) -> Judged:
+def balanced_pipeline(setting: Setting) -> JudgedProposal:
     """BaPipe's fastest pipeline over all devices, whether data parallelism is faster or not."""
     limits = get("bapipe").limits or Limits()
     every = (judge(setting, Proposal((c,))) for size in setting.sizes for c in pipelines(setting, limits, size))
-    return min((judged for judged in every if isinstance(judged, Judged)), key=lambda judged: judged.iteration_s)
+    return min(
+        (judged for judged in every if isinstance(judged, JudgedProposal)), key=lambda judged: judged.iteration_s
+    )
 
 
 def bapipe(folder: Path) -> Iterator[Headline]:

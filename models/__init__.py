@@ -8,7 +8,7 @@ The graph has real operators, names, module paths and shapes, but its weights ar
 exist, so that a model of a trillion parameters is a small file. Graphs end at logits, without loss and softmax.
 
 A model is a configuration in the keys of Hugging Face's `config.json`. Those of the bundled models are rows of
-`bundled.toml`; anyone else's is built the same way.
+`bundled.toml`; `build_config` builds a user's own.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 BUILDERS = (
     "gpt", "llama", "gemma", "deepseek", "nemotron", "bert", "t5", "vit", "resnet", "vgg", "gnmt", "dlrm",
 )  # fmt: skip
-"""Modules of builders; each says in `MODEL_TYPES` what configurations it takes."""
+"""Modules of builders; `MODEL_TYPES` of each has the model types that it builds."""
 
 USUAL_SEQ = 4096
-"""Sequence length of a configuration where none is asked for, unless its position table is shorter."""
+"""Default sequence length of a user's configuration, unless its position table is shorter."""
 
 __all__ = [
     "BUILDERS",
@@ -66,7 +66,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A bundled model: what is known of it, and its configuration."""
+    """A bundled model and its configuration."""
 
     info: ModelInfo
     config: Mapping[str, Any]
@@ -74,7 +74,7 @@ class _Entry:
 
 @functools.cache
 def model_types() -> Mapping[str, ModelType]:
-    """All types of models by the name that a configuration's `model_type` has."""
+    """All model types by name."""
     modules = [importlib.import_module(f"{__name__}.{builder}") for builder in BUILDERS]
     return {name: kind for module in modules for name, kind in module.MODEL_TYPES.items()}
 
@@ -91,17 +91,17 @@ def _entries() -> Mapping[str, _Entry]:
     return {entry.info.name: entry for entry in entries}
 
 
-_KNOWN = {field.name for field in fields(ModelInfo)}
+_INFO_FIELDS = {field.name for field in fields(ModelInfo)}
 
 
 def _entry(group: Mapping[str, Any], row: list[Any]) -> _Entry:
-    """One row of a group."""
+    """The model of one row of a group of `bundled.toml`."""
     kind = model_types()[group["model_type"]]
     given = dict(zip(group["columns"], row, strict=True))
     config = {"model_type": group["model_type"], **group.get("config", {})}
-    config |= {key: value for key, value in given.items() if key not in _KNOWN}
+    config |= {key: value for key, value in given.items() if key not in _INFO_FIELDS}
     about: dict[str, Any] = {"family": kind.family, "seq": None, "active": None}
-    about |= {key: value for key, value in {**group, **given}.items() if key in _KNOWN}
+    about |= {key: value for key, value in {**group, **given}.items() if key in _INFO_FIELDS}
     about.setdefault("layers", config.get(option_names(kind).get("layers", "")))
     about["max_seq"] = config.get(kind.positions, kind.keys[kind.positions].default) if kind.positions else None
     return _Entry(ModelInfo(**about), config)
@@ -126,7 +126,7 @@ def families() -> tuple[str, ...]:
 
 
 def info(name: str) -> ModelInfo:
-    """What is known of a bundled model without building it.
+    """The description of a bundled model; does not build it.
 
     Raises:
         UnknownModelError: no bundled model has that name; the hint names the closest ones.
@@ -135,20 +135,20 @@ def info(name: str) -> ModelInfo:
 
 
 def options(model_type: str) -> Mapping[str, str]:
-    """Names of the options by which sizes of a type of model are given, and the keys of its configuration they set."""
+    """By option of a model type: the key of its configuration that the option sets."""
     return option_names(model_types()[model_type])
 
 
 def changed(base: str, choices: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a bundled model, of a type, or of a family's first type, with sizes of one's own.
+    """The configuration of a bundled model, a model type or a family's first type, with sizes replaced.
 
     Args:
         base: a name from `names`, `model_types` or `families`.
-        choices: values as text by the names of `options`: `{"layers": "40", "hidden": "5120"}`.
+        choices: values as text by option (see `options`): `{"layers": "40", "hidden": "5120"}`.
 
     Raises:
         UnknownModelError: `base` names nothing.
-        ModelBuildError: an option that the type does not have, or a value that it cannot have.
+        ModelBuildError: the type does not have an option, or a value cannot be read.
     """
     types = model_types()
     if base in _entries():
@@ -166,11 +166,11 @@ def build(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelPro
     Args:
         name: a name from `names`.
         batch: samples in one forward pass, the leading dimension of every input.
-        seq: sequence length; the model's usual one when absent. An encoder-decoder reads a quarter of it as target.
+        seq: sequence length; the model's default if None. An encoder-decoder reads a quarter of it as target.
 
     Raises:
         UnknownModelError: no bundled model has that name.
-        ModelBuildError: a batch or sequence length that the model cannot have.
+        ModelBuildError: the model does not support the batch or sequence length.
     """
     entry = _named(name)
     configuration = understand(entry.config, model_types(), ())
@@ -180,13 +180,13 @@ def build(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelPro
 def build_config(
     document: Mapping[str, Any], *, name: str = "custom", batch: int = 1, seq: int | None = None
 ) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """Build a model of a configuration as Hugging Face's `config.json` states it.
+    """Build the model of a configuration in the keys of Hugging Face's `config.json`.
 
     Args:
         document: keys and values, `model_type` among them.
         name: name of the graph.
         batch: samples in one forward pass.
-        seq: sequence length; 4096, or as many as the position table allows, when absent.
+        seq: sequence length; if None 4096, or the size of a shorter position table.
 
     Returns:
         The model, and notes on what was assumed, left out or not understood.
@@ -197,8 +197,8 @@ def build_config(
     """
     configuration = understand(document, model_types(), _data()["irrelevant"])
     kind, notes = configuration.model_type, list(configuration.notes)
-    most = configuration.values.get(kind.positions or "max_position_embeddings")
-    usual = min(USUAL_SEQ, most or USUAL_SEQ) if kind.reads_sequence else None
+    max_seq = configuration.values.get(kind.positions or "max_position_embeddings")
+    usual = min(USUAL_SEQ, max_seq or USUAL_SEQ) if kind.reads_sequence else None
     if seq is None and usual is not None:
         notes.append(f"a sequence of {usual} is assumed; another one is given by --dim seq=N")
     if configuration.values.get("num_nextn_predict_layers"):
@@ -223,15 +223,15 @@ def _built(
     if batch < 1:
         raise ModelBuildError(f"batch {batch} is not positive", "give a batch of 1 or more")
     kind = configuration.model_type
-    most = configuration.values[kind.positions] if kind.positions else None
-    length = _sequence(name, usual, most, seq)
+    max_seq = configuration.values[kind.positions] if kind.positions else None
+    length = _sequence(name, usual, max_seq, seq)
     return build_custom(kind.size(configuration.values), batch=batch, seq=length, name=name, source=source)
 
 
 def build_custom(
     size: object, *, batch: int = 1, seq: int = 0, name: str = "custom", seed: int | None = None, source: str = ""
 ) -> onnx.ModelProto:
-    """Build a model of any size, as `size_of` or `models.gpt.GPTSize(layers=4, hidden=512, ...)` states it.
+    """Build a model of any size; `size_of` makes one from configuration keys, `models.gpt.GPTSize(...)` from sizes.
 
     Args:
         size: an instance of a builder's size class.
@@ -242,7 +242,7 @@ def build_custom(
         source: where the sizes come from, written into the file.
 
     Raises:
-        TypeError: `size` is no size of a builder here.
+        TypeError: `size` is not of a builder's size class.
     """
     module = importlib.import_module(type(size).__module__)
     if not module.__name__.startswith(f"{__name__}.") or not hasattr(module, "construct"):
@@ -252,8 +252,8 @@ def build_custom(
     return g.finish()
 
 
-def _sequence(name: str, usual: int | None, most: int | None, seq: int | None) -> int:
-    """The sequence length to build at; 0 for a model that reads none."""
+def _sequence(name: str, usual: int | None, max_seq: int | None, seq: int | None) -> int:
+    """The checked sequence length; 0 for a model that reads no sequence."""
     if usual is None:
         if seq is not None:
             raise ModelBuildError(f"{name} reads no sequence", "leave the sequence length out")
@@ -261,8 +261,8 @@ def _sequence(name: str, usual: int | None, most: int | None, seq: int | None) -
     length = usual if seq is None else seq
     if length < 1:
         raise ModelBuildError(f"sequence length {length} is not positive", f"{name} is usually run at {usual}")
-    if most is not None and length > most:
+    if max_seq is not None and length > max_seq:
         raise ModelBuildError(
-            f"sequence length {length} is more than the {most} positions of {name}", f"ask for {most} or less"
+            f"sequence length {length} is more than the {max_seq} positions of {name}", f"ask for {max_seq} or less"
         )
     return length

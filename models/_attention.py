@@ -1,4 +1,4 @@
-"""Causal attention of decoders: grouped-query and multi-head latent attention, and the rotary tables they share."""
+"""Causal attention of decoders: grouped-query attention, multi-head latent attention, and shared rotary tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._graph import ElementType, GraphBuilder, Value
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary positions.
+    """Rotary position embedding.
 
     Attributes:
         theta: base of the wavelengths.
-        dim: how many of a head's elements are turned, the first ones.
+        dim: number of elements of a head that are rotated, counted from the first.
     """
 
     theta: float
@@ -34,7 +34,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class RotaryTables:
-    """Tables that turn queries and keys: cosines and sines [s, dim / 2], and position ids [b, s]."""
+    """Tables that rotate queries and keys: cosines and sines [s, dim / 2], and position ids [b, s]."""
 
     cos: Value
     sin: Value
@@ -43,11 +43,11 @@ class RotaryTables:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all layers of one decoder use.
+    """Values that all layers of one decoder share.
 
     Attributes:
-        epsilon: of the normalisations.
-        tables: rotary tables by kind.
+        epsilon: epsilon of the normalisations.
+        tables: rotary tables by their parameters.
     """
 
     epsilon: float
@@ -55,7 +55,7 @@ class Shared:
 
 
 def rotary_tables(g: GraphBuilder, rotary: Rotary, ids: Value) -> RotaryTables:
-    """Tables for the positions of `ids` [b, s], computed in the graph."""
+    """Add the computation of rotary tables for token ids [b, s] to the graph."""
     half = rotary.dim // 2
     frequencies = [math.exp(-math.log(rotary.theta) * i / half) for i in range(half)]
     positions = ops.arange(g, ids.shape[1])
@@ -65,8 +65,8 @@ def rotary_tables(g: GraphBuilder, rotary: Rotary, ids: Value) -> RotaryTables:
     return RotaryTables(ops.unary(g, "Cos", angles), ops.unary(g, "Sin", angles), position_ids)
 
 
-def _turned(g: GraphBuilder, x: Value, rotary: Rotary, shared: Shared, *, heads: int = 0) -> Value:
-    """Queries or keys [b, heads, s, d], or [b, s, heads * d] where the number of heads is given, turned by position."""
+def _rotate(g: GraphBuilder, x: Value, rotary: Rotary, shared: Shared, *, heads: int = 0) -> Value:
+    """Rotate queries or keys [b, heads, s, d], or [b, s, heads * d] if `heads` is given."""
     tables = shared.tables[rotary]
     attributes = {"num_heads": heads} if heads else {}
     width = x.shape[-1] // heads if heads else x.shape[-1]
@@ -85,15 +85,15 @@ class Attention:
         heads: query heads.
         kv_heads: key and value heads.
         head_dim: width of one head.
-        rotary: how queries and keys are turned; None for no positions.
+        rotary: rotary embedding of queries and keys; None for no positions.
         bias: queries, keys and values have biases.
         out_bias: the output projection has one.
-        qk_norm: normalise each head's queries and keys.
-        qk_unit: the same after they were turned, and without weights (Llama 4).
-        window: a query sees that many keys, its own the last; 0 for all before it.
-        sinks: each head has a learned score that takes part in the softmax and carries no value (GPT-OSS).
+        qk_norm: RMSNorm each head's queries and keys.
+        qk_unit: RMSNorm without weights, after the rotation (Llama 4).
+        window: number of keys that a query attends to, its own position the last; 0 for all.
+        sinks: each head has a learned score that enters the softmax without a value (GPT-OSS).
         gated: the result is multiplied by the sigmoid of a further projection (Qwen3-Next).
-        softcap: scores are bent to stay within that bound; 0 for none (Gemma 2).
+        softcap: bound of the scores, by a scaled tanh; 0 for none (Gemma 2).
         scale: factor on the scores; 0 for 1 / sqrt(head_dim).
     """
 
@@ -119,7 +119,7 @@ class Attention:
             )
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """What the layer makes of [b, s, hidden]."""
+        """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""
         merged = self._with_sinks(g, x, shared) if self.sinks else self._by_heads(g, x, shared)
         if self.gated:
             gate = layers.linear(g, x, self.heads * self.head_dim, "gate_proj", bias=False)
@@ -130,7 +130,7 @@ class Attention:
         return layers.linear(g, x, heads * self.head_dim, name, bias=self.bias)
 
     def _by_heads(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """Attention of [b, s, hidden] by the standard's operator: [b, s, heads * head_dim]."""
+        """Attention by ONNX's `Attention`: [b, s, hidden] to [b, s, heads * head_dim]."""
         q = layers.split_heads(g, self._projected(g, x, "q_proj", self.heads), self.heads)
         k = layers.split_heads(g, self._projected(g, x, "k_proj", self.kv_heads), self.kv_heads)
         v = layers.split_heads(g, self._projected(g, x, "v_proj", self.kv_heads), self.kv_heads)
@@ -138,21 +138,21 @@ class Attention:
             q = layers.rms_norm(g, q, "q_norm", epsilon=shared.epsilon)
             k = layers.rms_norm(g, k, "k_norm", epsilon=shared.epsilon)
         if self.rotary is not None:
-            q, k = (_turned(g, part, self.rotary, shared) for part in (q, k))
+            q, k = (_rotate(g, part, self.rotary, shared) for part in (q, k))
         if self.qk_unit:
             q, k = (layers.unit_rms(g, part) for part in (q, k))
         scale = self.scale or 1.0 / math.sqrt(self.head_dim)
         return layers.merge_heads(g, fused_attention(g, q, k, v, scale, window=self.window, softcap=self.softcap))
 
     def _with_sinks(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """The same with a score of its own for each head, which only `GroupQueryAttention` knows."""
+        """Attention with sinks, which only the contrib operator `GroupQueryAttention` supports."""
         batch, seq, _ = x.shape
         q = self._projected(g, x, "q_proj", self.heads)
         k = self._projected(g, x, "k_proj", self.kv_heads)
         v = self._projected(g, x, "v_proj", self.kv_heads)
         if self.rotary is not None:
-            q = _turned(g, q, self.rotary, shared, heads=self.heads)
-            k = _turned(g, k, self.rotary, shared, heads=self.kv_heads)
+            q = _rotate(g, q, self.rotary, shared, heads=self.heads)
+            k = _rotate(g, k, self.rotary, shared, heads=self.kv_heads)
         last = ops.expand_batch(g, g.constant([seq - 1], ElementType.INT32), x)
         total = g.constant(seq, ElementType.INT32)
         sinks = g.parameter("sinks", (self.heads,), fill=0.0)
@@ -171,7 +171,7 @@ class Attention:
 def fused_attention(
     g: GraphBuilder, q: Value, k: Value, v: Value, scale: float, *, window: int = 0, softcap: float = 0.0
 ) -> Value:
-    """Causal attention by the standard's operator.
+    """Add causal attention by ONNX's `Attention`; the result is [b, heads, s, e].
 
     Args:
         g: the graph.
@@ -179,8 +179,8 @@ def fused_attention(
         k: keys [b, key heads, s, d].
         v: values [b, key heads, s, e].
         scale: factor on the scores.
-        window: a query sees that many keys, its own the last; 0 for all before it.
-        softcap: bound that scores are bent to; 0 for none.
+        window: number of keys that a query attends to, its own position the last; 0 for all.
+        softcap: bound of the scores, by a scaled tanh; 0 for none.
     """
     attributes: dict[str, int | float] = {"is_causal": 1, "scale": scale}
     if 0 < window < q.shape[2]:
@@ -193,16 +193,16 @@ def fused_attention(
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads come from one narrow row a token.
+    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads come from one low-rank vector a token.
 
     Attributes:
         heads: attention heads.
-        q_rank: width of the narrow row that queries come from; 0 where they come from the hidden state.
-        kv_rank: width of the narrow row that keys and values come from.
-        plain: elements of a head's query and key that are not turned by position.
-        rotary: those that are; a key's are shared by all heads.
+        q_rank: width of the low-rank vector that queries are projected from; 0 to project the hidden state.
+        kv_rank: width of the low-rank vector that keys and values are projected from.
+        plain: elements of a head's query and key that are not rotated.
+        rotary: the rotated elements; all heads share those of the key.
         value: width of a head's value.
-        bias: the projections of the hidden state, and to it, have biases.
+        bias: the projections from and to the hidden state have biases.
     """
 
     heads: int
@@ -214,26 +214,26 @@ class LatentAttention:
     bias: bool = False
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """What the layer makes of [b, s, hidden]."""
-        turned, width = self.rotary.dim, self.plain + self.rotary.dim
+        """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""
+        rotated_dim, width = self.rotary.dim, self.plain + self.rotary.dim
         q = layers.split_heads(g, self._queries(g, x, shared, self.heads * width), self.heads)
-        q_plain, q_turned = ops.split(g, q, (self.plain, turned), 3)
-        q = ops.concat(g, (q_plain, _turned(g, q_turned, self.rotary, shared)), 3)
-        both = layers.linear(g, x, self.kv_rank + turned, "kv_a_proj_with_mqa", bias=self.bias)
-        row, k_turned = ops.split(g, both, (self.kv_rank, turned), 2)
-        row = layers.rms_norm(g, row, "kv_a_layernorm", epsilon=shared.epsilon)
-        both = layers.linear(g, row, self.heads * (self.plain + self.value), "kv_b_proj", bias=False)
-        k_plain, v = ops.split(g, layers.split_heads(g, both, self.heads), (self.plain, self.value), 3)
-        k_turned = _turned(g, layers.split_heads(g, k_turned, 1), self.rotary, shared)
-        repeated = (k_turned.shape[0], self.heads, *k_turned.shape[2:])
-        k_turned = g.node("Expand", [k_turned, g.constant([1, self.heads, 1, 1])], repeated)
-        k = ops.concat(g, (k_plain, k_turned), 3)
+        q_plain, q_rotated = ops.split(g, q, (self.plain, rotated_dim), 3)
+        q = ops.concat(g, (q_plain, _rotate(g, q_rotated, self.rotary, shared)), 3)
+        joined = layers.linear(g, x, self.kv_rank + rotated_dim, "kv_a_proj_with_mqa", bias=self.bias)
+        latent, k_rotated = ops.split(g, joined, (self.kv_rank, rotated_dim), 2)
+        latent = layers.rms_norm(g, latent, "kv_a_layernorm", epsilon=shared.epsilon)
+        keys_and_values = layers.linear(g, latent, self.heads * (self.plain + self.value), "kv_b_proj", bias=False)
+        k_plain, v = ops.split(g, layers.split_heads(g, keys_and_values, self.heads), (self.plain, self.value), 3)
+        k_rotated = _rotate(g, layers.split_heads(g, k_rotated, 1), self.rotary, shared)
+        repeated = (k_rotated.shape[0], self.heads, *k_rotated.shape[2:])
+        k_rotated = g.node("Expand", [k_rotated, g.constant([1, self.heads, 1, 1])], repeated)
+        k = ops.concat(g, (k_plain, k_rotated), 3)
         merged = layers.merge_heads(g, fused_attention(g, q, k, v, 1.0 / math.sqrt(width)))
         return layers.linear(g, merged, x.shape[2], "o_proj", bias=self.bias)
 
     def _queries(self, g: GraphBuilder, x: Value, shared: Shared, width: int) -> Value:
         if not self.q_rank:
             return layers.linear(g, x, width, "q_proj", bias=False)
-        row = layers.linear(g, x, self.q_rank, "q_a_proj", bias=self.bias)
-        row = layers.rms_norm(g, row, "q_a_layernorm", epsilon=shared.epsilon)
-        return layers.linear(g, row, width, "q_b_proj", bias=False)
+        latent = layers.linear(g, x, self.q_rank, "q_a_proj", bias=self.bias)
+        latent = layers.rms_norm(g, latent, "q_a_layernorm", epsilon=shared.epsilon)
+        return layers.linear(g, latent, width, "q_b_proj", bias=False)

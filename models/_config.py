@@ -1,4 +1,4 @@
-"""Configurations as Hugging Face's `config.json` states them, checked against what a type of model knows."""
+"""Read configurations in the keys of Hugging Face's `config.json`, and check them against the keys of a model type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelBuildError(ValueError):
 
 
 class UnknownModelError(ModelBuildError, LookupError):
-    """No bundled model, or no type of model, has that name."""
+    """No bundled model or model type has that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class ModelInfo:
     """A bundled model by name.
 
     Attributes:
-        name: what it is called on the command line, `llama3-70b`.
-        family: what it is listed under, `llama`.
+        name: name on the command line, `llama3-70b`.
+        family: family that it is listed under, `llama`.
         description: one line for people.
         layers: number of repeated blocks (encoder plus decoder, or weighted layers of a convolutional net).
         parameters: published number of trained weights, tied ones counted once; rounded where the source rounds.
-        active: those that one token uses, embedding and head included; None where all are.
-        seq: sequence length it is built at unless another is asked for; None for models that read no sequence.
-        max_seq: longest sequence its position table allows; None when there is no such limit.
+        active: parameters that one token uses, embedding and head included; None if all.
+        seq: default sequence length; None for models that read no sequence.
+        max_seq: longest sequence that its position table allows; None if there is no such limit.
         source: where the sizes come from.
     """
 
@@ -61,8 +61,8 @@ class Key:
     """One key of a configuration.
 
     Attributes:
-        kind: type of its value; a whole number where a fraction is expected is one.
-        default: value where the configuration has none.
+        kind: type of its value; for float an int is accepted.
+        default: value if the configuration has none.
         required: the configuration must have it.
         items: type of the items of a list.
         count: how many items a list has, each a number of layers; 0 for any.
@@ -82,14 +82,14 @@ def required(kind: type = int) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class ModelType:
-    """What a configuration's `model_type` names.
+    """The type of model that a configuration's `model_type` names.
 
     Attributes:
-        family: what its models are listed under.
+        family: family that its models are listed under.
         keys: keys that its configurations may have, by name.
-        size: a configuration with a value for every key to sizes of the builder, whose module constructs the graph.
-        positions: key of the longest sequence that its position table allows; "" where there is no such table.
-        reads_sequence: whether the model reads a sequence, whose length is chosen.
+        size: turns a configuration with a value for every key into the size class of the builder's module.
+        positions: key of the size of its position table; "" if it has none.
+        reads_sequence: True if the model reads a sequence of any length.
     """
 
     family: str
@@ -100,9 +100,9 @@ class ModelType:
 
 
 MOST_LAYERS = 10_000
-"""Layers that a configuration may ask for: more are a slip of the pen."""
+"""Maximum number of layers of a configuration; more are taken for a typing error."""
 LARGEST = 1 << 40
-"""What no size of a model reaches."""
+"""Upper bound of every size of a configuration."""
 
 SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "layers"),
@@ -118,17 +118,17 @@ SHORT_NAMES: Mapping[str, tuple[str, ...]] = {
     "expert-ffn": ("moe_intermediate_size",),
     "window": ("sliding_window",),
 }
-"""What options of the command line are called, and the keys that they may stand for, the first that a type has."""
+"""By option of the command line: the keys it may set, of which a type's first one counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A configuration that was understood.
+    """A configuration that was checked and completed.
 
     Attributes:
-        model_type: what `model_type` names.
-        values: a value for every key that the type knows.
-        notes: what was left out or not understood, for people.
+        model_type: its type of model.
+        values: a value for every key of the type.
+        notes: keys and parts that were left out or not understood, for people.
     """
 
     model_type: ModelType
@@ -142,7 +142,7 @@ def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irre
     Args:
         document: keys and values, `model_type` among them.
         types: known types by name.
-        irrelevant: keys that no shape depends on.
+        irrelevant: keys on which no shape depends.
 
     Raises:
         UnknownModelError: no or an unknown `model_type`.
@@ -204,7 +204,7 @@ def _values(document: Mapping[str, Any], kind: ModelType) -> dict[str, Any]:
 
 
 def _check(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
-    """Refuse a value of the wrong type, and sizes below 1 (0 where that is what leaving the key out means)."""
+    """Refuse a value of the wrong type, a negative size, and 0 for a key that is required or has a default."""
     accepted = (int, float) if entry.kind is float else (entry.kind,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and entry.kind is not bool):
         raise ModelBuildError(f"{key} is {value!r}", f"give a value of type {entry.kind.__name__}")
@@ -218,7 +218,7 @@ def _check(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
 
 
 def _check_items(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
-    """Refuse a list with items of another type or out of range, or another number of them."""
+    """Refuse a list with items of the wrong type, out of range, or in the wrong number."""
     of_type = all(type(item) is entry.items for item in value)
     if not of_type or (entry.items is int and not all(0 <= item <= LARGEST for item in value)):
         what = "names" if entry.items is str else "whole numbers"
@@ -230,11 +230,11 @@ def _check_items(key: str, entry: Key, value: Any) -> None:  # noqa: ANN401
 def with_options(
     document: Mapping[str, Any], options: Mapping[str, str], types: Mapping[str, ModelType]
 ) -> dict[str, Any]:
-    """A configuration with keys replaced by what options say: `{"layers": "40"}`, or a key's own name.
+    """A configuration with values replaced by options, which are short names (`{"layers": "40"}`) or keys.
 
     Raises:
         UnknownModelError: an unknown `model_type`.
-        ModelBuildError: an option that the type does not have, or a value that cannot be read as one.
+        ModelBuildError: the type does not have an option, or a value cannot be read.
     """
     kind = type_named(document.get("model_type"), types)
     names = option_names(kind)
@@ -251,13 +251,13 @@ def with_options(
 
 
 def option_names(kind: ModelType) -> dict[str, str]:
-    """Keys by the names of their options, in the order of the type's keys: a short name, or the key's own."""
+    """Keys by name of their option (a short name, or the key itself), in the order of the type's keys."""
     short = {next((key for key in keys if key in kind.keys), ""): name for name, keys in SHORT_NAMES.items()}
     return {short.get(key, key).replace("_", "-"): key for key in kind.keys}
 
 
 def _read(key: str, kind: type, text: str) -> Any:  # noqa: ANN401
-    """A value of a type from text: lists are separated by commas."""
+    """Read a value of a type from text; items of a list are separated by commas."""
     try:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]

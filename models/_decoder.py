@@ -1,9 +1,8 @@
-"""The decoder that all families of today share: a stack of residual branches between an embedding and a head.
+"""The decoder that most families share: a stack of residual branches between an embedding and a head.
 
 A layer is one or two branches, each a normalisation and a block: attention, a scan, a feed-forward layer or a mixture
-of experts. What a family is follows from its branches; its file says how a configuration becomes them. Written with the
-fused operators of operator set 23, newer ones where a layer needs them. Weights have the names and layouts of the
-Hugging Face checkpoints of LLaMA.
+of experts. The file of a family turns a configuration into branches. Graphs use the fused operators of operator set 23,
+and of newer sets if a layer needs them. Weights have the names and layouts of the Hugging Face checkpoints of LLaMA.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ OPSET = 23
 
 
 class Block(Protocol):
-    """A layer of [b, s, hidden]."""
+    """The computation of a residual branch."""
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """Add the layer to the graph; what it makes of its input, [b, s, hidden]."""
+        """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward layer, gated where `gate_proj` multiplies `up_proj`.
+    """A feed-forward layer; gated if the activation of `gate_proj` multiplies `up_proj`.
 
     Attributes:
         ffn: inner width.
@@ -45,7 +44,7 @@ class FeedForward:
     bias: bool = False
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """What the layer makes of [b, s, hidden]."""
+        """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""
         activation = layers.ACTIVATIONS[self.activation]
         if self.gated:
             inner = layers.linear(g, x, self.ffn, "gate_proj", bias=self.bias)
@@ -59,30 +58,30 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts, and beside it a feed-forward layer that every token takes.
+    """A mixture of experts, with a feed-forward layer beside it that every token takes (a shared expert).
 
     Attributes:
         moe: the mixture.
         ffn: inner width of an expert.
         activation: a name of `ACTIVATIONS`.
-        always: the layer that every token takes ("shared expert"); None for none.
-        weighed: a gate of its own weighs that layer (Qwen3-Next).
+        shared_expert: the shared expert; None for none.
+        shared_gate: a gate of its own scales the shared expert (Qwen3-Next).
     """
 
     moe: MoE
     ffn: int
     activation: str = "silu"
-    always: FeedForward | None = None
-    weighed: bool = False
+    shared_expert: FeedForward | None = None
+    shared_gate: bool = False
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """What the layer makes of [b, s, hidden]."""
+        """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""
         y = mixture(g, x, self.moe, self.ffn, layers.ACTIVATIONS[self.activation])
-        if self.always is None:
+        if self.shared_expert is None:
             return y
         with g.scope("shared_expert"):
-            common = self.always.add(g, x, shared)
-        if self.weighed:
+            common = self.shared_expert.add(g, x, shared)
+        if self.shared_gate:
             gate = layers.linear(g, x, 1, "shared_expert_gate", bias=False)
             common = ops.mul(g, common, ops.unary(g, "Sigmoid", gate))
         return ops.add(g, y, common)
@@ -90,13 +89,13 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One residual branch: what it makes is added to the hidden state.
+    """One residual branch: its result is added to the hidden state.
 
     Attributes:
         norm: name of the normalisation before the block.
         name: name of the block.
         block: the block.
-        after: name of a normalisation of what the block makes; "" for none (Gemma 2 and 3 have one).
+        after: name of a normalisation of the block's result; "" for none (Gemma 2 and 3 have one).
     """
 
     norm: str
@@ -109,7 +108,7 @@ Layer = tuple[Branch, ...]
 
 
 def transformer_layer(mixer: Block, feed_forward: Block, *, name: str = "self_attn") -> Layer:
-    """A layer of two branches with the names that LLaMA's have."""
+    """A layer of two branches with LLaMA's names."""
     return (
         Branch("input_layernorm", name, mixer),
         Branch("post_attention_layernorm", "mlp", feed_forward),
@@ -122,18 +121,18 @@ class DecoderSize:
 
     Attributes:
         hidden: width of the residual stream.
-        vocab: words.
-        layers: its layers, in order.
-        epsilon: of the normalisations.
-        tied: the head is the transposed word embedding.
+        vocab: size of the vocabulary.
+        layers: the layers, in order.
+        epsilon: epsilon of the normalisations.
+        tied: the head's weight is the word embedding.
         layer_norm: LayerNorm with scale and bias in place of RMSNorm.
         parallel: all branches of a layer read the layer's input (GPT-NeoX).
         embedding_scale: factor on the embedding (Gemma).
-        softcap: logits are bent to stay within that bound; 0 for none (Gemma 2).
-        predictors: layers of each module that predicts a further token, beginning with the second (DeepSeek-V3); each
-            joins the hidden state with the embedding of the token that was predicted before it. Embedding and head are
-            the main model's.
-        one_predictor: all predictors have the weights of the first (Nemotron 3 Super).
+        softcap: bound of the logits, by a scaled tanh; 0 for none (Gemma 2).
+        predictors: layers of each multi-token prediction module (DeepSeek-V3); the first predicts the second token. A
+            module reads the hidden state and the embedding of the token before its own; embedding and head are those
+            of the main model.
+        one_predictor: all prediction modules share the weights of the first (Nemotron 3 Super).
     """
 
     hidden: int
@@ -152,7 +151,7 @@ class DecoderSize:
 def construct(size: DecoderSize, g: GraphBuilder, batch: int, seq: int) -> None:
     """Add a decoder that reads `input_ids` [batch, seq] and ends at logits [batch, seq, vocab].
 
-    Each predictor of a further token reads `input_ids_1`, ... (the same words, moved by one more) and adds logits.
+    Each prediction module reads `input_ids_1`, ... (the token ids shifted by one more) and adds an output of logits.
     """
     ids = g.input("input_ids", (batch, seq), ElementType.INT64)
     with g.scope("model"):
@@ -168,15 +167,15 @@ def construct(size: DecoderSize, g: GraphBuilder, batch: int, seq: int) -> None:
     logits, head = _logits(size, g, normed, head)
     g.output(logits)
     for index, predictor in enumerate(size.predictors):
-        moved = g.input(f"input_ids_{index + 1}", (batch, seq), ElementType.INT64)
+        shifted = g.input(f"input_ids_{index + 1}", (batch, seq), ElementType.INT64)
         same = g.weights_of("mtp.layers.0") if index and size.one_predictor else contextlib.nullcontext()
         with g.scope(f"mtp.layers.{index}"), same:
-            x, normed = _predicted(size, g, x, ops.gather(g, words, moved), predictor, shared)
+            x, normed = _predicted(size, g, x, ops.gather(g, words, shifted), predictor, shared)
         g.output(_logits(size, g, normed, head)[0])
 
 
 def _shared(size: DecoderSize, g: GraphBuilder, ids: Value) -> Shared:
-    """Rotary tables of every kind that some layer uses, computed once."""
+    """Rotary tables for every set of parameters that some layer uses, each computed once."""
     stacks = (size.layers, *size.predictors)
     blocks = [branch.block for stack in stacks for layer in stack for branch in layer]
     kinds = dict.fromkeys(
@@ -193,33 +192,33 @@ def _norm(size: DecoderSize, g: GraphBuilder, x: Value, name: str) -> Value:
 
 def _layer(size: DecoderSize, g: GraphBuilder, x: Value, layer: Layer, shared: Shared) -> Value:
     """One layer of [b, s, hidden]."""
-    entered = x
+    layer_input = x
     for branch in layer:
-        normed = _norm(size, g, entered if size.parallel else x, branch.norm)
+        normed = _norm(size, g, layer_input if size.parallel else x, branch.norm)
         with g.scope(branch.name):
-            made = branch.block.add(g, normed, shared)
+            result = branch.block.add(g, normed, shared)
         if branch.after:
-            made = _norm(size, g, made, branch.after)
-        x = ops.add(g, x, made)
+            result = _norm(size, g, result, branch.after)
+        x = ops.add(g, x, result)
     return x
 
 
 def _logits(size: DecoderSize, g: GraphBuilder, x: Value, head: Value | None) -> tuple[Value, Value]:
-    """Logits, and the head's weight [vocab, hidden], which is made where none is given."""
+    """Logits, and the head's weight [vocab, hidden]; a new weight if none is given."""
     with g.scope("lm_head"):
         if head is None:
             head = g.parameter("weight", (size.vocab, size.hidden))
         logits = layers.tied_linear(g, x, head)
         if size.softcap:
-            bent = ops.unary(g, "Tanh", ops.scale(g, logits, 1.0 / size.softcap))
-            logits = ops.scale(g, bent, size.softcap)
+            bounded = ops.unary(g, "Tanh", ops.scale(g, logits, 1.0 / size.softcap))
+            logits = ops.scale(g, bounded, size.softcap)
     return logits, head
 
 
 def _predicted(
     size: DecoderSize, g: GraphBuilder, x: Value, words: Value, stack: tuple[Layer, ...], shared: Shared
 ) -> tuple[Value, Value]:
-    """Hidden state of a predictor of a further token, plain and normalised for the head."""
+    """Hidden state of a prediction module, and the same normalised for the head."""
     both = ops.concat(g, (_norm(size, g, words, "enorm"), _norm(size, g, x, "hnorm")), 2)
     x = layers.linear(g, both, size.hidden, "eh_proj", bias=False)
     for index, layer in enumerate(stack):

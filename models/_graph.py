@@ -88,7 +88,7 @@ class GraphBuilder:
 
     @property
     def module(self) -> str:
-        """Path of the module that nodes and weights made now belong to; "" for the model itself."""
+        """Path of the current module; "" for the model itself."""
         return self._scopes[-1]
 
     @contextmanager
@@ -102,7 +102,7 @@ class GraphBuilder:
 
     @contextmanager
     def weights_of(self, module: str) -> Iterator[None]:
-        """Read the weights of another module, made before and built alike, in place of new ones in the current one."""
+        """In the current module, use the weights of another module of the same structure instead of new ones."""
         outer, self._weights_of = self._weights_of, (self.module, module)
         try:
             yield
@@ -110,25 +110,25 @@ class GraphBuilder:
             self._weights_of = outer
 
     def require_opset(self, version: int) -> None:
-        """Raise the version of the default operator set to the first that has an operator, where it is older."""
+        """Raise the version of the default operator set to at least `version`."""
         entry = self._model.opset_import[0]
         entry.version = max(entry.version, version)
 
     def _unique(self, label: str) -> str:
-        """A tensor name inside the current module that is not yet taken."""
+        """An unused tensor name inside the current module."""
         name = f"{self.module}.{label}" if self.module else label
         count = self._used.get(name, 0)
         self._used[name] = count + 1
         return f"{name}_{count}" if count else name
 
     def input(self, name: str, shape: Sequence[int], dtype: ElementType = ElementType.FLOAT) -> Value:
-        """Declare a tensor that is fed at every step."""
+        """Declare an input of the graph."""
         value = Value(self._claim(name), tuple(shape), dtype)
         self._describe(self._graph.input.add(), value)
         return value
 
     def output(self, value: Value) -> None:
-        """Declare a result of the graph."""
+        """Declare an output of the graph."""
         self._describe(self._graph.output.add(), value)
 
     def parameter(self, name: str, shape: Sequence[int], *, fill: float | None = None) -> Value:
@@ -137,11 +137,11 @@ class GraphBuilder:
         Args:
             name: its name inside the module, "weight".
             shape: its shape.
-            fill: with a seed, values lie around this one (scales around 1), not around 0.
+            fill: mean of the random values that a seed gives (1 for scales); 0 if None.
         """
-        path, (own, other) = f"{self.module}.{name}" if self.module else name, self._weights_of
-        if own and path.startswith(f"{own}."):
-            return self._parameters[other + path[len(own) :]]
+        path, (module, source) = f"{self.module}.{name}" if self.module else name, self._weights_of
+        if module and path.startswith(f"{module}."):
+            return self._parameters[source + path[len(module) :]]
         value = self._parameters[path] = Value(self._claim(path), tuple(shape))
         tensor = self._graph.initializer.add(name=value.name, dims=value.shape, data_type=int(value.dtype))
         if self._random is not None:
@@ -159,7 +159,7 @@ class GraphBuilder:
         return (random.standard_normal(shape) * spread + (fill or 0.0)).astype(np.float32).tobytes()
 
     def constant(self, data: Any, dtype: ElementType = ElementType.INT64) -> Value:  # noqa: ANN401
-        """A small constant table or scalar; equal ones are stored once and shared, as exporters do."""
+        """A small constant tensor; equal constants are stored once, as exporters do."""
         import numpy as np
 
         array: np.ndarray = np.asarray(data, dtype=_NUMPY_TYPES[dtype])
@@ -232,16 +232,16 @@ class GraphBuilder:
         return name
 
     def _attribute(self, key: str, item: Attribute) -> onnx.AttributeProto:
-        """An attribute; made once for each value."""
-        known = key, repr(item)
-        if known not in self._attributes:
-            self._attributes[known] = self._onnx.helper.make_attribute(key, item)
-        return self._attributes[known]
+        """The attribute of a key and value, cached."""
+        cache_key = key, repr(item)
+        if cache_key not in self._attributes:
+            self._attributes[cache_key] = self._onnx.helper.make_attribute(key, item)
+        return self._attributes[cache_key]
 
     def _describe(self, info: onnx.ValueInfoProto, value: Value) -> None:
-        """Say a value's name, shape and element type; a type is made once for each shape."""
-        known = value.dtype, value.shape
-        if known not in self._types:
-            self._types[known] = self._onnx.helper.make_tensor_type_proto(int(value.dtype), value.shape)
+        """Write a value's name, shape and element type; types are cached."""
+        cache_key = value.dtype, value.shape
+        if cache_key not in self._types:
+            self._types[cache_key] = self._onnx.helper.make_tensor_type_proto(int(value.dtype), value.shape)
         info.name = value.name
-        info.type.CopyFrom(self._types[known])
+        info.type.CopyFrom(self._types[cache_key])

@@ -12,7 +12,7 @@ from ._graph import ElementType, GraphBuilder, Value
 Activation = Callable[[GraphBuilder, Value], Value]
 
 MASKED = -3.4028234663852886e38
-"""What is added to an attention score that must not count: the lowest float32."""
+"""Added to attention scores that are masked: the lowest float32."""
 
 
 def linear(g: GraphBuilder, x: Value, features: int, name: str, *, bias: bool = True) -> Value:

@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers: a gate chooses experts for each token, each expert takes a fixed number of tokens.
+"""Mixture-of-experts layers: a gate chooses experts for each token, each expert has a fixed capacity.
 
 The tokens of one sample are a group, as in GShard: an expert has `capacity` places for each group, tokens beyond that
 are dropped (the residual connection carries them). All experts run as one batched matrix product
@@ -33,16 +33,17 @@ class MoE:
     Attributes:
         experts: number of experts.
         top_k: experts a token is sent to.
-        capacity_factor: places of an expert over the tokens it would get if all were chosen equally often.
-        every: each such-and-such block has experts, the others a dense feed-forward layer.
+        capacity_factor: places of an expert over the tokens it would get under perfect balance.
+        every: every `every`-th block has experts, the others a dense feed-forward layer.
         renormalise: make the gate's weights of the chosen experts sum to 1.
         dispatch: how tokens reach their experts.
         gated: experts are gated (two inner matrices, kept as one) instead of plain.
         sigmoid: the gate scores each expert on its own by a sigmoid, instead of all by a softmax.
-        correction: a bias that only the choice of experts sees, which balances them without a loss (DeepSeek-V3).
+        correction: a bias on the scores that choose experts, not on their weights; balances load without a loss
+            (DeepSeek-V3).
         scale: factor on the weights of the chosen experts.
         bias: gate and experts have biases.
-        latent: width that experts read and make, reached by projections before and after; 0 for that of the tokens.
+        latent: width of the experts' input and output, with projections before and after; 0 for the tokens' width.
     """
 
     experts: int
@@ -59,17 +60,17 @@ class MoE:
     latent: int = 0
 
     def capacity(self, tokens: int) -> int:
-        """Places that an expert has for a group of tokens."""
+        """Places of an expert for a group of that many tokens."""
         return max(1, math.ceil(self.top_k * tokens * self.capacity_factor / self.experts))
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether the block of that index (from 0) has experts."""
+        """True if the block of that index (from 0) has experts."""
         return layer % self.every == self.every - 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Routing:
-    """Where each of a group's choices goes, ordered by rank first, so that second choices are dropped first."""
+    """Expert and place of each choice of a token; first choices come first, so that second ones are dropped first."""
 
     expert: Value
     """[b, k * s] the chosen expert."""
@@ -87,12 +88,12 @@ def mixture(g: GraphBuilder, x: Value, moe: MoE, ffn: int, activation: Activatio
     if not moe.latent:
         return _dispatched(g, x, routing, moe, ffn, activation)
     narrow = layers.linear(g, x, moe.latent, "fc1_latent_proj", bias=False)
-    made = _dispatched(g, narrow, routing, moe, ffn, activation)
-    return layers.linear(g, made, x.shape[2], "fc2_latent_proj", bias=False)
+    result = _dispatched(g, narrow, routing, moe, ffn, activation)
+    return layers.linear(g, result, x.shape[2], "fc2_latent_proj", bias=False)
 
 
 def _dispatched(g: GraphBuilder, x: Value, routing: _Routing, moe: MoE, ffn: int, activation: Activation) -> Value:
-    """What the chosen experts make of [b, s, width], weighted and summed for each token."""
+    """Send tokens [b, s, width] to their experts; for each token the weighted sum of the results."""
     capacity = moe.capacity(x.shape[1])
     if moe.dispatch is Dispatch.EINSUM:
         dispatch, combine = _einsum_matrices(g, routing, moe, capacity)

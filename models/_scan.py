@@ -1,7 +1,7 @@
-"""Layers with a state that is carried from token to token: Mamba-2 and gated DeltaNet.
+"""Recurrent layers, whose state goes from token to token: Mamba-2 and gated DeltaNet.
 
-Projections and short convolutions of each part are written one by one, where implementations join them: the same
-weights and work, and each part can be shared by heads.
+Implementations join the projections and short convolutions of several parts. Here each part has its own, with the same
+weights and work, so that each can be sharded by heads.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SCAN_OPSET = 27
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """A Mamba-2 mixer: one decay a head and token, one input and output direction a group of heads.
+    """A Mamba-2 mixer: one decay per head and token, one pair of directions B and C per group of heads.
 
     Attributes:
         heads: heads of the state.
         head_dim: width of one head.
-        state: numbers that each element of a head remembers.
+        state: size of the state of each element of a head.
         groups: groups of heads that share the directions B and C.
         kernel: taps of the convolution over time.
-        chunk: tokens that are computed as one block.
+        chunk: tokens of one block of the scan.
         bias: the projections have biases.
         conv_bias: the convolution has one.
     """
@@ -50,7 +50,7 @@ class Mamba2:
             )
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """What the layer makes of [b, s, hidden]."""
+        """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""
         inner, directions = self.heads * self.head_dim, self.groups * self.state
         z = layers.linear(g, x, inner, "z_proj", bias=self.bias)
         parts = [
@@ -83,7 +83,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """A gated DeltaNet mixer: the state forgets by a decay and replaces what it held for a key (Qwen3-Next).
+    """A gated DeltaNet mixer: a decaying state, in which a token replaces the value of its key (Qwen3-Next).
 
     Attributes:
         key_heads: heads of queries and keys.
@@ -107,7 +107,7 @@ class DeltaNet:
             )
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
-        """What the layer makes of [b, s, hidden]."""
+        """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""
         g.require_opset(SCAN_OPSET)
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         q, k, v = (
@@ -127,7 +127,7 @@ class DeltaNet:
         return layers.linear(g, ops.mul(g, normed, layers.silu(g, z)), x.shape[2], "out_proj", bias=False)
 
     def _repeated(self, g: GraphBuilder, x: Value) -> Value:
-        """Queries or keys of unit length, each head once for every value head that it serves."""
+        """Normalise queries or keys to unit length, and repeat each head for the value heads that it serves."""
         times, width = self.value_heads // self.key_heads, self.key_dim
         x = ops.reshape(g, x, (0, 0, self.key_heads, width))
         x = g.node("LpNormalization", [x], x.shape, axis=-1, p=2)
@@ -136,7 +136,7 @@ class DeltaNet:
         return ops.reshape(g, x, (0, 0, self.value_heads * width))
 
     def _decay(self, g: GraphBuilder, x: Value) -> Value:
-        """Logarithm of what each head's state keeps at each token: `-exp(A_log) softplus(a + dt_bias)`.
+        """Logarithm of the decay of each head's state at each token: `-exp(A_log) softplus(a + dt_bias)`.
 
         The product is written as the exponential of a sum, so that no operator reads weights alone.
         """
@@ -147,7 +147,7 @@ class DeltaNet:
 
 
 def _convolved(g: GraphBuilder, x: Value, name: str, kernel: int, bias: bool) -> Value:
-    """Each channel of [b, s, channels] convolved over its last tokens, then SiLU."""
+    """Convolve each channel of [b, s, channels] causally over the tokens, then apply SiLU."""
     g.require_opset(SCAN_OPSET)
     batch, _, channels = x.shape
     with g.scope(f"{name}_conv1d"):

@@ -26,7 +26,7 @@ class BertSize:
         hidden: width of the residual stream.
         heads: attention heads.
         ffn: inner width of the feed-forward layer.
-        vocab: words.
+        vocab: size of the vocabulary.
         positions: rows of the position table, the longest sequence.
         tied: the head's matrix is the word embedding, `decoder`; else `output_layer` with one of its own.
         segments: rows of the table of segments.

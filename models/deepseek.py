@@ -42,8 +42,8 @@ def _experts(c: Config) -> Experts:
         scale=float(c["routed_scaling_factor"]),
     )
     width = c["moe_intermediate_size"]
-    always = FeedForward(width * c["n_shared_experts"], activation(c)) if c["n_shared_experts"] else None
-    return Experts(moe, width, activation(c), always)
+    shared = FeedForward(width * c["n_shared_experts"], activation(c)) if c["n_shared_experts"] else None
+    return Experts(moe, width, activation(c), shared)
 
 
 _KEYS: Mapping[str, Key] = {

@@ -1,7 +1,7 @@
 """DLRM: recommendation from dense features and categorical ones, whose embedding tables hold nearly all weights.
 
-One row is read from each table; rows and the dense features' vector are multiplied pairwise, and fully connected layers
-make one logit of that. Weights have the names of the original implementation.
+A sample reads one row of each table. The rows and the vector of dense features are multiplied pairwise, and fully
+connected layers turn the products into one logit. Weights have the names of the original implementation.
 """
 
 from __future__ import annotations

@@ -36,20 +36,20 @@ def _normed_after(attention: Attention, feed_forward: FeedForward) -> Layer:
 
 def _second(c: Config) -> DecoderSize:
     scale, cap = c["query_pre_attn_scalar"] ** -0.5, float(c["attn_logit_softcapping"] or 0.0)
-    whole, local = (
+    full, local = (
         _normed_after(attention_of(c, window=window, scale=scale, softcap=cap), _feed_forward(c))
         for window in (0, c["sliding_window"] or 0)
     )
-    layers = tuple(local if is_local else whole for is_local in local_layers(c, 2))
+    layers = tuple(local if is_local else full for is_local in local_layers(c, 2))
     return _decoder(c, layers, float(c["final_logit_softcapping"] or 0.0))
 
 
 def _third(c: Config) -> DecoderSize:
     near = Rotary(float(c["rope_local_base_freq"]), head_width(c))
     scale = c["query_pre_attn_scalar"] ** -0.5
-    whole = attention_of(c, qk_norm=True, scale=scale)
+    full = attention_of(c, qk_norm=True, scale=scale)
     local = attention_of(c, qk_norm=True, scale=scale, rotary=near, window=c["sliding_window"] or 0)
-    pair = [_normed_after(attention, _feed_forward(c)) for attention in (whole, local)]
+    pair = [_normed_after(attention, _feed_forward(c)) for attention in (full, local)]
     return _decoder(c, tuple(pair[is_local] for is_local in local_layers(c, c["sliding_window_pattern"])))
 
 

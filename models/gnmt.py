@@ -24,7 +24,7 @@ class GNMTSize:
     Attributes:
         layers: LSTM layers of the encoder, and of the decoder.
         hidden: width of the states.
-        vocab: words of either language.
+        vocab: size of the vocabulary of either language.
     """
 
     layers: int

@@ -26,11 +26,11 @@ class GPTSize:
         layers: number of blocks.
         hidden: width of the residual stream.
         heads: attention heads.
-        vocab: words.
+        vocab: size of the vocabulary.
         positions: rows of the position table, the longest sequence.
         head_dim: width of one head; 0 for hidden / heads.
         ffn: inner width of the feed-forward layer; 0 for four times hidden.
-        tied: the head is the transposed word embedding, `lm_head`; else `output_layer` with a weight of its own.
+        tied: the head's weight is the word embedding, `lm_head`; else `output_layer` with a weight of its own.
         activation: a name of `ACTIVATIONS`.
         moe: some blocks have experts in place of the feed-forward layer.
     """

@@ -1,14 +1,14 @@
-"""LLaMA and what follows it: the families whose layers differ from its own by a few figures or one block.
+"""LLaMA, and families whose layers differ from LLaMA's by a few sizes or one block.
 
 - Mistral, Mixtral, Qwen2, Qwen3 with and without experts;
-- Qwen3-Next: gated DeltaNet in three of four layers, gated attention in the fourth, many small experts. Attention turns
-  a quarter of each head. RMSNorm's scale is written as one weight, where Qwen3-Next adds 1 to it;
+- Qwen3-Next: gated DeltaNet in three of four layers, gated attention in the fourth, many small experts. Attention
+  rotates a quarter of each head. RMSNorm's scale is written as one weight, where Qwen3-Next adds 1 to it;
 - Llama 4: one of many experts a token beside a shared one, layers without positions, the others in chunks of tokens.
-  Chunks are written as a window of as many tokens: the same work. A router's weight multiplies what an expert makes,
-  where Llama 4 multiplies what it reads;
+  A chunk is written as a window of the same length, which has the same work. A router's weight multiplies an expert's
+  result, where Llama 4 multiplies its input;
 - GPT-OSS: experts with biases, attention with sinks, a short window in every other layer. The clamps inside the
   experts' activation and its factor 1.702 are left out: no weight and no product depends on them;
-- GPT-NeoX and Pythia: LayerNorm, biases, a quarter of each head turned, attention and feed-forward side by side.
+- GPT-NeoX and Pythia: LayerNorm, biases, a quarter of each head rotated, attention and feed-forward side by side.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ SPARSE: Mapping[str, Key] = {
 
 
 def activation(c: Config, key: str = "hidden_act") -> str:
-    """The activation that a configuration names.
+    """Name of the activation in a configuration.
 
     Raises:
-        ModelBuildError: it is none of those that are known.
+        ModelBuildError: the activation is unknown.
     """
     name: str = c[key]
     if name not in ACTIVATIONS:
@@ -68,12 +68,12 @@ def head_width(c: Config) -> int:
 
 
 def rotary_of(c: Config) -> Rotary:
-    """The rotary positions of a configuration, over whole heads or the part that `partial_rotary_factor` says."""
+    """The rotary embedding of a configuration, over the part of each head that `partial_rotary_factor` gives."""
     return Rotary(float(c["rope_theta"]), int(head_width(c) * c.get("partial_rotary_factor", 1.0)))
 
 
 def attention_of(c: Config, **changes: Any) -> Attention:  # noqa: ANN401
-    """The attention of a configuration, with fields that a family has otherwise."""
+    """The attention of a configuration; `changes` replaces fields."""
     fields = {
         "heads": c["num_attention_heads"],
         "kv_heads": c["num_key_value_heads"] or c["num_attention_heads"],
@@ -90,16 +90,16 @@ def feed_forward_of(c: Config) -> FeedForward:
 
 
 def decoder_of(c: Config, layers: tuple[Layer, ...], **changes: Any) -> DecoderSize:  # noqa: ANN401
-    """A decoder of these layers, with the sizes that all configurations state alike."""
+    """A decoder of these layers, with the sizes that all configurations share; `changes` replaces fields."""
     fields = {"epsilon": float(c["rms_norm_eps"]), "tied": c["tie_word_embeddings"]}
     return DecoderSize(c["hidden_size"], c["vocab_size"], layers, **(fields | changes))
 
 
 def kinds_of_layers(c: Config, kinds: Collection[str], every: int) -> tuple[bool, ...]:
-    """Whether each layer is of one of some kinds: as `layer_types` says, else all but each such-and-such.
+    """For each layer, whether its type is among `kinds`: by `layer_types`, else all but every `every`-th layer.
 
     Raises:
-        ModelBuildError: the list has another length than there are layers, or names a kind that is not known.
+        ModelBuildError: `layer_types` has the wrong length or names an unknown type.
     """
     listed, count, known = c["layer_types"], c["num_hidden_layers"], (*kinds, "full_attention")
     if listed is None:
@@ -113,18 +113,18 @@ def kinds_of_layers(c: Config, kinds: Collection[str], every: int) -> tuple[bool
 
 
 def local_layers(c: Config, every: int) -> tuple[bool, ...]:
-    """Whether each layer attends within a window; see `kinds_of_layers`."""
+    """For each layer, whether it attends within a window; see `kinds_of_layers`."""
     return kinds_of_layers(c, ("sliding_attention", "chunked_attention"), every)
 
 
 def _dense(c: Config) -> DecoderSize:
-    """LLaMA: every layer alike; Mistral's window is on all of them."""
+    """LLaMA and Mistral: equal layers, all with Mistral's window."""
     attention = attention_of(c, out_bias=c["attention_bias"], window=c.get("sliding_window") or 0)
     return decoder_of(c, (transformer_layer(attention, feed_forward_of(c)),) * c["num_hidden_layers"])
 
 
 def _qwen(c: Config, *, qk_norm: bool, feed: tuple[FeedForward | Experts, ...]) -> DecoderSize:
-    """Qwen: the window, where it is used, begins at some layer."""
+    """Qwen: attention windows, if used, begin at layer `max_window_layers`."""
     windowed = c["num_hidden_layers"] if not c["use_sliding_window"] else c["max_window_layers"]
     plain = attention_of(c, qk_norm=qk_norm)
     local = attention_of(c, qk_norm=qk_norm, window=c["sliding_window"] or 0)
@@ -137,7 +137,7 @@ def _qwen_dense(c: Config) -> DecoderSize:
 
 
 def sparse_layers(c: Config, dense: FeedForward | Experts, sparse: Experts) -> tuple[FeedForward | Experts, ...]:
-    """The feed-forward part of each layer: experts in every so many, but not where a list says so."""
+    """The feed-forward block of each layer: experts in every `decoder_sparse_step`-th, except in `mlp_only_layers`."""
     step, only = c["decoder_sparse_step"], set(c["mlp_only_layers"])
     return tuple(sparse if i not in only and (i + 1) % step == 0 else dense for i in range(c["num_hidden_layers"]))
 
@@ -167,11 +167,11 @@ def _neox(c: Config) -> DecoderSize:
 def _gpt_oss(c: Config) -> DecoderSize:
     moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True, bias=True)
     experts = Experts(moe, c["intermediate_size"], activation(c))
-    whole, local = (
+    full, local = (
         attention_of(c, out_bias=c["attention_bias"], sinks=True, window=window)
         for window in (0, c["sliding_window"] or 0)
     )
-    layers = tuple(transformer_layer(local if is_local else whole, experts) for is_local in local_layers(c, 2))
+    layers = tuple(transformer_layer(local if is_local else full, experts) for is_local in local_layers(c, 2))
     return decoder_of(c, layers)
 
 
@@ -191,20 +191,20 @@ def _llama4(c: Config) -> DecoderSize:
         )
     for i in range(c["num_hidden_layers"]):
         is_sparse = i in sparse if sparse is not None else (i + 1) % step == 0
-        layers.append(transformer_layer(near if _turned(c, i) else far, experts if is_sparse else dense))
+        layers.append(transformer_layer(near if _has_rotary(c, i) else far, experts if is_sparse else dense))
     return decoder_of(c, tuple(layers))
 
 
-def _turned(c: Config, layer: int) -> bool:
-    """Whether a layer has rotary positions."""
+def _has_rotary(c: Config, layer: int) -> bool:
+    """True if a layer has rotary positions."""
     listed = c["no_rope_layers"]
     return bool(listed[layer]) if listed else (layer + 1) % c["no_rope_layer_interval"] != 0
 
 
 def _qwen3_next(c: Config) -> DecoderSize:
     moe = MoE(c["num_experts"], c["num_experts_per_tok"], gated=True, renormalise=c["norm_topk_prob"])
-    always = FeedForward(c["shared_expert_intermediate_size"], activation(c))
-    experts = Experts(moe, c["moe_intermediate_size"], activation(c), always, weighed=True)
+    shared = FeedForward(c["shared_expert_intermediate_size"], activation(c))
+    experts = Experts(moe, c["moe_intermediate_size"], activation(c), shared, shared_gate=True)
     attention = attention_of(c, qk_norm=True, gated=True)
     scan = DeltaNet(
         c["linear_num_key_heads"],

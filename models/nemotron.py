@@ -47,8 +47,8 @@ def _blocks(c: Config) -> Mapping[str, Block]:
             latent=c["moe_latent_size"] or 0,
         )
         width = c["moe_shared_expert_intermediate_size"] * c["n_shared_experts"]
-        always = FeedForward(width, act, gated=False) if width else None
-        blocks["E"] = Experts(moe, c["moe_intermediate_size"], act, always)
+        shared = FeedForward(width, act, gated=False) if width else None
+        blocks["E"] = Experts(moe, c["moe_intermediate_size"], act, shared)
     return blocks
 
 

@@ -32,8 +32,8 @@ class T5Size:
         heads: attention heads.
         head_dim: width of one head (heads * head_dim may differ from hidden).
         ffn: inner width of the feed-forward layer.
-        vocab: words.
-        tied: the head is the transposed word embedding; else `lm_head` has a weight of its own (version 1.1).
+        vocab: size of the vocabulary.
+        tied: the head's weight is the word embedding; else `lm_head` has a weight of its own (version 1.1).
         gated: feed-forward layers are gated with GELU (version 1.1) instead of plain with ReLU.
         moe: some blocks have experts in place of the feed-forward layer.
     """
@@ -66,7 +66,7 @@ def construct(size: T5Size, g: GraphBuilder, batch: int, seq: int) -> None:
 
 
 def _stack(size: T5Size, g: GraphBuilder, words: Value, ids: Value, encoded: Value | None) -> Value:
-    """The encoder, or the decoder when it is given what the encoder made."""
+    """The encoder, or the decoder if the encoder's result is given."""
     with g.scope("encoder" if encoded is None else "decoder"):
         with g.scope("embed_tokens"):
             x = ops.gather(g, words, ids)

@@ -1,7 +1,7 @@
-"""Plans how to split a DNN training job over devices, and proves it.
+"""Plan how to split the training of a neural network over devices, with a bound that proves the plan.
 
-The front door exports a hundred names and the packages behind them; each is imported when first used, so that `import
-planner` is cheap. What fewer people need is in the packages (`planner.report`, `planner.plans`, `planner.units`, ..).
+This package exports the common names and the packages behind them; each is imported when first used, so that `import
+planner` is cheap. Further names are in the packages (`planner.report`, `planner.plans`, `planner.units`, ..).
 Where to begin:
 
 - `planner.plan`: a model on a cluster; `planner.compare_systems`: what each published system would do with it;
@@ -165,8 +165,8 @@ _RENAMED = {
     "sync": "exchange",
     "validate_plan": "check_plan",
 }
-"""Names of the version before under which nothing is found any more, and what to write instead; a name that moved to
-one of the exported packages as it is need not stand here."""
+"""By removed name of an earlier version: its replacement. A name that moved to an exported package without a rename is
+found there and not listed."""
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
@@ -182,14 +182,16 @@ def __dir__() -> list[str]:
 
 
 def _instead(name: str) -> str:
-    """What an error says to write instead of a name that is not exported."""
+    """The replacement that an error suggests for a name that is not exported."""
     if name.startswith("_"):
         return ""
     if name in _RENAMED:
         return f"; it is planner.{_RENAMED[name]} now"
     for package, module in exports_of(__name__).items():
-        found = importlib.import_module(module) if module == f"{__name__}.{package}" else None
-        if found is not None and name in (getattr(found, "__all__", None) or dir(found)):
+        exported_package = importlib.import_module(module) if module == f"{__name__}.{package}" else None
+        if exported_package is not None and name in (
+            getattr(exported_package, "__all__", None) or dir(exported_package)
+        ):
             return f"; it is planner.{package}.{name}"
     from planner.formulas import names
     from planner.registry import did_you_mean

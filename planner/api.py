@@ -44,7 +44,7 @@ from planner.space.repeats import recomputed_modules
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import Candidate, Certificate, Job, Structure
 from planner.systems.backends import ANY, Backend, backends_of, contradiction, within_limits
-from planner.systems.needs import lacks, running
+from planner.systems.backends.needs import lacks, running
 
 Progress = Callable[[int, int, float, float], None]
 OPTIMAL_GAP = 1e-9

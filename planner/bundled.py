@@ -1,4 +1,4 @@
-"""The bundled models, wherever they lie: `planner.models` when installed, `models` beside `planner` in a checkout."""
+"""The bundled models, from `planner.models` if installed, else from `models` beside `planner` in a checkout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bundled_families() -> tuple[str, ...]:
 
 
 def bundled_info(name: str) -> Any:  # noqa: ANN401
-    """What is known of a bundled model without building it (a `models.ModelInfo`).
+    """The description of a bundled model, a `models.ModelInfo`; does not build it.
 
     Raises:
         UsageError: no bundled model has that name; the hint names the closest ones.
@@ -56,10 +56,10 @@ def build_bundled(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.
     Args:
         name: a name from `bundled_names`.
         batch: samples in one forward pass.
-        seq: sequence length; the model's usual one when absent.
+        seq: sequence length; the model's default if None.
 
     Raises:
-        UsageError: no model of that name, or a batch or sequence length that it cannot have.
+        UsageError: the model is unknown, or does not support the batch or sequence length.
     """
     models = _models()
     try:
@@ -72,13 +72,13 @@ def build_bundled(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.
 def build_configured(
     config: Mapping[str, Any], *, name: str, batch: int = 1, seq: int | None = None
 ) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """Build the model of a Hugging Face configuration; the notes say what was assumed or not understood.
+    """Build the model of a Hugging Face configuration; returns it with notes on assumptions and unknown keys.
 
     Args:
         config: keys and values as in `config.json`.
         name: name of the graph.
         batch: samples in one forward pass.
-        seq: sequence length; the usual one when absent.
+        seq: sequence length; a default if None.
 
     Raises:
         UsageError: no builder for its `model_type`, missing keys, or sizes that make no sense.
@@ -92,14 +92,14 @@ def build_configured(
 
 
 def bundled_config(base: str, choices: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a bundled model or of a type of model, with sizes of one's own.
+    """The configuration of a bundled model or model type, with sizes replaced.
 
     Args:
         base: a name of a bundled model, of a family, or of a `model_type`.
         choices: values as text by option (`bundled_options`).
 
     Raises:
-        UsageError: `base` names nothing, or an option that it does not have.
+        UsageError: `base` is unknown, or does not have an option.
     """
     models = _models()
     try:

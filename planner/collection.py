@@ -1,4 +1,4 @@
-"""Python's garbage collection, put off while many objects are made that all stay.
+"""Suspend Python's garbage collector while many long-lived objects are created.
 
 >>> import gc
 >>> with uncollected():
@@ -17,10 +17,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No cycles are looked for within, which looks at every object again and again; nests.
+    """Disable the garbage collector inside the block; blocks may nest.
 
-    For reading a model and pricing it, a sixth of the time of which goes there; not for searches, which may leave much
-    behind.
+    Collections are a sixth of the time of reading and pricing a model. Searches should not use this, since they may
+    leave much garbage behind.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Every error that a user can cause: what went wrong, where, and what to do about it.
+"""Errors that a user can cause: what went wrong, where, and what to do about it.
 
 Each kind has an exit code of its own, so that scripts can tell a bad file from a model that does not fit.
 Errors are raised by the library and turned into one line on standard error by the command line.
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LONGEST = 4000
-"""Characters of an error's line at the most; what a file says may be of any length."""
+"""Maximum number of characters of an error's line, since it may quote a file."""
 
 
 def one_line(text: str) -> str:
-    """A text with its control characters written out, and without its middle where it is too long for a line."""
+    """Escape the control characters of a text, and cut out its middle if it is longer than `LONGEST`."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 4 :]}"
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -22,7 +22,7 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding inside a file or an option: where it is, what is wrong, and how to mend it."""
+    """One error in a file or an option: its place, what is wrong, and a remedy."""
 
     message: str
     where: str = ""
@@ -41,7 +41,7 @@ class ShardplanError(Exception):
         message: what is wrong, one line.
         where: file, file:line:column, node name or field path.
         hint: what to do about it.
-        problems: further findings of the same kind, when a file has several.
+        problems: further errors of the same kind, if a file has several.
     """
 
     exit_code = 1
@@ -53,55 +53,55 @@ class ShardplanError(Exception):
 
 
 class UsageError(ShardplanError):
-    """An option or argument that cannot be used (exit code 2, as click's own)."""
+    """An option or argument is invalid (exit code 2, like click's own errors)."""
 
     exit_code = 2
 
 
 class ModelError(ShardplanError):
-    """A model that cannot be read, or read far enough to price it (exit code 3)."""
+    """A model cannot be read, or has a part that cannot be priced (exit code 3)."""
 
     exit_code = 3
 
 
 class HardwareError(ShardplanError):
-    """A hardware profile that cannot be found or is wrong (exit code 4)."""
+    """A hardware profile is missing or invalid (exit code 4)."""
 
     exit_code = 4
 
 
 class JobError(ShardplanError):
-    """A job that makes no sense, such as a global batch that no micro-batch divides (exit code 5)."""
+    """A job contradicts itself, such as a global batch that no micro-batch divides (exit code 5)."""
 
     exit_code = 5
 
 
 class InfeasibleError(ShardplanError):
-    """No plan fits: the smallest set of reasons, in the user's terms (exit code 6)."""
+    """No plan fits; the message has the smallest set of reasons, in the user's terms (exit code 6)."""
 
     exit_code = 6
 
 
 class PlanError(ShardplanError):
-    """A plan file that is malformed, inconsistent, or made for something else (exit code 7)."""
+    """A plan file is malformed, inconsistent, or made for another model or cluster (exit code 7)."""
 
     exit_code = 7
 
 
 class RunError(ShardplanError):
-    """A run of a plan that failed, or whose gradients are not the model's (exit code 10)."""
+    """A run of a plan failed, or its gradients differ from the model's (exit code 10)."""
 
     exit_code = 10
 
 
 class OutputError(ShardplanError):
-    """A result that cannot be written (exit code 8)."""
+    """A result cannot be written (exit code 8)."""
 
     exit_code = 8
 
 
 def whole(least: int = 1, **values: float) -> None:
-    """Refuse counts that are not whole numbers of at least `least`.
+    """Refuse values that are not whole numbers of at least `least`.
 
     Raises:
         UsageError: names the argument.
@@ -112,7 +112,7 @@ def whole(least: int = 1, **values: float) -> None:
 
 
 def positive(**values: float) -> None:
-    """Refuse figures that are not above 0.
+    """Refuse values that are not above 0.
 
     Raises:
         UsageError: names the argument.
@@ -123,7 +123,7 @@ def positive(**values: float) -> None:
 
 
 def divides(of: str, whole_count: int, by: str, parts: int) -> None:
-    """Refuse a count that cannot be cut in equal parts.
+    """Refuse a count that is no multiple of a number of parts.
 
     Raises:
         UsageError: names both.
@@ -133,13 +133,13 @@ def divides(of: str, whole_count: int, by: str, parts: int) -> None:
 
 
 def same_length(**columns: Iterable[object]) -> int:
-    """The common length of some columns.
+    """The common length of columns.
 
     Raises:
-        UsageError: they differ, or are empty.
+        UsageError: the lengths differ, or the columns are empty.
     """
     lengths = {name: len(list(column)) for name, column in columns.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        told = ", ".join(f"{name} {count}" for name, count in lengths.items())
-        raise UsageError(f"one figure for each is needed, not {told}", hint="give columns of equal length")
+        listed = ", ".join(f"{name} {count}" for name, count in lengths.items())
+        raise UsageError(f"one figure for each is needed, not {listed}", hint="give columns of equal length")
     return next(iter(lengths.values()))

@@ -1,7 +1,7 @@
-"""Names that a package exports and imports when they are first used.
+"""Lazy exports of a package: a name is imported when it is first used.
 
-A package lists them once, as plain imports under `TYPE_CHECKING`: type checkers and editors read these, and so does
-`exports_of`, from the package's own file.
+A package lists its exports once, as plain imports under `TYPE_CHECKING`. Type checkers and editors read them, and
+`exports_of` reads them from the package's source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @functools.cache
 def exports_of(package: str) -> dict[str, str]:
-    """Module of each name that a package exports; what is a module is its own."""
+    """By name that a package exports: its module; a submodule maps to itself."""
     imports = [
         (node.module or "", alias.name)
         for block in ast.parse(pkgutil.get_data(package, "__init__.py") or b"").body
@@ -29,17 +29,17 @@ def exports_of(package: str) -> dict[str, str]:
 
 
 def exported(package: str, name: str) -> Any:  # noqa: ANN401
-    """What a package exports under a name; imported now if it was not before.
+    """The object that a package exports under a name; imports it if needed.
 
     Raises:
-        AttributeError: it exports nothing of that name.
+        AttributeError: the package does not export the name.
     """
     module = None if name.startswith("_") else exports_of(package).get(name)
     if module is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    found = importlib.import_module(module)
+    imported = importlib.import_module(module)
     if module == f"{package}.{name}":
-        return found
-    value = getattr(found, name)
+        return imported
+    value = getattr(imported, name)
     setattr(sys.modules[package], name, value)
     return value

@@ -1,4 +1,4 @@
-"""Results written whole or not at all; `-` stands for standard output and standard input."""
+"""Write files atomically; `-` is standard output, and standard input when reading."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from planner.errors import OutputError
 STANDARD = "-"
 """The name of standard output, and of standard input."""
 _output: ContextVar[TextIO | None] = ContextVar("output", default=None)
-"""Standard output while what is printed goes elsewhere."""
+"""The real standard output while `talk_aside` redirects prints to standard error."""
 
 
 @contextlib.contextmanager
 def talk_aside() -> Iterator[None]:
-    """Let what is printed go to standard error, so that standard output has nothing but the file named `-`."""
+    """Redirect prints to standard error, so that standard output has only the file written to `-`."""
     token = _output.set(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -33,7 +33,7 @@ def talk_aside() -> Iterator[None]:
 
 
 def input_bytes() -> bytes:
-    """All of standard input, however often it is asked for."""
+    """All of standard input; later calls return the same bytes."""
     return _all_of(sys.stdin.buffer)
 
 
@@ -43,11 +43,10 @@ def _all_of(stream: BinaryIO) -> bytes:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file by way of a temporary one beside it, so that a failure leaves nothing half-written.
+    """Write a temporary file and rename it, so that a failure leaves no half-written file.
 
-    `-` is standard output.
-    A link is followed, and the file that it leads to is replaced; a file that is there keeps its permissions. What is
-    no regular file (a device, a pipe) is written to as it is and never replaced.
+    `-` writes to standard output. A symbolic link is followed and its target replaced; an existing file keeps its
+    permissions. A device or pipe is written to in place.
 
     Raises:
         OutputError: the folder is missing or the file cannot be written.
@@ -74,7 +73,7 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 
 def _mode(path: str | Path) -> int | None:
-    """Kind and permissions of what a path leads to; None where there is nothing."""
+    """`st_mode` of the target of a path; None if it does not exist."""
     try:
         return os.stat(path).st_mode
     except FileNotFoundError:
@@ -82,7 +81,7 @@ def _mode(path: str | Path) -> int | None:
 
 
 def _replace(target: Path, data: bytes, mode: int | None) -> None:
-    """Put a regular file in its place, with the permissions of the one before."""
+    """Replace or create a regular file, with the permissions `mode` of the old one."""
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError("the file is write-protected")
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

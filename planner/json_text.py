@@ -1,4 +1,4 @@
-"""JSON as people and programs write it, read within bounds: what Python's reader lets through or stumbles over."""
+"""Read JSON strictly: refuse what Python's reader accepts but no 64-bit program can hold, and locate every error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_DIGITS = 19
-"""Digits of a whole number at the most: 64 bits have no more."""
+"""Maximum number of digits of a whole number of 64 bits."""
 LARGEST_FIGURE = 1e18
 """Largest byte count, time or count that a figure of an instance may be; sums of a million of them stay exact enough
 and far from the largest float."""
@@ -17,7 +17,7 @@ Pairs = list[tuple[str, Any]]
 
 
 class JsonError(Exception):
-    """What is wrong with a JSON text, and where.
+    """An error in a JSON text, with its position.
 
     Args:
         message: what is wrong.
@@ -31,11 +31,11 @@ class JsonError(Exception):
 
 
 def read_json(text: str | bytes, *, pairs: Callable[[Pairs], dict[str, Any]] = dict) -> Any:  # noqa: ANN401
-    """What a JSON text holds.
+    """The value of a JSON text.
 
     Args:
         text: the text; bytes are UTF-8, with or without a byte order mark.
-        pairs: makes an object of its keys and values.
+        pairs: turns the keys and values of an object into a dict.
 
     Raises:
         JsonError: not JSON, not UTF-8, nested too deeply, a whole number of more than 64 bits, or a number that is not
@@ -63,14 +63,14 @@ def read_json(text: str | bytes, *, pairs: Callable[[Pairs], dict[str, Any]] = d
         return 0.0
 
     try:
-        found = json.loads(content, object_pairs_hook=pairs, parse_int=whole, parse_float=real, parse_constant=constant)
+        value = json.loads(content, object_pairs_hook=pairs, parse_int=whole, parse_float=real, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON: {error.msg}", error.lineno, error.colno) from None
     except RecursionError:
         raise JsonError("nested too deeply", 1, 1) from None
     if unreadable:
         raise _out_of_range(content, unreadable[0])
-    return found
+    return value
 
 
 def _out_of_range(content: str, literal: str) -> JsonError:
@@ -83,5 +83,5 @@ def _out_of_range(content: str, literal: str) -> JsonError:
 
 
 def is_figure(value: object) -> bool:
-    """Whether a value can be a size, a time or a count: a number from 0 to `LARGEST_FIGURE`, neither true nor false."""
+    """True if a value can be a size, a time or a count: a number from 0 to `LARGEST_FIGURE`, not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST_FIGURE

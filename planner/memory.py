@@ -1,8 +1,7 @@
-"""Whether something fits a memory: the one comparison that judges, searches, integer models and checks all make.
+"""Compare a need of memory with a capacity: the one comparison of judges, searches, integer models and checks.
 
-Needs are sums of floats in an order that differs from place to place, so that the same need comes out different in its
-last digits. A need therefore counts as fitting up to a billionth above the capacity: far more than rounding, far less
-than a tensor (80 bytes of 80 GB).
+A need is a sum of floats whose order differs from place to place, and so do its last digits. A need therefore fits up
+to a billionth above the capacity: far more than the rounding, far less than a tensor (80 bytes of 80 GB).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ TOLERANCE = 1e-9
 """Fraction of a capacity by which a need may exceed it and still fit."""
 
 UNLIMITED = 1 << 60
-"""Count of things that take no memory."""
+"""Result of `most_that_fit` for things that take no memory."""
 
 
 @overload
@@ -34,8 +33,8 @@ def fits(needed_bytes: np.ndarray, capacity_bytes: float | np.ndarray) -> np.nda
 def fits(needed_bytes: float | np.ndarray, capacity_bytes: float | np.ndarray) -> bool | np.ndarray:
     """Whether a need fits a capacity, elementwise for arrays: `needed <= room_bytes(capacity)`.
 
-    Two places that compute the same need to the last bit get the same answer; so solvers and judges of problems whose
-    proofs depend on it compute needs by the same operations on correctly rounded sums.
+    The answer depends on the last bit of a need. A solver and a judge whose proof depends on it must compute needs by
+    the same operations on correctly rounded sums.
     """
     return needed_bytes <= room_bytes(capacity_bytes)
 
@@ -49,7 +48,7 @@ def most_that_fit(fixed_bytes: np.ndarray, each_bytes: np.ndarray, capacity_byte
     with np.errstate(over="ignore", invalid="ignore"):
         count = np.divide(free, each_bytes, out=np.full(free.shape, np.inf), where=each_bytes > 0)
     count = np.floor(np.clip(count, 0, UNLIMITED))
-    # The division may round to the wrong side of a whole number; the comparison itself decides.
+    # The division may round to the wrong side of a whole number, so correct the count by the comparison.
     limited = count < UNLIMITED
     tried = np.where(limited, count, 0.0)
     tried += fits(fixed_bytes + (tried + 1) * each_bytes, capacity_bytes)

@@ -1,8 +1,8 @@
-"""Names for what can be chosen: an entry is a file in a folder with one registration in it.
+"""Registries of what a user can choose by name: an entry is a file in a folder that registers itself.
 
 A package that offers choices (schedules, solvers, importers, ...) holds one `Registry`; each module beside it registers
-itself under a name, with what it can do. The modules are imported at the first look-up, not before; if one of them
-cannot be imported, every look-up says so, since what it would have registered is missing.
+itself under a name. The modules are imported at the first look-up. If one of them cannot be imported, every look-up
+raises its error, since an entry would be missing.
 
 An entry that is a dataclass has its fields as options: `chimera:pairs=2,over=double` is the entry `chimera` with two of
 its fields replaced.
@@ -37,7 +37,7 @@ class Registry(Generic[T]):
 
     Args:
         package: dotted name of the package whose modules register entries.
-        what: what an entry is called in an error ("schedule", "solver").
+        what: noun for an entry in errors ("schedule", "solver").
     """
 
     def __init__(self, package: str, what: str) -> None:
@@ -48,7 +48,7 @@ class Registry(Generic[T]):
         self._failure: Exception | None = None
 
     def register(self, name: str, entry: T) -> T:
-        """Add an entry; a name can be taken only once."""
+        """Add an entry; registering a name twice is a ValueError."""
         if name in self._entries:
             raise ValueError(f"two {self._what}s are called {name!r}")
         self._entries[name] = entry
@@ -68,7 +68,7 @@ class Registry(Generic[T]):
             self._import_modules()
         except BaseException as error:
             self._loaded = False
-            if isinstance(error, Exception):  # else an interrupt: the next look-up goes on
+            if isinstance(error, Exception):  # after an interrupt the next look-up resumes loading
                 self._failure = error
             raise
 
@@ -96,11 +96,11 @@ class Registry(Generic[T]):
             UsageError: no entry has that name, an option is not known, or its value cannot be read.
         """
         key, _, options = name.partition(":")
-        found = self.get(key)
-        return with_options(found, options, f"{self._what} {key!r}") if options else found
+        entry = self.get(key)
+        return with_options(entry, options, f"{self._what} {key!r}") if options else entry
 
     def find(self, name: str) -> T | None:
-        """The entry of that name, None when there is none."""
+        """The entry of that name; None if there is none."""
         if not self._loaded:
             self._load()
         return self._entries.get(name)
@@ -111,36 +111,36 @@ class Registry(Generic[T]):
         return tuple(sorted(self._entries))
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """All entries by sorted name."""
+        """Names and entries, sorted by name."""
         return ((name, self._entries[name]) for name in self.names())
 
 
 def name_with_options(entry: object, key: str) -> str:
-    """The name that `Registry.configured` reads back: the key, and the options that differ from the usual."""
+    """The name for `Registry.configured`: the key and the options whose values differ from the defaults."""
     fields = [(f, getattr(entry, f.name)) for f in _options(entry)]
-    chosen = [f"{f.name}={_written(value)}" for f, value in fields if value != f.default]
-    return f"{key}:{','.join(chosen)}" if chosen else key
+    options = [f"{f.name}={_option_text(value)}" for f, value in fields if value != f.default]
+    return f"{key}:{','.join(options)}" if options else key
 
 
 def with_options(entry: T, text: str, owner: str) -> T:
-    """A dataclass with some of its fields replaced, as `pairs=2,over=double` says.
+    """A dataclass with fields replaced by the options of a text, `pairs=2,over=double`.
 
     Args:
-        entry: the dataclass, whose values say of which type each field is.
+        entry: the dataclass; the types of its current values are those of the options.
         text: the options.
-        owner: what errors call it.
+        owner: name of the dataclass in errors.
 
     Raises:
         UsageError: an option is not known, or its value cannot be read.
     """
     known = {f.name: getattr(entry, f.name) for f in _options(entry)}
-    chosen: dict[str, object] = {}
+    values: dict[str, object] = {}
     for item in text.split(","):
         option, _, value = item.partition("=")
         if option not in known:
             raise UsageError(f"{owner} has no option {option!r}", hint=did_you_mean(option, known))
-        chosen[option] = _read(known[option], value, f"option {option} of {owner}")
-    changed: T = dataclasses.replace(cast(Any, entry), **chosen)
+        values[option] = _read(known[option], value, f"option {option} of {owner}")
+    changed: T = dataclasses.replace(cast(Any, entry), **values)
     return changed
 
 
@@ -148,31 +148,31 @@ def _options(entry: object) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(entry) if dataclasses.is_dataclass(entry) else ()
 
 
-def _written(value: object) -> str:
+def _option_text(value: object) -> str:
     if isinstance(value, float):
         return str(value).removesuffix(".0")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _read(usual: object, value: str, where: str) -> object:
-    if isinstance(usual, bool):
+def _read(default: object, value: str, where: str) -> object:
+    if isinstance(default, bool):
         if value.lower() not in ("true", "false"):
             raise UsageError(f"cannot read {value!r}", where=where, hint="use true or false")
         return value.lower() == "true"
-    read: Any = type(usual)
+    read: Any = type(default)
     try:
         return read(value)
     except ValueError as error:
         choices = [str(choice) for choice in read] if hasattr(read, "__members__") else []
-        hint = f"use {' or '.join(choices)}" if choices else f"use a number like {usual}"
+        hint = f"use {' or '.join(choices)}" if choices else f"use a number like {default}"
         raise UsageError(f"cannot read {value!r}", where=where, hint=hint) from error
 
 
 def chosen(what: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry of that name.
+    """Look a name up in a table of choices.
 
     Raises:
-        UsageError: there is none; the hint names the closest ones.
+        UsageError: the table lacks the name; the hint names the closest ones.
     """
     if name not in table:
         raise UsageError(f"unknown {what} {name!r}", hint=did_you_mean(name, table))

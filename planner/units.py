@@ -1,7 +1,7 @@
-"""Quantities as people write them ("80 GB", "25 Gbit/s", "3 us", "87%") to SI floats and back, used only at the edges.
+"""Parse quantities ("80 GB", "25 Gbit/s", "3 us", "87%") to SI floats, and format SI floats for people.
 
-Decimal prefixes are powers of 1000, binary ones (`KiB`, `GiB`) powers of 1024. Bits are spelled `bit`, bytes `B`, so
-that a factor of eight cannot hide in a letter: `Gb/s` is refused.
+Only the edges of the program use this module. Decimal prefixes are powers of 1000, binary ones (`KiB`, `GiB`) powers of
+1024. `Gb/s` is refused, since it may mean bits or bytes; write `Gbit/s` or `GB/s`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Dimension(StrEnum):
 
 
 LEAST, MOST = 1e-30, 1e30
-"""Smallest and largest quantity in SI units, but for zero: products and quotients of several stay finite."""
+"""Smallest and largest nonzero quantity in SI units, so that products and quotients of several stay finite."""
 
 UNITS: Mapping[Dimension, Mapping[str, float]] = {
     Dimension.BYTES: _BYTES,
@@ -65,7 +65,7 @@ def parse(text: object, dimension: Dimension) -> float:
     """The SI value of a quantity with its unit, such as `parse("25 Gbit/s", Dimension.BYTE_RATE)`, 3.125e9.
 
     Raises:
-        UsageError: no unit, a unit of another kind, an ambiguous one, or not a number; the hint says what to write.
+        UsageError: not a number, or its unit is missing, ambiguous or of another dimension; the hint says what to use.
     """
     units = UNITS[dimension]
     if isinstance(text, bool) or not isinstance(text, str | int | float):
@@ -94,7 +94,7 @@ def _choices(dimension: Dimension) -> str:
 
 
 def _unit_hint(unit: str, dimension: Dimension) -> str:
-    """What to write instead: bits or bytes spelled out, else the unit that differs only in spelling, else the list."""
+    """What to write instead: `bit` or `B` for a `b`, else the unit with the closest spelling, else all units."""
     bits = re.fullmatch(r"([KMGTkmgt])b(?:/s|ps)|([KMGTkmgt])bits?ps", unit)
     if bits and dimension is Dimension.BYTE_RATE:
         prefix = (bits[1] or bits[2]).upper()
@@ -127,10 +127,10 @@ _EXACT_DIGITS = 12
 
 
 def render(value: float, dimension: Dimension, digits: int = _EXACT_DIGITS) -> str:
-    """A value with the largest unit that keeps it at 1 or more; 12 digits read back to the same value.
+    """A value in the largest unit in which it is 1 or more; `parse` reads 12 digits back to the same value.
 
-    Bytes are shown in powers of 1024, as drivers and allocators count them. In full digits they are written in the
-    units that need fewer of them: `2 GB`, `79.15 GiB`.
+    Bytes are in powers of 1024, as drivers and allocators count them; with 12 digits, in powers of 1000 if that text is
+    shorter: `2 GB`, `79.15 GiB`.
     """
     shown = _rendered(value, dimension, _SHOWN[dimension], digits)
     if dimension is not Dimension.BYTES or digits < _EXACT_DIGITS:
@@ -143,9 +143,9 @@ def _rendered(value: float, dimension: Dimension, names: Sequence[str], digits: 
         return str(value)
     units = [(u, UNITS[dimension][u]) for u in names]
     smallest = units[-1]
-    # Rounded first, so that 999.9996 ms is shown as 1 s and not as 1000 ms.
-    large = (pair for pair in units if abs(float(f"{value / pair[1]:.{digits}g}")) >= 1)
-    unit, factor = next(large, smallest)
+    # Round before choosing the unit, so that 999.9996 ms is 1 s and not 1000 ms.
+    large_enough = (pair for pair in units if abs(float(f"{value / pair[1]:.{digits}g}")) >= 1)
+    unit, factor = next(large_enough, smallest)
     if value == 0 and dimension is Dimension.SECONDS:
         unit, factor = "s", 1.0
     number = f"{value / factor:.{digits}g}"
@@ -180,8 +180,8 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
         hours, minutes = divmod(round(seconds / 60), 60)
         return f"{hours} h {minutes} min"
     if math.isfinite(seconds) and seconds >= 120:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
+        minutes, remaining_s = divmod(round(seconds), 60)
+        return f"{minutes} min {remaining_s} s"
     return render(seconds, Dimension.SECONDS, digits)
 
 

@@ -29,7 +29,7 @@ from planner.space.timing import certificate_alone
 from planner.space.types import Certificate, Violation
 from planner.systems import decide_again
 from planner.systems.backends import ANY, BACKENDS
-from planner.systems.needs import running
+from planner.systems.backends.needs import running
 from planner.units import format_seconds
 
 

@@ -20,7 +20,7 @@ from planner.play.memory import peak_in_flight
 from planner.simulate import closed_form_s, simulate
 from planner.simulate.timeline import times_of
 from planner.systems.backends import BACKENDS
-from planner.systems.needs import lacks
+from planner.systems.backends.needs import lacks
 from planner.units import format_bytes, format_seconds
 
 BREAKING = frozenset((

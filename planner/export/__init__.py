@@ -19,7 +19,7 @@ from planner.plans import Plan
 from planner.registry import Registry
 from planner.space.named import Degrees
 from planner.systems.backends import Backend
-from planner.systems.needs import lacks
+from planner.systems.backends.needs import lacks
 from planner.units import plural
 
 if TYPE_CHECKING:

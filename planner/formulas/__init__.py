@@ -1,11 +1,11 @@
-"""Published closed forms and small exact problems of every system, by name.
+"""Published closed forms and small exact problems of all systems, by name.
 
-A name begins with its system (`gpipe_bubble`, `byteps_shares`, `zero_state_bytes`) and says what it gives; the unit is
-its last word where there is one. docs/formulas.md lists all of them. What has no closed form is simulated:
+A name is the system, the quantity and its unit if it has one (`gpipe_bubble`, `byteps_shares`, `zero_state_bytes`).
+docs/formulas.md lists all of them. A schedule without a closed form is simulated:
 `planner.measure_schedule("zb-v", 8, 16, forward_s=1, backward_s=2, weight_grad_s=1)`.
 
-A formula is a public function of one of the modules below. Those of schedules follow from what each schedule says of
-itself: `gpipe_bubble` is `bubble` of `schedule_figures("gpipe", ...)`.
+A formula is a public function of one of the modules below. Formulas of schedules are computed from the facts that each
+schedule registers: `gpipe_bubble` is `bubble` of `schedule_figures("gpipe", ...)`.
 
 >>> from planner import formulas
 >>> formulas.gpipe_makespan_s(workers=4, micro_batches=8, forward_s=1, backward_s=2)
@@ -64,18 +64,20 @@ _REPLACED = {
     "bert_embedding_parameters": "(30522 + 512 + 2 + 2) * hidden",
     "gpt_embedding_parameters": "(50257 + 1024) * hidden",
 }
-"""Names of the version before, and what says the same now."""
+"""By name of an earlier version: the expression that replaces it."""
 
 
 @lru_cache(maxsize=1)
 def written() -> dict[str, Callable[..., Any]]:
-    """Formulas with a text of their own, by name, in the order of their modules."""
-    found: dict[str, Callable[..., Any]] = {}
+    """Formulas that are written as functions, by name, in the order of their modules."""
+    functions: dict[str, Callable[..., Any]] = {}
     for name in _MODULES:
-        own = vars(importlib.import_module(name))
-        found |= {n: f for n, f in own.items() if inspect.isfunction(f) and f.__module__ == name and n[0] != "_"}
-    del found["schedule_formulas"]
-    return found
+        members = vars(importlib.import_module(name))
+        functions |= {
+            n: f for n, f in members.items() if inspect.isfunction(f) and f.__module__ == name and n[0] != "_"
+        }
+    del functions["schedule_formulas"]
+    return functions
 
 
 @lru_cache(maxsize=1)
@@ -86,7 +88,7 @@ def _formulas() -> dict[str, Callable[..., Any]]:
 
 
 def names(begin: str = "") -> tuple[str, ...]:
-    """Names of all formulas that begin so, sorted."""
+    """Sorted names of all formulas that begin with a text."""
     return tuple(sorted(name for name in _formulas() if name.startswith(begin)))
 
 
@@ -101,9 +103,9 @@ def __dir__() -> list[str]:
 
 
 def _hint(name: str) -> str:
-    """What replaces a name of an earlier version, the names of the same system, or the closest ones."""
+    """The replacement of a name of an earlier version, else the names of the same system, else the closest names."""
     if name in _REPLACED:
         return f"use {_REPLACED[name]}"
     system = name.split("_")[0]
-    own = names(f"{system}_")
-    return f"known of {system}: {', '.join(own)}" if own else did_you_mean(name, _formulas())
+    related = names(f"{system}_")
+    return f"known of {system}: {', '.join(related)}" if related else did_you_mean(name, _formulas())

@@ -1,8 +1,8 @@
-"""Pipelines by the facts of their schedules, and what belongs to one published system alone.
+"""Closed forms of pipeline schedules, from the facts of each schedule, and formulas of single systems.
 
-Every schedule has the same figures: `formulas.chimera_bubble(8, 8, pairs=2)` is the bubble that its closed form gives,
-`formulas.schedule_figures("chimera:pairs=2", 8, 8)` has all of them. Each is tested equal to the simulation of the
-schedule (`planner.measure_schedule`). Stages are counted from 0; the literature's i = 1..P is i + 1 here.
+Every schedule has the same figures: `formulas.chimera_bubble(8, 8, pairs=2)` is its bubble,
+`formulas.schedule_figures("chimera:pairs=2", 8, 8)` has all figures. Tests hold each equal to the simulation of the
+schedule (`planner.measure_schedule`). Stages are counted from 0, where the literature counts from 1.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ScheduleFigures:
     """A schedule's closed forms for equal stages; times in the unit of those given.
 
     Attributes:
-        schedule: which.
-        pipeline: its stages, single replicas.
+        schedule: the schedule.
+        pipeline: stages, each with one replica, and micro-batches.
         times: F, B and W of one stage: forward, whole backward and the weight gradient in it, for one micro-batch.
     """
 
@@ -36,18 +36,18 @@ class ScheduleFigures:
 
     @property
     def _workers(self) -> int:
-        """Workers of the pipeline."""
+        """Number of workers."""
         return self.schedule.workers(self.pipeline)
 
     @property
     def _work_s(self) -> float:
-        """Work of a worker in an iteration."""
+        """Busy time of a worker in an iteration."""
         share = self.pipeline.stages // self._workers
         return self.pipeline.micro_batches * share * (self.times["F"] + self.times["B"])
 
     @property
     def idle_s(self) -> float:
-        """Waiting of the busiest worker in an iteration.
+        """Idle time of the busiest worker in an iteration.
 
         Raises:
             UsageError: the closed form does not hold for such times or micro-batches.
@@ -63,12 +63,12 @@ class ScheduleFigures:
 
     @property
     def makespan_s(self) -> float:
-        """An iteration; of a worker, where the next begins before all have ended."""
+        """Time of an iteration; of one worker's if iterations overlap."""
         return self._work_s + self.idle_s
 
     @property
     def bubble(self) -> float:
-        """Idle over total time."""
+        """Idle time over total time."""
         return self.idle_s / self.makespan_s
 
     @property
@@ -78,39 +78,41 @@ class ScheduleFigures:
 
     @property
     def speedup(self) -> float:
-        """Throughput of all workers over one."""
+        """Throughput of all workers over that of one worker."""
         return self._workers * self._work_s / self.makespan_s
 
     @property
     def in_flight(self) -> tuple[float, ...]:
-        """Micro-batches of its p-th of the model whose activations each worker keeps at the most."""
-        chosen, kept = self.schedule, self.schedule.held(self.pipeline)
+        """Peak number of micro-batches in flight on each worker, counted in activations of a p-th of the model."""
+        peak_counts = self.schedule.held(self.pipeline)
         units = {
             ActivationUnit.CHUNK: self.pipeline.stages // self._workers,
-            ActivationUnit.SUB_SEQUENCE: chosen.parts,
+            ActivationUnit.SUB_SEQUENCE: self.schedule.parts,
         }
-        each = units.get(chosen.activation_unit, 1)
-        return tuple(count / each for count in kept) if each > 1 else kept
+        units_per_micro_batch = units.get(self.schedule.activation_unit, 1)
+        if units_per_micro_batch == 1:
+            return peak_counts
+        return tuple(count / units_per_micro_batch for count in peak_counts)
 
     @property
     def weight_versions(self) -> tuple[int, ...]:
-        """Versions of its weights that each stage keeps."""
+        """Weight versions that each stage keeps."""
         return self.schedule.weight_versions(self.pipeline)
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Copies of its p-th of the model's weights that each worker keeps."""
+        """Weights that each worker keeps, in p-ths of the model's weights."""
         versions, share = self.weight_versions, self.pipeline.stages // self._workers
-        return tuple(sum(versions[s] for s in own) / share for own in self.schedule.placement(self.pipeline))
+        return tuple(sum(versions[s] for s in stages) / share for stages in self.schedule.placement(self.pipeline))
 
     @property
     def weight_copies(self) -> float:
-        """Copies of the whole model's weights that all workers keep together."""
+        """Weights that all workers keep together, in copies of the model."""
         return sum(self.weights) / self._workers
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """Updates between reading the weights in a forward and applying the gradient, by stage, at the most."""
+        """Maximum number of updates between a forward and the update that applies its gradient, by stage."""
         return self.schedule.staleness(self.pipeline)
 
 
@@ -126,11 +128,11 @@ def schedule_figures(
 
     Args:
         schedule: any name of `planner.schedules.names()`, with options (`chimera:pairs=2`).
-        workers: p, single replicas.
+        workers: p, each with one replica of its stages.
         micro_batches: m of one iteration.
-        forward_s: forward of a p-th of the model for one micro-batch.
-        backward_s: its whole backward.
-        weight_grad_s: the part of it that computes weight gradients; None: half.
+        forward_s: forward time of a p-th of the model for one micro-batch.
+        backward_s: backward time of the same, weight gradients included.
+        weight_grad_s: the part of `backward_s` that computes weight gradients; half of it if None.
 
     >>> found = formulas.schedule_figures("interleaved", 4, 8)
     >>> found.makespan_s, found.bubble_over_ideal, found.in_flight
@@ -139,39 +141,41 @@ def schedule_figures(
     ((3, 4, 4, 3), 2.5)
 
     Raises:
-        UsageError: no such schedule.
-        PlanError: it cannot serve such a pipeline; says why.
+        UsageError: the schedule is unknown.
+        PlanError: the schedule does not support such a pipeline; says why.
     """
     whole(workers=workers, micro_batches=micro_batches)
     positive(work_s=forward_s + backward_s)
-    chosen = get(schedule)
-    counts = chosen.stage_counts(workers)
+    registered = get(schedule)
+    counts = registered.stage_counts(workers)
     pipeline = Pipeline((1,) * counts[0], micro_batches)
-    reason = chosen.supports(pipeline)
+    reason = registered.supports(pipeline)
     if reason:
         raise PlanError(reason, hint="change the workers, the micro-batches, or the schedule")
     share = pipeline.stages // workers
     weight_s = backward_s / 2 if weight_grad_s is None else weight_grad_s
-    return ScheduleFigures(chosen, pipeline, {"F": forward_s / share, "B": backward_s / share, "W": weight_s / share})
+    return ScheduleFigures(
+        registered, pipeline, {"F": forward_s / share, "B": backward_s / share, "W": weight_s / share}
+    )
 
 
-SPOKEN = {"1f1b": "one_f_one_b"}
-"""Schedules whose name cannot begin a function's."""
+FUNCTION_NAMES = {"1f1b": "one_f_one_b"}
+"""By schedule whose name is no Python identifier: the name in functions."""
 
 FIGURES = tuple(
     name for name, member in vars(ScheduleFigures).items() if isinstance(member, property) and name[0] != "_"
 )
-"""What every schedule has a formula for."""
+"""Figures that every schedule has a formula for."""
 
 
 def schedule_formulas() -> dict[str, Callable[..., Any]]:
-    """`gpipe_bubble` and its like: one function for each schedule and figure, by name."""
-    found: dict[str, Callable[..., Any]] = {}
+    """One function for each schedule and figure, by name: `gpipe_bubble`, ..."""
+    functions: dict[str, Callable[..., Any]] = {}
     for schedule in names():
-        system = SPOKEN.get(schedule, schedule.replace("-", "_"))
+        system = FUNCTION_NAMES.get(schedule, schedule.replace("-", "_"))
         for figure in FIGURES:
-            found[f"{system}_{figure}"] = _formula(schedule, figure, f"{system}_{figure}")
-    return found
+            functions[f"{system}_{figure}"] = _formula(schedule, figure, f"{system}_{figure}")
+    return functions
 
 
 def _formula(schedule: str, figure: str, name: str) -> Callable[..., Any]:
@@ -183,8 +187,8 @@ def _formula(schedule: str, figure: str, name: str) -> Callable[..., Any]:
         weight_grad_s: float | None = None,
         **options: object,
     ) -> object:
-        chosen = ",".join(f"{option}={value}".lower() for option, value in options.items())
-        key = f"{schedule}:{chosen}" if chosen else schedule
+        option_text = ",".join(f"{option}={value}".lower() for option, value in options.items())
+        key = f"{schedule}:{option_text}" if option_text else schedule
         return getattr(schedule_figures(key, workers, micro_batches, forward_s, backward_s, weight_grad_s), figure)
 
     formula.__name__ = formula.__qualname__ = name
@@ -195,9 +199,9 @@ def _formula(schedule: str, figure: str, name: str) -> Callable[..., Any]:
 def gpipe_activation_bytes(
     layers: int, stages: int, micro_batches: int, layer_bytes: float, *, recompute: bool = True
 ) -> float:
-    """Activations of a worker: a mini-batch's inputs and one micro-batch of its layers, N + L/K N/M; else N L/K.
+    """Activation bytes of a worker: N + L/K N/M with recomputation (stage inputs and one micro-batch), N L/K without.
 
-    `layer_bytes` is what one layer puts out for the whole mini-batch, N.
+    `layer_bytes` is N, the output of one layer for a mini-batch.
 
     >>> [formulas.gpipe_activation_bytes(48, 8, 32, 64.0, recompute=r) for r in (True, False)]
     [76.0, 384.0]
@@ -208,9 +212,9 @@ def gpipe_activation_bytes(
 
 
 def seq1f1b_lengths(sequence: int, splits: int, hidden: int) -> tuple[int, ...]:
-    """Tokens of k sub-sequences of about equal work under causal attention: 24 h^2 t + 2 h t^2 up to token t.
+    """Tokens of k sub-sequences of nearly equal work under causal attention; t tokens take 24 h^2 t + 2 h t^2.
 
-    The first are the longest, as later tokens attend to all before.
+    The first sub-sequences are the longest, since later tokens attend to all tokens before.
 
     >>> formulas.seq1f1b_lengths(8192, 4, hidden=1024), formulas.seq1f1b_lengths(8192, 4, hidden=1 << 20)
     ((2783, 2102, 1761, 1546), (2049, 2048, 2048, 2047))
@@ -235,9 +239,9 @@ def chimera_iteration_s(
     transfer_s: float = 0.0,
     exposed_sync_s: float = 0.0,
 ) -> float:
-    """Chimera's performance model: (F + C) C_f + (B + C) C_b and the exchange that is not overlapped.
+    """Chimera's performance model: (F + C) C_f + (B + C) C_b plus the exchange that is not overlapped.
 
-    C_f = N forwards and C_b = N + D - 2 backwards are on the longest chain, for N = D.
+    The critical path has C_f = N forwards and C_b = N + D - 2 backwards, for N = D.
 
     >>> [formulas.chimera_iteration_s(6, 6, 1, 2, transfer_s=c, exposed_sync_s=3) for c in (0, 0.5)]
     [29, 37.0]
@@ -274,7 +278,7 @@ def dualpipe_bubble_s(workers: int, pair_s: float, backward_s: float, weight_gra
 def pipedream_stage_s(
     compute_s: float, weight_bytes: float, replicas: int, byte_per_s: float, cost: str = "published"
 ) -> float:
-    """Time of a replicated stage a mini-batch, m replicas: the longer of work and exchange, or their sum as released.
+    """Time per mini-batch of a stage with m replicas: the longer of work and exchange, in the released program the sum.
 
     published max(compute, 2(m-1) w/B)/m, released (compute + 4(m-1) w/(m B))/m.
 
@@ -291,7 +295,7 @@ def pipedream_stage_s(
 
 
 def pipedream_stashes(behind: int, replicas: int, *, released: bool = False) -> int:
-    """Mini-batches whose weights and activations a replica stashes, `behind` workers being on later stages.
+    """Mini-batches whose weights and activations a replica stashes, with `behind` workers on later stages.
 
     ceil((behind + replicas)/replicas); the released program ceil(behind/replicas), nothing on the last stage.
 
@@ -313,7 +317,7 @@ def pipedream_2bw_stage_bytes(
     micro_batches: int | None = None,
     recompute: bool = False,
 ) -> float:
-    """Weights and activations of the worst of d equal stages, as 2BW's planner counts them.
+    """Bytes of weights and activations of the fullest of d equal stages, in the memory model of 2BW's planner.
 
     v W/d + n A/d, with recomputation v W/d + A/d + n A_in: v versions (2bw 2, dream d, flush and gpipe 1), n
     micro-batches (d; gpipe all m).
@@ -321,11 +325,11 @@ def pipedream_2bw_stage_bytes(
     Args:
         weight_bytes: W of the whole model.
         activation_bytes: A of the whole model for one micro-batch.
-        input_bytes: A_in, what recomputation keeps of a micro-batch on a stage.
+        input_bytes: A_in, the input of a stage for one micro-batch, which recomputation keeps.
         stages: d.
         schedule: 2bw, flush, gpipe or dream.
-        micro_batches: m, needed for gpipe; else d when absent.
-        recompute: whether activations are computed again.
+        micro_batches: m; required for gpipe, else d by default.
+        recompute: True if activations are recomputed.
 
     >>> [formulas.pipedream_2bw_stage_bytes(8, 12, 0.5, 4, recompute=r) for r in (False, True)]
     [16.0, 9.0]
@@ -341,7 +345,7 @@ def pipedream_2bw_stage_bytes(
 
 
 def pipemare_throughput(stages: int, micro_batches: int, synchronous_share: float) -> float:
-    """T3, throughput relative to no bubble when that share of the epochs runs at N/(N+P-1), as `1 - gpipe_bubble`.
+    """Throughput with T3 relative to one without bubble: a share of the epochs runs synchronously, at rate N/(N+P-1).
 
     >>> round(formulas.pipemare_throughput(8, 4, synchronous_share=10 / 100), 6)
     0.851064
@@ -352,7 +356,7 @@ def pipemare_throughput(stages: int, micro_batches: int, synchronous_share: floa
 
 
 def fill_drain_utilisation(stages: int, samples: int) -> float:
-    """Use of the workers when the pipeline drains after N samples, F and B side by side: N/(N+2S-2).
+    """Utilisation of the workers if the pipeline drains after N samples, with F and B in parallel: N/(N+2S-2).
 
     >>> round(formulas.fill_drain_utilisation(4, 128), 6)
     0.955224
@@ -362,7 +366,7 @@ def fill_drain_utilisation(stages: int, samples: int) -> float:
 
 
 def fill_drain_bound(stages: int, samples: int) -> float:
-    """The published bound of the same, N/(N+2S).
+    """The published lower bound of `fill_drain_utilisation`: N/(N+2S).
 
     >>> round(formulas.fill_drain_bound(4, 128), 6)
     0.941176
@@ -372,19 +376,19 @@ def fill_drain_bound(stages: int, samples: int) -> float:
 
 
 def hetpipe_allocation(devices: Mapping[str, int], policy: str, size: int | None = None) -> tuple[tuple[str, ...], ...]:
-    """Devices of each virtual worker: of one type each (NP), a share of every type (ED), fast with slow (HD).
+    """Devices of each virtual worker: one type (NP), an equal share of every type (ED), or a fast and a slow type (HD).
 
     Args:
-        devices: how many of each type, the fastest type first; NP takes each type for one node's.
+        devices: devices of each type, the fastest type first; NP takes each type for a node.
         policy: NP, ED or HD.
-        size: devices of a virtual worker; for NP and HD as many as there are of the rarest type, when absent.
+        size: devices of a virtual worker for NP and HD; by default the number of devices of the rarest type.
 
     >>> pool = {"V": 4, "R": 4, "G": 4, "Q": 4}
     >>> formulas.hetpipe_allocation(pool, "ED")[0], ["".join(w) for w in formulas.hetpipe_allocation(pool, "HD")]
     (('V', 'R', 'G', 'Q'), ['VVQQ', 'VVQQ', 'RRGG', 'RRGG'])
 
     Raises:
-        UsageError: no such policy, or virtual workers that do not come out whole.
+        UsageError: the policy is unknown, or the devices do not divide into virtual workers.
     """
     for kind, count in devices.items():
         whole(**{f"devices of type {kind}": count})

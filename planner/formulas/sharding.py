@@ -1,8 +1,6 @@
-"""Bytes and elements that sharding, experts and the exchange of gradients move, layouts of named dimensions, and sizes
-of models.
+"""Bytes and elements sent by sharded operators, experts and gradient exchange; named layouts; model sizes.
 
-The other closed forms of the exchange are in `planner.exchange`; bundled models (`planner.bundled_info`) are counted by
-their graphs.
+More closed forms of gradient exchange are in `planner.exchange`; sizes of bundled models in `planner.bundled_info`.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ from planner.sharding.searches.tofu import Pass, cuts_of, moved_bytes
 def tofu_operator_bytes(
     equation: str, tensor_bytes: Sequence[float], rests: Sequence[str], parts: int = 2
 ) -> dict[str, float]:
-    """Bytes that all workers fetch and reduce for each way to cut an einsum in equal parts, given how its tensors rest.
+    """Bytes that all workers send, by the dimension along which an einsum is cut, given how its tensors are stored.
 
-    Partition-n-reduce: cutting a dimension that a tensor lacks fetches the tensor, cutting it as it does not rest moves
-    a share, and partial results of a reduced dimension are added up where the result rests.
+    Partition-n-reduce: if a tensor lacks the dimension, all of it is fetched; if it is stored cut along another, a
+    share is fetched; partial results of a reduced dimension are summed where the result is stored.
 
     Args:
         equation: `ik,kj->ij`.
-        tensor_bytes: of the operands and the result, whole.
-        rests: for each of them the dimension along which it is cut, or "" for whole copies.
+        tensor_bytes: full bytes of the operands and the result.
+        rests: for each of them the dimension along which it is stored cut, or "" if every worker has a copy.
         parts: workers of this step.
 
     >>> formulas.tofu_operator_bytes("ik,kj->ij", [64, 64, 64], rests=["i", "k", "i"])
@@ -67,14 +65,14 @@ def tofu_operator_bytes(
     text = f"{', '.join(' '.join(t) for t in reads)} -> {' '.join(write)}"
     shapes = [(k, (parts,) * len(t)) for k, t in enumerate(reads)]
     nest = loop_nest(text, shapes, [(0, (parts,) * len(write))], contraction=True)
-    one = Pass("einsum", (nest,), tuple(reads), (write,))
+    forward = Pass("einsum", (nest,), tuple(reads), (write,))
     places = [Part(t.index(rest)) if rest else Part(-1) for t, rest in zip(terms, rests, strict=True)]
     return {
         cut.dim: math.fsum(
             moved_bytes(rest, used, parts, size, written=at == len(reads))
             for at, (rest, used, size) in enumerate(zip(places, (*cut.reads, *cut.writes), tensor_bytes, strict=True))
         )
-        for cut in cuts_of(one, parts, 1.0)
+        for cut in cuts_of(forward, parts, 1.0)
     }
 
 
@@ -89,20 +87,20 @@ def _terms(equation: str) -> tuple[str, ...]:
 def tofu_rnn_bytes(
     layers: int, hidden: int, inputs: int = 1024, *, copies: int = 3, item_bytes: float = 4.0, workers: int = 1
 ) -> float:
-    """Weights, gradients and history of L layers of LSTM, 4H (inputs + H) weights each; on k workers 1/k.
+    """Bytes per worker of weights, gradients and history of L LSTM layers with 4H (inputs + H) weights each.
 
     >>> formulas.tofu_rnn_bytes(6, 4096) / 2**30, formulas.tofu_rnn_bytes(10, 8192) / 2**30
     (8.4375, 57.375)
     """
     whole(layers=layers, hidden=hidden, inputs=inputs, copies=copies, workers=workers)
     unit = WeightChoice((), (), ())
-    each = StateBytes(item_bytes, item_bytes, item_bytes * (copies - 2))
+    state_bytes = StateBytes(item_bytes, item_bytes, item_bytes * (copies - 2))
     shapes = [(4 * hidden, (hidden if layer else inputs) + hidden) for layer in range(layers)]
-    return sum(each.held(shape, unit, ()) for shape in shapes) / workers
+    return sum(state_bytes.held(shape, unit, ()) for shape in shapes) / workers
 
 
 def gshard_expert_parameters(experts: int, layers: int, width: int, hidden: int, every: int = 2) -> int:
-    """Weights of all experts where every second layer is a mixture of experts of two matrices: E (L/2) 2 M H.
+    """Weights of all experts if every second layer has E experts of two matrices: E (L/2) 2 M H.
 
     >>> formulas.gshard_expert_parameters(2048, 36, width=1024, hidden=8192)
     618475290624
@@ -112,7 +110,7 @@ def gshard_expert_parameters(experts: int, layers: int, width: int, hidden: int,
 
 
 def gshard_capacity(group_tokens: int, experts: int, top: int = 2, factor: float = 1.0) -> int:
-    """Tokens of a group that an expert takes at most: top S/E times the factor, rounded up.
+    """Capacity of an expert: at most top S/E tokens of a group times the factor, rounded up.
 
     >>> formulas.gshard_capacity(2048, 128), formulas.gshard_capacity(1024, 2048)
     (32, 1)
@@ -124,19 +122,20 @@ def gshard_capacity(group_tokens: int, experts: int, top: int = 2, factor: float
 def gshard_all_to_all_bytes(
     tokens: int, width: int, devices: int, top: int = 2, item_bytes: float = 2.0, *, train_step: bool = False
 ) -> float:
-    """Bytes a device sends in one all-to-all of a mixture layer: top tokens M bytes (D-1)/D; in training four of them.
+    """Bytes a device sends in one all-to-all of a mixture layer: top tokens M bytes (D-1)/D.
 
-    Dispatch and combine forward, and the gradients of both. One group of `tokens` and one expert on each device.
+    A training step has four: dispatch and combine forward, and the gradients of both. Each device has one group of
+    `tokens` and one expert.
 
     >>> [formulas.gshard_all_to_all_bytes(2048, 1024, 2048, train_step=t) for t in (False, True)]
     [8384512.0, 33538048.0]
     """
     whole(tokens=tokens, width=width, devices=devices, top=top)
     if tokens * top % devices:
-        one = reduce_scatter_bytes(top * tokens * width * item_bytes, devices)
-        return 4 * one if train_step else one
-    found = exchanges(Mixture(devices, width, 1, top), ideal_mesh((devices,)), devices, tokens, item_bytes)
-    return sum(map(sent_bytes, found.values())) if train_step else sent_bytes(found["dispatch"])
+        sent = reduce_scatter_bytes(top * tokens * width * item_bytes, devices)
+        return 4 * sent if train_step else sent
+    all_to_alls = exchanges(Mixture(devices, width, 1, top), ideal_mesh((devices,)), devices, tokens, item_bytes)
+    return sum(map(sent_bytes, all_to_alls.values())) if train_step else sent_bytes(all_to_alls["dispatch"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +144,8 @@ class LinearElements:
 
     Attributes:
         data_parallel: all-reduce of the weight's gradient.
-        grid: inputs, weights and results each gathered or scattered twice over rows or columns of a square grid.
-        grid_stationary: the same with results that never move: inputs and weights three times each.
+        grid: inputs, weights and results, each gathered or scattered twice over rows or columns of a square grid.
+        grid_stationary: inputs and weights, three times each; results stay in place.
     """
 
     data_parallel: float
@@ -155,10 +154,10 @@ class LinearElements:
 
 
 def autoddl_linear_elements(batch: int, inputs: int, outputs: int, devices: int) -> LinearElements:
-    """A linear layer b x i -> o on P devices: data parallel, and in two dimensions on a grid of sqrt(P) x sqrt(P).
+    """Elements sent for a linear layer b x i -> o on P devices: data parallel, and on a grid of sqrt(P) x sqrt(P).
 
-    Data parallel 2(P-1)/P io. On the grid each device has 1/P of x, y and w; to gather or scatter one of them over r =
-    sqrt(P) devices sends (r-1)/P of it, so that 2(r-1)/P (bi + bo + io) falls as 1/sqrt(P).
+    Data parallel: 2(P-1)/P io. On the grid each device has 1/P of x, y and w. Gathering or scattering one of them over
+    r = sqrt(P) devices sends (r-1)/P of it, in all 2(r-1)/P (bi + bo + io), which falls as 1/sqrt(P).
 
     >>> found = formulas.autoddl_linear_elements(4096, 4096, 4096, devices=64)
     >>> found.data_parallel, found.grid
@@ -172,18 +171,18 @@ def autoddl_linear_elements(batch: int, inputs: int, outputs: int, devices: int)
     if side * side != devices:
         raise UsageError(f"{devices} devices make no square grid", hint="use a square number, or planner.sharding")
     x, y, w = batch * inputs, batch * outputs, inputs * outputs
-    each = (side - 1) / devices
-    return LinearElements(all_reduce_bytes(w, devices), 2 * each * (x + y + w), 3 * each * (x + w))
+    share = (side - 1) / devices
+    return LinearElements(all_reduce_bytes(w, devices), 2 * share * (x + y + w), 3 * share * (x + w))
 
 
 ALPA_EXTRA = {"all-gather": 0.1, "all-reduce": 0.01, "reduce-scatter": 0.001, "all-to-all": 0.001}
-"""What Alpa's released cost model adds to each collective, so that ties go to the later ones."""
+"""Constant that Alpa's released cost model adds to each collective as a tie-breaker."""
 
 
 def alpa_collective_cost(
     kind: str, payload_bytes: float, ranks: int, latency: float = 0.0, per_byte: float = 1.0, *, extra: bool = True
 ) -> float:
-    """Cost of a collective in Alpa's model: alpha + beta f(n) bytes, and a constant of the released program.
+    """Cost of a collective in Alpa's model: alpha + beta f(n) bytes, plus a constant in the released program.
 
     f is 2(n-1)/n for all-reduce, (n-1)/n for all-gather and reduce-scatter, (n-1)/n^2 n/2 for all-to-all.
 
@@ -202,7 +201,7 @@ def alpa_collective_cost(
 
 
 def alpa_submeshes(hosts: int, devices_per_host: int, *, every_host_count: bool = True) -> tuple[tuple[int, int], ...]:
-    """Meshes of a stage: powers of two within a host, then whole hosts, any number of them or powers of two.
+    """Meshes that a stage may have: powers of two devices of a host, or any number (or powers of two) of full hosts.
 
     >>> formulas.alpa_submeshes(2, 8)
     ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8))
@@ -214,7 +213,7 @@ def alpa_submeshes(hosts: int, devices_per_host: int, *, every_host_count: bool 
 
 
 def byteps_cpu_share(gpu_machines: int, cpu_machines: int) -> float:
-    """The part of the gradients that all CPU machines sum together: 2k(n-1)/(n^2+kn-2k).
+    """Fraction of the gradients that the CPU machines sum: 2k(n-1)/(n^2+kn-2k).
 
     >>> formulas.byteps_cpu_share(8, 1), formulas.byteps_cpu_share(8, 8)
     (0.2, 1.0)
@@ -223,22 +222,22 @@ def byteps_cpu_share(gpu_machines: int, cpu_machines: int) -> float:
 
 
 def byteps_speedup(gpu_machines: int, cpu_machines: int, over: str = "all-reduce") -> float:
-    """Time of a ring all-reduce, or of k separate servers, over BytePS's; over a ring at most 2(n-1)/n, for k = n.
+    """Speed-up of BytePS over a ring all-reduce, or over k separate servers; over a ring at most 2(n-1)/n, for k = n.
 
     >>> formulas.byteps_speedup(8, 2), round(formulas.byteps_speedup(8, 2, over="servers"), 4)
     (1.1875, 2.7143)
 
     Raises:
-        UsageError: another way, or no server to compare with.
+        UsageError: `over` is unknown, or there is no server to compare with.
     """
-    own = byteps_s(1.0, gpu_machines, cpu_machines, 1.0)
+    byteps_time_s = byteps_s(1.0, gpu_machines, cpu_machines, 1.0)
     if over == "all-reduce":
         other = ring_all_reduce_s(1.0, gpu_machines, 1.0)
     elif over == "servers":
         other = separate_server_s(1.0, gpu_machines, cpu_machines, 1.0)
     else:
         raise UsageError(f"unknown way {over!r}", hint="use all-reduce or servers")
-    return other / own if own > 0 else 1.0
+    return other / byteps_time_s if byteps_time_s > 0 else 1.0
 
 
 def transformer_block_parameters(hidden: int, feed_forward: int | None = None) -> int:
@@ -253,11 +252,11 @@ def transformer_block_parameters(hidden: int, feed_forward: int | None = None) -
 
 
 EMBEDDED_ROWS = {"bert": 30522 + 512 + 2 + 2, "gpt": 50257 + 1024}
-"""Rows of width h in the embeddings: BERT's words, positions, segments and their norm; GPT-2's words and positions."""
+"""Rows of width h in the embeddings: BERT's words, positions, segments and norm; GPT-2's words and positions."""
 
 
 def largest_stage_parameters(layers: int, hidden: int, stages: int, model: str = "bert") -> int:
-    """Weights of the first of D stages of equal layers: the most, with the embeddings; what its workers all-reduce.
+    """Weights of the first of D stages of equal layers, which has the embeddings and is the largest.
 
     >>> [formulas.largest_stage_parameters(48, 1024, d) for d in (2, 4, 8, 16)]
     [334092288, 182937600, 107360256, 69571584]
@@ -265,7 +264,7 @@ def largest_stage_parameters(layers: int, hidden: int, stages: int, model: str =
     223059200
 
     Raises:
-        UsageError: stages that do not divide the layers, or another model than bert or gpt.
+        UsageError: the stages do not divide the layers, or the model is neither bert nor gpt.
     """
     whole(layers=layers, hidden=hidden, stages=stages)
     divides("layers", layers, "stages", stages)
@@ -289,7 +288,7 @@ class FeedForwardElements:
 def mesh_tensorflow_feed_forward_elements(
     batch: int, width: int, hidden: int, batch_ranks: int, hidden_ranks: int
 ) -> FeedForwardElements:
-    """All-reduces of two products b x d -> h -> d, batch cut over one mesh dimension and hidden over another.
+    """Elements of the all-reduces of two products b x d -> h -> d, batch and hidden each split over a mesh dimension.
 
     Activations: the result forward and the input's gradient backward, 2 x 2(r-1)/r b/r' d for r ranks of the hidden and
     r' of the batch dimension; weights 2(r'-1)/r' 2 d h/r.
@@ -305,7 +304,7 @@ def mesh_tensorflow_feed_forward_elements(
 
 
 def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int | None = None) -> tuple[tuple[int, ...], ...]:
-    """All shapes of a mesh, dimensions not increasing, at most so many.
+    """All shapes of a mesh with non-increasing dimensions, at most `most_dims` of them.
 
     >>> formulas.mesh_tensorflow_mesh_shapes(16, most_dims=2), len(formulas.mesh_tensorflow_mesh_shapes(512))
     (((16,), (8, 2), (4, 4)), 30)
@@ -327,7 +326,7 @@ def mesh_tensorflow_mesh_shapes(devices: int, most_dims: int | None = None) -> t
 
 @dataclass(frozen=True, slots=True)
 class MeshChoice:
-    """A mesh with the layout on it: ranks of each mesh dimension, the layout `a:mesh_1;c:mesh_0`, a rank's peak."""
+    """A mesh (ranks of each dimension), a layout on it (`a:mesh_1;c:mesh_0`), and the peak memory of a rank."""
 
     mesh: dict[str, int]
     layout: str
@@ -342,7 +341,7 @@ def mesh_tensorflow_layout_and_mesh(
     unsplittable: Sequence[str] = (),
     item_bytes: float = 4.0,
 ) -> MeshChoice:
-    """The mesh shape and layout of least peak memory on so many devices; among equals the first shape.
+    """The mesh shape and layout of minimum peak memory on a number of devices; the first shape among equals.
 
     >>> formulas.mesh_tensorflow_layout_and_mesh("ab,bc->ac", {"a": 10, "b": 5, "c": 20}, devices=8)
     MeshChoice(mesh={'mesh_0': 4, 'mesh_1': 2}, layout='a:mesh_1;c:mesh_0', peak_bytes=300.0)
@@ -366,15 +365,15 @@ def mesh_tensorflow_layout(
     unsplittable: Sequence[str] = (),
     item_bytes: float = 4.0,
 ) -> LayoutAnswer:
-    """The layout of least peak memory, and of those the one that splits most, as auto_mtf chooses it.
+    """The layout of minimum peak memory, as auto_mtf chooses it; among equals the one that splits most dimensions.
 
     Args:
         equations: einsums over one-letter dimensions; a tensor used twice has a name (`x:ab,bc->y:ac`, `y:ac,cd->ad`).
-            Operands that no equation makes are inputs, in memory all the time.
-        sizes: of each dimension.
+            Operands that no equation computes are inputs, which stay in memory.
+        sizes: size of each dimension.
         mesh: ranks of each mesh dimension.
-        unsplittable: dimensions that stay whole.
-        item_bytes: bytes an element.
+        unsplittable: dimensions that must not be split.
+        item_bytes: bytes of an element.
 
     >>> sizes = {"a": 10, "b": 5, "c": 20}
     >>> found = formulas.mesh_tensorflow_layout("ab,bc->ac", sizes, {"m1": 4, "m2": 2})
@@ -391,7 +390,7 @@ def mesh_tensorflow_peak_bytes(
     layout: str,
     item_bytes: float = 4.0,
 ) -> float:
-    """Most bytes that a rank holds at any point of the program under a layout `a:m2;c:m1`.
+    """Peak memory of a rank over the program, in bytes, under a layout `a:m2;c:m1`.
 
     >>> formulas.mesh_tensorflow_peak_bytes("ab,bc->ac", {"a": 10, "b": 5, "c": 20}, {"m1": 4, "m2": 2}, "a:m2;c:m1")
     300.0
@@ -406,10 +405,10 @@ def mesh_tensorflow_peak_bytes(
 
 
 def mesh_tensorflow_schedule(equations: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The order in which auto_mtf takes the operations to run: of those ready, the one after which least is alive.
+    """The order of operations that auto_mtf assumes: of those ready, the one after which the fewest bytes are live.
 
-    An equation without operands (`->x:ab`) makes a tensor that is freed after its last use; results that nobody reads
-    are kept.
+    An equation without operands (`->x:ab`) creates a tensor that is freed after its last use; results that are never
+    read are kept.
 
     >>> made = ["->x:ab", "->y:bc", "x:ab,y:bc->z:abc", "x:ab,y:bc->w:ac", "w:ac->v:abc"]
     >>> formulas.mesh_tensorflow_schedule(made, {"a": 3, "b": 4, "c": 5})
@@ -419,7 +418,7 @@ def mesh_tensorflow_schedule(equations: Sequence[str], sizes: Mapping[str, int])
 
 
 def mesh_tensorflow_assignments(dims: int, mesh_dims: int) -> int:
-    """Ways to give the dimensions of a tensor to mesh dimensions, no two to one: sum over k of C(n,k) m!/(m-k)!.
+    """Number of injective partial assignments of tensor dimensions to mesh dimensions: sum over k of C(n,k) m!/(m-k)!.
 
     >>> formulas.mesh_tensorflow_assignments(3, 2)
     13

@@ -1,7 +1,6 @@
-"""Stages of a pipeline in the cost models of stage planners: what given ones cost, and the best by the planner's
-solver.
+"""Cost models of published stage planners: the cost of given stages, and the best stages.
 
-Partition problems given by a few columns of figures are solved exactly by the solvers of `planner.solve_partition`.
+Partition problems given as columns of figures are solved exactly by `planner.solve_partition`.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ def bapipe_makespan_s(
     *,
     fill_overlap: bool = False,
 ) -> float:
-    """BaPipe's pipelines of N equal stages, SR a boundary's transfer one way.
+    """Makespan of BaPipe's schedules for N equal stages; SR is the one-way transfer time of a boundary.
 
-    as (M+N-1)(F+B); sno (M+N-1)(F+B) + (N+M-2-ceil((M-1)/N)) 2SR; so (M+N-1)(F+B) + (N-1) 2SR; fbp, whose stages wait
-    for complete inputs, (M+2N-1)(F+B), with `fill_overlap`, as the paper has it, (M+N-1)(F+B).
+    as (M+N-1)(F+B); sno (M+N-1)(F+B) + (N+M-2-ceil((M-1)/N)) 2SR; so (M+N-1)(F+B) + (N-1) 2SR; fbp
+    (M+2N-1)(F+B), as its stages wait for complete inputs; with `fill_overlap`, as published, (M+N-1)(F+B).
 
     >>> [formulas.bapipe_makespan_s(s, 4, 8, 1, 2, transfer_s=0.25) for s in ("as", "sno", "so")]
     [33, 37.0, 34.5]
@@ -67,9 +66,9 @@ def bapipe_makespan_s(
 
 
 def bapipe_features(schedule: str, stages: int, micro_batches: int | None = None) -> tuple[int, ...]:
-    """Micro-batches whose features each stage keeps: N-i+1 (as, sno), 2(N-i+1) (fbp, so), as published, i = 1..N.
+    """Micro-batches whose features each stage keeps, as published: N-i+1 (as, sno), 2(N-i+1) (fbp, so), i = 1..N.
 
-    With `micro_batches` what is kept in fact: so one less, and none more than M.
+    With `micro_batches` the exact numbers: one less for so, and at most M.
 
     >>> formulas.bapipe_features("sno", 4), formulas.bapipe_features("so", 4), formulas.bapipe_features("so", 4, 5)
     ((4, 3, 2, 1), (8, 6, 4, 2), (5, 5, 3, 1))
@@ -81,7 +80,7 @@ def bapipe_features(schedule: str, stages: int, micro_batches: int | None = None
 
 
 def bapipe_bandwidth_byte_per_s(schedule: str, feature_bytes: float, forward_s: float, backward_s: float) -> float:
-    """What an asynchronous schedule asks of a link so as not to wait: as a/F, fbp 2a/(F+B).
+    """Link bandwidth at which an asynchronous schedule never waits: a/F for as, 2a/(F+B) for fbp.
 
     >>> [round(formulas.bapipe_bandwidth_byte_per_s(s, 6.0, 1, 2), 2) for s in ("as", "fbp")]
     [6.0, 4.0]
@@ -106,9 +105,9 @@ def bapipe_schedule(
     memory_bytes: float = math.inf,
     weight_bytes: float = 0.0,
 ) -> str:
-    """The schedule that BaPipe picks: as if the link gives a/F, else fbp; so if twice the features fit, else sno.
+    """The schedule that BaPipe picks: `as` if the link has a/F, else `fbp`; `so` if twice the features fit, else `sno`.
 
-    Memory is that of the first stage: weights and their gradients, and the features of its micro-batches.
+    Memory is that of the first stage: weights, gradients, and the features of its micro-batches.
 
     >>> link = dict(feature_bytes=6.0, forward_s=1, backward_s=2, byte_per_s=5.0, stages=4)
     >>> formulas.bapipe_schedule(asynchronous=True, **link), formulas.bapipe_schedule(asynchronous=False, **link)
@@ -127,9 +126,9 @@ def dapple_latency_s(
 ) -> float:
     """DAPPLE's estimate by the pivot stage Q: Tw + Ts + Te = sum F to Q + (M-1)(F_Q+B_Q) + max_s(AR_s +- sum B).
 
-    The pivot is found from the last stage to the first: a stage takes over when its own steady phase is longer than
-    that of Q with the stages in between. Exact where the pivot is the critical stage, too low where an early stage is
-    slow. O(stages^2).
+    The search for the pivot goes from the last stage to the first: a stage becomes the pivot if its steady phase is
+    longer than that of Q plus the stages in between. Exact if the pivot is the critical stage, too low if an early
+    stage is slow. O(stages^2).
 
     >>> formulas.dapple_latency_s([1] * 4, [2] * 4, 8), formulas.dapple_latency_s([1] * 4, [2] * 4, 8, sync_s=[5] * 4)
     (33, 38)
@@ -139,17 +138,17 @@ def dapple_latency_s(
     whole(micro_batches=micro_batches)
     sync = [0] * len(forward_s) if sync_s is None else sync_s
     same_length(forward_s=forward_s, backward_s=backward_s, sync_s=sync)
-    each = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
-    pivot = len(each) - 1
+    stage_s = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
+    pivot = len(stage_s) - 1
     for stage in reversed(range(pivot)):
-        between = sum(each[stage + 1 : pivot])
-        if (micro_batches - 1) * each[stage] > (micro_batches - 1) * each[pivot] + between:
+        between = sum(stage_s[stage + 1 : pivot])
+        if (micro_batches - 1) * stage_s[stage] > (micro_batches - 1) * stage_s[pivot] + between:
             pivot = stage
     ending = max(
         moved + (sum(backward_s[s : pivot + 1]) if s <= pivot else -sum(backward_s[pivot + 1 : s + 1]))
         for s, moved in enumerate(sync)
     )
-    return sum(forward_s[: pivot + 1]) + (micro_batches - 1) * each[pivot] + ending
+    return sum(forward_s[: pivot + 1]) + (micro_batches - 1) * stage_s[pivot] + ending
 
 
 def dapple_released_latency_s(
@@ -159,7 +158,7 @@ def dapple_released_latency_s(
     sync_s: Sequence[float] | None = None,
     transfer_s: Sequence[float] = (),
 ) -> float:
-    """DAPPLE's released planner: block (M-1) + sum(F+B) + transfers of the cuts + max_i(AR_i - i block).
+    """Estimate of DAPPLE's released planner: block (M-1) + sum(F+B) + transfers of the cuts + max_i(AR_i - i block).
 
     block is the slowest stage's F + B; the last term is not below 0.
 
@@ -169,14 +168,14 @@ def dapple_released_latency_s(
     whole(micro_batches=micro_batches)
     sync = [0] * len(forward_s) if sync_s is None else sync_s
     same_length(forward_s=forward_s, backward_s=backward_s, sync_s=sync)
-    each = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
-    block = max(each)
+    stage_s = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
+    block = max(stage_s)
     exposed = max(0, *(ar - i * block for i, ar in enumerate(sync)))
-    return block * (micro_batches - 1) + sum(each) + sum(transfer_s) + exposed
+    return block * (micro_batches - 1) + sum(stage_s) + sum(transfer_s) + exposed
 
 
 def dapple_placement(policy: str, free: Sequence[int], size: int, needed: int) -> tuple[int, ...]:
-    """Devices that a stage takes from each machine: fresh machines first, or those in use first, or from all alike.
+    """Devices that a stage takes from each machine: unused machines first, machines in use first, or evenly from all.
 
     Args:
         policy: fresh-first, append-first or scatter-first.
@@ -188,7 +187,7 @@ def dapple_placement(policy: str, free: Sequence[int], size: int, needed: int) -
     [(0, 4, 0), (1, 3, 0), (1, 2, 1)]
 
     Raises:
-        UsageError: no such policy, or too few free devices.
+        UsageError: the policy is unknown, or too few devices are free.
     """
     whole(0, **{f"free[{i}]": count for i, count in enumerate(free)})
     whole(size=size, needed=needed)
@@ -201,11 +200,11 @@ def dapple_placement(policy: str, free: Sequence[int], size: int, needed: int) -
         "scatter-first": list(range(len(free))),
     }
     taken = [0] * len(free)
-    line = chosen("placement policy", policy, order)
+    machine_order = chosen("placement policy", policy, order)
     while sum(taken) < needed:
-        for i in line:
-            most = 1 if policy == "scatter-first" else needed
-            taken[i] += min(most, free[i] - taken[i], needed - sum(taken))
+        for i in machine_order:
+            limit = 1 if policy == "scatter-first" else needed
+            taken[i] += min(limit, free[i] - taken[i], needed - sum(taken))
     return tuple(taken)
 
 
@@ -229,16 +228,16 @@ def piper_stage_s(
     byte_per_s: float,
     tensor_bytes: float = 0.0,
 ) -> float:
-    """Time a sample of a stage: p/d + [2(c + c_tp)/d + 4(d-1)w/(dN)]/B.
+    """Time per sample of a stage: p/d + [2(c + c_tp)/d + 4(d-1)w/(dN)]/B.
 
     Args:
-        time_s: p, of one replica.
-        boundary_bytes: c, over the stage's boundaries one way.
+        time_s: p, time of one replica for a sample.
+        boundary_bytes: c, bytes through the stage's boundaries in one direction.
         weight_bytes: w.
         replicas: d.
-        batch: N, samples a mini-batch.
-        byte_per_s: B.
-        tensor_bytes: c_tp, what tensor parallelism adds at the boundaries.
+        batch: N, samples of a mini-batch.
+        byte_per_s: B, bandwidth.
+        tensor_bytes: c_tp, bytes that tensor parallelism adds at the boundaries.
 
     >>> formulas.piper_stage_s(6, 10, 400, replicas=2, batch=64, byte_per_s=100)
     3.225
@@ -250,7 +249,7 @@ def piper_stage_s(
 
 
 def piper_time_per_sample_s(stages: Sequence[tuple[float, float, float, int]], batch: int, byte_per_s: float) -> float:
-    """Piper's objective: the slowest stage, each (time, boundary bytes, weight bytes, replicas).
+    """Piper's objective, the time of the slowest stage; a stage is (time, boundary bytes, weight bytes, replicas).
 
     >>> formulas.piper_time_per_sample_s([(8, 10, 100, 4), (6, 10, 400, 2)], batch=64, byte_per_s=100)
     3.225
@@ -260,9 +259,9 @@ def piper_time_per_sample_s(stages: Sequence[tuple[float, float, float, int]], b
 
 
 def contiguous_sets(nodes: int, edges: Sequence[tuple[int, int]] | None = None, most: int = 2000) -> tuple[int, int]:
-    """Downsets of a DAG, and the different non-empty sets between two of them: what a pipeline stage can hold.
+    """Numbers of downsets of a DAG, and of distinct non-empty differences of two downsets: the possible stages.
 
-    A chain of n layers has n + 1 and n(n+1)/2. Without edges given, the chain. O(downsets^2).
+    A chain of n layers (the default) has n + 1 and n(n+1)/2. O(downsets^2).
 
     >>> formulas.contiguous_sets(8), formulas.contiguous_sets(24)
     ((9, 36), (25, 300))
@@ -272,17 +271,17 @@ def contiguous_sets(nodes: int, edges: Sequence[tuple[int, int]] | None = None, 
     """
     whole(nodes=nodes)
     arcs = [(i, i + 1) for i in range(nodes - 1)] if edges is None else list(edges)
-    found = enumerate_ideals(nodes, arcs, most)
-    if found is None:
+    ideals = enumerate_ideals(nodes, arcs, most)
+    if ideals is None:
         raise UsageError(
             f"the graph has more than {most} downsets", hint="allow more, or solve it by planner.partition"
         )
-    bits = [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in found]
+    bits = [int.from_bytes(row.astype("<u8").tobytes(), "little") for row in ideals]
     return len(bits), len({b & ~a for a in bits for b in bits if a & b == a and a != b})
 
 
 def max_load_bound(work: Sequence[float], devices: int) -> float:
-    """Least load of the fullest of k devices: no less than the mean, nor than the largest node.
+    """Lower bound on the load of the fullest of k devices: the maximum of the mean load and the largest node.
 
     >>> formulas.max_load_bound([4, 3, 2, 6, 5], 2), round(formulas.max_load_bound([4, 3, 2, 6, 5], 3), 4)
     (10.0, 6.6667)
@@ -297,13 +296,13 @@ TIME_LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PipeDreamStages:
-    """What PipeDream's partitioner finds.
+    """The result of PipeDream's partitioner.
 
     Attributes:
-        bottleneck_s: the slowest stage or transfer, seconds a mini-batch.
+        bottleneck_s: time of the slowest stage or transfer, seconds per mini-batch.
         boundaries: 0, ..., n: stage i runs the layers `boundaries[i]` to `boundaries[i + 1] - 1`.
-        replicas: of each stage.
-        data_parallel_s: the same of all layers on all workers.
+        replicas: replicas of each stage.
+        data_parallel_s: seconds per mini-batch with all layers on all workers.
     """
 
     bottleneck_s: float
@@ -325,13 +324,13 @@ def pipedream_partition(
     """The best stages and replicas of a chain of layers, by PipeDream's recurrence.
 
     Args:
-        compute_s: forward and backward of each layer.
-        weight_bytes: of each layer.
-        output_bytes: activations that each layer passes on.
-        workers: of one level, or by level, innermost first.
-        byte_per_s: of the links, by level.
+        compute_s: forward and backward time of each layer.
+        weight_bytes: weights of each layer.
+        output_bytes: output activations of each layer.
+        workers: number of workers, or number by level, innermost level first.
+        byte_per_s: bandwidth of the links, by level.
         cost: `published` max(compute, 2(m-1)w/B)/m, `released` (compute + 4(m-1)w/(mB))/m.
-        replicate: whether stages may have replicas.
+        replicate: True if stages may have replicas.
 
     >>> layers = dict(compute_s=[4, 3, 3, 1, 1], weight_bytes=[0.1, 0.2, 0.4, 4, 8], output_bytes=[8, 4, 2, 1, 0])
     >>> found = formulas.pipedream_partition(**layers, workers=4, byte_per_s=4)
@@ -346,15 +345,15 @@ def pipedream_partition(
     )
     layers = chain_layers([*map(float, compute_s)], [*map(float, weight_bytes)], [*map(float, output_bytes)])
     problem = PipeDreamProblem(layers, machines, speeds, cost=rule, replicate=replicate)
-    found = _solved(problem)
+    result = _solved(problem)
     parallel = problem.judge(dict(problem.trivial())["data-parallel"]).objective
-    replicas = tuple(stage.replicas for stage in found.decision)
-    return PipeDreamStages(found.objective, _marks(len(s.layers) for s in found.decision), replicas, parallel)
+    replicas = tuple(stage.replicas for stage in result.decision)
+    return PipeDreamStages(result.objective, _boundaries(len(s.layers) for s in result.decision), replicas, parallel)
 
 
 @dataclass(frozen=True, slots=True)
 class HetPipeStages:
-    """What HetPipe's partitioner finds: the slowest stage, the cuts, and the speed of the device of each stage."""
+    """The result of HetPipe's partitioner: time of the slowest stage, the cuts, and the device speed of each stage."""
 
     bottleneck_s: float
     boundaries: tuple[int, ...]
@@ -364,13 +363,13 @@ class HetPipeStages:
 def hetpipe_partition(
     layers: Sequence[float], speeds: Sequence[float], boundary_bytes: Sequence[float] = (), byte_per_s: float = math.inf
 ) -> HetPipeStages:
-    """The least slowest stage over all cuts of a chain and all orders of devices of these speeds, all in use.
+    """Minimise the slowest stage over all cuts of a chain and all orders of the devices; every device is used.
 
     Args:
-        layers: work of each layer; a stage takes its sum over its device's speed.
-        speeds: of each device.
-        boundary_bytes: what crosses behind each layer, one way; nothing when absent.
-        byte_per_s: of the links.
+        layers: work of each layer; the time of a stage is its work over the speed of its device.
+        speeds: speed of each device.
+        boundary_bytes: bytes that each layer sends to the next, one way; none by default.
+        byte_per_s: bandwidth of the links.
 
     >>> formulas.hetpipe_partition([3, 1, 4, 1, 5, 9, 2, 6], speeds=[4, 2, 2, 1]).bottleneck_s
     4.0
@@ -392,9 +391,9 @@ def hetpipe_partition(
         memory_bytes=np.full(len(kinds), math.inf),
         bandwidth_byte_per_s=uniform_links(len(kinds), byte_per_s),
     )
-    found = _solved(problem)
+    result = _solved(problem)
     return HetPipeStages(
-        found.objective, found.decision.boundaries, tuple(float(kinds[kind]) for kind in found.decision.types)
+        result.objective, result.decision.boundaries, tuple(float(kinds[kind]) for kind in result.decision.types)
     )
 
 
@@ -413,14 +412,14 @@ def max_load_partition(
     sizes: Sequence[float] | None = None,
     byte_per_s: float = 1.0,
 ) -> Blocks:
-    """Acyclic k-partition of a DAG with the least fullest block: its work, its distinct inputs and its outputs over B.
+    """Acyclic k-partition of a DAG that minimises the fullest block: work, and distinct inputs and outputs over B.
 
     Args:
-        work: of each node.
+        work: work of each node.
         devices: k.
-        edges: from node to node; a chain when absent.
-        sizes: of each node's result; nothing when absent.
-        byte_per_s: B.
+        edges: pairs of nodes; a chain by default.
+        sizes: bytes of each node's result; 0 by default.
+        byte_per_s: B, bandwidth.
 
     >>> formulas.max_load_partition([4, 3, 2, 6, 5], 2)
     Blocks(max_load=11.0, blocks=(0, 0, 0, 1, 1))
@@ -448,20 +447,20 @@ def max_load_partition(
         edges=np.asarray(arcs, dtype=np.int64).reshape(-1, 2),
         transfer_ms=moved,
     )
-    found = _solved(problem)
-    return Blocks(found.objective, _in_order(found.decision, arcs))
+    result = _solved(problem)
+    return Blocks(result.objective, _in_order(result.decision, arcs))
 
 
 @dataclass(frozen=True, slots=True)
 class AlpaStages:
-    """What Alpa's outer programme finds: latency of an iteration, and the cuts."""
+    """The result of Alpa's outer dynamic program: latency of an iteration, and the cuts."""
 
     latency_s: float
     boundaries: tuple[int, ...]
 
 
 def alpa_partition(layer_s: Sequence[float], stages: int, micro_batches: int) -> AlpaStages:
-    """Stages of a chain, one device each, with the least sum t + (B-1) max t.
+    """Cut a chain into stages, one device each, that minimise sum t + (B-1) max t.
 
     >>> formulas.alpa_partition([1, 2, 1, 1, 1], stages=2, micro_batches=8)
     AlpaStages(latency_s=27.0, boundaries=(0, 2, 5))
@@ -472,20 +471,20 @@ def alpa_partition(layer_s: Sequence[float], stages: int, micro_batches: int) ->
         raise UsageError(f"{count} layers do not make {stages} stages", hint="use fewer stages")
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(layer_s, dtype=float))])
     table = np.where(np.tri(count, dtype=bool).T, sums[None, 1:] - sums[:-1, None], np.inf)
-    found = _solved(IterationProblem(table[:, :, None], np.array([1]), stages, micro_batches))
-    return AlpaStages(found.objective, _marks(s.last - s.first + 1 for s in found.decision))
+    result = _solved(IterationProblem(table[:, :, None], np.array([1]), stages, micro_batches))
+    return AlpaStages(result.objective, _boundaries(s.last - s.first + 1 for s in result.decision))
 
 
 def _solved(problem: object) -> Result:
     return solve_partition(problem, time_limit_s=TIME_LIMIT_S)  # type: ignore[arg-type]
 
 
-def _marks(sizes: Iterable[int]) -> tuple[int, ...]:
+def _boundaries(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(accumulate(sizes, initial=0))
 
 
 def _in_order(blocks: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Blocks numbered so that every edge goes to the same one or a later one; empty ones are left out."""
+    """Number the blocks so that every edge goes to the same or a later block; empty blocks are left out."""
     arcs = [(blocks[a], blocks[b]) for a, b in edges]
-    line = [b for b in topological_line(max(blocks) + 1, arcs) if b in set(blocks)]
-    return tuple(line.index(b) for b in blocks)
+    ordered = [b for b in topological_line(max(blocks) + 1, arcs) if b in set(blocks)]
+    return tuple(ordered.index(b) for b in blocks)

@@ -1,4 +1,4 @@
-"""The named systems as data, each run by its own rules on one model and one cluster.
+"""Published systems by name, as data; each plans a model on a cluster by its own rules.
 
 >>> from planner.systems import names
 >>> "gpipe" in names() and "chimera" in names()
@@ -23,7 +23,7 @@ def register(system: System) -> None:
 
 
 def get(name: str) -> System:
-    """The system or training framework of that name, with options behind it where it has some: `byteps:cpu_machines=4`.
+    """The system or training framework of a name, which may have options: `byteps:cpu_machines=4`.
 
     Raises:
         UsageError: no system has that name, or it has no such option; the hint names the closest ones.
@@ -31,13 +31,13 @@ def get(name: str) -> System:
     key, _, text = name.partition(":")
     framework = BACKENDS.find(key)
     system = SYSTEMS.get(key) if framework is None else system_of(framework)
-    chosen = dict(item.partition("=")[::2] for item in text.split(",") if item)
-    for option in chosen:
-        if option not in system.tunable and "exchange" not in chosen:  # a scheme that is named has options of its own
+    options = dict(item.partition("=")[::2] for item in text.split(",") if item)
+    for option in options:
+        if option not in system.tunable and "exchange" not in options:  # the scheme named there has its own options
             raise UsageError(f"{key} has no option {option!r}", hint=did_you_mean(option, system.tunable))
-    if not chosen:
+    if not options:
         return system
-    return replace(system, key=name, options={**system.options, **chosen})
+    return replace(system, key=name, options={**system.options, **options})
 
 
 def names() -> tuple[str, ...]:
@@ -51,9 +51,6 @@ from planner.systems.plans import decide_again, plan_system, plans_of  # noqa: E
 from planner.systems.proposals import system_of  # noqa: E402
 from planner.systems.runner import decide, row_of  # noqa: E402
 from planner.systems.types import Setting  # noqa: E402
-
-system_names = names
-"""The same under a name that the front door can export."""
 
 __all__ = [
     "BACKENDS",
@@ -74,6 +71,5 @@ __all__ = [
     "plans_of",
     "register",
     "row_of",
-    "system_names",
     "usual_backends",
 ]

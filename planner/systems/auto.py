@@ -14,7 +14,7 @@ register(
         staleness="none by default; with `--semantics any` that of the system it takes",
         chooses=(
             "the fastest of the own search (proven best of its space by the closed form, then simulated) "
-            "and of all named systems that were run"
+            "and of all other systems in the comparison"
         ),
         source="this planner",
         limits=None,
@@ -24,8 +24,8 @@ register(
             "plan": "`shardplan plan --system auto` writes it, as `compare --write-plans` does for every row",
         },
         open=(
-            "asynchronous systems take part only where other semantics are allowed, rows whose updates differ never",
-            "the own search counts transfers and the exchange at the end in full, while data-parallel rows hide theirs",
+            "asynchronous systems take part only with `--semantics any`, rows whose updates differ never",
+            "the own search counts transfers and the exchange at the end in full; data-parallel rows overlap them",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""BaPipe: balanced partition and exploration of schedules, data parallelism beside them."""
+"""BaPipe: one balanced pipeline over all devices for each of its schedules, or data parallelism."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from planner.systems.types import Proposal, Setting
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:
-    """Each schedule's balanced stages for each micro-batch size, and data parallelism."""
-    whole = list(data_parallel(setting, system.exchange))
-    for configuration in whole:
+    """Propose data parallelism, then the balanced pipeline of each schedule and micro-batch size that may be faster."""
+    replicated = list(data_parallel(setting, system.exchange))
+    for configuration in replicated:
         yield Proposal((configuration,), notes=("explored: data parallelism is fastest",))
-    verdicts = [setting.evaluate(configuration, Timed.CLOSED_FORM) for configuration in whole]
-    limit_s = min((v.iteration_s for v in verdicts if v.feasible), default=math.inf)
+    evaluations = [setting.evaluate(configuration, Timed.CLOSED_FORM) for configuration in replicated]
+    limit_s = min((e.iteration_s for e in evaluations if e.feasible), default=math.inf)
     for size in reversed(setting.sizes):
         for configuration in pipelines(setting, system.limits or Limits(), size, limit_s):
             yield Proposal((configuration,), notes=(f"explored: {configuration.schedule} is fastest",))
 
 
 def pipelines(setting: Setting, limits: Limits, size: int, limit_s: float = math.inf) -> Iterator[Configuration]:
-    """The balanced pipeline of each synchronous schedule at one micro-batch size, where it may be below a limit."""
-    parts, tables = setting.job.global_batch // size, setting.tables(size)
+    """The balanced pipeline of each schedule for one micro-batch size, unless it takes longer than a limit."""
+    micro_batches, tables = setting.job.global_batch // size, setting.tables(size)
     for form, schedule in zip(SYNCHRONOUS, limits.schedules, strict=True):
-        marks = balanced_stages(tables, setting.cluster, setting.devices, parts, form, limit_s)
-        if marks is not None:
-            yield Configuration(stages_of(marks), 1, size, parts, schedule, transfers=limits.transfers)
+        boundaries = balanced_stages(tables, setting.cluster, setting.devices, micro_batches, form, limit_s)
+        if boundaries is not None:
+            yield Configuration(stages_of(boundaries), 1, size, micro_batches, schedule, transfers=limits.transfers)
 
 
 register(

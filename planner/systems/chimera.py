@@ -24,11 +24,10 @@ register(
             "exchange": "launched eagerly where a bubble follows, at the end elsewhere",
         },
         open=(
-            "recomputation goes layer by layer; where that does not fit, a whole stage is repeated from what enters it",
+            "recomputation is by layer; if that does not fit, by stage, from the stage's input",
             "all micro-batch sizes are simulated rather than the largest only",
             "backward halving is not tried: it needs micro-batches of at least two samples",
-            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-            " each stage, and the faster is taken",
+            "both placements of copies are tried: neighbouring devices for a pipeline, or for the replicas of a stage",
         ),
     ),
 )

@@ -18,8 +18,8 @@ register(
             "update": "once per mini-batch after an all-reduce",
         },
         open=(
-            "gradients are reduced in buckets behind the backward of the last micro-batch",
-            "of all micro-batch sizes the fastest is taken, also where fewer devices share the batch then",
+            "gradients are reduced in buckets, overlapped with the backward of the last micro-batch",
+            "the fastest micro-batch size is taken, even if fewer devices share the batch with it",
         ),
         tunable={"exchange": "all-reduce"},
     ),

@@ -23,14 +23,13 @@ register(
             "batch_norm": "statistics per micro-batch in training, moving averages over the mini-batch",
         },
         open=(
-            "recomputation goes layer by layer; where that does not fit, a whole stage is repeated from what enters it",
+            "recomputation is by layer; if that does not fit, by stage, from the stage's input",
             "the published heuristic minimises the variance of cell costs; here the slowest cell is "
             "minimised exactly, within memory",
             "M of 4K and more is the paper's advice against the bubble; here the fastest M is taken, whatever it is",
             "copies of the pipeline beside each other (data parallelism) are allowed, as many as the "
             "batch divides into",
-            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-            " each stage, and the faster is taken",
+            "both placements of copies are tried: neighbouring devices for a pipeline, or for the replicas of a stage",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""HetPipe: virtual workers of unlike devices, waves of mini-batches, bounded distance."""
+"""HetPipe: pipelines over groups of unlike devices (virtual workers), updates in waves, bounded staleness."""
 
 from __future__ import annotations
 
@@ -22,79 +22,73 @@ from planner.systems import Semantics, System, register
 from planner.systems.types import Proposal, Setting
 
 MOST_CONCURRENT = 16
-"""Mini-batches in a virtual worker's pipeline at the most, and never more than twice its devices."""
+"""Maximum of concurrent mini-batches in a virtual worker; twice its devices is a second limit."""
 
 UNLIKE = "each kind of virtual worker has a cut of its own, a plan file one cut for all virtual workers"
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:
-    """By allocation and size of mini-batches, the cuts with the most concurrent mini-batches with which one fits."""
-    costs, wanted = setting.costs(setting.sizes[0]), system.options.get("policy", "")
+    """For each allocation and mini-batch size, propose cuts with as many concurrent mini-batches as fit."""
+    costs, policy_option = setting.costs(setting.sizes[0]), system.options.get("policy", "")
     work_s = (costs.forward_s + costs.backward_s).sum(axis=1).tolist()
     policies = allocations(setting.cluster, setting.devices, work_s)
-    if wanted and wanted not in policies:
+    if policy_option and policy_option not in policies:
         known = ", ".join(policies) or "none"
-        raise InfeasibleError(f"allocation policy {wanted} does not come out on this pool (possible: {known})")
-    found = False
-    chosen = {name: own for name, own in policies.items() if name == wanted or not wanted}
-    for policy, workers in chosen.items():
+        raise InfeasibleError(f"allocation policy {policy_option} does not come out on this pool (possible: {known})")
+    any_fits = False
+    allowed = {name: workers for name, workers in policies.items() if name == policy_option or not policy_option}
+    for policy, workers in allowed.items():
         for size in setting.sizes:
-            for own in _of_waves(setting, system, policy, workers, size):
-                found |= bool(own)
-                yield from own
-    if not found:
-        raise InfeasibleError(_crowded(setting, list(chosen.values())))
+            for proposal in _of_allocation(setting, system, policy, workers, size):
+                any_fits = True
+                yield proposal
+    if not any_fits:
+        raise InfeasibleError(_crowded(setting, list(allowed.values())))
 
 
-def _of_waves(
-    setting: Setting, system: System, policy: str, workers: Workers, size: int
-) -> Iterator[Sequence[Proposal]]:
-    """Cuts with the most concurrent mini-batches: where kinds are unlike, one for each of them; and one cut for all."""
-    for alone in (True, False) if len(kinds(setting.cluster, workers)) > 1 else (False,):
-        for concurrent, each in _waves(setting, workers, size):
-            wave = _Wave(setting, system, workers, size, concurrent, each)
-            parts = wave.by_kind() if alone else wave.alike()
-            if parts:
-                yield [wave.proposal(policy, own) for own in parts]
+def _of_allocation(setting: Setting, system: System, policy: str, workers: Workers, size: int) -> Iterator[Proposal]:
+    """Cuts with the most concurrent mini-batches that fit: one for each kind of virtual worker, and one for all."""
+    for by_kind in (True, False) if len(kinds(setting.cluster, workers)) > 1 else (False,):
+        for concurrent, mini_batches in _waves(setting, workers, size):
+            wave = _Wave(setting, system, workers, size, concurrent, mini_batches)
+            cuts = wave.cuts_by_kind() if by_kind else [(configuration,) for configuration in wave.fitting(workers)]
+            if cuts:
+                yield from (wave.proposal(policy, parts) for parts in cuts)
                 break
 
 
 class _Wave:
-    """Virtual workers with so many concurrent mini-batches of a size, and so many each in an iteration."""
+    """Virtual workers with a number of concurrent mini-batches, and of mini-batches that each runs in an iteration."""
 
     def __init__(
-        self, setting: Setting, system: System, workers: Workers, size: int, concurrent: int, each: int
+        self, setting: Setting, system: System, workers: Workers, size: int, concurrent: int, mini_batches: int
     ) -> None:
-        self.setting, self.workers, self.concurrent, self.each = setting, workers, concurrent, each
+        self.setting, self.workers, self.concurrent, self.mini_batches = setting, workers, concurrent, mini_batches
         (name,), transfers = system.schedules, (system.limits or Limits()).transfers
-        self._base = Configuration((), 1, size, each, f"{name}:concurrent={concurrent}", transfers=transfers)
-        found = (
-            own_cut(setting.tables(size), setting.cluster, alike[0], concurrent)
-            for alike in kinds(setting.cluster, workers)
+        self._base = Configuration((), 1, size, mini_batches, f"{name}:concurrent={concurrent}", transfers=transfers)
+        cuts = (
+            own_cut(setting.tables(size), setting.cluster, same_kind[0], concurrent)
+            for same_kind in kinds(setting.cluster, workers)
         )
-        self._cuts = [cut for cut in found if cut is not None]
+        self._cuts = [cut for cut in cuts if cut is not None]
 
-    def alike(self) -> list[tuple[Configuration, ...]]:
-        """One cut for all virtual workers, that of any kind, where it fits."""
-        return [(configuration,) for configuration in self._fitting(self.workers)]
-
-    def by_kind(self) -> list[tuple[Configuration, ...]]:
-        """The fastest cut of each kind; none where one kind has no cut that fits."""
+    def cuts_by_kind(self) -> list[tuple[Configuration, ...]]:
+        """The fastest cut for each kind of virtual worker; empty if no cut fits one of the kinds."""
         evaluate = self.setting.evaluate
-        fitting = [self._fitting(alike) for alike in kinds(self.setting.cluster, self.workers)]
+        fitting = [self.fitting(same_kind) for same_kind in kinds(self.setting.cluster, self.workers)]
         if not all(fitting):
             return []
-        return [tuple(min(own, key=lambda c: (evaluate(c).iteration_s, len(c.stages))) for own in fitting)]
+        return [tuple(min(cuts, key=lambda c: (evaluate(c).iteration_s, len(c.stages))) for cuts in fitting)]
 
     def proposal(self, policy: str, parts: tuple[Configuration, ...]) -> Proposal:
-        """What is judged of these virtual workers, and what is told of them."""
+        """The proposal of these virtual workers with the cut of each kind, or one cut for all."""
         count, local = len(self.workers), self.concurrent - 1
         overall = wsp_staleness(self.concurrent, 0).overall if count > 1 else local
         words = f"{count} virtual worker{'s' if count > 1 else ''} ({policy}), Nm {self.concurrent}"
         shape = words_of(parts[0])
         if len(parts) > 1:
             slowest = max(parts, key=lambda part: self.setting.evaluate(part).iteration_s)
-            shape = f"PP {len(slowest.stages)}, cut by kind, micro-batch {self._base.micro_batch} x {self.each}"
+            shape = f"PP {len(slowest.stages)}, cut by kind, micro-batch {self._base.micro_batch} x {self.mini_batches}"
         delays = f"own updates: up to {local}" + (f"; of others: up to {overall}" if overall > local else "")
         return Proposal(
             parts,
@@ -102,46 +96,46 @@ class _Wave:
             notes=(words,),
             tells={"allocation": words, "clock_distance": "0", "delays": delays},
             staleness=overall,
-            exchange=_pushed(self.setting, parts) * (self.each / self.concurrent) if len(parts) > 1 else None,
+            exchange=_pushed(self.setting, parts) * (self.mini_batches / self.concurrent) if len(parts) > 1 else None,
             unwritten=UNLIKE if len(parts) > 1 else "",
         )
 
-    def _fitting(self, workers: Workers) -> list[Configuration]:
-        """Configurations of virtual workers that are cut alike, the devices of one after those of another."""
-        found = []
-        costs, cluster = self.setting.costs(self._base.micro_batch), self.setting.cluster
+    def fitting(self, workers: Workers) -> list[Configuration]:
+        """Configurations that fit, one for each cut, in which all these virtual workers have that cut."""
+        configurations = []
+        costs, copies = self.setting.costs(self._base.micro_batch), len(workers)
         for cut in self._cuts:
-            if len(cut[1]) <= min(len(own) for own in workers):
-                devices = dealt(costs, cluster, workers, cut)
-                found.append(replace(self._base, stages=stages_of(cut[0]), copies=len(workers), devices=devices))
-        return [configuration for configuration in found if self.setting.fits(configuration)]
+            if len(cut[1]) <= min(map(len, workers)):
+                devices = dealt(costs, self.setting.cluster, workers, cut)
+                configurations.append(replace(self._base, stages=stages_of(cut[0]), copies=copies, devices=devices))
+        return [configuration for configuration in configurations if self.setting.fits(configuration)]
 
 
 def _waves(setting: Setting, workers: Workers, size: int) -> Iterator[tuple[int, int]]:
-    """(concurrent mini-batches, mini-batches of an iteration) of a virtual worker, the most concurrent first."""
-    each, rest = divmod(setting.job.global_batch, size * max(1, len(workers)))
-    most = min(MOST_CONCURRENT, 2 * max((len(own) for own in workers), default=0))
-    if not rest and each:
-        yield from ((concurrent, each) for concurrent in range(min(each, most), 0, -1) if each % concurrent == 0)
+    """Pairs (concurrent mini-batches, mini-batches of an iteration) of a virtual worker, the most concurrent first."""
+    count, remainder = divmod(setting.job.global_batch, size * max(1, len(workers)))
+    most = min(MOST_CONCURRENT, 2 * max(map(len, workers), default=0))
+    if not remainder:
+        yield from ((concurrent, count) for concurrent in range(min(count, most), 0, -1) if count % concurrent == 0)
 
 
 def _pushed(setting: Setting, parts: Sequence[Configuration]) -> Traffic:
-    """One wave's pushes and pulls."""
-    held: dict[int, float] = {}
+    """Traffic of the pushes and pulls of one wave."""
+    gradient_bytes: dict[int, float] = {}
     for part in parts:
         workers = lay_workers(part, schedules.get(part.schedule))
         for stage, terms in enumerate(setting.evaluate(part).stages):
-            held.update(dict.fromkeys(workers.groups(stage).ravel().tolist(), terms.memory.gradients))
-    fabric = fabric_of(setting.cluster, sorted(held))
-    return spread_traffic(fabric, np.array([held[rank] for rank in fabric.ranks]))
+            gradient_bytes.update(dict.fromkeys(workers.groups(stage).ravel().tolist(), terms.memory.gradients))
+    fabric = fabric_of(setting.cluster, sorted(gradient_bytes))
+    return spread_traffic(fabric, np.array([gradient_bytes[rank] for rank in fabric.ranks]))
 
 
 def _crowded(setting: Setting, policies: Sequence[Workers]) -> str:
-    """Why no virtual worker can hold the model: not even cut evenly, or the stashed wave."""
+    """Why no proposal fits: the batch does not divide, or a virtual worker lacks memory for the stashed wave."""
     if not any(True for workers in policies for size in setting.sizes for _ in _waves(setting, workers, size)):
         return "a virtual worker needs two devices, and the batch must divide among virtual workers"
-    narrowest = min(len(own) for workers in policies for own in workers)
-    why = uneven_share(setting.states_bytes, setting.cluster, narrowest)
+    narrowest = min(len(devices) for workers in policies for devices in workers)
+    why = uneven_share(setting.model_states_bytes, setting.cluster, narrowest)
     return f"no stages fit in a virtual worker with a stashed wave{': ' if why else ''}{why}"
 
 

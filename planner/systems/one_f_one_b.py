@@ -22,9 +22,8 @@ register(
             "update": "once per mini-batch, after the flush",
         },
         open=(
-            "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
-            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-            " each stage, and the faster is taken",
+            "stages are balanced by compute time, embeddings and heads included, not by number of layers",
+            "both placements of copies are tried: neighbouring devices for a pipeline, or for the replicas of a stage",
         ),
     ),
 )

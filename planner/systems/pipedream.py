@@ -21,29 +21,36 @@ from planner.units import format_bytes
 
 
 def propose(setting: Setting, system: System) -> Iterator[Proposal]:
-    """Replicated stages level by level; the minibatch is a device's share of the global batch, or less to fit.
+    """Propose data parallelism, then replicated stages for the largest minibatch size with which one fits.
 
-    Warm-ups are the published one, and one as long as stages that feed wider ones need.
+    The largest minibatch is a device's share of the global batch. Stages come with the published warm-up, and with the
+    longer one that keeps a stage busy if it feeds a wider one.
     """
-    (published,), whole = system.schedules, list(data_parallel(setting, system.exchange))
-    for configuration in whole:
+    (published,), replicated = system.schedules, list(data_parallel(setting, system.exchange))
+    for configuration in replicated:
         yield Proposal((configuration,), notes=("data parallelism, one of its plans, is fastest",))
-    found = any(setting.fits(configuration) for configuration in whole)
+    any_fits = any(setting.fits(configuration) for configuration in replicated)
     share = max(1, setting.job.global_batch // setting.devices)
     for size in reversed([b for b in setting.sizes if b <= share] or [setting.sizes[0]]):
-        where, count = (setting.cluster, setting.devices), setting.job.global_batch // size
-        for stages in replicated_stages(setting.tables(size), *where, count, setting.room_bytes):
+        tables, count = setting.tables(size), setting.job.global_batch // size
+        memory_bytes = setting.smallest_device_bytes
+        for stages in replicated_stages(tables, setting.cluster, setting.devices, count, memory_bytes):
             for schedule in (published, f"{published}:paced=true"):
                 proposal = dealt(setting, system, stages, size, schedule)
-                found |= setting.fits(proposal.parts[0])
+                any_fits |= setting.fits(proposal.parts[0])
                 yield proposal
-        if found:
+        if any_fits:
             return
-    raise InfeasibleError(f"a weight version for each of the minibatches in flight does not fit: {_least(setting)}")
+    raise InfeasibleError(
+        f"a weight version for each of the minibatches in flight does not fit: {_least_memory(setting)}"
+    )
 
 
 def dealt(setting: Setting, system: System, stages: Stages, size: int, schedule: str) -> Proposal:
-    """Stages whose replicas take an iteration's minibatches in turn; one round of turns where they do not come out."""
+    """Propose stages whose replicas take minibatches in turn.
+
+    If the replicas do not divide the minibatches of a global batch, one round of turns is evaluated in its place.
+    """
     count, turns = setting.job.global_batch // size, math.lcm(*(stage.replicas for stage in stages))
     uneven = count % turns > 0
     rounds = turns if uneven else count
@@ -60,11 +67,11 @@ def dealt(setting: Setting, system: System, stages: Stages, size: int, schedule:
     )
 
 
-def _least(setting: Setting) -> str:
-    """What the fullest device needs at the least."""
+def _least_memory(setting: Setting) -> str:
+    """Words on the memory that the fullest device needs in the pipeline that needs least."""
     size, device = setting.sizes[0], max(setting.cluster.devices, key=lambda d: d.usable_bytes)
-    least, depth = least_straight_bytes(setting.tables(size), setting.devices)
-    need, have = format_bytes(least + device.reserve_bytes), format_bytes(device.capacity_bytes)
+    least_bytes, depth = least_straight_bytes(setting.tables(size), setting.devices)
+    need, have = format_bytes(least_bytes + device.reserve_bytes), format_bytes(device.capacity_bytes)
     return f"the fullest device needs {need} of {have} at the least ({depth} stages, micro-batch {size})"
 
 

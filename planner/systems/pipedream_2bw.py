@@ -24,12 +24,11 @@ register(
             "learning_rate": "as in synchronous training; the delay is constant",
         },
         open=(
-            "recomputation goes layer by layer; where that does not fit, a whole stage is repeated from what enters it",
-            "stages are balanced by compute, not equal in layers, so that embeddings and heads count",
+            "recomputation is by layer; if that does not fit, by stage, from the stage's input",
+            "stages are balanced by compute time, embeddings and heads included, not by number of layers",
             "the exchange of gradients runs beside the work: the slower of the two counts, as in the "
             "published cost model",
-            "copies of a pipeline are placed both ways, each pipeline on neighbouring devices or the replicas of"
-            " each stage, and the faster is taken",
+            "both placements of copies are tried: neighbouring devices for a pipeline, or for the replicas of a stage",
         ),
     ),
 )

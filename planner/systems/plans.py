@@ -1,4 +1,4 @@
-"""What a system decides as a plan file: its configuration, its corrections, and how its gradients travel."""
+"""Write the decision of a system as a plan: its configuration, exchange of gradients and notes for the backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.space.timing import certificate_alone
 from planner.space.types import Job
 from planner.systems import get
 from planner.systems.compare import Comparison, compare_systems
-from planner.systems.runner import Decided, Judged, decide, exchange_details, refuse_limits
+from planner.systems.runner import JudgedProposal, SystemDecision, decide, exchange_details, refuse_limits
 from planner.systems.types import Setting, System
 
 
@@ -28,20 +28,20 @@ def plan_system(
     strict_ops: bool = False,
     provenance: Provenance | None = None,
 ) -> Plan:
-    """What a system's own planner chooses, as a plan.
+    """Plan a job by the rules of a system.
 
     Args:
-        name: of the system, with options.
+        name: name of the system, with options.
         graph: the model.
-        cluster: the machine.
+        cluster: the hardware.
         job: global batch, precision, optimizer, micro-batch sizes, devices.
-        strict_ops: refuse operators that no rule describes.
-        provenance: how the plan came to be, for its file.
+        strict_ops: refuse a model with an operator that has no pricing rule.
+        provenance: tool and command that made the plan, for its file.
 
     Raises:
         UsageError: no system has that name, or the job has a limit that the system does not follow.
         InfeasibleError: the system cannot train the model on the cluster; says why.
-        PlanError: what it decides cannot be written as a plan; says why.
+        PlanError: no plan file can hold its decision; says why.
     """
     system = get(name)
     setting = Setting(Pricer(graph, cluster, job, strict_ops=strict_ops), cluster, job)
@@ -50,7 +50,7 @@ def plan_system(
 
 
 def plans_of(comparison: Comparison, provenance: Provenance | None = None) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The plan of each row of a comparison by the system's name, and why the others cannot be written as one."""
+    """Plans of a comparison by name of the system, and by name why the decisions of others cannot be written as one."""
     plans: dict[str, Plan] = {}
     refused: dict[str, str] = {}
     for system, decided in comparison.decisions:
@@ -63,28 +63,28 @@ def plans_of(comparison: Comparison, provenance: Provenance | None = None) -> tu
 
 
 def decide_again(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
-    """What the system of a plan decides, by its rules.
+    """Plan again by the rules of the system that made a plan.
 
-    A system that takes the best of all others is asked alone first, and beside the others if that gives another plan.
+    A system that takes the best of all runs alone first, and after the others only if that gives another plan.
 
     Raises:
-        ShardplanError: there is no such system, or it cannot decide.
+        ShardplanError: the system is unknown, or cannot train the model.
     """
     name = plan.system.name if plan.system else ""
-    again = plan_system(name, graph, cluster, plan.options, provenance=plan.provenance)
-    if again.digest == plan.digest or not get(name).best_of_all:
-        return again
-    found = compare_systems(Pricer(graph, cluster, plan.options), cluster, plan.options)
-    plans, _ = plans_of(found, plan.provenance)
-    return plans.get(name, again)
+    new_plan = plan_system(name, graph, cluster, plan.options, provenance=plan.provenance)
+    if new_plan.digest == plan.digest or not get(name).best_of_all:
+        return new_plan
+    comparison = compare_systems(Pricer(graph, cluster, plan.options), cluster, plan.options)
+    plans, _ = plans_of(comparison, plan.provenance)
+    return plans.get(name, new_plan)
 
 
-def plan_of(setting: Setting, system: System, decided: Decided, provenance: Provenance | None = None) -> Plan:
-    """What a system decided as a plan; the fastest that a plan file can hold, with a note of what that costs.
+def plan_of(setting: Setting, system: System, decided: SystemDecision, provenance: Provenance | None = None) -> Plan:
+    """Assemble the fastest decision that a plan file can hold; a note says what that costs if another is faster.
 
     Raises:
         InfeasibleError: nothing fits.
-        PlanError: no plan file can hold what fits; says why.
+        PlanError: no plan file can hold a decision that fits; says why.
     """
     best, written = decided.best, decided.written
     if best is None:
@@ -104,12 +104,12 @@ def plan_of(setting: Setting, system: System, decided: Decided, provenance: Prov
     plan = _assembled(setting, written, provenance)
     exchange = exchange_details(setting, written)
     tells = {**decided.system.backend, **written.proposal.tells, **exchange.tells}
-    told = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange.notes))
-    return with_simulation(dataclasses.replace(plan, system=told), written.iteration_s)
+    section = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange.notes))
+    return with_simulation(dataclasses.replace(plan, system=section), written.iteration_s)
 
 
-def _assembled(setting: Setting, judged: Judged, provenance: Provenance | None) -> Plan:
-    """The configuration with its names."""
+def _assembled(setting: Setting, judged: JudgedProposal, provenance: Provenance | None) -> Plan:
+    """Assemble a proposal of one configuration as a plan."""
     (configuration,), (evaluation,) = judged.proposal.parts, judged.evaluations
     size = configuration.micro_batch
     return assemble(

@@ -1,7 +1,6 @@
-"""Where systems have their configurations from: the own search within their limits, every device the whole model, or
-layouts that cut every operator.
+"""Solvers that propose configurations: this planner's search within limits, data parallelism, sharding of operators.
 
-A training framework is a system, too: the own search within its limits.
+A training framework is a system as well: the search within the limits of the framework.
 """
 
 from __future__ import annotations
@@ -21,55 +20,59 @@ from planner.space.types import Job
 from planner.systems.backends import Backend, contradiction, within_limits
 from planner.systems.types import Proposal, Setting, System
 
-MOST_JUDGED = 6
-"""Decisions of the search that are judged."""
+MOST_EVALUATED = 6
+"""Decisions of one search that are proposed."""
 
 
 def by_search(setting: Setting, system: System) -> Iterator[Proposal]:
-    """The fastest decisions of the search, with the first kind of recomputation with which one fits."""
+    """Search within the limits of a system, with the first kind of recomputation of its limits with which a plan fits.
+
+    Raises:
+        InfeasibleError: nothing fits.
+        JobError: the training framework cannot do what the job says.
+    """
     sizes = setting.job.micro_batches or (setting.sizes if setting.notes else ())
-    asked = replace(setting.job, micro_batches=sizes)
+    job = replace(setting.job, micro_batches=sizes)
     if system.framework is not None:
-        yield from _for_framework(setting, system.framework, asked)
+        framework_job = _framework_job(setting, system.framework, job)
+        prices = Pricer(setting.prices.graph, setting.cluster, framework_job, like=setting.prices)
+        yield from _search_proposals(setting, framework_job, prices)
         return
     if system.limits is None:
-        yield from _found(setting, asked)
+        yield from _search_proposals(setting, job, setting.prices)
         return
-    jobs = list(system.limits.jobs(asked, setting.devices, setting.blocks))
-    for job in () if _block_too_large(setting, jobs[0]) else jobs:
+    jobs = list(system.limits.jobs(job, setting.devices, setting.blocks))
+    for limited_job in () if _block_too_large(setting, jobs[0]) else jobs:
         try:
-            yield from _found(setting, job)
+            yield from _search_proposals(setting, limited_job, setting.prices)
             return
         except InfeasibleError:
             continue  # the next kind of recomputation may fit
     raise _explained(setting, jobs[0])
 
 
-def _for_framework(setting: Setting, framework: Backend, asked: Job) -> Iterator[Proposal]:
-    """The fastest decisions of the search within the limits of a framework.
+def _framework_job(setting: Setting, framework: Backend, job: Job) -> Job:
+    """The job within the limits of a training framework.
 
     Raises:
-        InfeasibleError: nothing fits.
-        JobError: the framework cannot do what is asked.
+        JobError: the framework cannot do what the job says.
     """
-    problem = contradiction(asked, (framework,), setting.prices.graph)
+    problem = contradiction(job, (framework,), setting.prices.graph)
     if problem is not None:
         raise JobError(problem.message, hint=problem.hint)
-    job = within_limits(asked, (framework,))
-    prices = Pricer(setting.prices.graph, setting.cluster, job, like=setting.prices)
-    yield from _found(setting, job, prices)
+    return within_limits(job, (framework,))
 
 
 def _block_too_large(setting: Setting, job: Job) -> bool:
     """True if one block's states exceed every device and the job neither shares blocks nor fixes the depth."""
-    states_bytes = setting.costs(setting.sizes[0]).parameter_elements.max() * setting.element_bytes
+    states_bytes = setting.costs(setting.sizes[0]).parameter_elements.max() * setting.parameter_bytes
     shares = job.zero != (0,) or allowed_ranks(job) != (1,)
     largest_bytes = max(device.usable_bytes for device in setting.cluster.devices)
     return not shares and len(job.pipeline_stages) != 1 and bool(states_bytes > largest_bytes)
 
 
 def _explained(setting: Setting, job: Job) -> ShardplanError:
-    """Why nothing fits within a system's limits: nothing does without them either, or what they are."""
+    """Why nothing fits within a system's limits: the error without the limits, if there is one, else the limits."""
     free = replace(job, pipeline_stages=(), data_parallel=(), uniform=False, tensor_parallel=())
     try:
         search(setting.costs, setting.cluster, free, any_plan=True)
@@ -78,51 +81,51 @@ def _explained(setting: Setting, job: Job) -> ShardplanError:
     return InfeasibleError(f"nothing fits with {in_words(job)}", hint="use more devices, or another system")
 
 
-def _found(setting: Setting, job: Job, prices: Pricer | None = None) -> Iterator[Proposal]:
-    """The best decision of a job, and those that come close, at other prices than the setting's where they are given.
+def _search_proposals(setting: Setting, job: Job, prices: Pricer) -> Iterator[Proposal]:
+    """The best decision of a search, its runners-up and the trivial plans that fit.
 
     Raises:
         InfeasibleError: nothing fits.
     """
-    shared = None if allowed_ranks(job) == (1,) else prices or setting.prices
-    answer = search(setting.costs, setting.cluster, job, shardings=shared, simulated_s=played_s)
+    shardings = None if allowed_ranks(job) == (1,) else prices
+    answer = search(setting.costs, setting.cluster, job, shardings=shardings, simulated_s=played_s)
     trivial = (candidate for candidate in answer.trivial if candidate.evaluation.feasible)
-    for candidate in (answer.best, *answer.runners_up, *trivial)[:MOST_JUDGED]:
+    for candidate in (answer.best, *answer.runners_up, *trivial)[:MOST_EVALUATED]:
         schedule = candidate.decision.schedule
         notes = () if schedule in job.schedules else (f"schedule {schedule}",)
         yield Proposal((candidate.decision,), notes=notes)
 
 
 def by_exchange(setting: Setting, system: System) -> Iterator[Proposal]:
-    """Data parallelism whose gradients travel by a scheme of `planner.exchange`, with each micro-batch size."""
+    """Propose data parallelism with the exchange scheme of a system, for each micro-batch size."""
     for configuration in data_parallel(setting, system.scheme):
         yield Proposal((configuration,))
 
 
 def data_parallel(setting: Setting, scheme: str) -> Iterator[Configuration]:
-    """Every device the whole model, gradients exchanged by a scheme, by micro-batch size, the largest first."""
+    """Data parallelism with an exchange scheme, one configuration for each micro-batch size, the largest first."""
     for size in reversed(setting.sizes):
-        parts, rest = divmod(setting.job.global_batch, size)
-        if not rest:
-            replicas = max(r for r in range(1, setting.devices + 1) if parts % r == 0)
-            whole = (StageChoice(0, setting.blocks, 1),)
-            yield Configuration(whole, replicas, size, parts // replicas, "1f1b", exchange=scheme)
+        micro_batches, remainder = divmod(setting.job.global_batch, size)
+        if not remainder:
+            replicas = max(r for r in range(1, setting.devices + 1) if micro_batches % r == 0)
+            stages = (StageChoice(0, setting.blocks, 1),)
+            yield Configuration(stages, replicas, size, micro_batches // replicas, "1f1b", exchange=scheme)
 
 
 def by_layouts(setting: Setting, system: System) -> Iterator[Proposal]:
-    """The layouts of the system's own search on each mesh with the largest micro-batches, fastest first."""
+    """Propose the layouts that the system's sharding search finds on each mesh, fastest first, until one fits."""
     if system.layouts is None:
         raise UsageError(f"{system.title} says no way to cut operators", hint="give the system its layouts")
-    for each in lay_operators(task_of(setting), system.layouts):
-        costs = setting.prices.whole(each.micro_batch, each.mesh, each.answer.decision, each.slowest)
+    for layout in lay_operators(task_of(setting), system.layouts):
+        costs = setting.prices.whole(layout.micro_batch, layout.mesh, layout.answer.decision, layout.slowest)
         stage = costs.stage(0, setting.blocks)
-        count = setting.job.global_batch // each.micro_batch
-        configuration = Configuration((stage,), 1, each.micro_batch, count, "1f1b")
-        shape = " x ".join(map(str, each.mesh))
-        unlike = bool(setting.cluster.device_types[: math.prod(each.mesh)].any())
+        count = setting.job.global_batch // layout.micro_batch
+        configuration = Configuration((stage,), 1, layout.micro_batch, count, "1f1b")
+        shape = " x ".join(map(str, layout.mesh))
+        unlike = bool(setting.cluster.device_types[: math.prod(layout.mesh)].any())
         yield Proposal(
             (configuration,),
-            words=f"every operator on a mesh of {shape}, micro-batch {each.micro_batch} x {count}",
+            words=f"every operator on a mesh of {shape}, micro-batch {layout.micro_batch} x {count}",
             notes=("communication is not overlapped", "unlike devices share the operators: no plan file")[: 1 + unlike],
             unwritten=f"{system.title} shares every operator among unlike devices: its row has no plan file" * unlike,
         )
@@ -131,14 +134,14 @@ def by_layouts(setting: Setting, system: System) -> Iterator[Proposal]:
 
 
 def task_of(setting: Setting) -> LayoutTask:
-    """What layouts are looked for."""
+    """The problem that a search for layouts solves in a setting."""
     only = setting.fixed or bool(setting.job.micro_batches)
     where = setting.prices, setting.cluster, setting.job, setting.devices
-    return LayoutTask(*where, setting.sizes, only, setting.states_bytes)
+    return LayoutTask(*where, setting.sizes, only, setting.model_states_bytes)
 
 
 def system_of(backend: Backend) -> System:
-    """A training framework as a system that can be asked what it would do."""
+    """A training framework as a system: this planner's search within the limits of the framework."""
     orders = " or ".join(backend.schedules)
     return System(
         key=backend.key,

@@ -1,8 +1,9 @@
-"""A system asked: its limits applied, its solver's proposals judged, the fastest that fits as a row of a comparison."""
+"""Run one system: evaluate what its solver proposes, keep the fastest that fits, and make its row of a comparison."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,18 +20,18 @@ from planner.systems.types import Proposal, Semantics, Setting, System, SystemRo
 from planner.units import format_bytes
 
 SAME = 1e-9
-"""Relative difference of times that counts as none."""
+"""Times whose relative difference is smaller count as equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judged:
-    """A proposal with the judge's verdicts.
+class JudgedProposal:
+    """A feasible proposal with its evaluations.
 
     Attributes:
-        proposal: what was judged.
-        evaluations: of its parts, their time that of playing them.
-        bubbles: of its parts, share of the workers' time in which they compute nothing.
-        iteration_s: of the global batch.
+        proposal: the proposal.
+        evaluations: one for each of its parts, with the simulated time.
+        bubbles: for each part, the fraction of its workers' time in which they compute nothing.
+        iteration_s: simulated time of a global batch.
     """
 
     proposal: Proposal
@@ -40,67 +41,69 @@ class Judged:
 
     @property
     def fullest(self) -> WorkerMemory:
-        """The worker nearest to its capacity."""
-        workers = [worker for evaluation in self.evaluations for worker in evaluation.workers]
-        return max(workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+        """The worker with the largest fraction of its memory in use."""
+        return fullest_worker(self.evaluations)
 
     @property
     def words(self) -> str:
-        """The decision in words."""
+        """Description for people."""
         return self.proposal.words or words_of(self.proposal.parts[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decided:
-    """What a system came to.
+class SystemDecision:
+    """The decision of a system.
 
     Attributes:
-        system: whose rules it has: another's where the best of all was taken from it.
-        best: the fastest that fits, None where nothing does.
+        system: the system whose proposal it is; not the system that decided, if that took over the best of all.
+        best: the fastest proposal that fits; None if none does.
         written: the fastest of those that a plan file can hold.
         reason: why nothing fits.
-        plan: the decision in words.
+        plan: description of `best` for people.
         notes: assumptions.
     """
 
     system: System
-    best: Judged | None = None
-    written: Judged | None = None
+    best: JudgedProposal | None = None
+    written: JudgedProposal | None = None
     reason: str = ""
     plan: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def iteration_s(self) -> float:
-        """Of the global batch; infinite where nothing fits."""
+        """Time of a global batch; infinite if nothing fits."""
         return self.best.iteration_s if self.best else math.inf
 
 
-def decide(setting: Setting, system: System) -> Decided:
-    """What a system decides by its own rules; why not, where it cannot express the model, fit it or follow the job.
+def decide(setting: Setting, system: System) -> SystemDecision:
+    """Decide by a system's rules; the decision has a reason instead if the system cannot train the model or the job.
 
-    What it decides is remembered in the setting, for systems that take the best of all.
+    The setting remembers the decision, for systems that take the best of all.
     """
-    found = _of_all(setting, system, _own(setting, system))
-    if not system.best_of_all and (system.semantics is Semantics.SYNC or setting.changes_semantics):
-        setting.results[system.key] = found
-    return found
+    decision = _fastest_proposal(setting, system)
+    if system.best_of_all:
+        return _best_of_all(setting, decision)
+    if system.semantics is Semantics.SYNC or setting.changes_semantics:
+        setting.results[system.key] = decision
+    return decision
 
 
 def refuse_limits(setting: Setting, system: System) -> None:
-    """Refuse what a system decides itself.
+    """Refuse a job with limits on what a system decides itself.
 
     Raises:
-        UsageError: names it.
+        UsageError: names the limit.
     """
     engine = f"the rules of {system.title}"
-    refuse_others(setting.asked, system.takes, engine, "leave it out, or plan without --system to have it followed")
+    refuse_others(setting.user_job, system.takes, engine, "leave it out, or plan without --system to have it followed")
 
 
-def _own(setting: Setting, system: System) -> Decided:
-    best: Judged | None = None
-    written: Judged | None = None
-    reason, closest = "", math.inf
+def _fastest_proposal(setting: Setting, system: System) -> SystemDecision:
+    """Evaluate the proposals of a system; if none fits, the reason is that of the one closest to fitting."""
+    best: JudgedProposal | None = None
+    written: JudgedProposal | None = None
+    reason, least_excess = "", math.inf
     try:
         refuse_limits(setting, system)
         for proposal in system.solver(setting, system):
@@ -108,8 +111,8 @@ def _own(setting: Setting, system: System) -> Decided:
             limit_s = max(rival.iteration_s if rival else math.inf for rival in rivals)
             judged = judge(setting, proposal, limit_s)
             if isinstance(judged, Refusal):
-                if not reason or judged.excess < closest:
-                    reason, closest = judged.reason, judged.excess
+                if not reason or judged.excess < least_excess:
+                    reason, least_excess = judged.reason, judged.excess
                 continue
             if best is None or judged.iteration_s < best.iteration_s:
                 best = judged
@@ -118,25 +121,27 @@ def _own(setting: Setting, system: System) -> Decided:
     except ShardplanError as error:
         reason = str(error)
     if best is None:
-        return Decided(system, reason=reason or "no size, depth and width divide the devices and the global batch")
-    return Decided(system, best, written, plan=best.words, notes=best.proposal.notes)
+        return SystemDecision(
+            system, reason=reason or "no size, depth and width divide the devices and the global batch"
+        )
+    return SystemDecision(system, best, written, plan=best.words, notes=best.proposal.notes)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a proposal is not taken, and by which part of a device's memory it exceeds it; infinite for other reasons."""
+    """Why a proposal is not taken; `excess` is needed over available memory, infinite if memory is not the reason."""
 
     reason: str
     excess: float = math.inf
 
 
-def judge(setting: Setting, proposal: Proposal, limit_s: float = math.inf) -> Judged | Refusal:
-    """Judge a proposal that may be faster than a limit.
+def judge(setting: Setting, proposal: Proposal, limit_s: float = math.inf) -> JudgedProposal | Refusal:
+    """Evaluate a proposal, and simulate it if it fits.
 
     Args:
         setting: model, cluster and job.
-        proposal: what is judged.
-        limit_s: proposals that cannot be faster are not played.
+        proposal: the proposal.
+        limit_s: a proposal whose lower bound reaches this time is refused without simulation.
     """
     evaluations = [setting.evaluate(part, Timed.BOUND) for part in proposal.parts]
     for part, evaluation in zip(proposal.parts, evaluations, strict=True):
@@ -144,45 +149,51 @@ def judge(setting: Setting, proposal: Proposal, limit_s: float = math.inf) -> Ju
             return _refused(part, evaluation)
     if proposal.beats * max(e.iteration_s for e in evaluations) >= limit_s * (1 - SAME):
         return Refusal("another decision is faster")
-    played = [
+    timings = [
         play_terms(part, schedules.get(part.schedule), evaluation.stages)
         for part, evaluation in zip(proposal.parts, evaluations, strict=True)
     ]
-    iteration_s = proposal.beats * max(timing.iteration_s for timing in played)
+    iteration_s = proposal.beats * max(timing.iteration_s for timing in timings)
     if proposal.exchange is not None:
         iteration_s = max(iteration_s, float(proposal.exchange.busy_s().max(initial=0.0)))
-    timed = (replace(e, iteration_s=t.iteration_s) for e, t in zip(evaluations, played, strict=True))
-    return Judged(proposal, tuple(timed), tuple(timing.bubble for timing in played), iteration_s)
+    timed = (replace(e, iteration_s=t.iteration_s) for e, t in zip(evaluations, timings, strict=True))
+    return JudgedProposal(proposal, tuple(timed), tuple(timing.bubble for timing in timings), iteration_s)
 
 
 def _refused(configuration: Configuration, evaluation: Evaluation) -> Refusal:
-    """The first thing that a configuration breaks; memory in bytes."""
+    """The first violation of a configuration; one of memory names the fullest device."""
     first = evaluation.violations[0]
     if not first.available or not evaluation.workers:
         return Refusal(first.message)
-    worst = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
-    need, have = worst.memory.total, worst.capacity_bytes
+    fullest = fullest_worker((evaluation,))
+    need, have = fullest.memory.total, fullest.capacity_bytes
     words = f"{words_of(configuration)}, {configuration.schedule}"
     reason = f"does not fit: the fullest device needs {format_bytes(need)} of {format_bytes(have)} ({words})"
     return Refusal(reason, need / have)
 
 
-def _of_all(setting: Setting, system: System, own: Decided) -> Decided:
-    """The fastest of a system's own decision and of all that the setting remembers, for one that takes the best."""
-    if not system.best_of_all:
-        return own
+def fullest_worker(evaluations: Iterable[Evaluation]) -> WorkerMemory:
+    """The worker with the largest fraction of its memory in use."""
+    workers = (worker for evaluation in evaluations for worker in evaluation.workers)
+    return max(workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+
+
+def _best_of_all(setting: Setting, own: SystemDecision) -> SystemDecision:
+    """The fastest of an own decision and of the synchronous decisions that the setting remembers."""
     best = replace(own, notes=("the own search is fastest", *own.notes)) if own.best else own
     for name, other in sorted(setting.results.items()):
         if other.best and not alters(setting, other.best) and other.iteration_s < best.iteration_s * (1 - SAME):
-            said = f"takes {own.iteration_s:.4g} s" if own.best else "finds nothing that fits"
-            notes = (f"{name} is fastest; the own search {said}",)
+            own_result = f"takes {own.iteration_s:.4g} s" if own.best else "finds nothing that fits"
+            notes = (f"{name} is fastest; the own search {own_result}",)
             best = replace(other, plan=f"as {name}: {other.plan}", notes=notes)
     return best
 
 
-def alters(setting: Setting, judged: Judged) -> str:
-    """In what updates differ from those of other synchronous systems: rows on servers that nobody looked up keep their
-    momentum, where the optimizer has one. Empty where they do not."""
+def alters(setting: Setting, judged: JudgedProposal) -> str:
+    """How updates differ from those of other synchronous systems; empty if they do not.
+
+    A server updates only the embedding rows that were looked up; an optimizer with momentum would change others, too.
+    """
     part = judged.proposal.parts[0]
     if not part.exchange or setting.job.optimizer == "sgd":
         return ""
@@ -190,8 +201,8 @@ def alters(setting: Setting, judged: Judged) -> str:
     return f"{setting.job.optimizer} updates only the rows that were looked up" if served else ""
 
 
-def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
-    """The row of a system."""
+def row_of(setting: Setting, system: System, decided: SystemDecision) -> SystemRow:
+    """The row of a system in a comparison."""
     best = decided.best
     if best is None:
         return SystemRow(
@@ -200,15 +211,15 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
         )  # fmt: skip
     parts = best.proposal.parts
     traffic = [setting.traffic(part, exchanged=best.proposal.exchange is None) for part in parts]
-    sent = best.proposal.beats * sum(each.sent_bytes for each in traffic)
+    sent = best.proposal.beats * sum(part_traffic.sent_bytes for part_traffic in traffic)
     if best.proposal.exchange is not None:
         sent += float(best.proposal.exchange.machine_bytes()[0].sum())
-    stale, exchange = staleness_of(best), exchange_details(setting, best)
+    staleness, exchange = staleness_of(best), exchange_details(setting, best)
     fullest = best.fullest
     return SystemRow(
         system=system.key,
         title=system.title,
-        semantics=Semantics.ASYNC if stale else Semantics.SYNC,
+        semantics=Semantics.ASYNC if staleness else Semantics.SYNC,
         feasible=True,
         plan=decided.plan + exchange.methods,
         iteration_s=best.iteration_s,
@@ -217,8 +228,8 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
         capacity_bytes=fullest.capacity_bytes,
         bubble=bubble_of(best),
         sent_bytes=sent,
-        weight_versions=max(max(_schedule(p).weight_versions(pipeline_of(p))) for p in parts),
-        staleness=stale,
+        weight_versions=max(max(schedules.get(p.schedule).weight_versions(pipeline_of(p))) for p in parts),
+        staleness=staleness,
         devices=sum(_devices(part) for part in parts),
         available=setting.devices,
         micro_batch=parts[0].micro_batch,
@@ -230,8 +241,8 @@ def row_of(setting: Setting, system: System, decided: Decided) -> SystemRow:
     )
 
 
-def bubble_of(judged: Judged) -> float:
-    """Share of the used devices' time in which they run no stage and no update, as plans say it."""
+def bubble_of(judged: JudgedProposal) -> float:
+    """Fraction of the used devices' time in which they run neither a stage nor an update, as plans say it."""
     parts = judged.proposal.parts
     busy_s = sum(
         _devices(part) * evaluation.iteration_s * (1 - bubble)
@@ -241,26 +252,22 @@ def bubble_of(judged: Judged) -> float:
     return min(1.0, max(0.0, 1 - judged.proposal.beats * busy_s / total_s))
 
 
-def staleness_of(judged: Judged) -> int:
-    """Most updates between the weights of a forward and the update that applies its gradient."""
-    own = (max(_schedule(part).staleness(pipeline_of(part))) for part in judged.proposal.parts)
-    return max(judged.proposal.staleness, *own)
+def staleness_of(judged: JudgedProposal) -> int:
+    """Updates between the weights of a forward and the update that applies its gradient, maximum over the stages."""
+    by_part = (max(schedules.get(part.schedule).staleness(pipeline_of(part))) for part in judged.proposal.parts)
+    return max(judged.proposal.staleness, *by_part)
 
 
-def exchange_details(setting: Setting, judged: Judged) -> ExchangeWords:
-    """How an exchange scheme is told of; nothing where the recipe of the ZeRO stage holds."""
+def exchange_details(setting: Setting, judged: JudgedProposal) -> ExchangeWords:
+    """Words on the exchange scheme of a proposal; empty if it names none, and its ZeRO stage says it all."""
     part = judged.proposal.parts[0]
     if not part.exchange:
         return ExchangeWords()
-    found, ranks = setting.exchange(part), part.copies * part.stages[0].replicas
-    share = (setting.precision.held_weight_bytes + setting.state_bytes) / setting.element_bytes
-    return exchange_words(found.exchange, ranks, setting.states_bytes * share, found.host_s)
+    exchange, ranks = setting.exchange(part), part.copies * part.stages[0].replicas
+    share = (setting.precision.held_weight_bytes + setting.optimizer_bytes) / setting.parameter_bytes
+    return exchange_words(exchange.exchange, ranks, setting.model_states_bytes * share, exchange.host_s)
 
 
 def _devices(configuration: Configuration) -> int:
-    """Devices that work."""
-    return sum(int(np.size(own)) for own in lay_workers(configuration, _schedule(configuration)).ranks)
-
-
-def _schedule(configuration: Configuration) -> schedules.Schedule:
-    return schedules.get(configuration.schedule)
+    """Number of devices that a configuration uses."""
+    return sum(int(np.size(ranks)) for ranks in lay_workers(configuration, schedules.get(configuration.schedule)).ranks)

@@ -1,12 +1,12 @@
-"""What a named system is, the setting in which it is asked, and the row that it gives in a comparison."""
+"""Data types of the named systems: `System`, what it proposes, the `Setting` it plans in, its row in a comparison."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from planner.costs.errors import MeasuredError
 from planner.costs.precision import optimizer_state_bytes, precision
@@ -18,7 +18,7 @@ from planner.space import Configuration, Evaluation, Timed, evaluate
 from planner.space.asked import LIMITS, PRICED, without
 from planner.space.cuts import StageTables
 from planner.space.jobs import settled
-from planner.space.pricer import Pricer, Sharded
+from planner.space.pricer import Pricer
 from planner.space.schemes import SchemeExchange, exchange_of
 from planner.space.subspaces import Limits
 from planner.space.terms import elements_of
@@ -27,11 +27,11 @@ from planner.space.types import BlockCosts, Job, MemoryBytes
 from planner.systems.backends import Backend
 
 if TYPE_CHECKING:
-    from planner.systems.runner import Decided
+    from planner.systems.runner import SystemDecision
 
 
 class Semantics(StrEnum):
-    """Whether training means the same as on one device."""
+    """Whether every update uses current weights, as on one device (`SYNC`), or may use stale ones (`ASYNC`)."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -39,18 +39,18 @@ class Semantics(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One way to train, as a system's own planner would choose it.
+    """A way to train that a system's planner would consider.
 
     Attributes:
-        parts: what is to be judged: one configuration, or one for each kind of unlike pipelines that work side by side,
-            all at the pace of the slowest.
-        words: the decision in words; empty for those of the configuration.
+        parts: the configurations to evaluate. Usually one; several if unlike pipelines work side by side, one for each
+            kind, all at the pace of the slowest.
+        words: description for people; empty if the description of the configuration will do.
         notes: assumptions.
-        tells: what a training backend must know of it, by topic.
-        beats: iterations of the parts that make up a global batch, where it is no whole number of their rounds.
-        staleness: updates between weights and gradients, where the parts do not know of all.
-        exchange: what the parts exchange with each other in an iteration.
-        unwritten: why no plan file can hold it; empty where one can.
+        tells: what a training backend must know to run it, by topic.
+        beats: iterations of the parts in one global batch; a fraction if the batch is no multiple of their round.
+        staleness: updates between the weights of a forward and its gradient, if more than the parts' schedules say.
+        exchange: bytes that the parts exchange with each other in an iteration.
+        unwritten: why no plan file can hold the proposal; empty if one can.
     """
 
     parts: tuple[Configuration, ...]
@@ -63,43 +63,38 @@ class Proposal:
     unwritten: str = ""
 
 
-class Solver(Protocol):
-    """What proposes configurations within the limits of a system."""
+Solver = Callable[["Setting", "System"], Iterator[Proposal]]
+"""Generates the proposals of a system in a setting; the runner evaluates them and keeps the fastest that fits.
 
-    def __call__(self, setting: Setting, system: System) -> Iterator[Proposal]:
-        """Propose configurations; the runner judges them and takes the fastest that fits.
-
-        Raises:
-            InfeasibleError: nothing can be proposed (any more); says why.
-            JobError, UsageError: the system cannot serve the job.
-        """
-        ...
+Raises InfeasibleError with the reason if there is nothing (more) to propose, JobError or UsageError if the system
+cannot serve the job.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A published system: what it may choose, what looks for it, and what is told of it.
+    """A published system or a training framework: its part of the search space, its solver, and what is said of it.
 
     Attributes:
-        key: the name users choose it by.
-        title: as published.
+        key: name in the registry.
+        title: name in the publication.
         cut: how the graph is split into stages and replicated, in words.
         sharding: which layouts tensors may take, in words.
-        solver: what proposes configurations, the stand-in for the system's own planner.
-        semantics: synchronous or not.
-        staleness: the rule, in words.
+        solver: proposes configurations, in place of the system's own planner.
+        semantics: synchronous or asynchronous.
+        staleness: age of the weights that a gradient was computed with, in words.
         chooses: what its planner would choose, and why.
-        source: where it was published.
-        limits: what it may choose; None for all that the job allows.
-        exchange: how gradients travel: a name in `planner.exchange`, or "" where the schedule says it all.
-        layouts: how it cuts operators; None where it does not.
+        source: the publication.
+        limits: the points of the search space it may choose; None for all that the job allows.
+        exchange: scheme of gradient exchange, a name in `planner.exchange`; "" for the usual all-reduce of each stage.
+        layouts: search for layouts that shard every operator; None if it shards none.
         backend: what a training backend must know to run it faithfully, by topic.
         open: what the publication leaves open, and what was decided here.
-        takes: fields of a job that it follows; the others it decides itself.
-        best_of_all: it takes the fastest row of the other systems where that is faster.
-        tunable: what a user may set behind the name (`byteps:cpu_machines=4`), with the usual value.
-        options: what the user set.
-        framework: the training framework that it is, whose limits hold in place of `limits`; None for others.
+        takes: fields of a job that it follows; a job that sets another is refused.
+        best_of_all: takes the fastest decision of the other systems if that beats its own.
+        tunable: options that may follow the name (`byteps:cpu_machines=4`), with their defaults.
+        options: the options that the user set.
+        framework: the training framework whose limits hold in place of `limits`; None for a published system.
     """
 
     key: str
@@ -124,46 +119,46 @@ class System:
 
     @property
     def schedules(self) -> tuple[str, ...]:
-        """Its schedules, without options; empty where it has no pipeline."""
+        """Names of its schedules, without options; empty if it has no pipeline."""
         return self.limits.schedules if self.limits else ()
 
     @property
     def scheme(self) -> str:
-        """Its exchange scheme with the options that the user set; a system with the option `exchange` takes any."""
+        """Name of its exchange scheme with the options that the user set; an option `exchange` names another scheme."""
         options = dict(self.options)
         scheme = options.pop("exchange", self.exchange)
-        chosen = ",".join(f"{name}={value}" for name, value in options.items())
-        return f"{scheme}:{chosen}" if scheme and chosen else scheme
+        option_text = ",".join(f"{name}={value}" for name, value in options.items())
+        return f"{scheme}:{option_text}" if scheme and option_text else scheme
 
 
 @dataclass(frozen=True, slots=True)
 class SystemRow:
-    """One line of the comparison.
+    """The row of one system in a comparison.
 
     Attributes:
         system: key of the system.
-        title: as published.
-        semantics: synchronous or not.
-        feasible: whether it can train the model on the cluster.
-        reason: why not, empty when feasible.
-        plan: what it decided, in words.
-        iteration_s: time of the global batch, by the schedule's convention (makespan where it drains, period of the
-            periodic part where it does not).
+        title: name in the publication.
+        semantics: synchronous or asynchronous.
+        feasible: True if it can train the model on the cluster.
+        reason: why not; empty if feasible.
+        plan: its decision in words.
+        iteration_s: time of a global batch: the makespan if the schedule drains, else the period of its steady state.
         throughput: samples a second.
-        memory: of the fullest device, by kind; None where nothing fits or nothing was priced.
-        capacity_bytes: of that device.
-        bubble: share of the used devices' time in which they compute nothing (over total time).
-        sent_bytes: what all devices together send in an iteration.
-        weight_versions: most versions of its weights that a stage keeps.
-        staleness: most updates between the weights of a forward and the update that applies its gradient.
-        devices: how many are used.
-        available: how many there are.
-        micro_batch: samples a replica works on at a time; 0 where nothing was found.
+        memory: of the fullest device, by kind; None if infeasible.
+        capacity_bytes: memory of that device.
+        bubble: fraction of the used devices' time in which they compute nothing.
+        sent_bytes: bytes that all devices together send in an iteration.
+        weight_versions: weight versions that a stage keeps, maximum over the stages.
+        staleness: updates between the weights of a forward and the update that applies its gradient, maximum over the
+            stages.
+        devices: devices in use.
+        available: devices of the cluster that the job allows.
+        micro_batch: samples of a micro-batch; 0 if infeasible.
         tells: what a training backend must know, by topic.
         notes: assumptions that hold for this row alone.
-        links: bytes over the links by level, innermost first; empty where they are not counted by level.
-        alters: in what its updates differ from those of the other synchronous systems; empty when in nothing.
-        error: how predictions of such jobs compared with measured runs; None where no stack is named.
+        links: traffic of the busiest port of each level, innermost level first; empty if it is not counted by level.
+        alters: how its updates differ from those of the other synchronous systems; empty if they do not.
+        error: how predictions of this class of jobs compared with measured runs; None if the cluster names no stack.
     """
 
     system: str
@@ -191,88 +186,75 @@ class SystemRow:
 
 
 class Setting:
-    """A model, a cluster and a job, of which many systems are asked.
+    """A model, a cluster and a job, with the caches that all systems planning them share.
 
     Args:
-        prices: the model's prices.
-        cluster: the machine.
-        job: what is to be trained.
-        changes_semantics: asynchronous systems may be taken for the best.
+        prices: costs of the model's blocks on the cluster.
+        cluster: the hardware.
+        job: the job as the user wrote it.
+        changes_semantics: True if `auto` may take the decision of an asynchronous system.
+
+    `optimizer_bytes` and `parameter_bytes` are per parameter: the optimizer state alone, and weight, gradient and
+    optimizer state.
     """
 
     def __init__(self, prices: Pricer, cluster: Cluster, job: Job, *, changes_semantics: bool = False) -> None:
-        self.asked = replace(job, overlap=None) if job.overlap == cluster.stack.overlap else job
-        job = settled(job, cluster)
-        cluster = with_headroom(cluster, job.headroom)
-        self.prices, self.cluster, self.job = prices, cluster, job
-        self.precision = precision(job.precision)
-        self.state_bytes = optimizer_state_bytes(job.optimizer, self.precision)
-        self.devices = min(job.devices or cluster.device_count, cluster.device_count)
-        self.costs = functools.cache(prices.costs)
+        self.user_job = replace(job, overlap=None) if job.overlap == cluster.stack.overlap else job
+        self.prices, self.job = prices, settled(job, cluster)
+        self.cluster = with_headroom(cluster, self.job.headroom)
+        self.name = prices.chain.graph.name
+        self.blocks = len(prices.chain.blocks)
+        self.devices = min(self.job.devices or cluster.device_count, cluster.device_count)
+        self.smallest_device_bytes = float(min(device.usable_bytes for device in self.cluster.devices))
+        self.precision = precision(self.job.precision)
+        self.optimizer_bytes = optimizer_state_bytes(self.job.optimizer, self.precision)
+        self.parameter_bytes = (
+            self.precision.held_weight_bytes + self.precision.held_gradient_bytes + self.optimizer_bytes
+        )
+        self.costs = prices.costs
         self.exchange = functools.cache(self._exchange)
         self.tables = functools.cache(self._tables)
-        sizes = worth_pricing(self.job, cluster, prices.chain.graph, self.costs)
+        sizes = worth_pricing(self.job, self.cluster, prices.chain.graph, self.costs)
         self.sizes, self.fixed, self.notes = sizes.sizes, sizes.fixed, sizes.notes
         self.changes_semantics = changes_semantics
-        self.results: dict[str, Decided] = {}
-        self._open = replace(without(job, LIMITS), devices=job.devices, micro_batches=())
-
-    @property
-    def name(self) -> str:
-        """Of the model."""
-        return self.prices.chain.graph.name
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the chain."""
-        return len(self.prices.chain.blocks)
-
-    @property
-    def room_bytes(self) -> float:
-        """Usable memory of the smallest device."""
-        return float(min(device.usable_bytes for device in self.cluster.devices))
-
-    @property
-    def element_bytes(self) -> float:
-        """Weight, gradient and optimizer state of a parameter."""
-        return self.precision.held_weight_bytes + self.precision.held_gradient_bytes + self.state_bytes
+        self.results: dict[str, SystemDecision] = {}
+        self._unlimited_job = replace(without(self.job, LIMITS), devices=self.job.devices, micro_batches=())
 
     @functools.cached_property
-    def states_bytes(self) -> float:
-        """Weights, gradients and optimizer state of the whole model, shared weights once."""
-        return elements_of(self.costs(self.sizes[0]), range(self.blocks))[0] * self.element_bytes
+    def model_states_bytes(self) -> float:
+        """Bytes of weights, gradients and optimizer state of the model; tied weights count once."""
+        return elements_of(self.costs(self.sizes[0]), range(self.blocks))[0] * self.parameter_bytes
 
     def evaluate(self, configuration: Configuration, timed: Timed = Timed.PLAYED) -> Evaluation:
-        """The judge's verdict on a configuration of any global batch, without limits but devices and memory."""
+        """Evaluate a configuration of any global batch; only the devices and their memory limit it."""
         samples = configuration.copies * configuration.micro_batches * configuration.micro_batch
-        job = replace(self._open, global_batch=samples, schedules=(configuration.schedule,), zero=(configuration.zero,))
-        return evaluate(self.shelf(configuration), self.cluster, job, configuration, timed=timed)
+        job = replace(
+            self._unlimited_job, global_batch=samples, schedules=(configuration.schedule,), zero=(configuration.zero,)
+        )
+        return evaluate(self.block_costs(configuration), self.cluster, job, configuration, timed=timed)
 
     def fits(self, configuration: Configuration) -> bool:
-        """Whether a configuration can run."""
+        """True if a configuration breaks no limit of the devices or their memory."""
         return self.evaluate(configuration, Timed.BOUND).feasible
 
-    def shardings(self, configuration: Configuration) -> dict[int, Sharded]:
-        """How groups of ranks share operators, by the numbers that the stages give."""
-        numbers = sorted({stage.sharding for stage in configuration.stages} - {0})
-        return {n: self.prices.entry(configuration.micro_batch, n) for n in numbers}
-
-    def shelf(self, configuration: Configuration) -> Mapping[int, BlockCosts]:
-        """Costs of the blocks by number of the sharding."""
-        shared = {number: entry.costs for number, entry in self.shardings(configuration).items()}
-        return {0: self.costs(configuration.micro_batch), **shared}
+    def block_costs(self, configuration: Configuration) -> Mapping[int, BlockCosts]:
+        """Costs of the blocks by number of the sharding; 0 is no sharding."""
+        numbers = {stage.sharding for stage in configuration.stages} - {0}
+        sharded = {number: self.prices.entry(configuration.micro_batch, number).costs for number in sorted(numbers)}
+        return {0: self.costs(configuration.micro_batch), **sharded}
 
     def traffic(self, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
-        """Bytes of a configuration through every port, with the exchange of gradients or without."""
+        """Bytes through every port in an iteration, with the exchange of gradients or without it."""
         if configuration.exchange:
             return self.exchange(configuration).exchange.traffic
-        inside = {number: entry.sharded.sent_bytes for number, entry in self.shardings(configuration).items()}
-        sent = Sent(self.shelf(configuration), inside, self.cluster, self.precision)
+        shardings = self.prices.stage_shardings(configuration)
+        inside = {number: sharding.costs.sent_bytes for number, sharding in shardings.items()}
+        sent = Sent(self.block_costs(configuration), inside, self.cluster, self.precision)
         return traffic_of(sent, configuration, exchanged=exchanged)
 
     def _tables(self, micro_batch: int) -> StageTables:
-        return StageTables(self.costs(micro_batch), self.precision, self.state_bytes)
+        return StageTables(self.costs(micro_batch), self.precision, self.optimizer_bytes)
 
     def _exchange(self, configuration: Configuration) -> SchemeExchange:
-        """What a configuration with an exchange scheme exchanges."""
+        """Gradient exchange of a configuration that names an exchange scheme."""
         return exchange_of(self.costs(configuration.micro_batch), self.cluster, self.job, configuration)

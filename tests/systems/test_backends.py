@@ -25,7 +25,7 @@ from planner.space.pricer import Pricer
 from planner.space.types import Structure
 from planner.systems import BACKENDS, backend_names, usual_backends
 from planner.systems.backends import structure_of
-from planner.systems.needs import lacks
+from planner.systems.backends.needs import lacks
 from tests.joint.enumeration import best_s, judged
 from tests.joint.test_models import MACHINES, four, gpt, shelves
 

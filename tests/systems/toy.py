@@ -14,7 +14,8 @@ def setting(costs: BlockCosts, machine: Cluster, batch: int, **job: Any) -> Sett
     """One micro-batch size; fp32 and plain descent, so that an element has 4 B of weight and 4 B of gradient."""
     graph = SimpleNamespace(name="toy", nodes=(), batch=costs.micro_batch)
     blocks = (None,) * len(costs.parameter_elements)
-    prices: Any = SimpleNamespace(costs=lambda _: costs, chain=SimpleNamespace(graph=graph, blocks=blocks))
+    chain = SimpleNamespace(graph=graph, blocks=blocks)
+    prices: Any = SimpleNamespace(costs=lambda _: costs, chain=chain, stage_shardings=lambda _: {})
     chosen = {"precision": "fp32", "optimizer": "sgd", "micro_batches": (costs.micro_batch,), **job}
     return Setting(prices, machine, Job(global_batch=batch, **chosen))
 
