@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from planner import sharding as sharding
     from planner import solvers as solvers
     from planner import space as space
-    from planner.api import default_provenance as default_provenance
     from planner.api import plan as plan
     from planner.space.pricer import Pricer as Pricer
     from planner.space.types import Job as Job
@@ -88,6 +87,7 @@ if TYPE_CHECKING:
     from planner.check import check_plan as check_plan
     from planner.check import replan as replan
     from planner.plans import Plan as Plan
+    from planner.plans import default_provenance as default_provenance
     from planner.plans import diff_plans as diff_plans
     from planner.plans import dump_plan as dump_plan
     from planner.plans import load_plan as load_plan

@@ -17,7 +17,6 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
-from importlib.metadata import version
 from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
@@ -28,7 +27,7 @@ from planner.hardware.types import Cluster, with_headroom
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
-from planner.plans import FreeChoice, Plan, Provenance, assemble, gap_to, lay_out, seal, summary, with_simulation
+from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, gap_to, seal, summary
 from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, own_schedule, read_orders
 from planner.sharding import unmatched
@@ -200,24 +199,19 @@ class _Task:
         )
         best, simulated_s, others = _decide(answer, simplest=bool(backends))
         written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
-        assembled = assemble(
-            pricer.graph_at(best.decision.micro_batch),
-            pricer.chain,
+        return assemble_priced(
+            pricer,
             pricer.cluster,
             written,
             best.decision,
             best.evaluation,
-            _certificate(answer, simulated_s),
-            prices=pricer.profiles(best.decision.micro_batch)[0],
-            provenance=self.provenance or default_provenance(pricer.graph.name, pricer.cluster.name),
+            simulated_s,
+            certificate=_certificate(answer, simulated_s),
+            provenance=self.provenance,
             alternatives=others,
-            shardings=pricer.stage_shardings(best.decision),
-            scheduled=None if self.own is None else lay_out(best.decision, schedule=self.own),
+            schedule=self.own,
+            given="orders" if self.own is not None else "",
         )
-        if self.own is not None:
-            schedule = dataclasses.replace(assembled.schedule, given="orders")
-            assembled = dataclasses.replace(assembled, schedule=schedule)
-        return with_simulation(assembled, simulated_s)
 
 
 def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
@@ -473,11 +467,3 @@ def _certificate(answer: Answer, simulated_s: float) -> Certificate:
     bound_s = min(answer.certificate.bound_s, simulated_s)
     gap = gap_to(bound_s, simulated_s)
     return dataclasses.replace(answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
-
-
-def default_provenance(model: str = "", hardware: str = "") -> Provenance:
-    """Who made a plan: this program and version, and what the user called model and hardware, without folders.
-
-    Nothing of it depends on where files lie or how the command line was written: the same question has the same bytes.
-    """
-    return Provenance("shardplan", version("shardplan"), (), Path(model).name, Path(hardware).name)

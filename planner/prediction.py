@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import schedules
-from planner.api import default_provenance, plan
+from planner.api import plan
 from planner.collection import uncollected
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.errors import JobError, ModelError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import HEADROOM, STEP_BYTES, Cluster, shown_bytes
 from planner.memory import room_bytes
-from planner.plans import Plan, Provenance, assemble, priced_configuration, with_simulation
+from planner.plans import Plan, Provenance, assemble_priced, priced_configuration
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
 from planner.space.asked import LIMITS, allowing, without
 from planner.space.device_layouts import DeviceLayouts
@@ -34,7 +34,7 @@ from planner.space.jobs import check_dealt, mesh_problem, settled
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
 from planner.space.terms import TermCache
-from planner.space.timing import MOST_MICRO_BATCHES, certificate_alone, played_s
+from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
 from planner.space.workers import pipeline_of
 
@@ -164,25 +164,18 @@ def predict(
         )
     schedule = schedules.get(chosen.schedule)
     played_s = play_terms(chosen, schedule, evaluation.stages).iteration_s
-    plan_found = assemble(
-        pricer.graph_at(chosen.micro_batch),
-        pricer.chain,
+    predicted = assemble_priced(
+        pricer,
         cluster,
         allowing(job, chosen),
         chosen,
         evaluation,
-        certificate_alone(chosen, evaluation.stages, played_s),
-        prices=pricer.profiles(chosen.micro_batch)[0],
-        provenance=provenance or default_provenance(graph.name, cluster.name),
-        shardings=pricer.stage_shardings(chosen),
-    )
-    plan_found = dataclasses.replace(
-        plan_found, schedule=dataclasses.replace(plan_found.schedule, given="configuration")
+        played_s,
+        provenance=provenance,
+        given="configuration",
     )
     problems = tuple(violation.message for violation in evaluation.violations)
-    return Prediction(
-        with_simulation(plan_found, played_s), evaluation.workers, problems, headroom, cluster.stack.allocator_cache
-    )
+    return Prediction(predicted, evaluation.workers, problems, headroom, cluster.stack.allocator_cache)
 
 
 @dataclass(frozen=True, slots=True)

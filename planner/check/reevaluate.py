@@ -14,18 +14,16 @@ from planner.api import allowed_sizes
 from planner.errors import InfeasibleError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, with_headroom
-from planner.plans import Plan, assemble, with_price, with_simulation
+from planner.plans import Plan, assemble_priced, with_price
 from planner.plans.figures import gap_to
 from planner.plans.files import seal
 from planner.plans.findings import ROUNDED, Difference, differences
-from planner.plans.rank_schedule import lay_out
 from planner.plans.readings import is_searched, schedule_of
 from planner.plans.rebuild import priced_configuration
 from planner.plans.words import significant
 from planner.prediction import predict
 from planner.space import evaluate, play_terms
 from planner.space.pricer import Pricer
-from planner.space.timing import certificate_alone
 from planner.space.types import Certificate, Violation
 from planner.systems import decide_again
 from planner.systems.backends import ANY, BACKENDS
@@ -68,7 +66,7 @@ def _certificate_of(plan: Plan, played_s: float) -> Certificate:
 
 def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Violation, ...]]:
     """The plan's configuration priced, evaluated, simulated and assembled, with the plan's alternatives."""
-    job, size = plan.options, plan.micro_batches.size
+    job = plan.options
     cluster = with_headroom(cluster, plan.hardware.headroom)
     noted, _ = allowed_sizes(graph, job)
     pricer = Pricer(noted, cluster, job)
@@ -78,23 +76,18 @@ def _judged(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, tuple[Vio
     if not evaluation.stages:
         raise InfeasibleError(evaluation.violations[0].message, hint="plan again")
     played_s = play_terms(decision, schedule, evaluation.stages).iteration_s
-    anew = assemble(
-        pricer.graph_at(size),
-        pricer.chain,
+    anew = assemble_priced(
+        pricer,
         cluster,
         job,
         decision,
         evaluation,
-        _certificate_of(plan, played_s)
-        if is_searched(plan)
-        else certificate_alone(decision, evaluation.stages, played_s),
-        prices=pricer.profiles(size)[0],
+        played_s,
+        certificate=_certificate_of(plan, played_s) if is_searched(plan) else None,
         provenance=plan.provenance,
-        shardings=pricer.stage_shardings(decision),
-        scheduled=lay_out(decision, schedule=schedule),
+        schedule=schedule,
+        given=plan.schedule.given,
     )
-    anew = dataclasses.replace(anew, schedule=dataclasses.replace(anew.schedule, given=plan.schedule.given))
-    anew = with_simulation(anew, played_s)
     if plan.headline is None:  # of before
         anew = dataclasses.replace(anew, headline=None)
     anew = _priced_as(plan, anew)

@@ -6,7 +6,7 @@ data of a plan (`types`), read and written by `documents` and `files`; `rank_sch
 `explain`, `diff` and `comparison`.
 """
 
-from planner.plans.assemble import assemble, with_price, with_simulation
+from planner.plans.assemble import assemble, assemble_priced, default_provenance, with_price, with_simulation
 from planner.plans.comparison import (
     PlanComparison,
     compare_answers,
@@ -88,6 +88,7 @@ __all__ = [
     "Steady",
     "Steps",
     "assemble",
+    "assemble_priced",
     "block_names",
     "compare_answers",
     "compare_plans",
@@ -97,6 +98,7 @@ __all__ = [
     "counterparts",
     "dealt",
     "decode",
+    "default_provenance",
     "diff",
     "diff_plans",
     "dump_answer",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from planner.costs import Profile
 from planner.costs.precision import Precision
@@ -52,10 +55,12 @@ from planner.plans.shard_sections import (
 )
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.plans.words import module_ranges, significant
-from planner.schedules import WeightPolicy
+from planner.schedules import Schedule, WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.blocks import head_block
 from planner.space.jobs import precision_of, settled
+from planner.space.pricer import Pricer
+from planner.space.timing import certificate_alone
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
 from planner.units import format_bytes, format_seconds
 
@@ -203,6 +208,66 @@ def _left_out(cluster: Cluster, *, sharded: bool, repeated: bool) -> tuple[str, 
     """Effects that the predictions of this plan leave out, beside those of `NOT_MODELLED`."""
     effects = ((_NO_OVERLAP, sharded), (_UNEQUAL, len(cluster.devices) > 1), (_REPEATED_WORK, repeated))
     return tuple(effect for effect, holds in effects if holds)
+
+
+def assemble_priced(
+    pricer: Pricer,
+    cluster: Cluster,
+    job: Job,
+    configuration: Configuration,
+    evaluation: Evaluation,
+    simulated_s: float,
+    *,
+    certificate: Certificate | None = None,
+    provenance: Provenance | None = None,
+    alternatives: Sequence[Candidate] = (),
+    schedule: Schedule | None = None,
+    given: Literal["", "name", "orders", "configuration"] = "",
+) -> Plan:
+    """The sealed plan of a configuration that was priced, evaluated and simulated.
+
+    Args:
+        pricer: the prices of the model.
+        cluster: the hardware, with the headroom that the plan leaves free.
+        job: what was asked for.
+        configuration: the answer.
+        evaluation: the judge's verdict on it.
+        simulated_s: seconds of an iteration, simulated.
+        certificate: what the search proved; None if nothing but the configuration was looked at.
+        provenance: how the plan came to be; by default the names of model and cluster.
+        alternatives: other configurations worth showing.
+        schedule: the schedule, if the registry does not know it by the configuration's name.
+        given: what the user gave of the schedule (`ScheduleSection.given`); "" for nothing.
+
+    Raises:
+        PlanError: the configuration does not fit the chain or the cluster.
+    """
+    size = configuration.micro_batch
+    plan = assemble(
+        pricer.graph_at(size),
+        pricer.chain,
+        cluster,
+        job,
+        configuration,
+        evaluation,
+        certificate or certificate_alone(configuration, evaluation.stages, simulated_s),
+        prices=pricer.profiles(size)[0],
+        provenance=provenance or default_provenance(pricer.graph.name, cluster.name),
+        alternatives=alternatives,
+        shardings=pricer.stage_shardings(configuration),
+        scheduled=None if schedule is None else lay_out(configuration, schedule=schedule),
+    )
+    if given:
+        plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, given=given))
+    return with_simulation(plan, simulated_s)
+
+
+def default_provenance(model: str = "", hardware: str = "") -> Provenance:
+    """Who made a plan: this program and version, and what the user called model and hardware, without folders.
+
+    Nothing of it depends on where files lie or how the command line was written: the same question has the same bytes.
+    """
+    return Provenance("shardplan", version("shardplan"), (), Path(model).name, Path(hardware).name)
 
 
 def with_simulation(plan: Plan, iteration_s: float) -> Plan:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib.metadata import version
 
 from planner.errors import InfeasibleError, PlanError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.plans import Plan, Provenance, assemble, with_simulation
+from planner.plans import Plan, Provenance, assemble_priced, seal
 from planner.plans.records import SystemSection
 from planner.space.pricer import Pricer
-from planner.space.timing import certificate_alone
 from planner.space.types import Job
 from planner.systems import get
 from planner.systems.compare import Comparison, compare_systems
-from planner.systems.runner import JudgedProposal, SystemDecision, decide, exchange_details, refuse_limits
+from planner.systems.runner import SystemDecision, decide, exchange_details, refuse_limits
 from planner.systems.types import Setting, System
 
 
@@ -101,26 +99,10 @@ def plan_of(setting: Setting, system: System, decided: SystemDecision, provenanc
             f"{best.proposal.unwritten}: {written.iteration_s:.4g} s an iteration instead of {best.iteration_s:.4g} s"
             f" ({best.words})",
         )
-    plan = _assembled(setting, written, provenance)
+    (configuration,), (evaluation,) = written.proposal.parts, written.evaluations
+    where = setting.prices, setting.cluster, setting.job
+    plan = assemble_priced(*where, configuration, evaluation, written.iteration_s, provenance=provenance)
     exchange = exchange_details(setting, written)
     tells = {**decided.system.backend, **written.proposal.tells, **exchange.tells}
     section = SystemSection(system.key, system.title, system.source, tells, (*notes, *exchange.notes))
-    return with_simulation(dataclasses.replace(plan, system=section), written.iteration_s)
-
-
-def _assembled(setting: Setting, judged: JudgedProposal, provenance: Provenance | None) -> Plan:
-    """Assemble a proposal of one configuration as a plan."""
-    (configuration,), (evaluation,) = judged.proposal.parts, judged.evaluations
-    size = configuration.micro_batch
-    return assemble(
-        setting.prices.graph_at(size),
-        setting.prices.chain,
-        setting.cluster,
-        setting.job,
-        configuration,
-        evaluation,
-        certificate_alone(configuration, evaluation.stages, judged.iteration_s),
-        prices=setting.prices.profiles(size)[0],
-        provenance=provenance or Provenance("shardplan", version("shardplan"), (), setting.name, setting.cluster.name),
-        shardings=setting.prices.stage_shardings(configuration),
-    )
+    return seal(dataclasses.replace(plan, system=section))
