@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +12,9 @@ from typing import Literal
 from planner.costs import Profile
 from planner.costs.precision import Precision
 from planner.errors import PlanError
-from planner.exchange import Exchange, Step
 from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
+from planner.plans.exchange_section import with_exchange
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
 from planner.plans.model import Block, compress
@@ -23,14 +22,10 @@ from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tie
 from planner.plans.readings import requirements
 from planner.plans.records import (
     Duplicated,
-    ExchangeSection,
-    FusedMessage,
-    LinkBytes,
     PlanNote,
     Provenance,
     SharedParameter,
     Stage,
-    TensorExchange,
 )
 from planner.plans.requirement import OF_MINOR_1
 from planner.plans.sections import (
@@ -62,7 +57,6 @@ from planner.space.jobs import precision_of, settled
 from planner.space.pricer import Pricer
 from planner.space.timing import certificate_alone
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
-from planner.units import format_bytes, format_seconds
 
 NOT_MODELLED = (
     "data loading, checkpoint writing and host work other than kernel launches",
@@ -181,7 +175,7 @@ def assemble(
     )
     scheme = evaluation.exchange
     if scheme is not None and scheme.scheme.zero is None:  # what a ZeRO stage exchanges stands with the stages
-        plan = _with_exchange(plan, scheme.exchange, scheme.step)
+        plan = with_exchange(plan, scheme.exchange, scheme.step)
     needed = requirements(plan, divided=bool(staging.divided_modules()))
     return dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed)))
 
@@ -394,93 +388,3 @@ def _block(graph: Graph, chain: Chain, at: int) -> Block:
     nodes = _block_nodes(chain, at)
     keys = tuple(graph.nodes[node].key for node in nodes)
     return Block(chain.blocks[at].name, keys, block_parameters(graph, nodes))
-
-
-MAX_SHOWN_SHARES = 8
-"""Shares of servers that a line lists at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeWords:
-    """A gradient exchange in words.
-
-    Attributes:
-        methods: what is appended to the plan's summary, ", all-reduce and ps"; "" on one rank.
-        tells: what a training backend must know, by topic.
-        notes: times and what the price leaves out.
-    """
-
-    methods: str = ""
-    tells: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def exchange_words(exchange: Exchange, ranks: int, state_bytes: float, host_s: float) -> ExchangeWords:
-    """Describe a gradient exchange.
-
-    Args:
-        exchange: the exchange.
-        ranks: number of ranks that take part.
-        state_bytes: weights and optimizer state of the whole model.
-        host_s: seconds for rows in host memory, network time not included.
-    """
-    kinds = sorted(set(exchange.methods.values()))
-    methods = (", ".join(kinds[:-1]) + " and " if len(kinds) > 1 else "") + (kinds[-1] if kinds else "no exchange")
-    notes = [f"exchange {format_seconds(exchange.seconds)}, {format_seconds(exchange.exposed_s)} not hidden"]
-    notes += exchange.notes
-    if server_share := exchange.memory.server_optimizer:
-        notes.append(
-            f"the fullest server holds {format_bytes(state_bytes * server_share)} in host memory, whose size profiles"
-            f" do not say; rows in host memory and on the way to the devices take {format_seconds(host_s)}"
-        )
-    return ExchangeWords(f", {methods}" if ranks > 1 else "", _servers(exchange), tuple(notes))
-
-
-def _servers(exchange: Exchange) -> dict[str, str]:
-    """One line on how variables are placed on servers; empty without servers."""
-    if not exchange.placements:
-        return {}
-    shares = {tuple(round(s, 4) for s in p.shares) for p in exchange.placements}
-    if len(shares) == 1:
-        return {
-            "servers": "every variable in shares " + ", ".join(f"{s:g}" for s in next(iter(shares))[:MAX_SHOWN_SHARES])
-        }
-    return {"servers": f"{len(exchange.placements)} variables in pieces, each piece on one machine"}
-
-
-def _with_exchange(plan: Plan, exchange: Exchange, step: Step) -> Plan:
-    """The data-parallel plan with gradients exchanged tensor by tensor instead of by its stages' collectives."""
-    stages = tuple(dataclasses.replace(stage, collectives=()) for stage in plan.predictions.stages)
-    section = exchange_section(exchange, {v.name: v.gradient_bytes for v in step.variables})
-    predictions = dataclasses.replace(plan.predictions, stages=stages)
-    return dataclasses.replace(plan, predictions=predictions, exchange=section)
-
-
-def exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> ExchangeSection:
-    """The plan section of an exchange; tensors with the same method and shares share an entry.
-
-    Args:
-        exchange: the exchange.
-        gradient_bytes: bytes of each tensor's gradient.
-    """
-    shares = {p.variable: tuple(significant(share) for share in p.shares) for p in exchange.placements}
-    groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
-    for name, method in exchange.methods.items():
-        groups.setdefault((method, shares.get(name, ())), []).append(name)
-    fused = any(len(t.variables) > 1 for t in exchange.transfers)
-    messages = tuple(FusedMessage(t.variables, round(t.payload_bytes)) for t in exchange.transfers)
-    return ExchangeSection(
-        scheme=exchange.scheme,
-        seconds=significant(exchange.seconds),
-        exposed_s=significant(exchange.exposed_s),
-        tensors=tuple(
-            TensorExchange(tuple(names), method, round(sum(gradient_bytes[n] for n in names)), server_shares)
-            for (method, server_shares), names in groups.items()
-        ),
-        links=tuple(
-            LinkBytes(v.level, round(v.out_bytes), round(v.in_bytes), round(v.total_bytes))
-            for v in exchange.traffic.by_level()
-        ),
-        messages=messages if fused else (),
-        notes=exchange.notes,
-    )
