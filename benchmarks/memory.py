@@ -24,7 +24,7 @@ from benchmarks.published import NOT_SPLIT, VOCAB_PART, _table, mape
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
 from models.gpt import GPTSize
 from planner.hardware import HEADROOM
-from planner.prediction import FEW, driver_bytes, judge, ways_to_share, without_limits
+from planner.prediction import FEWEST_WEIGHTS_MARGIN, driver_bytes, judge, ways_to_share, without_limits
 from planner.space import WorkerMemory
 from planner.space.named import Degrees
 from planner.space.pricer import Pricer
@@ -91,7 +91,7 @@ def fit_of(run: Run) -> Fit:
     )  # fmt: skip
     ways = list(ways_to_share(pricer, job, degrees))
     weights = [sum(float(costs.parameter_elements.sum()) for costs in shelf.values()) for _, shelf in ways]
-    ways = [way for way, held in zip(ways, weights, strict=True) if held <= FEW * min(weights)]
+    ways = [way for way, held in zip(ways, weights, strict=True) if held <= FEWEST_WEIGHTS_MARGIN * min(weights)]
     configuration, shelf = max(ways, key=lambda way: sum(float(c.checkpoint_bytes[0, -1]) for c in way[1].values()))
     workers = judge(pricer, job, configuration, shelf).workers
     return Fit(run, max(workers, key=lambda worker: worker.memory.total))

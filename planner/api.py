@@ -29,14 +29,14 @@ from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
 from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, gap_to, seal, summary
 from planner.registry import did_you_mean
-from planner.schedules import OrderError, Schedule, own_schedule, read_orders
+from planner.schedules import OrderError, Schedule, custom_schedule, read_orders
 from planner.sharding import unmatched
 from planner.solvers import Answer, comparable, search
 from planner.solvers.diagnosis import conflict, limited
 from planner.solvers.shapes import schedules_with
 from planner.space import Configuration
-from planner.space.asked import LIMITS, WIDTHS, allows_single_devices, in_words, without
 from planner.space.cuts import pinned_blocks
+from planner.space.job_options import LIMITS, WIDTHS, allows_single_devices, in_words, without
 from planner.space.jobs import mesh_problem, meshes_for, settled, tensor_ranks
 from planner.space.pricer import Pricer as Pricer
 from planner.space.repeats import recomputed_modules
@@ -277,7 +277,7 @@ def _own_orders(orders: str | Path | Schedule | None) -> Schedule | None:
         return orders
     work = read_orders(Path(orders))
     try:
-        return own_schedule(work, Path(orders).stem)
+        return custom_schedule(work, Path(orders).stem)
     except OrderError as error:  # with the exchanges that the file leaves out
         raise PlanError(error.problem.message, where=str(orders), hint=error.problem.hint) from error
 

@@ -26,10 +26,10 @@ from planner.hardware.types import HEADROOM, STEP_BYTES, Cluster, shown_bytes
 from planner.memory import room_bytes
 from planner.plans import Plan, Provenance, assemble_priced, priced_configuration
 from planner.space import Configuration, WorkerMemory, evaluate, lay_workers, play_terms
-from planner.space.asked import LIMITS, allowing, without
 from planner.space.device_layouts import DeviceLayouts
 from planner.space.evaluate import Timed
 from planner.space.evaluate_many import Evaluations, evaluate_many
+from planner.space.job_options import LIMITS, allowing, without
 from planner.space.jobs import check_dealt, mesh_problem, settled
 from planner.space.named import Degrees, configuration_of
 from planner.space.pricer import Pricer
@@ -38,13 +38,13 @@ from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
 from planner.space.workers import pipeline_of
 
-Asked = Degrees | Configuration | Plan
+NamedConfiguration = Degrees | Configuration | Plan
 """A configuration by its degrees, in full, or as a plan has it with its shardings."""
 
 CostsBySharding = Mapping[int, BlockCosts]
 """Costs of the chain's blocks by number of the sharding."""
 
-FEW = 1.01
+FEWEST_WEIGHTS_MARGIN = 1.01
 """Times the fewest weights on a rank that still count as the fewest: norms and biases may be whole or cut."""
 
 _FOLLOWED = ("devices", "forbid")
@@ -124,7 +124,7 @@ def predict(
     graph: Graph,
     cluster: Cluster,
     job: Job,
-    configuration: Asked,
+    configuration: NamedConfiguration,
     *,
     fewest_weights: bool = False,
     strict_ops: bool = False,
@@ -143,7 +143,7 @@ def predict(
         configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
             of a configuration without them, `sharding` must be 0.
         fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank
-            (`FEW`), as frameworks do that cut every matrix, whether or not it fits.
+            (`FEWEST_WEIGHTS_MARGIN`), as frameworks do that cut every matrix, whether or not it fits.
         strict_ops: refuse operators that no rule describes.
         provenance: how the plan came to be, for its file.
 
@@ -213,7 +213,7 @@ def without_limits(job: Job, cluster: Cluster) -> Job:
     return settled(without(job, LIMITS.keys() - set(_FOLLOWED)), cluster)
 
 
-def _with_decided_formats(job: Job, asked: Asked, cluster: Cluster) -> Job:
+def _with_decided_formats(job: Job, asked: NamedConfiguration, cluster: Cluster) -> Job:
     """The job with the precision and the overlap of a configuration that decides them.
 
     Raises:
@@ -352,7 +352,9 @@ def _merge_best(best: Evaluations, judged: Sequence[tuple[np.ndarray, Evaluation
     return dataclasses.replace(best, reasons=shown_reasons)
 
 
-def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Configuration, CostsBySharding]]:
+def ways_to_share(
+    pricer: Pricer, job: Job, asked: NamedConfiguration
+) -> Iterator[tuple[Configuration, CostsBySharding]]:
     """The configuration once for each sharding worth trying, with the costs of that sharding.
 
     Raises:
@@ -390,12 +392,14 @@ def ways_to_share(pricer: Pricer, job: Job, asked: Asked) -> Iterator[tuple[Conf
 def _with_fewest_weights(
     ways: Sequence[tuple[Configuration, CostsBySharding]],
 ) -> list[tuple[Configuration, CostsBySharding]]:
-    """The shardings that leave the fewest weights on a rank (`FEW`)."""
+    """The shardings that leave the fewest weights on a rank (`FEWEST_WEIGHTS_MARGIN`)."""
     weights = [
         sum(float(costs.parameter_elements.sum()) for costs in costs_by_sharding.values())
         for _, costs_by_sharding in ways
     ]
-    return [way for way, elements in zip(ways, weights, strict=True) if elements <= FEW * min(weights)]
+    return [
+        way for way, elements in zip(ways, weights, strict=True) if elements <= FEWEST_WEIGHTS_MARGIN * min(weights)
+    ]
 
 
 def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:

@@ -24,7 +24,7 @@ REGISTRIES = {
 MEMBERS = {"schedules": {name for name in dir(schedules.Schedule) if not name.startswith("_")}}
 """What the entries' protocol has, so that nobody need ask whether an entry has it."""
 
-CLASSES = {"schedules": {type(entry).__name__ for _, entry in schedules.SCHEDULES.items()} | {"OwnOrders"}}
+CLASSES = {"schedules": {type(entry).__name__ for _, entry in schedules.SCHEDULES.items()} | {"CustomOrders"}}
 """Implementations of it, which nobody but their own file tells apart."""
 
 OF_THEIR_OWN = {

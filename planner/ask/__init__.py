@@ -5,11 +5,11 @@ The answers come from the search and the evaluation that also make plans; nothin
 
 from planner.ask.choices import Fix, WhyNot, Worth, explain_why_not, find_fixes, find_worth
 from planner.ask.sweeps import Store, SweepRow, points_of, read_axes, run_point, sweep
-from planner.ask.targets import Least, Target, TargetAnswer, least_devices, read_target, sizes_of
+from planner.ask.targets import Minimised, Target, TargetAnswer, least_devices, read_target, sizes_of
 
 __all__ = [
     "Fix",
-    "Least",
+    "Minimised",
     "Store",
     "SweepRow",
     "Target",

@@ -21,10 +21,10 @@ from planner.operators.modules import MODULE_KINDS, module_nodes
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
 from planner.plans.figures import Headline
-from planner.prediction import Asked, Prediction, predict, predict_many
+from planner.prediction import NamedConfiguration, Prediction, predict, predict_many
 from planner.registry import did_you_mean
-from planner.space.asked import LIMITS, as_written, given, without
 from planner.space.configuration import Configuration, StageChoice
+from planner.space.job_options import LIMITS, as_written, given, without
 from planner.space.named import Degrees
 from planner.space.types import Job
 from planner.systems.backends import ANY
@@ -170,7 +170,7 @@ def price_choices(
     )
 
 
-def find_fixes(graph: Graph, cluster: Cluster, job: Job, asked: Asked) -> tuple[Fix, ...]:
+def find_fixes(graph: Graph, cluster: Cluster, job: Job, asked: NamedConfiguration) -> tuple[Fix, ...]:
     """Changes that reduce a configuration's memory; those that make it fit come first, then by the time that they cost.
 
     Tried are higher ZeRO stages, recomputation of single modules and of all layers, half the micro-batch, twice the TP,

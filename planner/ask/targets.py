@@ -36,7 +36,7 @@ Raises:
 """
 
 
-class Least(StrEnum):
+class Minimised(StrEnum):
     """What `least_devices` minimizes."""
 
     DEVICES = "devices"
@@ -148,7 +148,7 @@ def least_devices(
     plan_on: PlanOn,
     *,
     sizes: Sequence[int] = (),
-    least: Least = Least.DEVICES,
+    least: Minimised = Minimised.DEVICES,
 ) -> TargetAnswer:
     """Find the fewest devices, or dollars, with a plan that reaches a target.
 
@@ -195,7 +195,7 @@ def least_devices(
         else:
             below = middle
         between = [size for size in between if below < size < reached]
-    if least is Least.DOLLARS:
+    if least is Minimised.DOLLARS:
         for double in [size for size in sizes if size == 2 * reached]:
             reaches(double)
         reaching = [result for result in tried.values() if result.reaches]

@@ -17,7 +17,7 @@ from planner.hardware.types import Cluster
 from planner.plans import Plan
 from planner.plans.comparison import fullest
 from planner.plans.matching import match_blocks, stage_decision
-from planner.prediction import Asked, predict
+from planner.prediction import NamedConfiguration, predict
 from planner.space import Configuration
 
 
@@ -167,7 +167,7 @@ def _priced(
         raise UsageError(f"{model.name} is not at hand (--model)")
     if hardware.fingerprint not in machines:
         raise UsageError(f"{hardware.name} with fingerprint {hardware.fingerprint[:12]} is not at hand (--hardware)")
-    asked: Asked | None = old if Cause.MODEL not in done else carry_over(old, new)
+    asked: NamedConfiguration | None = old if Cause.MODEL not in done else carry_over(old, new)
     if asked is None:
         raise UsageError("a stage has no blocks of the new model")
     return _figures(predict(models[model.fingerprint], machines[hardware.fingerprint], job, asked).plan)

@@ -259,7 +259,7 @@ def sent_bytes(
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ModelStateBytes:
     """Bytes of model state that a rank keeps; arrays where the numbers of shards are arrays.
 
     Attributes:
@@ -284,7 +284,7 @@ def kept_bytes(
     largest: float = 1.0,
     spare_bytes: float = 0.0,
     copy_bytes: float = 0.0,
-) -> Kept:
+) -> ModelStateBytes:
     """Bytes of model state that a rank keeps.
 
     Args:
@@ -304,7 +304,7 @@ def kept_bytes(
     if recipe.gathered_units:
         transient = transient + recipe.gathered_units * largest * gathered_bytes * (np.asarray(weights) > 1)
     stays = 0 if recipe.gathered_units else elements * gathered_bytes * (np.asarray(weights) > 1)
-    return Kept(
+    return ModelStateBytes(
         weights=elements * (sizes.weight_bytes / weights + copy_bytes * (np.asarray(weights) == 1)),
         gradients=elements * (sizes.gradient_bytes / gradients + spare_bytes),
         optimizer=elements * state_bytes / parts(recipe.optimizer),

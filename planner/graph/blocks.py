@@ -53,7 +53,7 @@ class Chain:
     duplicated: tuple[int, ...]
 
     @functools.cached_property
-    def handed_on(self) -> Mapping[str, tuple[int, ...]]:
+    def crossing_tensors(self) -> Mapping[str, tuple[int, ...]]:
         """By tensor that crosses a boundary between blocks: the block that makes it, then its readers, ascending.
 
         Graph inputs and results of duplicated nodes are left out.
@@ -88,7 +88,7 @@ class Chain:
         Empty at both ends.
         """
         names_by_boundary: list[list[str]] = [[] for _ in range(len(self.blocks) + 1)]
-        for name, blocks in self.handed_on.items():
+        for name, blocks in self.crossing_tensors.items():
             for names in names_by_boundary[blocks[0] + 1 : blocks[-1] + 1]:
                 names.append(name)
         return tuple(tuple(names) for names in names_by_boundary)
@@ -96,8 +96,8 @@ class Chain:
     def boundary_sums(self, sizes: Mapping[str, float]) -> np.ndarray:
         """[n + 1] sums of sizes over the tensors that cross each boundary; tensors without a size count nothing."""
         change = np.zeros(len(self.blocks) + 2)
-        for name in self.handed_on.keys() & sizes.keys():
-            blocks = self.handed_on[name]
+        for name in self.crossing_tensors.keys() & sizes.keys():
+            blocks = self.crossing_tensors[name]
             change[blocks[0] + 1] += sizes[name]
             change[blocks[-1] + 1] -= sizes[name]
         return np.cumsum(change)[:-1]

@@ -11,7 +11,7 @@ from planner.plans.orders import WORD
 from planner.plans.requirement import Requirement
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
-from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, get, own_schedule
+from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, custom_schedule, get
 from planner.sharding import Axis, AxisRole
 from planner.space.evaluate import in_closed_form
 
@@ -104,7 +104,7 @@ def schedule_of(plan: Plan) -> Schedule:
     if plan.schedule.given != "orders":
         return get(plan.schedule.name)
     ranks, copies = leaders(plan)
-    return own_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
+    return custom_schedule(work_of(plan, ranks, copies=copies), plan.schedule.name)
 
 
 def is_searched(plan: Plan) -> bool:

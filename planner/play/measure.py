@@ -80,7 +80,7 @@ def play_schedule(schedule: Schedule, pipeline: Pipeline, times: StageTimes, con
         return Steady(trace.span_s() if schedule.spans else trace.makespan_s, 0, 1.0, trace)
     rhythm = schedule.rhythm(pipeline)
     one_rhythm, rhythms = replace(pipeline, micro_batches=rhythm), pipeline.micro_batches / rhythm
-    steady = find_pace(
+    steady = find_period(
         lambda iterations: compile_orders(schedule.work(one_rhythm, iterations)),
         rhythm,
         _dependency_depth(schedule, one_rhythm),
@@ -105,7 +105,7 @@ def _dependency_depth(schedule: Schedule, pipeline: Pipeline) -> int:
     return under_way if distance is None else under_way + (distance + 2) * schedule.rhythm(pipeline)
 
 
-def find_pace(
+def find_period(
     orders: Callable[[int], Program], micro_batches: int, depth: int, play: Callable[[Program], Trace], least: int = 1
 ) -> Steady:
     """Simulate more and more iterations of orders that never drain, until they repeat; O(simulated actions).

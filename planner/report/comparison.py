@@ -53,8 +53,8 @@ def comparison_report(comparison: Comparison, remark: str = "") -> Report:
     links = _links(comparison)
     if links.rows:
         sections.append(Section("Busiest port of each level, out / in", table=links))
-    if comparison.freedoms:
-        sections.append(Section("What the limits of training frameworks cost", table=_freedoms(comparison)))
+    if comparison.limit_costs:
+        sections.append(Section("What the limits of training frameworks cost", table=_limit_costs(comparison)))
     notes = (*_marks(comparison), *comparison.notes)
     if notes:
         sections.append(Section("Notes", lines=notes))
@@ -82,14 +82,14 @@ def headline_of_row(comparison: Comparison, row: SystemRow) -> Headline | None:
     return headline if comparison.price is None else headline.priced(comparison.price)
 
 
-def _freedoms(comparison: Comparison) -> Table:
+def _limit_costs(comparison: Comparison) -> Table:
     """The fastest plan with each limit lifted, compared with the plan within all limits."""
     columns = {"limit lifted": Form.TEXT, "iteration": Form.SECONDS, "change": Form.CHANGE}
-    base_s = comparison.freedoms[0].iteration_s
+    base_s = comparison.limit_costs[0].iteration_s
     rows: list[tuple[Cell, ...]] = []
-    for freedom in comparison.freedoms:
-        known = freedom.iteration_s is not None and base_s is not None
-        rows.append((freedom.words, freedom.iteration_s, freedom.iteration_s / base_s - 1 if known else None))  # type: ignore[operator]
+    for lifted in comparison.limit_costs:
+        known = lifted.iteration_s is not None and base_s is not None
+        rows.append((lifted.words, lifted.iteration_s, lifted.iteration_s / base_s - 1 if known else None))  # type: ignore[operator]
     return table(columns, rows)
 
 

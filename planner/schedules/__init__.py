@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from planner.registry import Registry
 from planner.schedules.compiling import compile_orders
+from planner.schedules.custom_orders import custom_schedule
 from planner.schedules.facts import evaluate, printed
 from planner.schedules.orders import with_transfers
 from planner.schedules.orders_file import orders_json, parse_action, read_orders
-from planner.schedules.own_orders import own_schedule
 from planner.schedules.program import peak_versions, staleness, version_use
 from planner.schedules.schedule import Schedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
@@ -48,11 +48,11 @@ __all__ = [
     "WeightPolicy",
     "Work",
     "compile_orders",
+    "custom_schedule",
     "evaluate",
     "get",
     "names",
     "orders_json",
-    "own_schedule",
     "parse_action",
     "peak_versions",
     "printed",

@@ -32,7 +32,7 @@ from planner.errors import PlanError
 from planner.json_text import JsonError, read_json
 from planner.registry import did_you_mean
 from planner.schedules.compiling import compile_orders
-from planner.schedules.own_orders import COUNTED, check_numbers, check_whole
+from planner.schedules.custom_orders import COUNTED, check_numbers, check_whole
 from planner.schedules.types import Action, ActionKind, OrderError, Work
 
 _WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+))?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([0-9]+))?")

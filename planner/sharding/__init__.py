@@ -31,7 +31,7 @@ from planner.sharding.mixtures import Mixture
 from planner.sharding.problem import GraphFacts, Setting, ShardingProblem
 from planner.sharding.reshard import ReshardStep, reshard, reshard_table
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
-from planner.sharding.sharded import ShardedCosts, StageSharding, sharded_costs, whole_costs
+from planner.sharding.sharded import ShardedCosts, StageSharding, graph_decision_costs, sharded_costs
 from planner.sharding.strategies import InnerExchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "exchange_bytes",
     "exchange_s",
     "formulate",
+    "graph_decision_costs",
     "ideal_mesh",
     "inner_costs",
     "inner_setting",
@@ -91,5 +92,4 @@ __all__ = [
     "splits",
     "strategies",
     "unmatched",
-    "whole_costs",
 ]

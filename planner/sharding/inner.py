@@ -288,7 +288,7 @@ def inner_costs(
     setting = inner_setting(chain, graph, prices, mesh, options)
     view = cache.view(chain, prices, setting)
     setting = replace(setting, work_s=view.work_s)
-    crossing = {name: graph.tensors[name] for name in chain.handed_on}
+    crossing = {name: graph.tensors[name] for name in chain.crossing_tensors}
     splits = options.options
     boundaries = variants(crossing.values(), options.boundaries, mesh.sizes, padded=splits.padded, roles=splits.roles)
     blocks, solved = [], 0

@@ -268,7 +268,7 @@ class _ChainCosts:
 def canonical_layouts(costs: InnerCosts, boundaries: Boundaries) -> dict[str, TensorLayout]:
     """Layout of each tensor that crosses a boundary, under a boundary layout that is not free."""
     sizes, padded = costs.mesh.sizes, costs.options.options.padded
-    tensors = {name: costs.graph.tensors[name] for name in sorted(costs.chain.handed_on)}
+    tensors = {name: costs.graph.tensors[name] for name in sorted(costs.chain.crossing_tensors)}
     return {name: canonical_layout(tensor, boundaries, sizes, padded=padded) for name, tensor in tensors.items()}
 
 
@@ -295,7 +295,7 @@ def _tensor_bytes(costs: InnerCosts, name: str, layout: TensorLayout) -> float:
     return item_bytes * shard_elements(tensor.shape, layout, costs.mesh.sizes)
 
 
-def whole_costs(
+def graph_decision_costs(
     costs: InnerCosts, decision: Mapping[str, Choice], differentiable: frozenset[str] | None = None
 ) -> ShardedCosts:
     """The costs of the blocks under a decision about the full graph, which sets the tensors between blocks too.
@@ -384,7 +384,7 @@ def _decided_layouts(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice]
         UsageError: no block has one.
     """
     layouts: dict[str, TensorLayout] = {}
-    for name in sorted(costs.chain.handed_on):
+    for name in sorted(costs.chain.crossing_tensors):
         decision = next((d for d in decisions if d is not None and name in d), {})
         layouts[name] = rest_of(_decided(decision, name)).value
     return layouts

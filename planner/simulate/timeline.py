@@ -19,7 +19,7 @@ from planner.plans.readings import counterparts, has_closed_form, leaders, malfo
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
-from planner.play.measure import Steady, find_pace
+from planner.play.measure import Steady, find_period
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
@@ -173,7 +173,7 @@ def _steady(plan: Plan, ranks: Sequence[int], copies: int, times: StageTimes, tr
     if plan.schedule.clock_distance is not None:
         waves = (plan.schedule.clock_distance + 2) * max(plan.schedule.versions, default=1)
         depth += waves * max(len(stage.replicas) for stage in plan.stages)
-    return find_pace(
+    return find_period(
         lambda iterations: compile_orders(work_of(plan, ranks, 1 + iterations - least, copies)),
         plan.micro_batches.count // copies,
         -(-depth // copies),

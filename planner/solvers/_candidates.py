@@ -16,7 +16,7 @@ from planner.solvers.types import Judge, Measure
 from planner.space import evaluate
 from planner.space.evaluate_many import evaluate_many
 from planner.space.limits import forbidden_choices
-from planner.space.repeats import PlainWay, plain_ways
+from planner.space.repeats import RecomputeChoice, recompute_choices
 from planner.space.types import BlockCosts, Candidate, Configuration, Evaluation, Job, StageChoice
 
 SAME = 1e-9
@@ -266,10 +266,10 @@ def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tu
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     schedule = plain_schedule(job)
     replicas = max(r for r in range(1, devices + 1) if batches % r == 0)
-    for recompute_choice in plain_ways(job.recompute):
+    for recompute_choice in recompute_choices(job.recompute):
 
         def decision(
-            bounds: Sequence[int], replicas: int, zero: int, recompute_choice: PlainWay = recompute_choice
+            bounds: Sequence[int], replicas: int, zero: int, recompute_choice: RecomputeChoice = recompute_choice
         ) -> Configuration:
             pairs = itertools.pairwise(bounds)
             stages = tuple(
@@ -297,6 +297,8 @@ def _even_splits(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[Conf
         bounds = [0, *cuts.tolist(), len(seconds)]
         if batches % copies or len(set(bounds)) != count + 1:
             continue
-        for zero, recompute_choice in itertools.product(sorted(set(job.zero), reverse=True), plain_ways(job.recompute)):
+        for zero, recompute_choice in itertools.product(
+            sorted(set(job.zero), reverse=True), recompute_choices(job.recompute)
+        ):
             stages = tuple(costs.stage(start, stop, 1, *recompute_choice) for start, stop in itertools.pairwise(bounds))
             yield Configuration(stages, copies, costs.micro_batch, batches // copies, plain_schedule(job), zero)

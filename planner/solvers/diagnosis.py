@@ -22,8 +22,8 @@ from planner.solvers._account import either
 from planner.solvers._candidates import plain_schedule
 from planner.solvers.types import CostsFor
 from planner.space import evaluate
-from planner.space.asked import as_written, given, in_words, without
 from planner.space.formulate import Formulator
+from planner.space.job_options import as_written, given, in_words, without
 from planner.space.problem import StageProblem
 from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageTerms
 

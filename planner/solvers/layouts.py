@@ -136,7 +136,7 @@ class LayoutTask:
         return len(self.prices.graph.nodes) > LARGE_GRAPH
 
 
-def lay_operators(task: LayoutTask, layouts: Layouts) -> list[MeshLayouts]:
+def search_layouts(task: LayoutTask, layouts: Layouts) -> list[MeshLayouts]:
     """Search layouts on all meshes and return those that fit, fastest first.
 
     Raises:

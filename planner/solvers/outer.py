@@ -41,8 +41,8 @@ from planner.solvers.types import (
     Solution,
 )
 from planner.space import evaluate
-from planner.space.asked import allows_single_devices
 from planner.space.formulate import Formulator
+from planner.space.job_options import allows_single_devices
 from planner.space.jobs import settled
 from planner.space.problem import StageProblem, joined
 from planner.space.types import BlockCosts, Candidate, Job

@@ -22,10 +22,10 @@ from planner.solvers.shapes import MAX_ACTIONS, SchedulesFor, Shape, Shapes
 from planner.solvers.stage_options import StageOptions, stage_options
 from planner.solvers.types import Floors, Key, Refinement
 from planner.space import Timed, evaluate
-from planner.space.asked import in_words
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.cuts import stage_starts
 from planner.space.evaluate import in_closed_form
+from planner.space.job_options import in_words
 from planner.space.terms import TermCache
 from planner.space.timing import play_terms
 from planner.space.types import BlockCosts, Evaluation, Job

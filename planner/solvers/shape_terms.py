@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
-from planner.exchange import Kept, Phase, kept_bytes, phase_s, recipe_of
+from planner.exchange import ModelStateBytes, Phase, kept_bytes, phase_s, recipe_of
 from planner.hardware.types import Cluster, neighbours
 from planner.solvers.shape_costs import exchanged_elements
 from planner.solvers.shapes import Shape
@@ -87,7 +87,7 @@ def _state_bytes(shape: Shape, cluster: Cluster, job: Job) -> tuple[np.ndarray, 
     state_bytes = optimizer_state_bytes(job.optimizer, precision)
     largest_block = float(shape.shardings[0].parameter_elements.max())
 
-    def kept(count: float, elements: float, largest: float) -> Kept:
+    def kept(count: float, elements: float, largest: float) -> ModelStateBytes:
         def parts(group: object) -> float:
             return 1.0 if group is None else count
 

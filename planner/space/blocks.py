@@ -71,7 +71,7 @@ def block_costs(
     starts = layer_starts([block.name for block in chain.blocks])
     elements, ties = _block_parameters(chain)
     storages = block_storages(chain, profiles[0])
-    sizes = {name: wire_bytes(graph, name, chosen) for name in chain.handed_on}
+    sizes = {name: wire_bytes(graph, name, chosen) for name in chain.crossing_tensors}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
     step_s = np.array([update_s_per_element(d, chosen, optimizer) for d in devices])
     return BlockCosts(
@@ -235,10 +235,11 @@ def checkpoint_table(chain: Chain, sizes: Mapping[str, float], starts: np.ndarra
     """
     count = len(chain.blocks)
     uses = (
-        (sizes[name], [b for b in readers if made < starts[b]]) for name, (made, *readers) in chain.handed_on.items()
+        (sizes[name], [b for b in readers if made < starts[b]])
+        for name, (made, *readers) in chain.crossing_tensors.items()
     )
     table = range_sums(*range_table(uses, count))
-    for name, (made, *readers) in chain.handed_on.items():
+    for name, (made, *readers) in chain.crossing_tensors.items():
         for first in range(made + 1, int(np.searchsorted(starts, starts[made], side="right"))):
             later = [b for b in readers if b >= first]
             if later and starts[later[0]] == starts[first]:

@@ -20,11 +20,11 @@ from planner.hardware.types import Cluster, neighbours
 from planner.memory import fits
 from planner.play import Transfers
 from planner.schedules import get
-from planner.space.asked import allowing
 from planner.space.blocks import range_sums
 from planner.space.configuration import Configuration
 from planner.space.device_layouts import DeviceLayouts
 from planner.space.evaluate import Timed, evaluate
+from planner.space.job_options import allowing
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.ranges import Ranges, range_maxima
 from planner.space.types import BlockCosts, Evaluation, Job

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
-from planner.space.asked import allowed_ranks, as_written
 from planner.space.blocks import layer_starts
 from planner.space.configuration import Configuration
 from planner.space.cuts import pinned_blocks
+from planner.space.job_options import allowed_ranks, as_written
 from planner.space.repeats import is_allowed
 from planner.space.types import BlockCosts, Job, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers

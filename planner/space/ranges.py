@@ -11,7 +11,7 @@ import numpy as np
 from planner.exchange import Group
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
-from planner.space.repeats import lists_of, plain_ways, selective_costs
+from planner.space.repeats import lists_of, recompute_choices, selective_costs
 from planner.space.types import BlockCosts
 
 
@@ -100,10 +100,10 @@ class Ranges:
         if key not in self._ways:
             kept = range_sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
             ways = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
-            if (False, ()) in plain_ways(choice):
+            if (False, ()) in recompute_choices(choice):
                 no_recompute = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
                 ways.insert(0, StageWay(False, (), *no_recompute))
-            if (True, ()) in plain_ways(choice):
+            if (True, ()) in recompute_choices(choice):
                 ways.append(self._layers(kept, whole_stages=whole_stages))
             self._ways[key] = tuple(ways)
         return self._ways[key]

@@ -48,11 +48,11 @@ def recomputed_modules(choice: str) -> tuple[str, ...]:
     return () if choice in CHOICES else tuple(dict.fromkeys(part.strip() for part in choice.split(",") if part.strip()))
 
 
-PlainWay = tuple[bool, tuple[str, ...]]
+RecomputeChoice = tuple[bool, tuple[str, ...]]
 """Whether stages repeat all layers, or which modules."""
 
 
-def plain_ways(choice: str) -> tuple[PlainWay, ...]:
+def recompute_choices(choice: str) -> tuple[RecomputeChoice, ...]:
     """The ways to recompute that a choice names: nothing, all layers, or its modules."""
     if recomputed_modules(choice):
         return ((False, recomputed_modules(choice)),)
@@ -61,14 +61,14 @@ def plain_ways(choice: str) -> tuple[PlainWay, ...]:
 
 def is_allowed(choice: str, recompute: bool, repeats: tuple[str, ...]) -> bool:
     """True if a choice allows a stage that repeats all layers (`recompute`), or these modules."""
-    return (recompute, repeats) in plain_ways(choice) or (choice == "auto" and not recompute)
+    return (recompute, repeats) in recompute_choices(choice) or (choice == "auto" and not recompute)
 
 
 def lists_of(choice: str, costs: BlockCosts) -> tuple[tuple[str, ...], ...]:
     """Lists of modules of which a stage may recompute one, fastest first."""
     if choice == "auto":
         return () if costs.selective is None else costs.selective.offered
-    return tuple(repeats for _, repeats in plain_ways(choice) if repeats)
+    return tuple(repeats for _, repeats in recompute_choices(choice) if repeats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def _crossing(
 def _boundary_tensors(inner: InnerCosts, sharded: ShardedCosts) -> dict[str, tuple[float, tuple[int, ...]]]:
     """By tensor that crosses a boundary, bytes on a rank, and the mesh axes on which it is replicated."""
     tensors, options, sizes = {}, inner.options, inner.mesh.sizes
-    for name in sorted(inner.chain.handed_on):
+    for name in sorted(inner.chain.crossing_tensors):
         tensor = inner.graph.tensors[name]
         layout = sharded.layouts[name]
         axes = tuple(a for a, part in enumerate(layout) if part == REPLICATED)

@@ -21,7 +21,7 @@ from planner.space.workers import lay_workers, pipeline_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sent:
+class TrafficInputs:
     """The inputs for counting the bytes that configurations send.
 
     Attributes:
@@ -38,7 +38,7 @@ class Sent:
     precision: Precision
 
 
-def traffic_of(sent: Sent, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
+def traffic_of(sent: TrafficInputs, configuration: Configuration, *, exchanged: bool = True) -> Traffic:
     """Bytes that an iteration sends between stages, inside replicas, and for gradients and weights.
 
     Every rank of a stage sends its part to the equal rank of the next stage. Bytes inside a replica are counted as a
@@ -86,7 +86,7 @@ def _passed(
 
 
 def _exchanged(
-    fabric: Fabric, sent: Sent, configuration: Configuration, stage: int, own: np.ndarray, times: float
+    fabric: Fabric, sent: TrafficInputs, configuration: Configuration, stage: int, own: np.ndarray, times: float
 ) -> Traffic:
     """Bytes that a stage exchanges among ranks of a replica that hold the same elements, then among replicas.
 

@@ -1,6 +1,6 @@
 """The best of all of them: this planner's own search, and every named system beside it."""
 
-from planner.space.asked import LIMITS, PRICED
+from planner.space.job_options import LIMITS, PRICED
 from planner.systems import System, register
 from planner.systems.proposals import by_search
 

@@ -27,7 +27,7 @@ class Comparison:
         rows: fastest first; if `semantics` is "sync", asynchronous rows after the others; infeasible rows last.
         notes: assumptions of all rows.
         precision: number formats of all rows.
-        freedoms: what the limits of some training frameworks cost; empty if that was not asked for.
+        limit_costs: what the limits of some training frameworks cost; empty if that was not asked for.
         price: US dollars for a device and hour, in place of the profile's.
         setting, decisions: setting and decision of each system, from which `plans_of` makes plans.
     """
@@ -39,7 +39,7 @@ class Comparison:
     rows: tuple[SystemRow, ...]
     notes: tuple[str, ...] = ()
     precision: str = ""
-    freedoms: tuple[LiftedLimit, ...] = ()
+    limit_costs: tuple[LiftedLimit, ...] = ()
     price: float | None = None
     setting: Setting | None = field(default=None, repr=False, compare=False)
     decisions: tuple[tuple[System, SystemDecision], ...] = field(default=(), repr=False, compare=False)
@@ -88,7 +88,7 @@ def compare_systems(
         rows=tuple(sorted((row_of(setting, *decision) for decision in decisions), key=rank)),
         notes=setting.notes,
         precision=setting.job.precision,
-        freedoms=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else (),
+        limit_costs=lifted_limits(prices, setting.cluster, setting.job, frameworks) if frameworks else (),
         setting=setting,
         decisions=tuple(decisions),
     )

@@ -14,7 +14,7 @@ from planner.exchange.fabric import spread_traffic
 from planner.exchange.formulas import wsp_staleness
 from planner.plans.words import words_of
 from planner.solvers.layouts import uneven_share
-from planner.solvers.partition.cluster_chains import Workers, allocations, dealt, kinds, own_cut
+from planner.solvers.partition.cluster_chains import Workers, allocations, dealt, kinds, virtual_worker_cut
 from planner.space import Configuration, lay_workers
 from planner.space.cuts import stages_of
 from planner.space.subspaces import Limits
@@ -67,7 +67,7 @@ class _Wave:
         (name,), transfers = system.schedules, (system.limits or Limits()).transfers
         self._base = Configuration((), 1, size, mini_batches, f"{name}:concurrent={concurrent}", transfers=transfers)
         cuts = (
-            own_cut(setting.tables(size), setting.cluster, same_kind[0], concurrent)
+            virtual_worker_cut(setting.tables(size), setting.cluster, same_kind[0], concurrent)
             for same_kind in kinds(setting.cluster, workers)
         )
         self._cuts = [cut for cut in cuts if cut is not None]

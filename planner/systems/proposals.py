@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
 from planner.solvers import search
-from planner.solvers.layouts import LayoutTask, lay_operators
+from planner.solvers.layouts import LayoutTask, search_layouts
 from planner.space import Configuration, StageChoice
-from planner.space.asked import LIMITS, PRICED, allowed_ranks, in_words
+from planner.space.job_options import LIMITS, PRICED, allowed_ranks, in_words
 from planner.space.pricer import Pricer
 from planner.space.timing import played_s
 from planner.space.types import Job
@@ -116,7 +116,7 @@ def by_layouts(setting: Setting, system: System) -> Iterator[Proposal]:
     """Propose the layouts that the system's sharding search finds on each mesh, fastest first, until one fits."""
     if system.layouts is None:
         raise UsageError(f"{system.title} says no way to cut operators", hint="give the system its layouts")
-    for layout in lay_operators(task_of(setting), system.layouts):
+    for layout in search_layouts(task_of(setting), system.layouts):
         costs = setting.prices.whole(layout.micro_batch, layout.mesh, layout.answer.decision, layout.slowest)
         stage = costs.stage(0, setting.blocks)
         count = setting.job.global_batch // layout.micro_batch

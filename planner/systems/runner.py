@@ -14,7 +14,7 @@ from planner.plans.exchange_section import ExchangeWords, exchange_words
 from planner.plans.sections import compared_error
 from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, lay_workers, play_terms
-from planner.space.asked import refuse_others
+from planner.space.job_options import refuse_others
 from planner.space.workers import pipeline_of
 from planner.systems.types import Proposal, Semantics, Setting, System, SystemRow
 from planner.units import format_bytes

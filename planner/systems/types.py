@@ -15,14 +15,14 @@ from planner.hardware.types import Cluster, with_headroom
 from planner.solvers.layouts import Layouts
 from planner.solvers.sizes import worth_pricing
 from planner.space import Configuration, Evaluation, Timed, evaluate
-from planner.space.asked import LIMITS, PRICED, without
 from planner.space.cuts import StageTables
+from planner.space.job_options import LIMITS, PRICED, without
 from planner.space.jobs import settled
 from planner.space.pricer import Pricer
 from planner.space.schemes import SchemeExchange, exchange_of
 from planner.space.subspaces import Limits
 from planner.space.terms import elements_of
-from planner.space.traffic import Sent, traffic_of
+from planner.space.traffic import TrafficInputs, traffic_of
 from planner.space.types import BlockCosts, Job, MemoryBytes
 from planner.systems.backends import Backend
 
@@ -249,7 +249,7 @@ class Setting:
             return self.exchange(configuration).exchange.traffic
         shardings = self.prices.stage_shardings(configuration)
         inside = {number: sharding.costs.sent_bytes for number, sharding in shardings.items()}
-        sent = Sent(self.block_costs(configuration), inside, self.cluster, self.precision)
+        sent = TrafficInputs(self.block_costs(configuration), inside, self.cluster, self.precision)
         return traffic_of(sent, configuration, exchanged=exchanged)
 
     def _tables(self, micro_batch: int) -> StageTables:

@@ -10,7 +10,7 @@ import planner
 from planner.graph import Graph
 from planner.hardware import Cluster
 from planner.plans import Plan, decode
-from planner.schedules import Work, own_schedule
+from planner.schedules import Work, custom_schedule
 from planner.systems import plan_system
 
 V100, DGX, POOL = "v100-pcie-4", "dgx-1v", "mixed-pool"
@@ -85,5 +85,5 @@ def planned(kind: str) -> Plan:
         return plan_system(name, graph, cluster, dataclasses.replace(job, backends=()))
     if by == "orders":
         job = dataclasses.replace(job, tensor_parallel=(1,), zero=(0,))
-        return planner.plan(graph, cluster, job, orders=own_schedule(Work(tuple(map(decode, ZIGZAG))), "zigzag"))
+        return planner.plan(graph, cluster, job, orders=custom_schedule(Work(tuple(map(decode, ZIGZAG))), "zigzag"))
     return planner.plan(graph, cluster, job)

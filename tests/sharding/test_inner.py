@@ -141,7 +141,7 @@ def test_on_one_rank_the_arrays_are_those_of_the_unsharded_blocks(name: str) -> 
     np.testing.assert_allclose(one.gradient_boundary_bytes, plain.gradient_boundary_bytes)
     np.testing.assert_allclose(one.workspace_bytes, plain.workspace_bytes)
     assert not one.communication_s.any()
-    sizes = {name: wire_bytes(graph, name, precision("bf16")) for name in chain.handed_on}
+    sizes = {name: wire_bytes(graph, name, precision("bf16")) for name in chain.crossing_tensors}
     checkpoints = checkpoint_table(chain, sizes, np.arange(len(chain.blocks)))  # of blocks, not of layers
     points = [block.named(point) for block, point in zip(costs.blocks, one.points, strict=True)]
     saved, inputs = [point.saved for point in points], [point.checkpoints for point in points]

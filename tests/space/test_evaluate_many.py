@@ -13,8 +13,8 @@ import planner
 from planner.hardware import Cluster
 from planner.prediction import without_limits
 from planner.space import BlockCosts, Configuration, Job, StageChoice, evaluate
-from planner.space.asked import allowing
 from planner.space.evaluate_many import evaluate_many
+from planner.space.job_options import allowing
 from planner.space.pricer import Pricer
 
 BATCH = 256

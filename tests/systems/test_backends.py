@@ -339,7 +339,7 @@ def test_the_comparison_prices_each_limit() -> None:
     found = planner.compare_systems(pricer, devices, job, systems=("megatron",), freed=("megatron",))
     (row,) = found.rows
     assert row.feasible
-    first, *lifted, last = found.freedoms
+    first, *lifted, last = found.limit_costs
     assert first.iteration_s == pytest.approx(row.iteration_s, rel=1e-9)
     assert {each.words for each in lifted} >= {"unequal replicas", "layers divided between stages"}
     assert all((each.iteration_s or 0.0) <= row.iteration_s * (1 + 1e-9) for each in (*lifted, last))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.hardware import load_cluster
-from planner.solvers.partition.cluster_chains import beside_the_work, carried
+from planner.solvers.partition.cluster_chains import carried, overlapped_exchange_stages
 from planner.space import StageChoice
 
 Chain = tuple[list[float], list[float], list[float]]
@@ -57,7 +57,7 @@ def all_plans(blocks: int, devices: int) -> list[tuple[StageChoice, ...]]:
 def test_by_hand() -> None:
     """Weights at the end: 3 replicas of 9.5 s exchange nothing, one device has 2 s; a ring of all four takes 27 s."""
     chain = ([4.0, 4.0, 1.5, 2.0], [0.0, 0.0, 0.0, 18.0], [0.5, 0.5, 0.5])
-    found = beside_the_work(*tables(*chain), 1.0, ports(4, 1.0))
+    found = overlapped_exchange_stages(*tables(*chain), 1.0, ports(4, 1.0))
     assert found == (StageChoice(0, 3, 3), StageChoice(3, 4, 1))
     alone = (StageChoice(0, 4, 4),)
     assert slowest_s(chain, alone, 1.0) == pytest.approx(27 / 4)
@@ -66,12 +66,12 @@ def test_by_hand() -> None:
 
 def test_one_stage_where_nothing_is_exchanged() -> None:
     chain = ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [9.0, 9.0])
-    assert beside_the_work(*tables(*chain), 1.0, ports(4, 1.0)) == (StageChoice(0, 3, 4),)
+    assert overlapped_exchange_stages(*tables(*chain), 1.0, ports(4, 1.0)) == (StageChoice(0, 3, 4),)
 
 
 def test_no_stage_is_no_plan() -> None:
     work, weight, cut = tables([1.0, 1.0], [1.0, 1.0], [1.0])
-    assert beside_the_work(np.full_like(work, np.inf), weight, cut, 1.0, ports(2, 1.0)) is None
+    assert overlapped_exchange_stages(np.full_like(work, np.inf), weight, cut, 1.0, ports(2, 1.0)) is None
 
 
 @given(
@@ -82,7 +82,7 @@ def test_no_stage_is_no_plan() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_no_plan_is_faster(blocks: Chain, devices: int) -> None:
-    found = beside_the_work(*tables(*blocks), 2.0, ports(devices, 2.0))
+    found = overlapped_exchange_stages(*tables(*blocks), 2.0, ports(devices, 2.0))
     assert found is not None
     assert [s.start for s in found] == [0, *(s.stop for s in found[:-1])]
     assert found[-1].stop == len(blocks[0])
@@ -94,7 +94,7 @@ def test_no_plan_is_faster(blocks: Chain, devices: int) -> None:
 def test_replicas_that_share_the_minibatches_evenly() -> None:
     """3-1 is out with 16 minibatches, as 3 does not divide them."""
     chain = ([4.0, 4.0, 1.5, 2.0], [0.0, 0.0, 0.0, 18.0], [0.5, 0.5, 0.5])
-    found = beside_the_work(*tables(*chain), 1.0, ports(4, 1.0), minibatches=16)
+    found = overlapped_exchange_stages(*tables(*chain), 1.0, ports(4, 1.0), minibatches=16)
     assert found is not None
     assert {s.replicas for s in found} <= {1, 2, 4}
     assert slowest_s(chain, found, 1.0) == pytest.approx(4.0)
@@ -106,12 +106,12 @@ def test_stages_that_fit() -> None:
     fits = [np.ones((5, 5), dtype=bool) for _ in range(4)]
     for more in fits[1:]:
         more[0, 3] = False
-    found = beside_the_work(*tables(*chain), 1.0, ports(4, 1.0), fits=fits)
+    found = overlapped_exchange_stages(*tables(*chain), 1.0, ports(4, 1.0), fits=fits)
     assert found is not None
     assert (0, 3) not in {(s.start, s.stop) for s in found}
     assert slowest_s(chain, found, 1.0) == pytest.approx(3.5)  # two blocks on three devices, two on the last
     nowhere = [np.zeros((5, 5), dtype=bool)] * 4
-    assert beside_the_work(*tables(*chain), 1.0, ports(4, 1.0), fits=nowhere) is None
+    assert overlapped_exchange_stages(*tables(*chain), 1.0, ports(4, 1.0), fits=nowhere) is None
 
 
 def test_ports_that_are_shared() -> None:

@@ -106,7 +106,7 @@ def _may_fit(tables: StageTables, cluster: Cluster, count: int, micro_batches: i
     return fits(least_need(needs, tables.real), max(d.usable_bytes for d in cluster.devices))
 
 
-def beside_the_work(
+def overlapped_exchange_stages(
     stage_s: np.ndarray,
     weight_bytes: np.ndarray,
     cut_bytes: np.ndarray,
@@ -275,7 +275,7 @@ def _partitions(
 def _beside(tables: StageTables, minibatches: int, ports: tuple[float, list[float]], memory: Memory) -> Stages | None:
     """The best partition by an overlapped ring exchange under a memory limit; `ports`: B/s of ring and of ports."""
     in_flight_counts = range(1, len(ports[1]) + 1) if math.isfinite(memory.device_bytes) else ()
-    return beside_the_work(
+    return overlapped_exchange_stages(
         tables.stage_s,
         tables.elements * tables.precision.gradient_bytes,
         tables.costs.boundary_bytes,
@@ -373,7 +373,7 @@ def kinds(cluster: Cluster, workers: Workers) -> list[Workers]:
     return list(by_types.values())
 
 
-def own_cut(tables: StageTables, cluster: Cluster, ranks: Sequence[int], concurrent: int) -> Cut | None:
+def virtual_worker_cut(tables: StageTables, cluster: Cluster, ranks: Sequence[int], concurrent: int) -> Cut | None:
     """A virtual worker's best cut; None if nothing fits.
 
     Args:

@@ -16,7 +16,7 @@ from planner.graph import Graph
 from planner.plans.requirement import Requirement
 from planner.registry import Registry
 from planner.sharding import attention_heads
-from planner.space.asked import given
+from planner.space.job_options import given
 from planner.space.repeats import recomputed_modules
 from planner.space.types import Job, Structure
 

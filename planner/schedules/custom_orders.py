@@ -45,8 +45,8 @@ _MAX_PAIRS_PER_FORWARD = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnOrders(Schedule):
-    """A schedule given by its orders; made by `own_schedule`.
+class CustomOrders(Schedule):
+    """A schedule given by its orders; made by `custom_schedule`.
 
     Attributes:
         title: its name.
@@ -200,12 +200,12 @@ class OwnOrders(Schedule):
 
 
 @functools.lru_cache(maxsize=2)
-def _counted(schedule: OwnOrders, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
-    """`OwnOrders.peaks`, cached."""
+def _counted(schedule: CustomOrders, pipeline: Pipeline) -> tuple[HeldUnits, ...]:
+    """`CustomOrders.peaks`, cached."""
     return count_held(by_worker(schedule.orders), schedule.placement(pipeline))
 
 
-def own_schedule(work: Work, name: str = "custom") -> OwnOrders:
+def custom_schedule(work: Work, name: str = "custom") -> CustomOrders:
     """A schedule from orders; synchronous orders get the exchanges and updates that they lack at their end.
 
     Raises:
@@ -217,7 +217,7 @@ def own_schedule(work: Work, name: str = "custom") -> OwnOrders:
         work = _with_updates(work)
     program = compile_orders(work)
     check_whole(program)
-    return OwnOrders(name, work, program, policy)
+    return CustomOrders(name, work, program, policy)
 
 
 def _with_updates(work: Work) -> Work:
