@@ -21,11 +21,11 @@ from planner.space import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
 
 GNMT = ["gnmt-8", "--hardware", "v100-pcie-4", "--precision", "fp32", "--global-batch", "64"]
-FEWEST_WEIGHTS_MARGIN = ["--systems", "gpipe,pipedream-2bw,chimera,data-parallel,auto"]
+FEW_SYSTEMS = ["--systems", "gpipe,pipedream-2bw,chimera,data-parallel,auto"]
 
 
 def run(*args: str) -> str:
-    result = CliRunner().invoke(command, [*GNMT, *FEWEST_WEIGHTS_MARGIN, *args], catch_exceptions=False)
+    result = CliRunner().invoke(command, [*GNMT, *FEW_SYSTEMS, *args], catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
 
@@ -107,9 +107,7 @@ def test_an_unknown_system_is_one_line_with_a_hint(capsys: pytest.CaptureFixture
 
 def test_plans_of_the_rows_are_written_and_hold(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "plans"
-    result = CliRunner().invoke(
-        command, [*GNMT, *FEWEST_WEIGHTS_MARGIN, "--write-plans", str(folder)], catch_exceptions=False
-    )
+    result = CliRunner().invoke(command, [*GNMT, *FEW_SYSTEMS, "--write-plans", str(folder)], catch_exceptions=False)
     assert f"wrote 5 plans to {folder}" in result.stderr
     assert sorted(path.name for path in folder.iterdir()) == [
         "auto.plan.json", "chimera.plan.json", "data-parallel.plan.json", "gpipe.plan.json", "pipedream-2bw.plan.json",

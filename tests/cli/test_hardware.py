@@ -194,7 +194,7 @@ def test_lint_for_machines(tmp_path: Path, capsys: Capture) -> None:
     assert f"::warning file={path},line=6,col=11::PCIe of 32 TB/s" in capsys.readouterr().out
 
 
-FEWEST_WEIGHTS_MARGIN = (
+FEW_FIGURES = (
     "--device",
     "h100-sxm-80gb",
     "--nodes",
@@ -208,9 +208,9 @@ FEWEST_WEIGHTS_MARGIN = (
 
 def test_a_profile_by_flags_lints_clean(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "lab.yaml"
-    assert _run("init", *FEWEST_WEIGHTS_MARGIN, "-o", path) == 0
+    assert _run("init", *FEW_FIGURES, "-o", path) == 0
     assert _run("lint", path, "--strict") == 0
-    assert _run("init", *FEWEST_WEIGHTS_MARGIN[:4]) == 2
+    assert _run("init", *FEW_FIGURES[:4]) == 2
     assert "no link connects the 8 devices of a node" in capsys.readouterr().err
     assert _run("init", "--nodes", 2) == 2
 
@@ -223,7 +223,7 @@ def test_a_profile_by_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert _run("lint", path, "--strict") == 0
     flags = tmp_path / "flags" / "asked.yaml"
     flags.parent.mkdir()
-    assert _run("init", *FEWEST_WEIGHTS_MARGIN, "-o", flags) == 0
+    assert _run("init", *FEW_FIGURES, "-o", flags) == 0
     assert flags.read_text() == path.read_text()
 
 
