@@ -62,7 +62,7 @@ def test_findings_as_json_name_stage_rank_and_tensor(tmp_path: Path, capsys: pyt
     assert document["ok"] is False
     assert document["unchecked"]
     found = {finding["fault"]: finding for finding in document["findings"]}
-    assert set(found) == {"digest", "undeclared_tie", "requires", "schedule_claim"}
+    assert set(found) == {"digest", "undeclared_tie", "requires"}
     assert (found["undeclared_tie"]["stage"], found["undeclared_tie"]["tensor"]) == (0, "transformer.wte.weight")
 
 

@@ -20,7 +20,7 @@ ELSEWHERE = {
     "_LOSSES": "where a graph ends in a loss",
     "_LINEAR": "what a residual branch or a head ends in",
     "_HEAD_WRAPPERS": "what lies between a head and the output",
-    "_ASKING": "what shows how a fused projection is divided",
+    "_FUSED": "what shows how a fused projection is divided",
     "_CARRIERS": "what hands that division on",
     "LOSS_OPS": "the same",
     "_COMPARISONS": "what a causal mask is made with",
