@@ -156,7 +156,9 @@ def predict(
     job = dataclasses.replace(_with_decided_formats(without_limits(job, cluster), configuration, cluster), headroom=0.0)
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     shardings = list(ways_to_share(pricer, job, configuration))
-    chosen, evaluation = _best_sharding(pricer, job, shardings, TermCache(), fewest_weights=fewest_weights)
+    chosen, evaluation = _best_sharding(
+        pricer, job, shardings, TermCache(), fewest_weights=fewest_weights, fitting=not fewest_weights
+    )
     if chosen.micro_batches > MOST_MICRO_BATCHES:
         raise JobError(
             f"{chosen.micro_batches:,} micro-batches in a pipeline: a plan can have {MOST_MICRO_BATCHES:,}",
@@ -270,7 +272,7 @@ def predict_many(
                     seconds_by_size.setdefault((settled_job, ways[0][0].micro_batch), TermCache()).seconds
                 )
                 _, evaluation = _best_sharding(
-                    pricers[settled_job], settled_job, ways, cache, fewest_weights=fewest_weights
+                    pricers[settled_job], settled_job, ways, cache, fewest_weights=fewest_weights, fitting=True
                 )
                 evaluations.put(at, evaluation)
                 continue
@@ -299,8 +301,12 @@ def _best_sharding(
     cache: TermCache,
     *,
     fewest_weights: bool,
+    fitting: bool,
 ) -> tuple[Configuration, Evaluation]:
-    """The configuration under its fastest sharding that fits, or that exceeds memory least; or of the fewest weights.
+    """The configuration under its fastest sharding.
+
+    With `fewest_weights` only shardings that leave the fewest weights on a rank are looked at; with `fitting` those
+    that fit, or that exceed memory least if none fits.
 
     Schedules without a closed form are played, but only where the lower bound is below the best played time.
 
@@ -314,7 +320,7 @@ def _best_sharding(
         (configuration, judge(pricer, job, configuration, costs_by_sharding, cache, timed))
         for configuration, costs_by_sharding in candidates
     ]
-    if not fewest_weights:
+    if fitting:
         least_excess = min(excess(evaluation) for _, evaluation in judged)
         judged = [judgement for judgement in judged if excess(judgement[1]) == least_excess]
     judged.sort(key=lambda judgement: judgement[1].iteration_s)

@@ -172,3 +172,16 @@ def test_gradients_travel_by_the_scheme_that_is_named() -> None:
     assert planner.check_plan(prediction.plan, graph, cluster) == planner.check.CheckReport(())
     with pytest.raises(UsageError, match="byteps"):
         planner.predict(graph, cluster, Job(16), Degrees(exchange="bytep"))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_many_take_what_fits_of_the_shardings_with_the_fewest_weights(schedule: str) -> None:
+    """LLaMA-3.1 405B on 8,192 H100: the fastest way keeps more than a device has, a slower one less."""
+    graph, cluster = planner.load_graph("llama3.1-405b"), planner.load_cluster("dgx-h100", nodes=1024)
+    chunks = 8 if schedule == "interleaved" else 1
+    degrees = Degrees(tensor=8, pipeline=16, chunks=chunks, schedule=schedule, zero=1)
+    alone = planner.predict(graph, cluster, Job(2048), degrees, fewest_weights=True)
+    many = planner.predict_many(graph, cluster, Job(2048), [degrees], fewest_weights=True)
+    assert not alone.fits
+    assert many.peak_bytes[0] < alone.fullest.memory.total
+    assert many.iteration_s[0] > alone.iteration_s
