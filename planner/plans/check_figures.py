@@ -18,7 +18,8 @@ from planner.plans.findings import PLAN_AGAIN, RELATIVE, ROUNDED, Expected, Faul
 from planner.plans.readings import is_searched, schedule_of
 from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import Stage
-from planner.plans.sections import bubble_fraction, replica_groups, stage_collectives
+from planner.plans.sections import bubble_fraction
+from planner.plans.stage_collectives import replica_groups, stage_collectives
 from planner.plans.types import Plan
 from planner.plans.words import module_ranges, summary
 from planner.space.limits import forbidden_choices

@@ -13,16 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from planner.costs.errors import JobClass, MeasuredError, measured_error
 from planner.costs.precision import Precision
 from planner.errors import ModelError
-from planner.exchange import Group, Phase, groups_of, recipe_of
 from planner.graph import Graph, Node, SourceFile, Tensor, layer_of, per_model
-from planner.hardware.types import Cluster, Collective
+from planner.hardware.types import Cluster
 from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.operators.types import Origin
 from planner.plans.figures import (
@@ -36,15 +33,10 @@ from planner.plans.figures import (
 )
 from planner.plans.model import BlockParameter, Loss, ModelSection, RebatchedOperand, RebatchedTensor, TensorSpec
 from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter, Stage
+from planner.plans.stage_collectives import stage_collectives, tied_collectives
 from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, StageTerms
-
-_PASS_OF: dict[Phase, Literal["", "forward", "backward"]] = {
-    Phase.FORWARD: "forward",
-    Phase.BACKWARD: "backward",
-    Phase.END: "",
-}
 
 
 def model_section(graph: Graph, chosen: Precision) -> ModelSection:
@@ -234,66 +226,6 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...
         capacity_bytes=math.floor(terms.capacity_bytes),
         collectives=collectives,
     )
-
-
-def stage_collectives(stage: Stage, chosen: Precision, node_size: int) -> tuple[StageCollective, ...]:
-    """The collectives among a stage's replicas, by the recipe of its ZeRO stage; none for a single rank.
-
-    Collectives among ranks of one replica that hold the same weights come first. `node_size` is the number of devices
-    of a machine, for recipes with steps inside machines and across them.
-    """
-    recipe = recipe_of(stage.zero)
-    collectives = [
-        StageCollective(
-            step.collective.value,
-            step.content.value,
-            math.ceil(replicas.parameters * step.payload(chosen)),
-            replicas.ranks,
-            len(stage.ranks) // replicas.ranks,
-            _PASS_OF[step.phase],
-        )
-        for replicas in stage.rank_replicas
-        for step in recipe.among_inner
-    ]
-    if len(stage.replicas) < 2 or not stage.parameters:
-        return tuple(collectives)
-    for step in recipe.steps:
-        groups = replica_groups(stage, step.group, node_size)
-        count, ranks = groups.shape
-        payload = stage.shard_parameters * step.payload(chosen) / step.shares(groups)
-        if ranks > 1:
-            parallel_groups, phase = count * stage.group_ranks, _PASS_OF[step.phase]
-            kind, size = step.collective.value, math.ceil(payload)
-            collectives.append(StageCollective(kind, step.content.value, size, ranks, parallel_groups, phase))
-    return tuple(collectives)
-
-
-def replica_groups(stage: Stage, group: Group, node_size: int) -> np.ndarray:
-    """First ranks of the replicas that exchange with each other, a group a row."""
-    firsts = np.sort(np.asarray([ranks[0] for ranks in stage.replicas], dtype=np.int64))
-    return groups_of(firsts // node_size, firsts, group)
-
-
-def tied_collectives(
-    stage: Stage, decision: Configuration, shared: Sequence[SharedParameter]
-) -> tuple[StageCollective, ...]:
-    """The collectives of a stage with the other holders of its parameters, one for each set of holders.
-
-    A group has the replicas of all holders whose numbers are equal modulo the greatest common divisor of their counts;
-    where replicas have several ranks, equal ranks of them. `shared` says the bytes of one rank. Copies that are trained
-    apart exchange nothing.
-    """
-    payload: dict[tuple[int, ...], int] = {}
-    for entry in shared:
-        if stage.index in entry.stages and entry.reduction == "sum":
-            payload[entry.stages] = payload.get(entry.stages, 0) + entry.bytes
-    collectives = []
-    for holders, size in payload.items():
-        counts = [decision.stages[k].replicas for k in holders]
-        groups = math.gcd(*counts)
-        ranks, groups = sum(counts) // groups, groups * decision.copies * stage.group_ranks
-        collectives.append(StageCollective(Collective.ALL_REDUCE.value, "tied gradients", size, ranks, groups))
-    return tuple(collectives)
 
 
 def alternative_section(candidate: Candidate) -> Alternative:
