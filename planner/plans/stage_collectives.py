@@ -1,4 +1,4 @@
-"""The collectives of a stage: what its replicas exchange, and what it exchanges with other holders of its parameters."""
+"""The collectives of a stage: among its replicas, and with the other holders of its parameters."""
 
 from __future__ import annotations
 
