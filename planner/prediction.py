@@ -10,9 +10,11 @@ True
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from planner.space.evaluate import Timed
 from planner.space.evaluate_many import Evaluations, evaluate_many
 from planner.space.job_options import LIMITS, allowing, without
 from planner.space.jobs import check_dealt, mesh_problem, settled
-from planner.space.named import Degrees, configuration_of
+from planner.space.named import Degrees, configurations_of
 from planner.space.pricer import Pricer
 from planner.space.terms import TermCache
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
@@ -43,6 +45,11 @@ NamedConfiguration = Degrees | Configuration | Plan
 
 CostsBySharding = Mapping[int, BlockCosts]
 """Costs of the chain's blocks by number of the sharding."""
+
+Way = TypeVar("Way")
+
+ShardingsOf = Callable[[int, int, int, int], list[BlockCosts]]
+"""The shardings worth trying at a micro-batch size with TP, CP and EP of so many ranks."""
 
 FEWEST_WEIGHTS_MARGIN = 1.01
 """Times the fewest weights on a rank that still count as the fewest: norms and biases may be whole or cut."""
@@ -255,43 +262,59 @@ def predict_many(
         JobError: a field of the job makes no sense.
     """
     job = without_limits(job, cluster)
-    members: dict[tuple[Job, int, int], list[tuple[int, Configuration]]] = {}
-    costs: dict[tuple[Job, int, int], BlockCosts] = {}
-    pricers: dict[Job, Pricer] = {}
-    seconds_by_size: dict[tuple[Job, int], TermCache] = {}
+    members: dict[tuple[Job, int, tuple[int, ...]], list[tuple[int, Configuration]]] = {}
+    costs: dict[tuple[Job, int, tuple[int, ...]], list[BlockCosts]] = {}
+    trials: dict[Job, _Trial] = {}
     evaluations = Evaluations.empty(len(configurations))
     reasons = [""] * len(configurations)
     for at, asked in enumerate(configurations):
         try:
             settled_job = _with_decided_formats(job, asked, cluster)
-            if settled_job not in pricers:
-                pricers[settled_job] = Pricer(graph, cluster, settled_job)
-            ways = list(ways_to_share(pricers[settled_job], settled_job, asked))
-            if not schedules.get(ways[0][0].schedule).closed_form:
-                cache = TermCache(
-                    seconds_by_size.setdefault((settled_job, ways[0][0].micro_batch), TermCache()).seconds
-                )
-                _, evaluation = _best_sharding(
-                    pricers[settled_job], settled_job, ways, cache, fewest_weights=fewest_weights, fitting=True
-                )
-                evaluations.put(at, evaluation)
+            if settled_job not in trials:
+                trials[settled_job] = _Trial(Pricer(graph, cluster, settled_job), settled_job)
+            trial = trials[settled_job]
+            alike = list(_alike(trial.pricer, settled_job, asked, trial.shardings, fewest_weights=fewest_weights))
+            if not schedules.get(alike[0][0].schedule).closed_form:
+                evaluations.put(at, trial.best(alike))
                 continue
-            for configuration, costs_by_sharding in _with_fewest_weights(ways) if fewest_weights else ways:
-                for number in costs_by_sharding:
-                    key = settled_job, configuration.micro_batch, number
-                    costs[key] = costs_by_sharding[number]
-                    members.setdefault(key, []).append((at, configuration))
+            for configuration, shardings in alike:
+                key = settled_job, configuration.micro_batch, tuple(each.sharding for each in shardings)
+                costs[key] = shardings
+                members.setdefault(key, []).append((at, configuration))
         except (JobError, UsageError, ModelError) as error:
             reasons[at] = error.problem.message
-    layouts: dict[Job, dict[tuple[int, int], DeviceLayouts]] = {priced_job: {} for priced_job in pricers}
     judged = [
-        (
-            np.array([at for at, _ in entries]),
-            evaluate_many(costs[key], cluster, key[0], [c for _, c in entries], layouts=layouts[key[0]]),
-        )
+        (np.array([at for at, _ in entries]), each)
         for key, entries in members.items()
+        for each in evaluate_many(costs[key], cluster, key[0], [c for _, c in entries], layouts=trials[key[0]].layouts)
     ]
     return _merge_best(evaluations, judged, reasons)
+
+
+class _Trial:
+    """What many predictions for one job share: prices, shardings, devices of stages.
+
+    Args:
+        pricer: prices the job's blocks.
+        job: settled.
+    """
+
+    def __init__(self, pricer: Pricer, job: Job) -> None:
+        self.pricer, self.job = pricer, job
+        self.shardings: ShardingsOf = functools.cache(functools.partial(_shardings, pricer, job))
+        self.layouts: dict[tuple[int, int], DeviceLayouts] = {}
+        self._seconds_by_size: dict[int, TermCache] = {}
+
+    def best(self, alike: Sequence[tuple[Configuration, Sequence[BlockCosts]]]) -> Evaluation:
+        """The judge's verdict on a configuration whose schedule is played, under its fastest sharding that fits.
+
+        Raises:
+            JobError: the configuration makes no sense.
+        """
+        ways = [each for configuration, shardings in alike for each in _each(configuration, shardings)]
+        seconds = self._seconds_by_size.setdefault(ways[0][0].micro_batch, TermCache()).seconds
+        cache = TermCache(seconds)
+        return _best_sharding(self.pricer, self.job, ways, cache, fewest_weights=False, fitting=True)[1]
 
 
 def _best_sharding(
@@ -315,7 +338,7 @@ def _best_sharding(
     """
     schedule = schedules.get(ways[0][0].schedule)
     timed = Timed.CLOSED_FORM if schedule.closed_form else Timed.BOUND
-    candidates = _with_fewest_weights(ways) if fewest_weights else ways
+    candidates = _with_fewest_weights(ways, [used.values() for _, used in ways]) if fewest_weights else ways
     judged = [
         (configuration, judge(pricer, job, configuration, costs_by_sharding, cache, timed))
         for configuration, costs_by_sharding in candidates
@@ -372,12 +395,47 @@ def ways_to_share(
             return
         stages = tuple(dataclasses.replace(stage, sharding=0) for stage in asked.configuration.stages)
         asked = dataclasses.replace(asked.configuration, stages=stages)
+    for configuration, shardings in _alike(pricer, job, asked, functools.partial(_shardings, pricer, job)):
+        yield from _each(configuration, shardings)
+
+
+def _each(
+    configuration: Configuration, shardings: Sequence[BlockCosts]
+) -> Iterator[tuple[Configuration, CostsBySharding]]:
+    """The configuration under each of some shardings."""
+    for costs in shardings:
+        stages = tuple(dataclasses.replace(stage, sharding=costs.sharding) for stage in configuration.stages)
+        yield dataclasses.replace(configuration, stages=stages), {costs.sharding: costs}
+
+
+def _alike(
+    pricer: Pricer, job: Job, asked: Degrees | Configuration, shardings_of: ShardingsOf, *, fewest_weights: bool = False
+) -> Iterator[tuple[Configuration, list[BlockCosts]]]:
+    """The configuration with the shardings worth trying under it; several where shardings are cut differently.
+
+    Raises:
+        JobError: its ranks cannot share operators, or are not as many for every stage.
+    """
     if isinstance(asked, Degrees):
         size = asked.micro_batch * max(1, asked.expert)
-        for costs in _shardings(pricer, job, size, asked.tensor, asked.context, asked.expert):
-            yield configuration_of(asked, pricer.chain, costs, pricer.cluster, job), {costs.sharding: costs}
-        return
-    _check_devices(asked, pricer.cluster, job)
+        shardings = shardings_of(size, asked.tensor, asked.context, asked.expert)
+    else:
+        _check_devices(asked, pricer.cluster, job)
+        shardings = shardings_of(asked.micro_batch, *_widths(asked))
+    if fewest_weights:
+        shardings = _with_fewest_weights(shardings, [[costs] for costs in shardings])
+    if isinstance(asked, Degrees):
+        yield from configurations_of(asked, pricer.chain, shardings, pricer.cluster, job)
+    else:
+        yield asked, shardings
+
+
+def _widths(asked: Configuration) -> tuple[int, int, int]:
+    """TP, CP and EP of a configuration in full that names no sharding.
+
+    Raises:
+        JobError: they are not the same for every stage, or stages name shardings.
+    """
     widths = {(stage.ranks, stage.context, stage.expert) for stage in asked.stages}
     if len(widths) != 1:
         said = ", ".join(map(str, sorted({each[0] for each in widths}))) or "no"
@@ -390,19 +448,12 @@ def ways_to_share(
     ranks, context, expert = widths.pop()
     if ranks % (context * expert):
         raise JobError(f"CP {context} x EP {expert} does not divide {ranks} ranks", hint="give ranks as TP x CP x EP")
-    for costs in _shardings(pricer, job, asked.micro_batch, ranks // (context * expert), context, expert):
-        stages = tuple(dataclasses.replace(stage, sharding=costs.sharding) for stage in asked.stages)
-        yield dataclasses.replace(asked, stages=stages), {costs.sharding: costs}
+    return ranks // (context * expert), context, expert
 
 
-def _with_fewest_weights(
-    ways: Sequence[tuple[Configuration, CostsBySharding]],
-) -> list[tuple[Configuration, CostsBySharding]]:
-    """The shardings that leave the fewest weights on a rank (`FEWEST_WEIGHTS_MARGIN`)."""
-    weights = [
-        sum(float(costs.parameter_elements.sum()) for costs in costs_by_sharding.values())
-        for _, costs_by_sharding in ways
-    ]
+def _with_fewest_weights(ways: Sequence[Way], costs: Sequence[Collection[BlockCosts]]) -> list[Way]:
+    """The ways to share operators that leave the fewest weights on a rank (`FEWEST_WEIGHTS_MARGIN`)."""
+    weights = [sum(float(each.parameter_elements.sum()) for each in used) for used in costs]
     return [
         way for way, elements in zip(ways, weights, strict=True) if elements <= FEWEST_WEIGHTS_MARGIN * min(weights)
     ]
@@ -428,9 +479,12 @@ def _check_devices(asked: Configuration, cluster: Cluster, job: Job) -> None:
         raise JobError(message, hint=f"give each rank one of the devices 0 to {available - 1}, copy by copy")
 
 
-def _shardings(
-    pricer: Pricer, job: Job, micro_batch: int, tensor: int, context: int = 1, expert: int = 1
-) -> list[BlockCosts]:
+def _shardings(pricer: Pricer, job: Job, micro_batch: int, tensor: int, context: int, expert: int) -> list[BlockCosts]:
+    """The shardings worth trying at a micro-batch size with TP, CP and EP of so many ranks.
+
+    Raises:
+        JobError: ranks cannot share the model's operators so.
+    """
     ranks = tensor * context * expert
     if micro_batch < 1 or min(tensor, context, expert) < 1:
         raise JobError(f"micro-batches of {micro_batch} on {ranks} ranks", hint="give numbers of at least 1")

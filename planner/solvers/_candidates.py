@@ -234,7 +234,7 @@ class TrivialPlans:
         allowed = [c for c in splits if not forbidden_choices(self._job, c, costs.names)] or splits
         if not allowed:
             return
-        figures = evaluate_many(costs, self._cluster, self._job, allowed)
+        (figures,) = evaluate_many((costs,), self._cluster, self._job, allowed)
         excess = np.where(figures.fits, 0.0, figures.peak_bytes / figures.capacity_bytes)
         self._evaluated(TENSOR_PARALLEL, costs, allowed[int(np.lexsort((figures.iteration_s, excess))[0])])
 

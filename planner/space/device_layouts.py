@@ -57,31 +57,27 @@ class DeviceLayouts:
         self._in_flight: dict[tuple[str, tuple[int, ...], int], tuple[int, ...]] = {}
         self._schedule_of = functools.cache(_in_line_schedule)
 
-    def serves(self, configuration: Configuration, costs: BlockCosts) -> bool:
-        """True if arrays can price a configuration: one stage a worker, valid, and on devices that there are.
+    def entry(self, configuration: Configuration, costs: BlockCosts) -> tuple[int, tuple[int, ...]] | None:
+        """Number of a configuration's layout, and the micro-batches in flight; None if arrays cannot price it.
 
-        Its layout gets a number then. O(stages).
+        They price one stage a worker, where the choice is valid and the devices are there. In flight are the most
+        micro-batches whose activations a replica of each stage keeps at a time. O(stages).
         """
         schedule = self._schedule_of(configuration.schedule)
         if schedule is None or not self._is_well_formed(configuration, costs):
-            return False
-        key = (configuration.schedule, _replicas_of(configuration), configuration.micro_batches)
+            return None
+        replicas = tuple(stage.replicas for stage in configuration.stages)
+        key = (configuration.schedule, replicas, configuration.micro_batches)
         if key not in self._in_flight:
             pipeline = pipeline_of(configuration)
             self._in_flight[key] = () if schedule.supports(pipeline) else schedule.in_flight(pipeline)
-        return bool(self._in_flight[key]) and self._lay_out(configuration, schedule)
-
-    def number(self, configuration: Configuration) -> int:
-        """The number of a configuration's layout."""
-        return self._numbers[_layout_of(configuration)]
+        in_flight = self._in_flight[key]
+        layout = self._number(configuration, replicas, schedule) if in_flight else -1
+        return None if layout < 0 else (layout, in_flight)
 
     def places(self, layouts: np.ndarray, stages: int) -> np.ndarray:
         """int64 [len(layouts), stages], the place of each stage of some layouts, all of so many stages."""
         return np.asarray(np.array(self._first_places)[layouts][:, None] + np.arange(stages))
-
-    def in_flight(self, configuration: Configuration) -> tuple[int, ...]:
-        """Most micro-batches whose activations a replica of each stage keeps at a time."""
-        return self._in_flight[configuration.schedule, _replicas_of(configuration), configuration.micro_batches]
 
     def types(self) -> np.ndarray:
         """bool [types, places], whether a place has devices of a type."""
@@ -113,13 +109,16 @@ class DeviceLayouts:
 
     def slowest_s(self, rows: np.ndarray, payload_bytes: np.ndarray) -> np.ndarray:
         """Seconds for payloads, the slowest of the prices along the first axis of `rows`; zero for zero bytes."""
-        latency_s = np.stack([terms.latency_s for terms in self._terms])
-        s_per_byte = np.stack([terms.s_per_byte for terms in self._terms])
-        seconds = np.zeros(np.broadcast_shapes(rows.shape[1:], payload_bytes.shape))
-        for row in rows:
-            terms = Terms(latency_s[row], s_per_byte[row])
-            np.maximum(seconds, terms.seconds(payload_bytes), out=seconds)
-        return np.where(payload_bytes > 0, seconds, 0.0)
+        latency_s = np.stack([terms.latency_s for terms in self._terms], axis=1)
+        s_per_byte = np.stack([terms.s_per_byte for terms in self._terms], axis=1)
+        usable = np.isfinite(latency_s).any(axis=1)
+        slowest_s = np.zeros(np.broadcast_shapes(rows.shape[1:], payload_bytes.shape))
+        for row in _distinct(rows):
+            seconds = np.full(slowest_s.shape, math.inf)
+            for latency, slope in zip(latency_s[usable], s_per_byte[usable], strict=True):
+                np.minimum(seconds, latency[row] + slope[row] * payload_bytes, out=seconds)
+            np.maximum(slowest_s, seconds, out=slowest_s)
+        return np.where(payload_bytes > 0, slowest_s, 0.0)
 
     def tied_s(self, layout: int, stages: Sequence[int], payload_bytes: float) -> float:
         """Seconds of the all-reduce of gradients of weights that several stages hold (`planner.space.terms`)."""
@@ -145,12 +144,7 @@ class DeviceLayouts:
         if any(unpriced(self.job, configuration)):
             return False
         for stage in configuration.stages:
-            if (
-                stage.repeats
-                or stage.start != stop
-                or stage.stop <= stop
-                or (stage.ranks, stage.sharding) != (costs.ranks, costs.sharding)
-            ):
+            if stage.repeats or stage.start != stop or stage.stop <= stop or stage.ranks != costs.ranks:
                 return False
             if stage.replicas < 1 or configuration.micro_batches % stage.replicas:
                 return False
@@ -159,9 +153,9 @@ class DeviceLayouts:
         batch = (costs.micro_batch, self.job.global_batch)
         return stop == len(costs.parameter_elements) and (configuration.micro_batch, samples) == batch
 
-    def _lay_out(self, configuration: Configuration, schedule: Schedule) -> bool:
-        """Number the configuration's layout and its places; False if it takes devices that there are not."""
-        layout = _layout_of(configuration)
+    def _number(self, configuration: Configuration, replicas: tuple[int, ...], schedule: Schedule) -> int:
+        """Number of the configuration's layout, whose places get theirs; -1 if it takes devices that there are not."""
+        layout = configuration.copies, replicas, configuration.slice_devices, configuration.adjacent
         if layout not in self._numbers:
             workers = lay_workers(configuration, schedule)
             missing = missing_devices(self.cluster, self.job, configuration, workers)
@@ -170,7 +164,7 @@ class DeviceLayouts:
                 self._first_places.append(len(self._groups))
                 for stage in range(len(configuration.stages)):
                     self._add_place(workers.groups(stage), configuration, len(workers.hosted), before=stage > 0)
-        return self._numbers[layout] >= 0
+        return self._numbers[layout]
 
     def _add_place(self, groups: np.ndarray, configuration: Configuration, workers: int, *, before: bool) -> None:
         _, replicas, ranks = groups.shape
@@ -216,12 +210,9 @@ class DeviceLayouts:
         return self._rows[key]
 
 
-def _layout_of(configuration: Configuration) -> Layout:
-    return configuration.copies, _replicas_of(configuration), configuration.slice_devices, configuration.adjacent
-
-
-def _replicas_of(configuration: Configuration) -> tuple[int, ...]:
-    return tuple(stage.replicas for stage in configuration.stages)
+def _distinct(rows: np.ndarray) -> list[np.ndarray]:
+    """The rows along the first axis that differ."""
+    return [row for at, row in enumerate(rows) if not any(np.array_equal(row, rows[before]) for before in range(at))]
 
 
 def _in_line_schedule(name: str) -> Schedule | None:

@@ -7,6 +7,7 @@ priced once for each layout (`planner.space.device_layouts`). All others go thro
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,40 +64,62 @@ class Evaluations:
 
 
 def evaluate_many(
-    costs: BlockCosts,
+    shardings: Sequence[BlockCosts],
     cluster: Cluster,
     job: Job,
     configurations: Sequence[Configuration],
     *,
     layouts: dict[tuple[int, int], DeviceLayouts] | None = None,
-) -> Evaluations:
-    """Judge configurations that all have the micro-batch size and the sharding of `costs`.
+) -> list[Evaluations]:
+    """Judge configurations under each of some shardings, whichever one their stages name.
 
     Args:
-        costs: the chain's costs at their micro-batch size.
+        shardings: the chain's costs under each sharding, all with as many ranks and the same micro-batch size.
         cluster: the machine.
         job: what is to be trained; what a configuration decides is allowed.
-        configurations: their stages name the sharding of `costs`.
+        configurations: all with that micro-batch size.
         layouts: layouts of earlier calls for the same cluster and job, by ranks of a replica and number of stages;
             new ones are added.
 
-    O(configurations * stages + layouts * ranks) for paced lines.
+    O(configurations * (stages + shardings) + layouts * ranks) for paced lines.
     """
-    evaluations, reasons = Evaluations.empty(len(configurations)), [""] * len(configurations)
-    in_line_by_stages: dict[int, list[int]] = {}
-    layouts = {} if layouts is None else layouts
+    layouts, ranks = {} if layouts is None else layouts, shardings[0].ranks
+    in_line: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
+    others = list[int]()
     for index, configuration in enumerate(configurations):
         stages = len(configuration.stages)
-        key = costs.ranks, stages
-        if key not in layouts:
-            layouts[key] = DeviceLayouts(cluster, job, costs.ranks)
-        if layouts[key].serves(configuration, costs):
-            in_line_by_stages.setdefault(stages, []).append(index)
+        if (ranks, stages) not in layouts:
+            layouts[ranks, stages] = DeviceLayouts(cluster, job, ranks)
+        entry = layouts[ranks, stages].entry(configuration, shardings[0])
+        if entry is None:
+            others.append(index)
         else:
-            reasons[index] = _judge(evaluations, index, costs, cluster, job, configuration)
-    for stages, indices in in_line_by_stages.items():
-        batch = _Batch(costs, cluster, job, [configurations[index] for index in indices], layouts[costs.ranks, stages])
-        rows = np.array(indices)
+            in_line.setdefault(stages, []).append((index, *entry))
+    lines = list[tuple[np.ndarray, _Lines]]()
+    for stages, entries in in_line.items():
+        rows, numbers, in_flight = zip(*entries, strict=True)
+        members = [configurations[row] for row in rows]
+        lines.append((np.array(rows), _Lines(members, layouts[ranks, stages], np.array(numbers), np.array(in_flight))))
+    return [_under(costs, cluster, job, configurations, lines, others) for costs in shardings]
+
+
+def _under(
+    costs: BlockCosts,
+    cluster: Cluster,
+    job: Job,
+    configurations: Sequence[Configuration],
+    lines: Sequence[tuple[np.ndarray, _Lines]],
+    others: Sequence[int],
+) -> Evaluations:
+    """Judge configurations under one sharding: those in lines by arrays, the others one by one."""
+    evaluations, reasons = Evaluations.empty(len(configurations)), [""] * len(configurations)
+    for index in others:
+        stages = tuple(dataclasses.replace(s, sharding=costs.sharding) for s in configurations[index].stages)
+        meant = dataclasses.replace(configurations[index], stages=stages)
+        reasons[index] = _judge(evaluations, index, costs, cluster, job, meant)
+    ranges = Ranges(costs)
+    for rows, line in lines:
+        batch = _Batch(costs, ranges, cluster, job, line)
         evaluations.iteration_s[rows] = batch.iteration_s()
         evaluations.peak_bytes[rows], evaluations.capacity_bytes[rows], evaluations.fits[rows] = batch.memory()
     evaluations.reasons = tuple(reasons)
@@ -129,40 +152,54 @@ def _prefix(values: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
 
 
-class _Batch:
-    """Figures of configurations with the same number of stages: arrays [configurations, stages].
+class _Lines:
+    """Configurations with the same number of stages, whatever the costs of these: arrays [configurations, stages].
 
     Args:
-        costs: the chain's costs.
-        cluster: the machine.
-        job: what is to be trained.
         members: the configurations.
         layouts: the devices of their stages, and prices of what these exchange.
+        layout: int64 [configurations], numbers of their layouts.
+        in_flight: int64 [configurations, stages], most micro-batches that a replica of a stage keeps at a time.
     """
 
     def __init__(
-        self, costs: BlockCosts, cluster: Cluster, job: Job, members: Sequence[Configuration], layouts: DeviceLayouts
+        self, members: Sequence[Configuration], layouts: DeviceLayouts, layout: np.ndarray, in_flight: np.ndarray
     ) -> None:
-        self.costs, self.cluster, self.job, self.members, self.layouts = costs, cluster, job, members, layouts
-        self.precision = precision_of(job, cluster)
+        self.layouts, self.layout, self.in_flight = layouts, layout, in_flight
         table = np.array([[(s.start, s.stop, s.replicas, s.recompute) for s in c.stages] for c in members], np.int64)
         self.start, self.stop, self.replicas, recompute = np.moveaxis(table, 2, 0)
         self.recompute, self.span = recompute.astype(bool), (self.start, self.stop - 1)
-        self.layout = np.array([layouts.number(c) for c in members])
         self.place = layouts.places(self.layout, self.start.shape[1])
         self.types = layouts.types()[:, self.place]
-        self.zero = np.array([c.zero for c in members])
+        self.zero, self.copies, self.micro_batches = (
+            np.array([getattr(c, name) for c in members]) for name in ("zero", "copies", "micro_batches")
+        )
         self.whole_stages = np.array([c.whole_stages for c in members])[:, None] & self.recompute
-        self.ranges = Ranges(costs)
-        self.by_layers, self.by_stages = (self.ranges.ways("always", whole_stages=w)[0] for w in (False, True))
-        self.elements, self.shard_elements = self.ranges.elements[self.span], self.ranges.shard_elements[self.span]
-        self.inner_shards = np.broadcast_to(self.ranges.inner_shards, self.ranges.elements.shape)[self.span]
+
+
+class _Batch:
+    """Figures of configurations under one sharding: arrays [configurations, stages].
+
+    Args:
+        costs: the chain's costs.
+        ranges: their sums over ranges of blocks.
+        cluster: the machine.
+        job: what is to be trained.
+        lines: the configurations.
+    """
+
+    def __init__(self, costs: BlockCosts, ranges: Ranges, cluster: Cluster, job: Job, lines: _Lines) -> None:
+        self.costs, self.ranges, self.cluster, self.job, self.lines = costs, ranges, cluster, job, lines
+        self.layouts, self.span, self.precision = lines.layouts, lines.span, precision_of(job, cluster)
+        self.by_layers, self.by_stages = (ranges.ways("always", whole_stages=w)[0] for w in (False, True))
+        self.elements, self.shard_elements = ranges.elements[self.span], ranges.shard_elements[self.span]
+        self.inner_shards = np.broadcast_to(ranges.inner_shards, ranges.elements.shape)[self.span]
         self._times()
 
     def _slowest_s(self, seconds: np.ndarray) -> np.ndarray:
         """Seconds of each stage on its slowest device type, from a table [types, n, n] over blocks i..j."""
         by_type = seconds[(slice(None), *self.span)]
-        return np.asarray(np.where(self.types[: len(seconds)], by_type, -math.inf).max(axis=0))
+        return np.asarray(np.where(self.lines.types[: len(seconds)], by_type, -math.inf).max(axis=0))
 
     def _parts(self, group: Group | None, place: np.ndarray, members: np.ndarray) -> np.ndarray:
         """Number of shards into which a group cuts its state, by stage of some configurations."""
@@ -174,7 +211,8 @@ class _Batch:
         forward_s = self._slowest_s(ranges.forward_s)
         by_layers_s, by_stages_s = (self._slowest_s(way.repeat_s) for way in (self.by_layers, self.by_stages))
         backward_s = (
-            self._slowest_s(ranges.backward_s) + np.where(self.whole_stages, by_stages_s, by_layers_s) * self.recompute
+            self._slowest_s(ranges.backward_s)
+            + np.where(self.lines.whole_stages, by_stages_s, by_layers_s) * self.lines.recompute
         )
         pass_f, pass_b, sync_s, shards = self._exchanges()
         hidden = np.maximum(0.0, overlap * backward_s - pass_b)
@@ -187,10 +225,10 @@ class _Batch:
 
     def _exchanges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Seconds of exchanges in a forward pass, a backward pass and at the end; shards of the optimizer's state."""
-        table = np.zeros((4, *self.start.shape))
-        for zero in np.unique(self.zero).tolist():
-            members = self.zero == zero
-            recipe, place = recipe_of(zero), self.place[members]
+        table = np.zeros((4, *self.lines.start.shape))
+        for zero in np.unique(self.lines.zero).tolist():
+            members = self.lines.zero == zero
+            recipe, place = recipe_of(zero), self.lines.place[members]
             for row, phase in enumerate((Phase.FORWARD, Phase.BACKWARD, Phase.END)):
                 for step in recipe.during(phase):
                     terms, size = self.layouts.exchange_rows(step), step.payload(self.precision)
@@ -202,14 +240,16 @@ class _Batch:
                         prefix = _prefix(
                             self.layouts.slowest_s(terms[:, :, None], self.costs.exchanged_elements * size)
                         )
-                        table[row, members] += prefix[place, self.stop[members]] - prefix[place, self.start[members]]
+                        table[row, members] += (
+                            prefix[place, self.lines.stop[members]] - prefix[place, self.lines.start[members]]
+                        )
                 table[row, members] += self._inner_s(recipe, phase)[members]
             table[3, members] = self._parts(recipe.optimizer, place, members)
         return table[0], table[1], table[2], table[3]
 
     def _inner_s(self, recipe: Recipe, phase: Phase) -> np.ndarray:
         """Seconds of a phase's exchanges among the ranks of a replica that hold the same weights."""
-        total_s = np.zeros(self.start.shape)
+        total_s = np.zeros(self.lines.start.shape)
         for inner, stage_elements in zip(self.costs.inner_replicas, self.ranges.inner, strict=True):
             for step in recipe.among_inner:
                 if step.phase is phase:
@@ -221,20 +261,20 @@ class _Batch:
 
     def _transfer_s(self, sizes: np.ndarray, gather_s: np.ndarray | None) -> np.ndarray:
         """Seconds to send what crosses the boundary before each stage; zero for the first stage."""
-        seconds = self.layouts.slowest_s(self.layouts.send_rows()[:, self.place], sizes[self.start])
-        seconds = seconds + (0.0 if gather_s is None else gather_s[self.start])
+        seconds = self.layouts.slowest_s(self.layouts.send_rows()[:, self.lines.place], sizes[self.lines.start])
+        seconds = seconds + (0.0 if gather_s is None else gather_s[self.lines.start])
         seconds[:, 0] = 0.0
         return np.asarray(seconds)
 
     def _tied_s(self) -> np.ndarray:
         """Seconds to sum gradients of weights that several stages hold, at the first stage that holds them."""
-        tied_s = np.zeros(self.start.shape)
+        tied_s = np.zeros(self.lines.start.shape)
         for tie in self.costs.ties:
             payload_bytes = tie.shard_elements * self.precision.gradient_bytes
-            holds_block = [(self.start <= b) & (b < self.stop) for b in tie.blocks]
+            holds_block = [(self.lines.start <= b) & (b < self.lines.stop) for b in tie.blocks]
             holding = np.asarray(np.stack(holds_block).any(axis=0))
             rows = np.flatnonzero((holding.sum(axis=1) > 1) & (tie.elements > 0))
-            cases = np.column_stack([self.layout[rows], holding[rows]])
+            cases = np.column_stack([self.lines.layout[rows], holding[rows]])
             distinct, case_of = np.unique(cases, axis=0, return_inverse=True)
             for case, (layout, *flags) in enumerate(distinct.tolist()):
                 holders = [stage for stage, holds in enumerate(flags) if holds]
@@ -244,11 +284,11 @@ class _Batch:
     def iteration_s(self) -> np.ndarray:
         """The closed form of `planner.space.evaluate`."""
         total_s = self.forward_s + self.backward_s + self.receive_s + self.return_s
-        before = np.minimum.accumulate(self.replicas, axis=1)[:, :-1]
+        before = np.minimum.accumulate(self.lines.replicas, axis=1)[:, :-1]
         late = np.zeros(total_s.shape)
-        late[:, 1:] = 1 - np.minimum(1.0, before / self.replicas[:, 1:])
-        micro_batches = np.array([c.micro_batches for c in self.members])[:, None]
-        steady_s = np.maximum(0.0, ((micro_batches // self.replicas - 1 + late) * total_s).max(axis=1))
+        late[:, 1:] = 1 - np.minimum(1.0, before / self.lines.replicas[:, 1:])
+        micro_batches = self.lines.micro_batches[:, None]
+        steady_s = np.maximum(0.0, ((micro_batches // self.lines.replicas - 1 + late) * total_s).max(axis=1))
         lead_s = _prefix(self.backward_s + self.return_s)[:, :-1]
         tail_s = np.maximum(0.0, (self.exposed_s + self.update_s - lead_s).max(axis=1))
         return np.asarray(total_s.sum(axis=1) + steady_s + tail_s)
@@ -258,9 +298,9 @@ class _Batch:
         state_bytes = optimizer_state_bytes(self.job.optimizer, self.precision)
         largest = range_maxima(self.costs.parameter_elements)[self.span]
         total = self._activations() + self.ranges.workspace_bytes[self.span]
-        for zero in np.unique(self.zero).tolist():
-            members = self.zero == zero
-            place = self.place[members]
+        for zero in np.unique(self.lines.zero).tolist():
+            members = self.lines.zero == zero
+            place = self.lines.place[members]
             recipe = recipe_of(zero)
             parts = {group: self._parts(group, place, members) for group in recipe.held}
             kept = kept_bytes(
@@ -277,22 +317,25 @@ class _Batch:
     def _devices(self) -> tuple[np.ndarray, np.ndarray]:
         """Reserve and capacity of the device with the least usable memory that each stage uses."""
         devices = self.cluster.devices
-        usable = np.where(self.types.T, [device.usable_bytes for device in devices], math.inf).T
+        usable = np.where(self.lines.types.T, [device.usable_bytes for device in devices], math.inf).T
         smallest = usable.argmin(axis=0)
         reserve, peer_bytes, capacity = (
             np.array([float(getattr(d, name)) for d in devices])[smallest]
             for name in ("reserve_bytes", "neighbour_bytes", "capacity_bytes")
         )
-        copies = np.array([c.copies for c in self.members])[:, None]
-        peers = neighbours(self.costs.ranks, copies * self.replicas, self.replicas.shape[1] > 1)
+        copies = self.lines.copies[:, None]
+        peers = neighbours(self.costs.ranks, copies * self.lines.replicas, self.lines.replicas.shape[1] > 1)
         return reserve + peer_bytes * peers, capacity
 
     def _activations(self) -> np.ndarray:
         """Activation bytes of all micro-batches in flight, and of the one whose forward is being repeated."""
-        in_flight = np.array([self.layouts.in_flight(c) for c in self.members])
         nothing = self.ranges.saved_bytes[self.span], 0.0
         unit, working = (
-            np.where(self.whole_stages, by_stages[self.span], np.where(self.recompute, by_layers[self.span], plain))
+            np.where(
+                self.lines.whole_stages,
+                by_stages[self.span],
+                np.where(self.lines.recompute, by_layers[self.span], plain),
+            )
             for plain, by_layers, by_stages in zip(
                 nothing,
                 (self.by_layers.saved_bytes, self.by_layers.working_bytes),
@@ -300,4 +343,4 @@ class _Batch:
                 strict=True,
             )
         )
-        return np.asarray(in_flight * unit + working)
+        return np.asarray(self.lines.in_flight * unit + working)

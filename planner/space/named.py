@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -52,11 +52,11 @@ class Items:
     loss: int
 
 
-def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]:
-    """First block of each stage, and the end: equal numbers of layers, else stages of equal work.
+def layer_edges(chain: Chain, stages: int) -> tuple[int, ...] | None:
+    """First block of each stage, and the end, with equal numbers of layers; None where these do not come out.
 
-    What comes before the first layer goes to the first stage, what comes after the last to the last. Where the layers
-    do not come out, the first and the last stage have one layer fewer, or stages are balanced by time.
+    What comes before the first layer goes to the first stage, what comes after the last to the last. Else the first
+    and the last stage have one layer fewer.
 
     Raises:
         JobError: fewer blocks than stages.
@@ -70,10 +70,16 @@ def layer_edges(chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]
         if not remainder and layers_a_stage > (1 if absent else 0):
             starts = [heads[stage * layers_a_stage - absent // 2] for stage in range(1, stages)]
             return (0, *starts, blocks)
-    real = np.arange(blocks + 1)[:, None] < np.arange(blocks + 1)[None, :]
+    return None
+
+
+def _edges_by_time(costs: BlockCosts, stages: int) -> tuple[int, ...]:
+    """First block of each stage, and the end, of stages that take about equally long."""
+    bounds = len(costs.parameter_elements) + 1
+    real = np.arange(bounds)[:, None] < np.arange(bounds)[None, :]
     edges = balanced(np.where(real, mean_work_s(costs), np.inf), [real] * stages)
     if edges is None:
-        raise UsageError(f"{blocks} blocks cannot be cut into {stages} stages", hint="use fewer stages")
+        raise UsageError(f"{bounds - 1} blocks cannot be cut into {stages} stages", hint="use fewer stages")
     return edges
 
 
@@ -262,13 +268,18 @@ class Degrees:
 _KINDS = {bool: "give True or False", int: "give a whole number", str: "give a text", tuple: "give a tuple"}
 
 
-def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster: Cluster, job: Job) -> Configuration:
-    """The configuration that has these degrees.
+def configurations_of(
+    degrees: Degrees, chain: Chain, shardings: Sequence[BlockCosts], cluster: Cluster, job: Job
+) -> Iterator[tuple[Configuration, list[BlockCosts]]]:
+    """The configuration that has these degrees, with the shardings that it serves; its stages name the first of them.
+
+    Mostly one serves all. Where stages are balanced by time, shardings may be cut differently; where one replica alone
+    holds all weights, there is nothing for a ZeRO stage to split.
 
     Args:
         degrees: what was named.
         chain: blocks of the model.
-        costs: their costs at the micro-batch size, with operators shared as wanted (`costs.ranks` is the TP degree).
+        shardings: the ways to share operators: costs at one micro-batch size, for the same TP, CP and EP.
         cluster: the machine.
         job: global batch and devices.
 
@@ -278,6 +289,45 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
     """
     if degrees.exchange:
         exchange.get(degrees.exchange)
+    costs = shardings[0]
+    copies, count = _copies(degrees, costs, cluster, job)
+    degrees = _with_chunks(degrees)
+    name = degrees.schedule or ("interleaved" if degrees.chunks > 1 else "1f1b")
+    schedule, stages = _scheduled(name, degrees.pipeline, degrees.chunks, count, recompute=degrees.recompute)
+    cut = _edges(degrees, chain, stages)
+    alike: dict[tuple[tuple[int, ...], int], list[BlockCosts]] = {}
+    for costs in shardings:
+        edges = cut or _edges_by_time(costs, stages)
+        zero = degrees.zero if copies * degrees.replicas > 1 or costs.inner_replicas else 0
+        alike.setdefault((edges, zero), []).append(costs)
+    for (edges, zero), members in alike.items():
+        if len(edges) != stages + 1:
+            raise JobError(
+                f"{len(edges) - 1} stages are given, {schedule} over {degrees.pipeline} workers has {stages}",
+                hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
+            )
+        configuration = Configuration(
+            stages=tuple(
+                members[0].stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats)
+                for a, b in itertools.pairwise(edges)
+            ),
+            copies=copies,
+            micro_batch=costs.micro_batch,
+            micro_batches=count,
+            schedule=schedule,
+            zero=zero,
+            adjacent=degrees.adjacent and copies > 1,
+            exchange=degrees.exchange,
+        )
+        yield configuration, members
+
+
+def _copies(degrees: Degrees, costs: BlockCosts, cluster: Cluster, job: Job) -> tuple[int, int]:
+    """Copies of the pipeline, and micro-batches of each.
+
+    Raises:
+        JobError: devices or samples do not come out.
+    """
     smallest = min(degrees.pipeline, degrees.replicas, degrees.chunks, degrees.micro_batch, degrees.data + 1)
     if degrees.data % costs.expert:
         hint = f"use a multiple of {costs.expert}, or another EP"
@@ -300,28 +350,7 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
             f"{job.global_batch}",
             hint="use another data parallel degree or micro-batch, or a global batch that they divide",
         )
-    degrees = _with_chunks(degrees)
-    name = degrees.schedule or ("interleaved" if degrees.chunks > 1 else "1f1b")
-    schedule, stages = _scheduled(name, degrees.pipeline, degrees.chunks, count, recompute=degrees.recompute)
-    edges = _edges(degrees, chain, costs, stages)
-    if len(edges) != stages + 1:
-        raise JobError(
-            f"{len(edges) - 1} stages are given, {schedule} over {degrees.pipeline} workers has {stages}",
-            hint=f"give {stages - 1} first blocks" if degrees.starts else f"write {stages} stages",
-        )
-    return Configuration(
-        stages=tuple(
-            costs.stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats)
-            for a, b in itertools.pairwise(edges)
-        ),
-        copies=copies,
-        micro_batch=costs.micro_batch,
-        micro_batches=count,
-        schedule=schedule,
-        zero=degrees.zero if copies * degrees.replicas > 1 or costs.inner_replicas else 0,
-        adjacent=degrees.adjacent and copies > 1,
-        exchange=degrees.exchange,
-    )
+    return copies, count
 
 
 def _with_chunks(degrees: Degrees) -> Degrees:
@@ -347,8 +376,8 @@ def _with_chunks(degrees: Degrees) -> Degrees:
     return replace(degrees, chunks=chunks)
 
 
-def _edges(degrees: Degrees, chain: Chain, costs: BlockCosts, stages: int) -> tuple[int, ...]:
-    """First block of each stage, and the end, as the degrees say it."""
+def _edges(degrees: Degrees, chain: Chain, stages: int) -> tuple[int, ...] | None:
+    """First block of each stage, and the end, as the degrees say it; None where stages are balanced by time."""
     if degrees.starts:
         names = [block.name for block in chain.blocks]
         return (0, *(block_number(start, names) for start in degrees.starts), len(names))
@@ -356,7 +385,7 @@ def _edges(degrees: Degrees, chain: Chain, costs: BlockCosts, stages: int) -> tu
         return layout_edges(chain, degrees.layout)
     if degrees.first_layers or degrees.last_layers:
         return uneven_edges(chain, stages, degrees.pipeline, degrees.first_layers, degrees.last_layers)
-    return layer_edges(chain, costs, stages)
+    return layer_edges(chain, stages)
 
 
 def block_number(block: int | str, names: Sequence[str]) -> int:

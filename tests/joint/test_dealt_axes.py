@@ -143,7 +143,7 @@ def test_weights_sharded_in_the_passes_are_gathered_among_both() -> None:
 def test_many_are_judged_as_one(zero: int) -> None:
     own, job = costs(), Job(32, precision="fp32", zero=(zero,), overlap=0.5)
     alone = evaluate(own, MACHINE, job, _one_stage(own, zero))
-    many = evaluate_many(own, MACHINE, job, [_one_stage(own, zero)])
+    (many,) = evaluate_many((own,), MACHINE, job, [_one_stage(own, zero)])
     assert many.iteration_s[0] == pytest.approx(alone.iteration_s)
     assert many.peak_bytes[0] == pytest.approx(alone.workers[0].memory.total)
 

@@ -89,7 +89,7 @@ def test_copies_beside_each_other_share_the_link_between_their_stages() -> None:
     found = [evaluate(costs, machine, Job(8, recompute="never"), c) for c in (apart, beside, replicas)]
     assert [f.stages[1].receive_s for f in found] == pytest.approx([2.0, 12.0, 12.0])
     assert found[1].iteration_s == pytest.approx(found[2].iteration_s)
-    many = evaluate_many(costs, machine, Job(8, recompute="never"), [apart, beside, replicas])
+    (many,) = evaluate_many((costs,), machine, Job(8, recompute="never"), [apart, beside, replicas])
     assert many.iteration_s.tolist() == pytest.approx([f.iteration_s for f in found])
 
 

@@ -58,7 +58,7 @@ def test_each_is_what_the_judge_says(hardware: str, nodes: int | None, overlap: 
     rng = random.Random(ranks)
     costs = prices.shardings_of(2, ranks)[0]
     drawn_ones = [drawn(rng, costs, cluster.device_count) for _ in range(120)]
-    found = evaluate_many(costs, cluster, job, drawn_ones)
+    (found,) = evaluate_many((costs,), cluster, job, drawn_ones)
     for at, configuration in enumerate(drawn_ones):
         right = evaluate(costs, cluster, allowing(job, configuration), configuration)
         fullest = max(right.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
@@ -75,7 +75,7 @@ def test_what_makes_no_sense_takes_for_ever_and_says_why() -> None:
     one = Configuration((StageChoice(0, 26, 1),), 1, 2, 128, "1f1b")
     two = Configuration((StageChoice(0, 27, 1),), 16, 2, 8, "1f1b")
     good = Configuration((StageChoice(0, 27, 1),), 8, 2, 16, "1f1b")
-    found = evaluate_many(costs, cluster, job, [one, good, two])
+    (found,) = evaluate_many((costs,), cluster, job, [one, good, two])
     assert np.isinf(found.iteration_s).tolist() == [True, False, True]
     assert found.fits.tolist() == [False, True, False]
     assert "stages end at block 26 of 27" in found.reasons[0]
