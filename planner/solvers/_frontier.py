@@ -122,6 +122,35 @@ class OpenProblem:
         return max(self.task.bound_s, self.bounded.bound_s)
 
 
+@dataclass(slots=True, eq=False)
+class _Reach:
+    """Times that the decisions of a problem are known not to reach, and those that they may.
+
+    Attributes:
+        costs: the problem's costs, kept since their identity names the problem.
+        impossible_s: longest time known to be out of reach.
+        possible_s: shortest time that no test ruled out.
+    """
+
+    costs: BlockCosts
+    impossible_s: float = -math.inf
+    possible_s: float = math.inf
+
+    def note(self, time_s: float, *, possible: bool) -> None:
+        """Remember the outcome of a test."""
+        if possible:
+            self.possible_s = time_s
+        else:
+            self.impossible_s = time_s
+
+
+_ReachKey = tuple[int, int, int, str, int, int]
+"""Micro-batch, copies, devices of a copy, schedule, ZeRO stage, identity of the costs."""
+
+_MOST_TESTS = 8
+"""Feasibility tests that are kept at a time; each holds a few arrays over all ranges of blocks."""
+
+
 class Frontier:
     """Priority queue of all problems of a job that are still open.
 
@@ -159,6 +188,8 @@ class Frontier:
         self.count = 0
         self.left_out_s = math.inf
         self._numbers = itertools.count()
+        self._reach: dict[_ReachKey, _Reach] = {}
+        self._tests: dict[_ReachKey, FeasibilityTest] = {}
         self._added: set[tuple[int, int]] = set()
         for shardings in alike(first):
             self._add(shardings)
@@ -243,7 +274,19 @@ class Frontier:
         if entry.bound_s >= cutoff_s:
             return False
         first_by_zero = {task.zero: task for task in reversed(entry.tasks)}
-        return any(self.feasibility(task, entry.costs).possible(cutoff_s) for task in first_by_zero.values())
+        return any(self.may_reach(task, entry.costs, cutoff_s) for task in first_by_zero.values())
+
+    def may_reach(self, task: SearchTask, costs: BlockCosts, time_s: float) -> bool:
+        """False if simple bounds show that no decision of a problem takes less than a time, wherever its stages lie."""
+        key: _ReachKey = task.micro_batch, task.copies, task.slice_devices, task.schedule, task.zero, id(costs)
+        known = self._reach.setdefault(key, _Reach(costs))
+        if known.impossible_s < time_s < known.possible_s:
+            if key not in self._tests:
+                if len(self._tests) == _MOST_TESTS:
+                    self._tests.clear()
+                self._tests[key] = self.feasibility(task, costs)
+            known.note(time_s, possible=self._tests[key].possible(time_s))
+        return time_s >= known.possible_s
 
     def feasibility(self, task: SearchTask, costs: BlockCosts) -> FeasibilityTest:
         """The test of which times a problem can reach, wherever its stages lie."""
@@ -269,15 +312,15 @@ class Frontier:
         Bisects on a logarithmic scale between `low_s` and the cutoff. The lowest bound found so far is tried first,
         because only the lowest of all bounds matters.
         """
-        tests = [
-            self.feasibility(task, entry.costs)
+        problems = [
+            (task, entry.costs)
             for entry in entries
             for task in {task.zero: task for task in reversed(entry.tasks)}.values()
         ]
         least_s = self._least_s
 
         def possible(time_s: float) -> bool:
-            return any(test.possible(time_s) for test in tests)
+            return any(self.may_reach(task, costs, time_s) for task, costs in problems)
 
         if not possible(cutoff_s):
             return cutoff_s, True

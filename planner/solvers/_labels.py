@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.solvers._objectives import NewStage, Suffix
 from planner.solvers._relaxation import Relaxation, longest
-from planner.solvers._stages import Pins, StageTables
+from planner.solvers._stages import Pins, StagePrices
 from planner.space.problem import StageProblem
 from planner.space.types import StageChoice
 
@@ -122,7 +122,7 @@ class LabelSearch:
 
     Args:
         problem: the problem.
-        tables: its stage tables.
+        prices: its stage prices.
         relaxation: lower bounds on the blocks before a cut, made with a cutoff no lower than this run's.
         cutoff_s: decisions at or above it are ignored, in seconds.
         tolerance_s: a label is also dropped if another one exceeds it by no more than this in every time.
@@ -134,15 +134,15 @@ class LabelSearch:
     def __init__(
         self,
         problem: StageProblem,
-        tables: StageTables,
+        prices: StagePrices,
         relaxation: Relaxation,
         cutoff_s: float,
         tolerance_s: float,
     ) -> None:
-        self._problem, self._tables, self._relaxation = problem, tables, relaxation
+        self._problem, self._prices, self._relaxation = problem, prices, relaxation
         self._cutoff_s, self._tolerance_s = cutoff_s, tolerance_s
         self._objective = relaxation.objective
-        self._stops = longest(problem, tables, relaxation.objective, cutoff_s)
+        self._stops = longest(problem, prices, relaxation.objective, cutoff_s)
         self._contexts = contexts(problem)
         self._pins = Pins.of(problem)
         n = problem.blocks
@@ -236,12 +236,12 @@ class LabelSearch:
             return None
         at, rows = at[rows], rows + first
         position = columns["position"][rows]
-        forward, work, end = self._tables.choose(
+        forward, work, end = self._prices.choose(
             problem.place[o, at], i, position - 1, problem.in_flight[o, columns["passing"][rows]]
         )
         if i == 0 and len(problem.tied_s):
             end = end + np.where(position < problem.blocks, problem.tied_s[columns["tied"][rows], o, at], 0.0)
-        least = self._objective.prepended_bound(self._suffix(rows), work + self._tables.transfer_s[o, at, i], forward)
+        least = self._objective.prepended_bound(self._suffix(rows), work + self._prices.transfer_s[o, at, i], forward)
         bound = self._objective.bound_s(least, relaxed.before(i, at))
         (good,) = (bound < self._cutoff_s).nonzero()
         return _NewFirstStages(rows, at, forward, work, end).take(good) if len(good) else None
@@ -342,7 +342,7 @@ class LabelSearch:
             stop, r = int(columns["position"][parent]), int(problem.replicas[option])
             at = int(self._contexts.at[columns["context"][parent]]) - r
             in_flight = int(problem.in_flight[option, columns["passing"][parent]])
-            recompute_choice = self._tables.way(int(problem.place[option, at]), start, stop - 1, in_flight)
+            recompute_choice = self._prices.way(int(problem.place[option, at]), start, stop - 1, in_flight)
             stages.append(problem.stage(start, stop, option, recompute_choice))
             start, option, parent = stop, int(columns["option"][parent]), int(columns["parent"][parent])
         return tuple(stages)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.solvers._objectives import NewStage, Objective, Prefix
-from planner.solvers._stages import StageTables
+from planner.solvers._stages import StagePrices
 from planner.space.formulate import warm_up_tables
 from planner.space.problem import StageProblem
 from planner.space.ranges import StageNeeds
@@ -59,13 +59,13 @@ class Band:
     last: np.ndarray
 
 
-def band(problem: StageProblem, tables: StageTables, objective: Objective, cutoff_s: float) -> Band:
+def band(problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float) -> Band:
     """The band of a cutoff; O(n)."""
-    total = float(tables.least_s[-1])
+    total = float(prices.least_s[-1])
     if math.isinf(cutoff_s):
-        zeros = np.zeros(len(tables.least_s), dtype=np.int64)
+        zeros = np.zeros(len(prices.least_s), dtype=np.int64)
         return Band(zeros, zeros + problem.slice_devices)
-    before, after = tables.least_s, total - tables.least_s
+    before, after = prices.least_s, total - prices.least_s
 
     def devices(compute: np.ndarray) -> np.ndarray:
         available = objective.available_s(cutoff_s, total, compute)
@@ -75,13 +75,13 @@ def band(problem: StageProblem, tables: StageTables, objective: Objective, cutof
     return Band(devices(before), problem.slice_devices - devices(after))
 
 
-def relax(problem: StageProblem, tables: StageTables, objective: Objective, cutoff_s: float) -> Relaxation:
+def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float) -> Relaxation:
     """Bounds for decisions faster than the cutoff; O(R n^2 W) at most, far less under a tight cutoff."""
     n, width = problem.blocks, problem.slice_devices
     parts = Prefix(*(np.full((n + 1, width + 1), np.inf) for _ in range(3)))
     parts.path_s[0] = parts.delay_s[0] = parts.slowest_s[0] = 0.0
-    limits = band(problem, tables, objective, cutoff_s)
-    stops = longest(problem, tables, objective, cutoff_s)
+    limits = band(problem, prices, objective, cutoff_s)
+    stops = longest(problem, prices, objective, cutoff_s)
     pruning = _Pruning(objective, limits, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
     options_by_replicas = [np.flatnonzero(problem.replicas == count) for count in np.unique(problem.replicas)]
     for i in range(n):
@@ -89,21 +89,21 @@ def relax(problem: StageProblem, tables: StageTables, objective: Objective, cuto
         live = live[(live >= limits.first[i]) & (live <= limits.last[i])]
         if len(live):
             for options in options_by_replicas:
-                _extend(problem, tables, parts, pruning, i, options, live)
+                _extend(problem, prices, parts, pruning, i, options, live)
     return Relaxation(objective, parts.path_s, parts.delay_s, parts.slowest_s)
 
 
-def longest(problem: StageProblem, tables: StageTables, objective: Objective, cutoff_s: float) -> np.ndarray:
+def longest(problem: StageProblem, prices: StagePrices, objective: Objective, cutoff_s: float) -> np.ndarray:
     """int64 [R, n], end (exclusive) of the longest stage from block i with replicas[o] that stays below a cutoff."""
     stops = np.full((len(problem.replicas), problem.blocks), problem.blocks)
     if math.isinf(cutoff_s):
         return stops
-    total, before = float(tables.least_s[-1]), tables.least_s[:-1]
+    total, before = float(prices.least_s[-1]), prices.least_s[:-1]
     for o, replicas in enumerate(problem.replicas.tolist()):
         longest_s = before + objective.longest_s(cutoff_s, total, before, problem.micro_batches // replicas) * (
             1 + 1e-9
         )
-        stops[o] = np.minimum(problem.blocks, np.searchsorted(tables.least_s, longest_s, side="right") - 1)
+        stops[o] = np.minimum(problem.blocks, np.searchsorted(prices.least_s, longest_s, side="right") - 1)
     return stops
 
 
@@ -145,7 +145,7 @@ class _Pruning:
 
 def _extend(
     problem: StageProblem,
-    tables: StageTables,
+    prices: StagePrices,
     parts: Prefix,
     pruning: _Pruning,
     i: int,
@@ -162,14 +162,14 @@ def _extend(
         return
     at, o = np.arange(low, high + 1), options[:, None]
     later = np.minimum(width - at - r, problem.in_flight.shape[1] - 1)
-    forward, work, end = tables.choose(problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][..., None])
+    forward, work, end = prices.choose(problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][..., None])
     if i == 0 and stop > 1:
         several = np.arange(stop) < problem.blocks - 1
-        end = end + np.where(several, tables.tied_s[o, at][..., None], 0.0)
-    receive, back, transfer = (t[o, at, i][..., None] for t in (tables.receive_s, tables.return_s, tables.transfer_s))
+        end = end + np.where(several, prices.tied_s[o, at][..., None], 0.0)
+    receive, back, transfer = (t[o, at, i][..., None] for t in (prices.receive_s, prices.return_s, prices.transfer_s))
     places = slice(low, high + 1)
     before = Prefix(*(part[i, places][:, None] for part in (parts.path_s, parts.delay_s, parts.slowest_s)))
-    later_s = (tables.least_s[-1] - tables.least_s[i + 1 : stop + 1])[None, :]
+    later_s = (prices.least_s[-1] - prices.least_s[i + 1 : stop + 1])[None, :]
     most = pruning.passing[at + r]
     fits = np.isfinite(work)
     stage = NewStage(

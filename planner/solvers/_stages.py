@@ -1,4 +1,4 @@
-"""Inputs of the chain DP: stage tables by place, pinned blocks, and problems split into parts that it can solve.
+"""Inputs of the chain DP: prices of stages by place, pinned blocks, and problems split into parts that it can solve.
 
 Recomputation never makes an iteration faster, because the repeated forward delays everything by at least the time that
 it hides; nor does more recomputation. So a stage takes the fastest allowed choice of recomputation that fits.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.memory import most_that_fit
+from planner.memory import room_bytes
 from planner.space.problem import BY_KIND, BY_OPTION, BY_PLACE, BY_WAY, StageProblem
 
 
@@ -121,14 +121,11 @@ def _of_options(problem: StageProblem, options: np.ndarray) -> StageProblem:
 
 
 @dataclass(frozen=True, eq=False)
-class StageTables:
-    """Time and memory of stages of blocks i..j by place P and by choice of recomputation Q, fastest choice first.
+class StagePrices:
+    """Time of the stages of a problem, each worked out where it is asked for: a search looks at few of them.
 
     Attributes:
-        forward_s: [P, n, n] forward pass.
-        work_s: [Q, P, n, n] forward and backward pass.
-        end_s: [Q, P, n, n] exposed synchronisation and update.
-        limit: int64 [Q, P, n, n], most micro-batches in flight that fit; -1 if the stage never fits.
+        problem: the problem.
         receive_s, return_s, transfer_s: [R, W + 1, n + 1] transfer in, transfer back and both, at boundary p for a
             stage with replicas[o] that begins at device a; each the minimum over the possible stages before.
         tied_s: [R, W] least time to sum the gradients of weights that the first and the last block share, for a first
@@ -136,10 +133,7 @@ class StageTables:
         least_s: [n + 1] prefix sums of each block's forward and backward on its fastest device type.
     """
 
-    forward_s: np.ndarray
-    work_s: np.ndarray
-    end_s: np.ndarray
-    limit: np.ndarray
+    problem: StageProblem
     receive_s: np.ndarray
     return_s: np.ndarray
     transfer_s: np.ndarray
@@ -151,66 +145,62 @@ class StageTables:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(forward, forward and backward, end) seconds of stages i..j in the fastest choice of recomputation that fits.
 
-        The second is infinite if no choice fits.
+        The second is infinite if no choice fits. A slice `j` adds an axis to those of `place`; `in_flight` has it, too.
         """
-        fits = in_flight <= self.limit[0][place, i, j]
-        work, end = np.where(fits, self.work_s[0][place, i, j], np.inf), self.end_s[0][place, i, j]
-        for choice in range(1, len(self.limit)):
-            if fits.all():
+        problem, at = self.problem, (place, i, j)
+        kind = problem.place_kind[place], i, j
+        room = room_bytes(problem.capacity_bytes[kind[0]])
+        room = room[..., None] if isinstance(j, slice) else room
+        resident, plain_s = problem.resident_bytes[at], problem.backward_s[kind]
+        forward = _with_exchange(problem, problem.forward_s[kind], problem.exchange_forward_s, at)
+        work, end = np.full(forward.shape, np.inf), np.zeros(forward.shape)
+        left = np.ones(forward.shape, dtype=bool)
+        for way in range(len(problem.ways)):
+            fixed = resident + problem.working_bytes[way][kind]
+            fits = left & (fixed + in_flight * problem.saved_bytes[way][kind] <= room)
+            if fits.any() or not way:
+                backward = plain_s + problem.repeat_s[way][kind]
+                both = forward + _with_exchange(problem, backward, problem.exchange_backward_s, at)
+                work = np.where(fits, both, work)
+                end = np.where(fits if way else True, _exposed(problem, backward, at) + problem.update_s[at], end)
+            left &= ~fits
+            if not left.any():
                 break
-            more = ~fits & (in_flight <= self.limit[choice][place, i, j])
-            work = np.where(more, self.work_s[choice][place, i, j], work)
-            end = np.where(more, self.end_s[choice][place, i, j], end)
-            fits |= more
-        return self.forward_s[place, i, j], work, end
+        return forward, work, end
 
     def way(self, place: int, i: int, j: int, in_flight: int) -> int:
         """Index of the choice of recomputation that `choose` takes for a stage that fits."""
-        return int((in_flight <= self.limit[:, place, i, j]).argmax())
+        problem, kind = self.problem, self.problem.place_kind[place]
+        fixed = problem.resident_bytes[place, i, j] + problem.working_bytes[:, kind, i, j]
+        needed = fixed + in_flight * problem.saved_bytes[:, kind, i, j]
+        return int((needed <= room_bytes(float(problem.capacity_bytes[kind]))).argmax())
 
 
-def stage_tables(problem: StageProblem) -> StageTables:
-    """Tables of a problem; O(P n^2 + R^2 W n)."""
-    work = problem.forward_s[problem.place_kind]
-    backward = problem.backward_s[problem.place_kind]
-    passes = [backward + repeat_s[problem.place_kind] for repeat_s in problem.repeat_s]
-    forward = _with_exchange(problem, work, problem.exchange_forward_s)
-    receive, back, transfer = _least_transfers(problem)
-    return StageTables(
-        forward_s=forward,
-        work_s=np.stack([forward + _with_exchange(problem, each, problem.exchange_backward_s) for each in passes]),
-        end_s=np.stack([_exposed(problem, each) + problem.update_s for each in passes]),
-        limit=np.stack([_limit(problem, *b) for b in zip(problem.working_bytes, problem.saved_bytes, strict=True)]),
-        receive_s=receive,
-        return_s=back,
-        transfer_s=transfer,
-        tied_s=problem.tied_s.min(axis=0) if len(problem.tied_s) else np.zeros(problem.place.shape),
-        least_s=problem.least_s,
-    )
+def stage_prices(problem: StageProblem) -> StagePrices:
+    """The prices of a problem's stages; O(R^2 W n)."""
+    tied_s = problem.tied_s.min(axis=0) if len(problem.tied_s) else np.zeros(problem.place.shape)
+    return StagePrices(problem, *_least_transfers(problem), tied_s, problem.least_s)
 
 
-def _exposed(problem: StageProblem, backward_s: np.ndarray) -> np.ndarray:
+_At = tuple[np.ndarray, int, np.ndarray | slice]
+"""Place, first and last block of stages."""
+
+
+def _exposed(problem: StageProblem, backward_s: np.ndarray, at: _At) -> np.ndarray:
     """Seconds of synchronisation that the last backward does not hide, after it hid its own exchanges."""
     hiding = problem.overlap * backward_s
     if len(problem.exchange_backward_s):
-        hiding = np.maximum(hiding - problem.exchange_backward_s, 0.0)
-    return np.asarray(np.maximum(problem.sync_s - hiding, 0.0))
+        hiding = np.maximum(hiding - problem.exchange_backward_s[at], 0.0)
+    return np.asarray(np.maximum(problem.sync_s[at] - hiding, 0.0))
 
 
-def _with_exchange(problem: StageProblem, work_s: np.ndarray, exchange_s: np.ndarray) -> np.ndarray:
+def _with_exchange(problem: StageProblem, work_s: np.ndarray, exchange_s: np.ndarray, at: _At) -> np.ndarray:
     """Seconds of a pass with the part of its exchanges that it does not hide."""
-    return work_s + np.maximum(exchange_s - problem.overlap * work_s, 0.0) if len(exchange_s) else work_s
-
-
-def _limit(problem: StageProblem, fixed_bytes: np.ndarray, each_bytes: np.ndarray) -> np.ndarray:
-    """int64 [P, n, n], most micro-batches in flight that fit beside the resident bytes."""
-    capacity = problem.capacity_bytes[problem.place_kind][:, None, None]
-    fixed = problem.resident_bytes + fixed_bytes[problem.place_kind]
-    return most_that_fit(fixed, each_bytes[problem.place_kind], capacity)
+    return work_s + np.maximum(exchange_s[at] - problem.overlap * work_s, 0.0) if len(exchange_s) else work_s
 
 
 def _least_transfers(problem: StageProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`receive_s`, `return_s` and `transfer_s` of `StageTables`."""
+    """`receive_s`, `return_s` and `transfer_s` of `StagePrices`."""
     parts = problem.receive_s, problem.return_s, problem.receive_s + problem.return_s
     links, after = np.unique(np.unique(problem.link, axis=0), axis=1, return_inverse=True)
     receive, back, both = (np.full((*links.shape[1:], problem.blocks + 1), np.inf) for _ in parts)

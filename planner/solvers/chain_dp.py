@@ -15,7 +15,7 @@ from planner.errors import ShardplanError
 from planner.solvers._labels import LabelSearch, Stages
 from planner.solvers._objectives import ClosedForm, Objective
 from planner.solvers._relaxation import Relaxation, relax
-from planner.solvers._stages import StageTables, split, stage_tables
+from planner.solvers._stages import StagePrices, split, stage_prices
 from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
 from planner.space.types import Configuration, Evaluation
@@ -52,7 +52,7 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     parts = split(problem)
     if parts:
         return _best_of(problem, parts, judge, cutoff_s, keep)
-    minimum = minimise(problem, stage_tables(problem), ClosedForm(), cutoff_s, keep)
+    minimum = minimise(problem, stage_prices(problem), ClosedForm(), cutoff_s, keep)
     judged = sorted(
         (_judged(problem, judge, stages, seconds, minimum.bound_s) for seconds, stages in minimum.decisions),
         key=lambda entry: entry[1].iteration_s,
@@ -80,7 +80,7 @@ class Minimum:
 
 def minimise(
     problem: StageProblem,
-    tables: StageTables,
+    prices: StagePrices,
     objective: Objective,
     cutoff_s: float,
     keep: int,
@@ -90,7 +90,7 @@ def minimise(
 
     Args:
         problem: a problem that `split` does not divide.
-        tables: its stage tables.
+        prices: its stage prices.
         objective: what to minimise.
         cutoff_s: decisions at or above it are ignored, in seconds.
         keep: most decisions to return.
@@ -99,15 +99,15 @@ def minimise(
     Raises:
         ShardplanError: the fronts outgrow memory.
     """
-    bound_s = problem.micro_batches * float(tables.least_s[-1]) / problem.slice_devices
+    bound_s = problem.micro_batches * float(prices.least_s[-1]) / problem.slice_devices
     for upper_s in (cutoff_s,) if relaxed is not None else _rising(bound_s, CUTOFFS, cutoff_s):
-        relaxation = relaxed or relax(problem, tables, objective, upper_s)
+        relaxation = relaxed or relax(problem, prices, objective, upper_s)
         if not relaxation.bound_s < upper_s:
             bound_s = max(bound_s, min(upper_s, relaxation.bound_s))
             continue
         bound_s = max(bound_s, relaxation.bound_s)
         for ceiling_s in _rising(relaxation.bound_s, CEILINGS, upper_s):
-            decisions, slack_s = _search(problem, tables, relaxation, ceiling_s, keep)
+            decisions, slack_s = _search(problem, prices, relaxation, ceiling_s, keep)
             if decisions:
                 return Minimum(tuple(decisions), max(bound_s, decisions[0][0] - slack_s), slack_s)
             bound_s = max(bound_s, ceiling_s - slack_s)
@@ -118,7 +118,7 @@ def _best_of(
     problem: StageProblem, parts: Sequence[StageProblem], judge: Judge, cutoff_s: float, keep: int
 ) -> Solution:
     """Solve a problem by solving its parts, those with the least work first."""
-    if math.isfinite(cutoff_s) and relax(problem, stage_tables(problem), ClosedForm(), cutoff_s).bound_s >= cutoff_s:
+    if math.isfinite(cutoff_s) and relax(problem, stage_prices(problem), ClosedForm(), cutoff_s).bound_s >= cutoff_s:
         return Solution((), cutoff_s)
     decisions: list[tuple[Configuration, Evaluation]] = []
     bound_s = math.inf
@@ -141,12 +141,12 @@ def _rising(base_s: float, factors: tuple[float, ...], most_s: float) -> Iterato
 
 
 def _search(
-    problem: StageProblem, tables: StageTables, relaxation: Relaxation, ceiling_s: float, keep: int
+    problem: StageProblem, prices: StagePrices, relaxation: Relaxation, ceiling_s: float, keep: int
 ) -> tuple[list[tuple[float, Stages]], float]:
     """(decisions below the ceiling, most by which another decision may be faster than these or the ceiling)."""
     for tolerance in TOLERANCES:
         tolerance_s = tolerance * relaxation.bound_s
-        run = LabelSearch(problem, tables, relaxation, ceiling_s, tolerance_s)
+        run = LabelSearch(problem, prices, relaxation, ceiling_s, tolerance_s)
         last = tolerance == TOLERANCES[-1]
         decisions = run.run(keep, limit=100 * LABEL_LIMIT if last else LABEL_LIMIT)
         if decisions is not None:

@@ -14,7 +14,7 @@ from planner import schedules
 from planner.schedules import Pipeline
 from planner.solvers._objectives import LongestChain
 from planner.solvers._relaxation import Relaxation, relax
-from planner.solvers._stages import StageTables, split, stage_tables
+from planner.solvers._stages import StagePrices, split, stage_prices
 from planner.solvers.chain_dp import AGREEMENT, contradicted, minimise
 from planner.solvers.types import Judge, Solution
 from planner.space.problem import StageProblem
@@ -28,13 +28,13 @@ class Part:
     Attributes:
         problem: the part.
         path: index of the part at each level of splitting, outermost first.
-        tables: stage tables of the part.
+        prices: stage prices of the part.
         relaxation: lower bounds on the stages before each cut.
     """
 
     problem: StageProblem
     path: tuple[int, ...]
-    tables: StageTables
+    prices: StagePrices
     relaxation: Relaxation
 
 
@@ -74,15 +74,15 @@ def bounded(problem: StageProblem, cutoff_s: float) -> BoundedProblem:
 
 def _parts(problem: StageProblem, cutoff_s: float, path: tuple[int, ...] = ()) -> Iterator[Part]:
     """Undivided parts of a problem that may have a decision below a cutoff; a part is bounded before it is split."""
-    tables = stage_tables(problem)
-    relaxation = relax(problem, tables, LongestChain(), cutoff_s)
+    prices = stage_prices(problem)
+    relaxation = relax(problem, prices, LongestChain(), cutoff_s)
     if relaxation.bound_s >= cutoff_s:
         return
     parts = split(problem)
     for number, part in enumerate(parts):
         yield from _parts(part, cutoff_s, (*path, number))
     if not parts:
-        yield Part(problem, path, tables, relaxation)
+        yield Part(problem, path, prices, relaxation)
 
 
 def _part_at(problem: StageProblem, path: tuple[int, ...]) -> StageProblem:
@@ -111,7 +111,7 @@ def solve_bounded(bounded_problem: BoundedProblem, judge: Judge, *, keep: int, c
     decisions: list[tuple[tuple[Configuration, Evaluation], float]] = []
     bound_s = bounded_problem.cutoff_s
     for part in sorted(bounded_problem.parts, key=lambda part: part.relaxation.bound_s):
-        minimum = minimise(part.problem, part.tables, LongestChain(), cutoff_s, keep, part.relaxation)
+        minimum = minimise(part.problem, part.prices, LongestChain(), cutoff_s, keep, part.relaxation)
         decisions += [(_judged(part.problem, judge, stages, seconds), seconds) for seconds, stages in minimum.decisions]
         decisions = sorted(decisions, key=lambda entry: entry[1])[:keep]
         bound_s = min(bound_s, minimum.bound_s)

@@ -374,7 +374,7 @@ class _Search:
         self, frontier: Frontier, group: ProblemGroup, task: SearchTask, cutoff_s: float
     ) -> StageProblem | None:
         """Formulate a problem if it may have a decision below a cutoff (if that is infinite: one that fits)."""
-        if task.bound_s >= cutoff_s or not frontier.feasibility(task, group.costs).possible(cutoff_s):
+        if task.bound_s >= cutoff_s or not frontier.may_reach(task, group.costs, cutoff_s):
             return None
         problem = self._problem(task, group.shardings)
         return problem if math.isfinite(cutoff_s) or may_fit(problem) else None
