@@ -15,6 +15,7 @@ from ._report import show
 _ANY = frozenset({"model", "dims", "micro_batch", "form", "top", "output"})
 _KEPT = frozenset({"attention", "no_dropout"})
 DEFAULT_TOP = 12
+_ANY_CLUSTER = "dgx-a100"
 
 
 @click.command("profile")
@@ -30,7 +31,8 @@ DEFAULT_TOP = 12
 @click.option(
     "--measure",
     is_flag=True,
-    help="Measure each operator on this machine instead: on its CPU (onnxruntime), or on --device (torch).",
+    help="Measure operators on this machine instead: each alone, by onnxruntime or (--device cuda) by torch; or, with "
+    "--device cpu, within whole training passes by torch on one thread, as `run` runs them.",
 )
 @click.option("--cache", type=click.Path(file_okay=False), help="Folder that caches measurements.")
 @_options.stack_option
@@ -63,7 +65,7 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, output: str 
     import planner
 
     graph = _options.load_graph(model, options["dims"])
-    priced = _price(ctx, graph, options)
+    priced = _price(ctx, graph, model, options)
     if output:
         planner.files.write_whole(output, json.dumps(planner.costs.costs_document(graph, priced), indent=1) + "\n")
         click.echo(f"costs written to {output}; use them with --costs {output}", err=True)
@@ -75,7 +77,7 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, output: str 
     show(report, data, "text" if form == "table" else form)
 
 
-def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _price(ctx: click.Context, graph: Any, model: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
     """Costs from the source that the options select; options of other sources are refused."""
     import planner
 
@@ -87,6 +89,9 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
             {*_ANY, *_KEPT, *measure_options, "measure", "cache"},
             "--measure, which runs the file's operators as they are",
         )
+        if options["device"] == "cpu":
+            _options.refuse_others(ctx, {*_ANY, *_KEPT, "measure", "device", "dims"}, "--measure --device cpu")
+            return _within_passes(graph, model, options["micro_batch"] or graph.batch, **attention)
         runner = None
         if options["device"]:
             runner = planner.runtime.TorchRunner(options["device"], options["precision"] or "bf16")
@@ -113,6 +118,22 @@ def _price(ctx: click.Context, graph: Any, options: dict[str, Any]) -> Any:  # n
         assume_dropout=options["assume_dropout"],
         strict_ops=options["strict_ops"],
         **attention,
+    )
+
+
+def _within_passes(graph: Any, model: str, micro_batch: int, **attention: bool) -> Any:  # noqa: ANN401
+    """Times of operators within whole passes in torch on this machine's processor."""
+    import planner
+
+    from .run import model_of_plan
+
+    # What is run needs a plan that says its inputs, outputs and loss; where it would train does not matter.
+    job = planner.Job(micro_batch, precision="fp32", optimizer="sgd", devices=1)
+    degrees = planner.Degrees(micro_batch=micro_batch)
+    plan = planner.predict(graph, planner.load_cluster(_ANY_CLUSTER), job, degrees).plan
+    seconds = planner.runtime.measure_passes(plan, model_of_plan(plan, model))
+    return planner.costs.passes_profile(
+        planner.rebatch(graph, micro_batch), seconds, machine=planner.hardware.machine_name(), **attention
     )
 
 

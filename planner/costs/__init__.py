@@ -2,7 +2,7 @@
 
 from planner.costs.errors import JobClass, MeasuredError, error_of, measured_error, read_errors
 from planner.costs.imported import costs_document, imported_profile, is_priced, with_costs
-from planner.costs.measured import measure
+from planner.costs.measured import measure, passes_profile
 from planner.costs.precision import (
     OPTIMIZER_MOMENTS,
     PRECISIONS,
@@ -33,6 +33,7 @@ __all__ = [
     "measure",
     "measured_error",
     "optimizer_state_bytes",
+    "passes_profile",
     "precision",
     "precision_remark",
     "profile",

@@ -171,7 +171,50 @@ def measure(
         store.put(key, timings[key].seconds)
     store.write()
     seconds, notes = _node_seconds(sized, specs, keys, timings)
-    return _assemble(sized, specs, seconds, runner, notes, fused_attention=fused_attention, dropout=dropout)
+    where = runner.machine, runner.precision
+    return _assemble(sized, specs, seconds, where, notes, fused_attention=fused_attention, dropout=dropout)
+
+
+def passes_profile(
+    graph: Graph,
+    seconds: Mapping[str, Seconds],
+    *,
+    machine: str,
+    fused_attention: bool = True,
+    dropout: bool = True,
+) -> Profile:
+    """Prices from times within whole passes in fp32 (`planner.runtime.measure_passes`).
+
+    Args:
+        graph: the graph at the micro-batch that was measured.
+        seconds: forward and backward by name of the results, in the order in which they were made. What is counted with
+            results that the graph does not have (folded, or inside a pattern) goes to the next node, the end to the
+            last. Nodes that make equal calls, with gradients of the same operands, get their
+            mean.
+        machine: where it was measured.
+        fused_attention, dropout: as in `profile`, for the kept bytes.
+
+    Raises:
+        ModelError: no result of the graph was measured.
+    """
+    makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
+    by_node, waiting, last = np.zeros((len(graph.nodes), 2)), np.zeros(2), -1
+    for name, times in seconds.items():
+        waiting += times
+        if name in makers:
+            last = makers[name]
+            by_node[last] += waiting
+            waiting[:] = 0.0
+    if last < 0:
+        raise ModelError("none of the model's operators was measured", hint="measure the file that the graph is of")
+    specs = graph_specs(graph)
+    alike: dict[tuple[str, float], list[int]] = {}
+    for i, (node, spec) in enumerate(zip(graph.nodes, specs, strict=True)):
+        alike.setdefault((_key(OpCall.of(graph, node)), spec.input_grad_matrix_flops), []).append(i)
+    for nodes in alike.values():
+        by_node[nodes] = by_node[nodes].mean(axis=0)
+    by_node[last] += waiting
+    return _assemble(graph, specs, by_node, (machine, "fp32"), (), fused_attention=fused_attention, dropout=dropout)
 
 
 def _is_free(spec: OpSpec) -> bool:
@@ -316,19 +359,20 @@ def _assemble(
     graph: Graph,
     specs: Sequence[OpSpec],
     seconds: np.ndarray,
-    runner: Runner,
+    measured_on: tuple[str, str],
     notes: tuple[Note, ...],
     *,
     fused_attention: bool,
     dropout: bool,
 ) -> Profile:
-    precision = precision_named(runner.precision)
+    machine, precision_name = measured_on
+    precision = precision_named(precision_name)
     options = SavedOptions(fused_attention=fused_attention, dropout=dropout, loss_bytes=precision.loss_bytes)
     sizes = element_bytes(graph, precision.compute.bits / 8)
     scores = np.array([s.scores_in_memory(fused_attention) for s in specs])
     outputs, workspace = tensor_bytes(graph, sizes, scores)
     return Profile(
-        device=runner.machine,
+        device=machine,
         precision=precision.name,
         micro_batch=graph.batch,
         source="measured",

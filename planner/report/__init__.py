@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from planner.report.render import report_to_markdown as report_to_markdown
     from planner.report.render import report_to_rows as report_to_rows
     from planner.report.render import report_to_text as report_to_text
+    from planner.report.runs import measured_iteration_s as measured_iteration_s
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
     from planner.report.sweeps import sweep_report as sweep_report

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from planner.runtime.measuring import TorchRunner as TorchRunner
     from planner.runtime.model_file import read_model as read_model
     from planner.runtime.operators import RULES as RULES
+    from planner.runtime.passes import measure_passes as measure_passes
     from planner.runtime.requirements import EXECUTED as EXECUTED
     from planner.runtime.requirements import REFUSED as REFUSED
     from planner.runtime.requirements import refusals as refusals
@@ -49,6 +50,7 @@ _WHERE = {
     "fullest_rank": "jobs",
     "load": "trainer",
     "measure_links": "links",
+    "measure_passes": "passes",
     "read_model": "model_file",
     "refusals": "requirements",
     "require_executable": "requirements",

@@ -62,7 +62,7 @@ class ActionTime:
         stage: its number.
         kind: "forward", "backward" or "update".
         measured_s: median thread CPU seconds of a rank for one micro-batch (or update).
-        predicted_s: seconds predicted by the plan.
+        predicted_s: seconds predicted by the plan, without communication inside the stage's group.
     """
 
     stage: int
@@ -249,9 +249,10 @@ def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[Acti
         if not rank_times:
             continue
         prediction = plan.predictions.stages[stage.index]
+        both_s, forward_s, repeated_s = plan.inside_s(stage.index)  # waiting takes no time of a processor
         for kind, words, predicted in (
-            ("forward", ("F",), prediction.forward_s),
-            ("backward", ("B", "I", "W", "R"), prediction.backward_s),
+            ("forward", ("F",), prediction.forward_s - forward_s),
+            ("backward", ("B", "I", "W", "R"), prediction.backward_s - (both_s - forward_s + repeated_s)),
             ("update", ("U",), prediction.update_s),
         ):
             total, parts = 0.0, 1 if kind == "update" else plan.schedule.parts

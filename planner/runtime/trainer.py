@@ -23,8 +23,8 @@ from planner.runtime.worker import Report, Worker
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
+    "adam": functools.partial(torch.optim.Adam, fused=True),
+    "adamw": functools.partial(torch.optim.AdamW, fused=True),
 }
 """Optimizers by the name that a plan's job has; others are handed in as a function."""
 

@@ -138,10 +138,7 @@ class StageWeights:
             if gradient is None:
                 gradient = torch.zeros(shape, dtype=self.flat.dtype)
             rows.append((gradient if complete else self._finish(name, gradient)).reshape(-1))
-        flat = torch.zeros(self._padded, dtype=self.flat.dtype)
-        if rows:
-            flat[: self._total] = torch.cat(rows)
-        return flat
+        return torch.cat([*rows, torch.zeros(self._padded - self._total, dtype=self.flat.dtype)])
 
     def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
         """This rank's share of the sum over replicas."""

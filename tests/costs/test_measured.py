@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.costs import measure
+from planner.costs import measure, passes_profile
 from planner.costs.measured import machine_name
 from planner.costs.one_node import one_node_model
 from planner.errors import ModelError, UsageError
@@ -122,3 +122,21 @@ def test_calls_of_equal_signature_share_a_measurement() -> None:
     graph = small()
     first, second = (OpCall.of(graph, graph.nodes[i]).signature() for i in (0, 2))
     assert first == second
+
+
+def test_every_moment_of_whole_passes_is_counted() -> None:
+    """What is not in the graph goes to the next node, the end to the last; y and z are equal calls."""
+    tensors = {name: f"{kind} 8 8" for kind, names in (("x", "xhyz"), ("w", "abc")) for name in names}
+    nodes = [node("MatMul", "x a", "h"), node("MatMul", "h b", "y"), node("MatMul", "y c", "z")]
+    graph = replace(calls.graph(tensors, nodes), batch=8, opset=20)
+    seconds = {"h": (1.0, 2.0), "inside": (0.25, 0.5), "y": (1.75, 2.5), "z": (3.0, 4.0), "": (0.5, 1.0)}
+    found = passes_profile(graph, seconds, machine="here")
+    assert found.device == "here"
+    assert found.forward_s.tolist() == [1.0, 2.5, 3.0]
+    assert found.backward_s.tolist() == [2.0, 3.5, 4.5]
+    assert found.weight_grad_s.tolist() == [2.0, 1.75, 2.25]  # nobody wants the gradient of x
+
+
+def test_passes_of_another_model_are_refused() -> None:
+    with pytest.raises(ModelError, match="none of the model's operators was measured"):
+        passes_profile(small(), {"elsewhere": (1.0, 1.0)}, machine="here")
