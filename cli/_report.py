@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+import planner
+
 FOUND = 7
 """Exit code if a plan has findings."""
 PIPED_WIDTH = 200
@@ -39,8 +41,6 @@ def terminal_width() -> int | None:
 
 def show(report: Any, data: Any = None, form: str = "text", output: str | None = None) -> None:  # noqa: ANN401
     """Print a report or write it to a file; in JSON form, `data` instead."""
-    import planner
-
     width = terminal_width()
     if output:
         planner.files.write_whole(output, written(report, data, form))
@@ -52,8 +52,6 @@ def show(report: Any, data: Any = None, form: str = "text", output: str | None =
 
 def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: ANN401
     """A report as text, Markdown or CSV, or its data as JSON."""
-    import planner
-
     if form == "json":
         return json.dumps(data, indent=2, ensure_ascii=False, default=_plain) + "\n"
     if form == "text":
@@ -63,8 +61,6 @@ def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: 
 
 def show_rows(report: Any, form: str) -> None:  # noqa: ANN401
     """Print a list as a table, or its rows as JSON."""
-    import planner
-
     if form == "json":
         click.echo(json.dumps(planner.report_to_rows(report), indent=2))
     else:
@@ -94,8 +90,6 @@ def say_checked(
         remarks: lines after the verdict.
         further: further keys of the JSON document.
     """
-    import planner
-
     if form == "json":
         document = {**names, "ok": not findings, "findings": findings, **further}
         click.echo(written(None, document, "json"), nl=False)
@@ -117,8 +111,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
 def _show_styled(report: Any, width: int) -> None:  # noqa: ANN401
     from rich.console import Console
     from rich.text import Text
-
-    import planner
 
     console = Console(width=width, highlight=False, soft_wrap=True)
     for line in planner.report.report_to_lines(report, width, width):

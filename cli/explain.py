@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _partition
 from ._options import against_options, format_option, load_against, load_hardware, own_inputs, price_option, set_option
 from ._progress import progress_line
@@ -54,8 +56,6 @@ def command(
       shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2 --worth
       shardplan explain model.plan.json --format markdown >> summary.md
     """
-    import planner
-
     if planner.partitions.is_partition_plan(plan_file):
         _partition.explain(ctx, plan_file, form)
         return
@@ -83,7 +83,6 @@ def command(
 
 def _worth(plan: Any, graph: Any, cluster: Any, against: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """The gains of changes; with one more node only if the cluster has nodes."""
-    import planner
 
     def larger() -> Any:  # noqa: ANN401
         nodes = cluster.device_count // cluster.node_size + 1

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _options
 from ._progress import progress_line
 from ._report import say_where, show
@@ -122,8 +124,6 @@ def command(
       shardplan predict gpt2 -H dgx-h100 --config gpt2.plan.json --best
       shardplan predict llama3-8b -H dgx-h100 --from megatron arguments.txt
     """
-    import planner
-
     with progress_line(form == "json", counted=False, doing="reading the model and pricing the configuration"):
         graph = _options.load_graph(model, options["dims"], options["costs"])
         cluster = _options.load_hardware(options)
@@ -159,8 +159,6 @@ def _job(options: dict[str, Any], configuration: Any) -> Any:  # noqa: ANN401
     Raises:
         click.UsageError: the global batch is not given.
     """
-    import planner
-
     names = ("precision", "optimizer", "overlap", "devices", "headroom")
     fields = {name: options[name] for name in names if options[name] is not None}
     batch = options["global_batch"]
@@ -177,8 +175,6 @@ def _job(options: dict[str, Any], configuration: Any) -> Any:  # noqa: ANN401
 
 def _compared_to_best(prediction: Any, graph: Any, cluster: Any, job: Any) -> dict[str, Any]:  # noqa: ANN401
     """The best plan of the job, and the difference of the prediction to it."""
-    import planner
-
     try:
         comparison = planner.compare_to_best(prediction, graph, cluster, job)
     except planner.InfeasibleError as error:
@@ -193,8 +189,6 @@ def _compared_to_best(prediction: Any, graph: Any, cluster: Any, job: Any) -> di
 
 
 def _best_words(comparison: dict[str, Any]) -> str:
-    import planner
-
     if comparison["best_s"] is None:
         return f"best plan: none fits ({comparison['reason']})"
     difference_s, ratio, seconds = comparison["lacks_s"], comparison["ratio"], planner.units.format_seconds
@@ -204,8 +198,6 @@ def _best_words(comparison: dict[str, Any]) -> str:
 
 def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
     """Degrees of a framework's configuration that no option overrides; its other settings go into `options`."""
-    import planner
-
     name, path = framework
     text = _options.read_file(path).decode(errors="replace")
     job = planner.export.read_job(text, name, _options.shown_name(path))
@@ -222,8 +214,6 @@ def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> d
 
 
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
-    import planner
-
     names = ("tensor", "context", "expert", "pipeline", "chunks", "micro_batch", "zero")
     return planner.Degrees(
         **{name: options[name] for name in names},
@@ -245,8 +235,6 @@ def _modules(choice: str) -> tuple[str, ...]:
     Raises:
         click.BadParameter: the text is neither never, always nor modules.
     """
-    import planner
-
     modules: tuple[str, ...] = planner.recomputed_modules(choice)
     if not modules and choice not in ("never", "always"):
         raise click.BadParameter(f"{choice!r} is no single choice: never, always or modules", param_hint="--recompute")
@@ -272,8 +260,6 @@ def _starts(text: str | None) -> tuple[int, ...]:
 
 def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: Any) -> dict[str, Any]:  # noqa: ANN401
     """The prediction as JSON: times, problems, fixes, the configuration, memory of every worker."""
-    import planner
-
     error = prediction.plan.predictions.measured_error
     return {
         "headline": dataclasses.asdict(prediction.plan.headline),

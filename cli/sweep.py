@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _options
 from ._progress import progress_line
 from ._report import show
@@ -43,8 +45,6 @@ def _parameter(name: str) -> str:
 
 def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Values that apply to all points, by name."""
-    import planner
-
     values = {name: options[_parameter(name)] for name in FIXED if options[_parameter(name)] is not None}
     for texts, prefix in ((options["dims"], "dim."), (options["changes"], "")):
         for text in texts:
@@ -105,8 +105,6 @@ def command(
       shardplan sweep gpt2-xl -H dgx-a100 --over hardware=dgx-a100,dgx-h100 --over batch=64,128 --store s.sqlite -j 4
       shardplan sweep llama3-70b -H dgx-h100 --over nodes=4,8,16 --price 2.5 --svg sweep.svg --on tcp://head:8786
     """
-    import planner
-
     given = planner.ask.read_axes(axes)
     fixed = {"model": (model,), "hardware": (hardware,), **_fixed(options)}
     twice = next((name for name in fixed if name in given and name not in ("model", "hardware")), None)
