@@ -214,19 +214,10 @@ def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> d
 
 
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
-    names = ("tensor", "context", "expert", "pipeline", "chunks", "micro_batch", "zero")
-    return planner.Degrees(
-        **{name: options[name] for name in names},
-        data=options["data"] or 0,
-        schedule=options["schedule"] or "",
-        exchange=options["exchange"] or "",
-        recompute=options["recompute"] == "always",
-        repeats=_modules(options["recompute"]),
-        starts=_starts(options["starts"]),
-        layout=options["layout"] or "",
-        first_layers=options["first_layers"] or 0,
-        last_layers=options["last_layers"] or 0,
-    )
+    names = {field.name for field in dataclasses.fields(planner.Degrees)}
+    given = {name: value for name, value in options.items() if name in names and value}
+    given |= {"recompute": options["recompute"] == "always", "repeats": _modules(options["recompute"])}
+    return planner.Degrees(**{**given, "starts": _starts(options["starts"])})
 
 
 def _modules(choice: str) -> tuple[str, ...]:

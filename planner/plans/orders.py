@@ -314,7 +314,6 @@ def _refuse_endless(count: int) -> None:
         raise PlanError(f"a line stands for {count} actions", hint=f"at most {MAX_ACTIONS} can be read")
 
 
-
 _COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from planner.report.difference import diff_report as diff_report
     from planner.report.difference import diff_verdict as diff_verdict
     from planner.report.explanation import explanation_report as explanation_report
-    from planner.report.gantt import draw_gantt as draw_gantt
     from planner.report.page import plan_page as plan_page
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from planner.report.tables import Table as Table
     from planner.report.tables import bar as bar
     from planner.report.tables import table as table
+    from planner.report.timeline import draw_gantt as draw_gantt
     from planner.report.timeline import timeline_report as timeline_report
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from planner.plans import Plan
 from planner.play.memory import MemoryCurve
-from planner.report.gantt import busiest
 from planner.report.page_charts import (
     GIB,
     LIMIT,
@@ -27,6 +26,7 @@ from planner.report.page_charts import (
     tips,
     word,
 )
+from planner.report.timeline import busiest
 from planner.report.timeline_svg import COLOURS
 from planner.schedules.program import KINDS
 from planner.simulate.segments import ACTIVITIES, WORK, Activity, Row, Segments

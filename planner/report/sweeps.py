@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planner.ask.sweeps import SweepRow
 from planner.report import svg
-from planner.report.scales import Scale, horizontal_lines, round_ticks, vertical_lines
+from planner.report.svg import Scale, horizontal_lines, round_ticks, vertical_lines
 from planner.report.tables import Cell, Form, Report, Section, data_table, table
 from planner.units import plural
 

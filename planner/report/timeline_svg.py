@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.play.memory import MemoryCurve
 from planner.report import svg
-from planner.report.gantt import omissions
+from planner.report.timeline import LOOKS, omissions
 from planner.simulate.segments import (
     ACTIVITIES,
     WINDOWS,
@@ -25,19 +25,7 @@ from planner.simulate.segments import (
 from planner.simulate.timeline import Lane, Timeline, fullest_lanes
 from planner.units import format_bytes, format_fraction, format_seconds
 
-COLOURS = {
-    Activity.FORWARD: "#4477aa",
-    Activity.RECOMPUTE: "#ccbb44",
-    Activity.BACKWARD: "#228833",
-    Activity.WEIGHT_GRAD: "#66ccee",
-    Activity.INSIDE: "#ffaabb",
-    Activity.COMMUNICATION: "#ee8866",
-    Activity.SYNC: "#aa3377",
-    Activity.UPDATE: "#777777",
-    Activity.IDLE: "#f0f1f3",
-}
-"""Fill colour of each activity, distinguishable with colour vision deficiency."""
-
+COLOURS = {activity: colour for activity, (_, colour) in LOOKS.items()}
 STYLE = (
     "".join(f".{activity.name.lower()} {{ fill: {colour} }} " for activity, colour in COLOURS.items())
     + """
