@@ -10,8 +10,7 @@ import click
 import planner
 
 from ._options import given, refuse_others
-from ._progress import best_so_far, progress_line
-from ._report import say_checked, say_where, show
+from ._report import best_so_far, progress_line, say_checked, say_where, show
 
 DIFFERENT = 1
 SHARED = frozenset({"model", "output", "form", "quiet"})

@@ -11,8 +11,7 @@ import click
 import planner
 
 from . import _options
-from ._progress import progress_line
-from ._report import show
+from ._report import progress_line, show
 
 
 @click.command("calibrate")

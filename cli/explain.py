@@ -11,8 +11,7 @@ import planner
 
 from . import _partition
 from ._options import against_options, format_option, load_against, load_hardware, own_inputs, price_option, set_option
-from ._progress import progress_line
-from ._report import show
+from ._report import progress_line, show
 
 
 @click.command("explain")

@@ -14,8 +14,7 @@ import click
 import planner
 
 from ._options import NODES, complete, format_option, read_file, refuse_others
-from ._progress import say_progress
-from ._report import show, show_rows
+from ._report import say_progress, show, show_rows
 
 LINK_WORDS = (
     "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART."

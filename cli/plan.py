@@ -11,8 +11,7 @@ import planner
 
 from . import _options
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
-from ._progress import Draw, best_so_far, progress_line
-from ._report import say_where, show
+from ._report import Draw, best_so_far, progress_line, say_where, show
 
 
 @click.command("plan")

@@ -11,8 +11,7 @@ import click
 import planner
 
 from . import _options
-from ._progress import progress_line
-from ._report import say_where, show
+from ._report import progress_line, say_where, show
 
 _WITH_CONFIG = frozenset(
     ("model", "hardware", "nodes", "stack", "changes", "devices", "dims", "costs", "global_batch", "precision",

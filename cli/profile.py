@@ -11,8 +11,7 @@ import click
 import planner
 
 from . import _options
-from ._progress import say_progress
-from ._report import show
+from ._report import say_progress, show
 
 _ANY = frozenset({"model", "dims", "micro_batch", "form", "top", "output"})
 _KEPT = frozenset({"attention", "no_dropout"})

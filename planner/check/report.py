@@ -12,7 +12,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
-from planner.plans.check_figures import check_figures, check_options
+from planner.plans.check_parts import check_figures, check_options
 from planner.plans.documents import KeyPath
 from planner.plans.findings import PLAN_AGAIN, Difference, Expected, differences, limited, mismatches, stage_in
 from planner.plans.readings import has_closed_form, is_searched

@@ -22,6 +22,7 @@ from planner.graph import Graph, Node, SourceFile, Tensor, layer_of, per_model
 from planner.hardware.types import Cluster
 from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.operators.types import Origin
+from planner.plans.collectives import stage_collectives, tied_collectives
 from planner.plans.figures import (
     BUBBLE_CONVENTION,
     Alternative,
@@ -33,7 +34,6 @@ from planner.plans.figures import (
 )
 from planner.plans.model import BlockParameter, Loss, ModelSection, RebatchedOperand, RebatchedTensor, TensorSpec
 from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter, Stage
-from planner.plans.stage_collectives import stage_collectives, tied_collectives
 from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, StageTerms

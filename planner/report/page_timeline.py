@@ -26,8 +26,7 @@ from planner.report.page_charts import (
     tips,
     word,
 )
-from planner.report.timeline import busiest
-from planner.report.timeline_svg import COLOURS
+from planner.report.timeline import COLOURS, busiest
 from planner.schedules.program import KINDS
 from planner.simulate.segments import ACTIVITIES, WORK, Activity, Row, Segments
 from planner.simulate.timeline import Lane, Timeline
