@@ -52,15 +52,12 @@ dims_option: Decorator = click.option(
 )
 
 
-def hardware_option(*, required: bool = True) -> Decorator:
+def hardware_option(
+    help_text: str = "Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
+    **further: Any,  # noqa: ANN401
+) -> Decorator:
     """`--hardware`."""
-    return click.option(
-        "--hardware",
-        "-H",
-        required=required,
-        shell_complete=complete("hardware"),
-        help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
-    )
+    return click.option("--hardware", "-H", shell_complete=complete("hardware"), help=help_text, **further)
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
@@ -194,13 +191,7 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
         shell_complete=complete("models"),
         help="Model of the plan: an ONNX file, a config.json or a bundled model.",
     )
-    hardware = click.option(
-        "--hardware",
-        "-H",
-        metavar="NAME",
-        shell_complete=complete("hardware"),
-        help="Hardware profile of the plan: a name or a YAML file.",
-    )
+    hardware = hardware_option("Hardware profile of the plan: a name or a YAML file.", metavar="NAME")
     return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 
 

@@ -58,7 +58,7 @@ def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 @click.command("sweep")
 @_options.model_argument
-@_options.hardware_option()
+@_options.hardware_option(required=True)
 @click.option(
     "--over", "axes", multiple=True, required=True, metavar="NAME=VALUE[,VALUE..]",
     help="Values to combine; repeatable: all combinations are planned. NAME: devices, nodes, batch, seq, dim.NAME, "

@@ -152,16 +152,15 @@ def _data(comparison: Comparison) -> Table:
     return data_table(rows, DATA)
 
 
+_OF_COMPARISON = ("model", "hardware", "global_batch", "precision", "semantics")
+
+
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON data, in seconds, bytes and fractions."""
     return {
         "format": "shardplan-comparison",
         "version": 1,
-        "model": comparison.model,
-        "hardware": comparison.hardware,
-        "global_batch": comparison.global_batch,
-        "precision": comparison.precision,
-        "semantics": comparison.semantics,
+        **{name: getattr(comparison, name) for name in _OF_COMPARISON},
         "notes": list(comparison.notes),
         "rows": [_document(row) | _headline(comparison, row) for row in comparison.rows],
     }
