@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 from planner.exports import exported, exports_of
 
 if TYPE_CHECKING:
+    from planner.report.answers import prediction_report as prediction_report
+    from planner.report.answers import sweep_report as sweep_report
+    from planner.report.answers import sweep_svg as sweep_svg
+    from planner.report.answers import target_report as target_report
+    from planner.report.answers import why_not_report as why_not_report
+    from planner.report.answers import worth_report as worth_report
     from planner.report.catalogue import cluster_report as cluster_report
     from planner.report.catalogue import clusters_report as clusters_report
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report
     from planner.report.catalogue import stacks_report as stacks_report
-    from planner.report.choices import prediction_report as prediction_report
-    from planner.report.choices import target_report as target_report
-    from planner.report.choices import why_not_report as why_not_report
-    from planner.report.choices import worth_report as worth_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
     from planner.report.costs import calibration_report as calibration_report
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from planner.report.render import report_to_text as report_to_text
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
-    from planner.report.sweeps import sweep_report as sweep_report
-    from planner.report.sweeps import sweep_svg as sweep_svg
     from planner.report.tables import Form as Form
     from planner.report.tables import Report as Report
     from planner.report.tables import Section as Section

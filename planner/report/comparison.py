@@ -7,7 +7,7 @@ from typing import Any
 from planner.costs import precision
 from planner.plans.figures import Headline, headline_of
 from planner.plans.files import plain
-from planner.report.choices import KINDS
+from planner.report.answers import KINDS
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
 from planner.systems import Comparison, Semantics, SystemRow
 from planner.units import format_bytes
