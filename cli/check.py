@@ -132,9 +132,6 @@ def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> 
         click.echo(f"{name}: planning anew gives the same plan{remark}")
     else:
         click.echo(f"{name}: planning anew gives a different answer\n")
-        show(
-            planner.report.diff_report(
-                comparison, planner.check.attribute(plan, anew) if isinstance(anew, planner.Plan) else None
-            )
-        )
+        causes = planner.check.attribute(plan, anew) if isinstance(anew, planner.Plan) else None
+        show(planner.report.diff_report(comparison, causes))
     return 0 if same else FOUND

@@ -49,13 +49,8 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
     """
     if stacks and devices:
         raise click.UsageError("--devices and --stacks cannot be combined")
-    listed = (
-        planner.report.stacks_report
-        if stacks
-        else planner.report.devices_report
-        if devices
-        else planner.report.clusters_report
-    )
+    report = planner.report
+    listed = report.stacks_report if stacks else report.devices_report if devices else report.clusters_report
     show_rows(listed(), form)
 
 

@@ -209,12 +209,10 @@ def command(
         click.echo(planner.dump_plan(plan), nl=False)
     elif not quiet:
         remark = "" if options["precision"] else planner.costs.precision_remark(plan.options.precision, cluster.devices)
-        shown = planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark)
-        show(
-            shown
-            if answer is None
-            else planner.report.target_report(dataclasses.replace(answer, plan=plan), remark=remark)
-        )
+        if answer is None:
+            show(planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark))
+        else:
+            show(planner.report.target_report(dataclasses.replace(answer, plan=plan), remark=remark))
         say_where(output)
 
 

@@ -201,13 +201,7 @@ def _same_length(
 
 VERSION1 = 1
 
-_EMPTY_CONFIGURATION: dict[str, object] = {
-    "stages": [],
-    "copies": 1,
-    "micro_batch": 1,
-    "micro_batches": 1,
-    "schedule": "",
-}
+_EMPTY_CONFIGURATION = plain(Configuration((), 1, 1, 1, ""))
 """Placeholder configuration until the other parts of the file are read."""
 
 

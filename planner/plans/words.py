@@ -63,17 +63,10 @@ def why_not(infeasible: Sequence[str]) -> str:
 def summary(decision: Configuration) -> str:
     """A decision in a line: `4 stages x 2 replicas x 8 ranks, 2 copies, micro-batch 4 x 16, 1f1b, ZeRO-1`."""
     replicas = [s.replicas for s in decision.stages]
-    equal = len(set(replicas)) == 1
-    shape = plural(len(replicas), "stage") + (
-        ""
-        if equal and replicas[0] == 1
-        else f" x {replicas[0]} replicas"
-        if equal
-        else f" x {short_list(replicas)} replicas"
-    )
+    shape = plural(len(replicas), "stage") + ("" if set(replicas) == {1} else f" x {one_or_all(replicas)} replicas")
     widths = [s.ranks for s in decision.stages]
     if max(widths, default=1) > 1:
-        shape += f" x {widths[0] if len(set(widths)) == 1 else short_list(widths)} ranks"
+        shape += f" x {one_or_all(widths)} ranks"
     parts = [shape]
     if decision.copies > 1:
         parts.append(plural(decision.copies, "copy"))
@@ -98,6 +91,11 @@ def recompute_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
 def recompute_word(stage: Stage | StageChoice) -> str:
     """What one stage recomputes: `recompute`, `recompute layernorm+act`, or nothing."""
     return "recompute" if stage.recompute else f"recompute {'+'.join(stage.repeats)}" if stage.repeats else ""
+
+
+def one_or_all(values: Sequence[int]) -> str:
+    """One number where all values are equal, else a list of them."""
+    return str(values[0]) if len(set(values)) == 1 else short_list(values)
 
 
 def short_list(values: Sequence[int]) -> str:
