@@ -30,12 +30,10 @@ def _fixed_options(command: Any) -> Any:  # noqa: ANN401
         flags = ("--global-batch", "-b", "--batch") if name == "batch" else (f"--{name}",)
         help_text = "For all points; this and the following options are as in `plan`." if name == FIXED[0] else ""
         command = click.option(*flags, _parameter(name), help=help_text, metavar="VALUE")(command)
-    command = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="For all points, as in `plan`.")(
-        command
-    )
-    return click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="For all points, as in `plan`.")(
-        command
-    )
+    for flag, parameter, metavar in (("--dim", "dims", "NAME=SIZE"), ("--set", "changes", "FIELD=VALUE")):
+        help_text = "For all points, as in `plan`."
+        command = click.option(flag, parameter, multiple=True, metavar=metavar, help=help_text)(command)
+    return command
 
 
 def _parameter(name: str) -> str:

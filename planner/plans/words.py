@@ -14,7 +14,8 @@ from planner.space.limits import EXCLUDED
 from planner.space.types import Configuration, StageChoice
 from planner.units import plural
 
-_PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
+PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
+"""Matches the name of a part of a block: its base, its number and the number of parts."""
 _NUMBERED = re.compile(r"^(.*?)([0-9]+)$")
 
 
@@ -35,13 +36,13 @@ def module_ranges(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _base(name: str) -> str:
-    match = _PART.match(name)
+    match = PART.match(name)
     return match[1] if match else name
 
 
 def _merged_parts(base: str, group: list[str]) -> str:
     """`base` if the group has all of its parts, else `base[first-last/count]`."""
-    parts = [match for match in map(_PART.match, group) if match]
+    parts = [match for match in map(PART.match, group) if match]
     if not parts or len(parts) == int(parts[0][3]):
         return base
     first, last = parts[0][2], parts[-1][2]
