@@ -16,6 +16,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+import planner
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _NAMES = {
@@ -32,8 +34,6 @@ def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], lis
     """Completion of bundled names by kind, and of file names."""
 
     def items(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        import planner
-
         functions = (operator.attrgetter(name)(planner) for kind in kinds for name in _NAMES[kind])
         names = sorted({name for function in functions for name in function() if name.startswith(incomplete)})
         return [*(CompletionItem(name) for name in names), CompletionItem(incomplete, type="file")]
@@ -52,15 +52,12 @@ dims_option: Decorator = click.option(
 )
 
 
-def hardware_option(*, required: bool = True) -> Decorator:
+def hardware_option(
+    help_text: str = "Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
+    **further: Any,  # noqa: ANN401
+) -> Decorator:
     """`--hardware`."""
-    return click.option(
-        "--hardware",
-        "-H",
-        required=required,
-        shell_complete=complete("hardware"),
-        help="Hardware profile: a name (`shardplan hardware list`) or a YAML file.",
-    )
+    return click.option("--hardware", "-H", shell_complete=complete("hardware"), help=help_text, **further)
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]
@@ -194,13 +191,7 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
         shell_complete=complete("models"),
         help="Model of the plan: an ONNX file, a config.json or a bundled model.",
     )
-    hardware = click.option(
-        "--hardware",
-        "-H",
-        metavar="NAME",
-        shell_complete=complete("hardware"),
-        help="Hardware profile of the plan: a name or a YAML file.",
-    )
+    hardware = hardware_option("Hardware profile of the plan: a name or a YAML file.", metavar="NAME")
     return model(dims_option(costs_option(hardware(nodes_option(stack_option(command))))))
 
 
@@ -238,8 +229,6 @@ def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa:
         options: values of options by name.
         otherwise: arguments of `planner.load_cluster` that replace these values.
     """
-    import planner
-
     named = {name: options[name] for name in ("nodes", "stack", "changes") if options.get(name)}
     return planner.load_cluster(options["hardware"], **{**named, **otherwise})
 
@@ -255,8 +244,6 @@ def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[st
     Raises:
         UsageError: the plan does not name its model or hardware.
     """
-    import planner
-
     inputs = dict(against)
     for name in ("model", "hardware"):
         inputs[name] = inputs[name] or beside(plan_file, getattr(plan.provenance, name))
@@ -320,8 +307,6 @@ def read_file(path: str) -> bytes:
     Raises:
         PlanError: the file is missing or cannot be read.
     """
-    import planner
-
     if path == "-":
         return planner.files.input_bytes()
     try:
@@ -338,8 +323,6 @@ def _at_revision(path: str) -> bytes | None:
     Raises:
         PlanError: git cannot find it; the message is git's.
     """
-    import planner
-
     if not re.fullmatch(r"[^:/\\][^:]+:.+", path) or os.path.exists(path):
         return None
     try:
@@ -388,8 +371,6 @@ def refuse_others(ctx: click.Context, takes: Collection[str], what: str, hint: s
     Raises:
         UsageError: there is one; the message names the first.
     """
-    import planner
-
     stray = [name for name in given(ctx) if name not in takes]
     if stray:
         flag = next(p for p in ctx.command.params if p.name == stray[0]).opts[0]
@@ -398,8 +379,6 @@ def refuse_others(ctx: click.Context, takes: Collection[str], what: str, hint: s
 
 def load_graph(model: str, dims: Sequence[str], costs: str | None = None) -> Any:  # noqa: ANN401
     """The model at the given sizes of dimensions, with operator costs from a file if one is given."""
-    import planner
-
     graph = planner.load_graph(model, dims=parse_dims(dims))
     return planner.costs.with_costs(graph, read_file(costs), shown_name(costs)) if costs else graph
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+import planner
+
 from ._options import given, refuse_others
-from ._progress import best_so_far, progress_line
-from ._report import say_checked, say_where, show
+from ._report import best_so_far, progress_line, say_checked, say_where, show
 
 DIFFERENT = 1
 SHARED = frozenset({"model", "output", "form", "quiet"})
@@ -56,8 +57,6 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
 
     A file that is both a model and an instance is planned as a model, unless an option for instances is given.
     """
-    import planner
-
     given_options = given(ctx)
     instance_options = [name for name in OWN if name in given_options]
     family = planner.partitions.instance_family(model)
@@ -79,8 +78,6 @@ def planned_as_partition(ctx: click.Context, model: str) -> bool:
 
 def plan_partition(model: str, form: str, output: str | None, quiet: bool, options: dict[str, Any]) -> None:
     """Plan an instance, and print or write the plan."""
-    import planner
-
     family: Any = planner.partitions.instance_family(model)
     problem = {name: options[name] for name in OWN}
     problem |= {instance_name: options[option] for option, instance_name in RENAMED.items()}
@@ -111,8 +108,6 @@ _OF_PARTITIONS = "a partition plan"
 
 def check(ctx: click.Context, plan_file: str, text: bytes, model: str | None, form: str) -> int:
     """`shardplan check` of a partition plan."""
-    import planner
-
     refuse_others(ctx, {"plan_file", "model", "search_s", "form"}, _OF_PARTITIONS)
     plan = planner.partitions.load_partition(text, name=plan_file)
     findings = planner.check_partition(plan, planner.load_instance(model) if model else None)
@@ -125,8 +120,6 @@ def check(ctx: click.Context, plan_file: str, text: bytes, model: str | None, fo
 
 def explain(ctx: click.Context, plan_file: str, form: str) -> None:
     """`shardplan explain` of a partition plan."""
-    import planner
-
     refuse_others(ctx, {"plan_file", "form"}, _OF_PARTITIONS)
     plan = planner.read_partition(plan_file)
     show(planner.report.partition_report(plan), plan, form)
@@ -134,8 +127,6 @@ def explain(ctx: click.Context, plan_file: str, form: str) -> None:
 
 def diff(ctx: click.Context, names: tuple[str, str], texts: tuple[bytes, bytes], form: str, tolerance: float) -> int:
     """`shardplan diff` of two partition plans, given by the names and texts of their files."""
-    import planner
-
     refuse_others(ctx, {"old", "new", "form", "tolerance", "dims", "every_value"}, _OF_PARTITIONS)
     if form == "github":
         raise planner.UsageError("--format github does not apply to a partition plan", hint="use markdown or json")

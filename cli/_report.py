@@ -1,15 +1,19 @@
-"""Print reports: styled on a terminal, as plain text into pipes, as Markdown, CSV or JSON for tools."""
+"""Print reports: styled on a terminal, plain into pipes, as Markdown, CSV or JSON for tools; a line of progress."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+
+import planner
 
 FOUND = 7
 """Exit code if a plan has findings."""
@@ -39,8 +43,6 @@ def terminal_width() -> int | None:
 
 def show(report: Any, data: Any = None, form: str = "text", output: str | None = None) -> None:  # noqa: ANN401
     """Print a report or write it to a file; in JSON form, `data` instead."""
-    import planner
-
     width = terminal_width()
     if output:
         planner.files.write_whole(output, written(report, data, form))
@@ -52,8 +54,6 @@ def show(report: Any, data: Any = None, form: str = "text", output: str | None =
 
 def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: ANN401
     """A report as text, Markdown or CSV, or its data as JSON."""
-    import planner
-
     if form == "json":
         return json.dumps(data, indent=2, ensure_ascii=False, default=_plain) + "\n"
     if form == "text":
@@ -63,8 +63,6 @@ def written(report: Any, data: Any = None, form: str = "text") -> str:  # noqa: 
 
 def show_rows(report: Any, form: str) -> None:  # noqa: ANN401
     """Print a list as a table, or its rows as JSON."""
-    import planner
-
     if form == "json":
         click.echo(json.dumps(planner.report_to_rows(report), indent=2))
     else:
@@ -94,8 +92,6 @@ def say_checked(
         remarks: lines after the verdict.
         further: further keys of the JSON document.
     """
-    import planner
-
     if form == "json":
         document = {**names, "ok": not findings, "findings": findings, **further}
         click.echo(written(None, document, "json"), nl=False)
@@ -118,8 +114,67 @@ def _show_styled(report: Any, width: int) -> None:  # noqa: ANN401
     from rich.console import Console
     from rich.text import Text
 
-    import planner
-
     console = Console(width=width, highlight=False, soft_wrap=True)
     for line in planner.report.report_to_lines(report, width, width):
         console.print(Text.assemble(*((text, STYLES.get(style, "")) for text, style in line)))
+
+
+SHOW_AFTER_S = 0.7
+
+Draw = Callable[..., None]
+"""Updates fields of the progress line, given by name."""
+
+
+@contextlib.contextmanager
+def progress_line(silent: bool, *, counted: bool, doing: str = "searching") -> Iterator[Draw | None]:
+    """Gives a function that updates the progress line; None if there is no line.
+
+    Args:
+        silent: true for no line.
+        counted: true to show a count (fields `completed` and `total`), false to show the solver (`solver`). The field
+            `found` is shown with both.
+        doing: the first activity; the field `doing` changes it.
+    """
+    if silent or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    ours = (TextColumn("{task.fields[doing]}"), BarColumn(), MofNCompleteColumn())
+    columns = ours if counted else (SpinnerColumn(), ours[0], TextColumn("{task.fields[solver]}"))
+    found = TextColumn("{task.fields[found]}")
+    bar = Progress(*columns, found, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task("search", total=None, solver="", found="", doing=doing)
+    later = threading.Timer(SHOW_AFTER_S, bar.start)
+    later.daemon = True
+    later.start()
+
+    def draw(**fields: Any) -> None:  # noqa: ANN401
+        bar.update(task, **fields)
+
+    try:
+        yield draw
+    finally:
+        later.cancel()
+        later.join()
+        bar.stop()
+
+
+def best_so_far(incumbent: float, bound: float, unit: str) -> str:
+    """The best value, the bound and the gap as text; the bound alone if nothing was found."""
+    text = f"bound {bound:.6g} {unit}"
+    if incumbent == float("inf"):
+        return text
+    gap = max(0.0, 1 - bound / incumbent) if incumbent > 0 else 0.0
+    return f"best {incumbent:.6g} {unit}, {text}, gap {gap:.2%}"
+
+
+def say_progress(done: int, total: int, what: str) -> None:
+    """Show on a terminal what is being measured."""
+    import click
+
+    if sys.stderr.isatty():
+        end = "\r" if done + 1 < total else "\r\x1b[K"
+        click.echo(f"measuring {done + 1}/{total} {what:<24}", nl=False, err=True)
+        click.echo(end, nl=False, err=True)

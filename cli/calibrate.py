@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _options
-from ._progress import progress_line
-from ._report import show
+from ._report import progress_line, show
 
 
 @click.command("calibrate")
@@ -43,8 +44,6 @@ def command(model: str, runs: str, output: str | None, form: str, **options: Any
       shardplan calibrate gpt2-xl -H dgx-a100 --runs runs.csv -o ours.yaml
       shardplan plan gpt2-xl -H dgx-a100 --stack ours.yaml
     """
-    import planner
-
     text = _options.read_file(runs).decode("utf-8", errors="replace")
     measured = planner.calibration.parse_runs(text, _options.shown_name(runs))
     graph = planner.load_graph(model, dims=_options.parse_dims(options["dims"]))

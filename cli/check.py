@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _partition
 from ._options import (
     against_options,
@@ -75,8 +77,6 @@ def command(
       shardplan check model.plan.json --for megatron --for torchtitan
       shardplan check gnmt.partition.json --model gnmt_training.json
     """
-    import planner
-
     text = read_file(plan_file)
     if planner.partitions.is_partition_plan(text):
         return _partition.check(ctx, plan_file, text, against["model"], form)
@@ -109,8 +109,6 @@ def _hanging(lines: Sequence[str]) -> list[str]:
 
 def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> int:  # noqa: ANN401
     """Print whether planning anew gives the same plan, and the differences; returns the exit code."""
-    import planner
-
     anew: Any
     try:
         anew = planner.replan(plan, graph, cluster)
@@ -134,9 +132,6 @@ def _replanned(name: str, plan: Any, graph: Any, cluster: Any, *, form: str) -> 
         click.echo(f"{name}: planning anew gives the same plan{remark}")
     else:
         click.echo(f"{name}: planning anew gives a different answer\n")
-        show(
-            planner.report.diff_report(
-                comparison, planner.check.attribute(plan, anew) if isinstance(anew, planner.Plan) else None
-            )
-        )
+        causes = planner.check.attribute(plan, anew) if isinstance(anew, planner.Plan) else None
+        show(planner.report.diff_report(comparison, causes))
     return 0 if same else FOUND

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _options
-from ._progress import progress_line
-from ._report import show
+from ._report import progress_line, show
 
 
 @click.command("compare")
@@ -73,8 +74,6 @@ def command(
       shardplan compare gpt2-xl -H dgx-a100 -b 64 --semantics any --plot systems.svg
       shardplan compare bert-large -H dgx-1v --nodes 4 --systems data-parallel,byteps,byteps:cpu_machines=n
     """
-    import planner
-
     if backends and not priced:
         raise click.UsageError("--for needs --backends, whose frameworks it names")
     with progress_line(form == "json", counted=False, doing="reading the model and asking every system"):
@@ -101,8 +100,6 @@ def command(
 
 def _write_plans(folder: str, plans: dict[str, Any], refused: dict[str, str]) -> None:
     """Write one file per system; systems without a plan file are reported on standard error."""
-    import planner
-
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _partition
 from ._options import dims_option, file_at, format_option, parse_dims, read_file, shown_name
 from ._report import show, written
@@ -100,8 +102,6 @@ def command(
       shardplan diff main:p.json p.json -H main:cluster.yaml -H cluster.yaml --model model.onnx --format markdown
       shardplan diff <(git show HEAD:model.plan.json) model.plan.json --fail-on error --format github
     """
-    import planner
-
     if old == new == "-":
         raise planner.UsageError("only one of the two plans can come from standard input", hint="name the other one")
     watched = [planner.plans.gate(text) for text in gates]
@@ -143,8 +143,6 @@ def _fields(comparison: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def _attributed(old: Any, new: Any, models: Sequence[str], hardware: Sequence[str], dims: Sequence[str]) -> Any:  # noqa: ANN401
     """The difference by cause; None if a side has no plan."""
-    import planner
-
     plans = [plan for plan in (old, new) if isinstance(plan, planner.Plan)]
     if dims and not models:
         raise planner.UsageError("--dim needs --model", hint="name the model that has the dimension")
@@ -161,8 +159,6 @@ def _attributed(old: Any, new: Any, models: Sequence[str], hardware: Sequence[st
 
 def _cluster(name: str, plans: Sequence[Any]) -> Any:  # noqa: ANN401
     """The cluster, with nodes and stack of the plan that it belongs to, if there is one."""
-    import planner
-
     cluster = planner.load_cluster(name)
     for plan in plans:
         for nodes in (None, plan.hardware.nodes):

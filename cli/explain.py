@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _partition
 from ._options import against_options, format_option, load_against, load_hardware, own_inputs, price_option, set_option
-from ._progress import progress_line
-from ._report import show
+from ._report import progress_line, show
 
 
 @click.command("explain")
@@ -54,8 +55,6 @@ def command(
       shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2 --worth
       shardplan explain model.plan.json --format markdown >> summary.md
     """
-    import planner
-
     if planner.partitions.is_partition_plan(plan_file):
         _partition.explain(ctx, plan_file, form)
         return
@@ -83,7 +82,6 @@ def command(
 
 def _worth(plan: Any, graph: Any, cluster: Any, against: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """The gains of changes; with one more node only if the cluster has nodes."""
-    import planner
 
     def larger() -> Any:  # noqa: ANN401
         nodes = cluster.device_count // cluster.node_size + 1

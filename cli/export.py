@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+import planner
+
 from ._options import dims_option, format_option, load_graph
 from .run import model_of_plan
 
@@ -48,8 +50,6 @@ def command(plan_file: str, name: str, folder: str, model: str | None, dims: tup
       shardplan export model.plan.json --to megatron -o megatron
       shardplan export model.plan.json --to torchtitan -o titan --model model.onnx
     """
-    import planner
-
     plan = planner.read_plan(plan_file)
     if dims and not model:
         raise click.UsageError("--dim needs --model")

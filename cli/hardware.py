@@ -7,16 +7,14 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ._options import NODES, complete, format_option, read_file, refuse_others
-from ._progress import say_progress
-from ._report import show, show_rows
+import planner
 
-if TYPE_CHECKING:
-    import planner
+from ._options import NODES, complete, format_option, read_file, refuse_others
+from ._report import say_progress, show, show_rows
 
 LINK_WORDS = (
     "NAME:BANDWIDTH per port and direction, optionally followed by ,ports=N ,size=N ,latency=TIME ,efficiency=PART."
@@ -49,17 +47,10 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
       shardplan hardware list --devices --format json
       shardplan hardware list --stacks
     """
-    import planner
-
     if stacks and devices:
         raise click.UsageError("--devices and --stacks cannot be combined")
-    listed = (
-        planner.report.stacks_report
-        if stacks
-        else planner.report.devices_report
-        if devices
-        else planner.report.clusters_report
-    )
+    report = planner.report
+    listed = report.stacks_report if stacks else report.devices_report if devices else report.clusters_report
     show_rows(listed(), form)
 
 
@@ -81,8 +72,6 @@ def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str |
       shardplan hardware show h100-sxm-80gb
       shardplan hardware show mine.yaml --resolved --format json
     """
-    import planner
-
     if name in planner.hardware.stack_names() and not form:
         form = "yaml"
     if form == "json":
@@ -110,8 +99,6 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
       shardplan hardware lint mine.yaml
       shardplan hardware lint profiles/*.yaml --format github --strict
     """
-    import planner
-
     findings: list[tuple[str, Any]] = []
     for file in files:
         try:
@@ -193,8 +180,6 @@ def init_profile(
       shardplan hardware init --measure --ranks 2 -o laptop-of-2.yaml
       shardplan hardware init --measure --ranks 8 --device h100-sxm-80gb -o node.yaml
     """
-    import planner
-
     _refuse_existing(output, force)
     stem = output.stem if output else ""
     sketch_options = {"device", "per_node", "nodes", "inside", "between"}
@@ -219,8 +204,6 @@ def init_profile(
 
 def _measured_node(name: str, device: str | None, ranks: int) -> planner.hardware.ClusterSketch:
     """A node of ranks of this machine with measured links; on its GPUs if their device type is given."""
-    import planner
-
     measurement = planner.runtime.measure_links(ranks, on_gpus=device is not None)
     machine = measurement.machine
     device_types = {} if machine is None else {f"{name}-rank": planner.hardware.measured_device(machine, ranks)}
@@ -230,15 +213,11 @@ def _measured_node(name: str, device: str | None, ranks: int) -> planner.hardwar
 
 
 def _refuse_existing(output: Path | None, force: bool) -> None:
-    import planner
-
     if output is not None and os.path.exists(output) and not force:
         raise planner.UsageError("the file exists", where=str(output), hint="choose another name, or give --force")
 
 
 def _write(output: Path | None, text: str) -> None:
-    import planner
-
     if output is None or str(output) == "-":
         click.echo(text, nl=False)
         return
@@ -254,8 +233,6 @@ def _sketch(
     Raises:
         UsageError: links are missing, or do not connect all devices.
     """
-    import planner
-
     hardware = planner.hardware
     links = [hardware.read_link(text, where="--inside") for text in inside]
     outer = [hardware.read_link(text, where="--between") for text in between]
@@ -269,8 +246,6 @@ def _sketch(
 
 def _asked() -> tuple[str, int, int, tuple[str, ...], tuple[str, ...]]:
     """Ask for the figures of a cluster one by one, on standard error."""
-    import planner
-
     known = planner.device_names()
     device = click.prompt("device (`shardplan hardware list --devices`)", type=click.Choice(known), err=True,
                           show_choices=False)  # fmt: skip
@@ -325,8 +300,6 @@ def import_profile(
       shardplan hardware import systems/a100_80g.json -o calculon.yaml
       shardplan hardware import network.yml --device a100-sxm-80gb
     """
-    import planner
-
     _refuse_existing(output, force)
     text = read_file(source).decode("utf-8", errors="replace")
     hardware, name = planner.hardware, output.stem if output else "imported"
@@ -367,6 +340,4 @@ def print_schema() -> None:
     Example:
       shardplan hardware schema > hardware.schema.json
     """
-    import planner
-
     click.echo(json.dumps(planner.hardware.profile_json_schema(), indent=2))

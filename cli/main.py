@@ -13,6 +13,8 @@ from typing import Any, TextIO
 
 import click
 
+import planner
+
 COMMANDS = {
     "plan": "Plan a model on a cluster and write the plan file.",
     "predict": "Price exactly one configuration of a model on a cluster.",
@@ -56,8 +58,6 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import planner
-
             raise click.UsageError(
                 f"no such command {args[0]!r} ({planner.registry.did_you_mean(args[0], COMMANDS)})", ctx
             )
@@ -115,8 +115,6 @@ def _messages_aside(arguments: Sequence[str]) -> contextlib.AbstractContextManag
     pairs = itertools.pairwise(arguments)
     if not any(flag in _FILES and name == "-" for flag, name in pairs) and "-o-" not in arguments:
         return contextlib.nullcontext()
-    import planner
-
     return planner.files.talk_aside()
 
 
@@ -134,8 +132,6 @@ def _report_usage(error: click.ClickException) -> int:
 
 def _report(error: Exception) -> int:
     """Print an error, one line for each of its findings, and return its exit code."""
-    import planner
-
     if isinstance(error, planner.ShardplanError):
         findings = error.problems or (error.problem,)
         for finding in findings:
@@ -189,8 +185,6 @@ class _CheckedStream:
         except BrokenPipeError:
             raise
         except OSError as error:
-            import planner
-
             self.failed = True
             what, hint = f"cannot write: {error.strerror or error}", "make room, or use -o FILE"
             raise planner.OutputError(what, where="standard output", hint=hint) from error

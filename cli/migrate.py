@@ -6,6 +6,8 @@ import os
 
 import click
 
+import planner
+
 from ._options import read_file, shown_name
 
 
@@ -23,8 +25,6 @@ def command(old: str, output: str | None) -> None:
       shardplan migrate old.plan.json -o new.plan.json
       shardplan migrate - < old.plan.json > new.plan.json
     """
-    import planner
-
     plan = planner.load_plan(read_file(old), name=shown_name(old))
     if not output and old != "-" and not os.path.exists(old):
         raise planner.UsageError(f"{old} cannot be written over", hint="name the new file with -o, or - with it")

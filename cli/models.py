@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+import planner
+
 from ._options import dims_option, format_option, parse_dims
 from ._report import show_rows
 
@@ -36,8 +38,6 @@ def list_models(family: str | None, form: str) -> None:
       shardplan models list --family moe
       shardplan models list --format json
     """
-    import planner
-
     families = planner.bundled.bundled_families()
     if family is not None and family not in families:
         raise planner.UsageError(
@@ -76,8 +76,6 @@ def build_model(
       shardplan models build llama3-8b --layers 16 -o half.onnx
       shardplan models build --family llama --layers 40 --hidden 5120 --heads 40 --ffn 13824 --vocab 32000 -o mine.onnx
     """
-    import planner
-
     if family is not None and name is not None:
         sizes, name = (name, *sizes), None
     if (base := family or name) is None:
@@ -119,8 +117,6 @@ def rebatch_model(model: str, batch: int, output: Path, dims: tuple[str, ...]) -
       shardplan models rebatch model.onnx --batch 4 -o model-4.onnx
       shardplan models rebatch model.onnx --batch 4 --dim seq=128 -o model-4.onnx
     """
-    import planner
-
     rebatched = planner.importers.rebatched_file(model, batch, dims=parse_dims(dims))
     if rebatched.external and output.resolve().parent != Path(model).resolve().parent:
         raise planner.UsageError(
@@ -143,8 +139,6 @@ def _choices(words: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: a word is no option, or an option has no value.
     """
-    import planner
-
     choices, remaining = {}, list(words)
     while remaining:
         word = remaining.pop(0)

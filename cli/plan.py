@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _options
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
-from ._progress import Draw, best_so_far, progress_line
-from ._report import say_where, show
+from ._report import Draw, best_so_far, progress_line, say_where, show
 
 
 @click.command("plan")
@@ -178,8 +179,6 @@ def command(
       shardplan plan gnmt_training.json --non-contiguous --time-limit 60s
       shardplan plan vgg16.graph.txt --machines 4x2 --bandwidth 10GB/s,1.25GB/s
     """
-    import planner
-
     if planned_as_partition(ctx, model):
         plan_partition(model, form, output, quiet, options)
         return
@@ -210,12 +209,10 @@ def command(
         click.echo(planner.dump_plan(plan), nl=False)
     elif not quiet:
         remark = "" if options["precision"] else planner.costs.precision_remark(plan.options.precision, cluster.devices)
-        shown = planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark)
-        show(
-            shown
-            if answer is None
-            else planner.report.target_report(dataclasses.replace(answer, plan=plan), remark=remark)
-        )
+        if answer is None:
+            show(planner.plan_report(plan, batch_given=options["global_batch"] is not None, remark=remark))
+        else:
+            show(planner.report.target_report(dataclasses.replace(answer, plan=plan), remark=remark))
         say_where(output)
 
 
@@ -231,8 +228,6 @@ def _for_target(
     Raises:
         click.UsageError: no global batch is given, whose default would differ with the number of devices.
     """
-    import planner
-
     if options["global_batch"] is None:
         raise click.UsageError("--target needs --global-batch, the same for all numbers of devices")
 
@@ -256,8 +251,6 @@ def _planned(
     draw: Draw | None,
 ) -> Any:  # noqa: ANN401
     """The plan of the joint search, or of a published system."""
-    import planner
-
     job = _job(cluster.device_count, options)
     arguments = {"strict_ops": options["strict_ops"], "provenance": provenance}
     orders = options["schedule_file"]
@@ -284,8 +277,6 @@ def _planned(
 
 def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     """The job that the options describe, with the library's defaults for the others."""
-    import planner
-
     fields = _options.job_values(options, device_count) | {
         "micro_batches": tuple(sorted(set(options["micro_batches"]))),
         "max_stages": options["max_stages"] or 0,

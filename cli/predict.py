@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _options
-from ._progress import progress_line
-from ._report import say_where, show
+from ._report import progress_line, say_where, show
 
 _WITH_CONFIG = frozenset(
     ("model", "hardware", "nodes", "stack", "changes", "devices", "dims", "costs", "global_batch", "precision",
@@ -122,8 +123,6 @@ def command(
       shardplan predict gpt2 -H dgx-h100 --config gpt2.plan.json --best
       shardplan predict llama3-8b -H dgx-h100 --from megatron arguments.txt
     """
-    import planner
-
     with progress_line(form == "json", counted=False, doing="reading the model and pricing the configuration"):
         graph = _options.load_graph(model, options["dims"], options["costs"])
         cluster = _options.load_hardware(options)
@@ -159,8 +158,6 @@ def _job(options: dict[str, Any], configuration: Any) -> Any:  # noqa: ANN401
     Raises:
         click.UsageError: the global batch is not given.
     """
-    import planner
-
     names = ("precision", "optimizer", "overlap", "devices", "headroom")
     fields = {name: options[name] for name in names if options[name] is not None}
     batch = options["global_batch"]
@@ -177,8 +174,6 @@ def _job(options: dict[str, Any], configuration: Any) -> Any:  # noqa: ANN401
 
 def _compared_to_best(prediction: Any, graph: Any, cluster: Any, job: Any) -> dict[str, Any]:  # noqa: ANN401
     """The best plan of the job, and the difference of the prediction to it."""
-    import planner
-
     try:
         comparison = planner.compare_to_best(prediction, graph, cluster, job)
     except planner.InfeasibleError as error:
@@ -193,8 +188,6 @@ def _compared_to_best(prediction: Any, graph: Any, cluster: Any, job: Any) -> di
 
 
 def _best_words(comparison: dict[str, Any]) -> str:
-    import planner
-
     if comparison["best_s"] is None:
         return f"best plan: none fits ({comparison['reason']})"
     difference_s, ratio, seconds = comparison["lacks_s"], comparison["ratio"], planner.units.format_seconds
@@ -204,8 +197,6 @@ def _best_words(comparison: dict[str, Any]) -> str:
 
 def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
     """Degrees of a framework's configuration that no option overrides; its other settings go into `options`."""
-    import planner
-
     name, path = framework
     text = _options.read_file(path).decode(errors="replace")
     job = planner.export.read_job(text, name, _options.shown_name(path))
@@ -222,21 +213,10 @@ def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> d
 
 
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
-    import planner
-
-    names = ("tensor", "context", "expert", "pipeline", "chunks", "micro_batch", "zero")
-    return planner.Degrees(
-        **{name: options[name] for name in names},
-        data=options["data"] or 0,
-        schedule=options["schedule"] or "",
-        exchange=options["exchange"] or "",
-        recompute=options["recompute"] == "always",
-        repeats=_modules(options["recompute"]),
-        starts=_starts(options["starts"]),
-        layout=options["layout"] or "",
-        first_layers=options["first_layers"] or 0,
-        last_layers=options["last_layers"] or 0,
-    )
+    names = {field.name for field in dataclasses.fields(planner.Degrees)}
+    given = {name: value for name, value in options.items() if name in names and value}
+    given |= {"recompute": options["recompute"] == "always", "repeats": _modules(options["recompute"])}
+    return planner.Degrees(**{**given, "starts": _starts(options["starts"])})
 
 
 def _modules(choice: str) -> tuple[str, ...]:
@@ -245,8 +225,6 @@ def _modules(choice: str) -> tuple[str, ...]:
     Raises:
         click.BadParameter: the text is neither never, always nor modules.
     """
-    import planner
-
     modules: tuple[str, ...] = planner.recomputed_modules(choice)
     if not modules and choice not in ("never", "always"):
         raise click.BadParameter(f"{choice!r} is no single choice: never, always or modules", param_hint="--recompute")
@@ -272,18 +250,13 @@ def _starts(text: str | None) -> tuple[int, ...]:
 
 def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: Any) -> dict[str, Any]:  # noqa: ANN401
     """The prediction as JSON: times, problems, fixes, the configuration, memory of every worker."""
-    import planner
-
     error = prediction.plan.predictions.measured_error
     return {
         "headline": dataclasses.asdict(prediction.plan.headline),
         "iteration_s": prediction.iteration_s,
         "measured_error": error and dataclasses.asdict(error),
         "bound_s": prediction.plan.predictions.bound_s,
-        "fits": prediction.fits,
-        "headroom": prediction.headroom,
-        "fits_with_headroom": prediction.fits_with_headroom,
-        "driver_bytes": prediction.driver_bytes,
+        **{name: getattr(prediction, name) for name in ("fits", "headroom", "fits_with_headroom", "driver_bytes")},
         "problems": list(prediction.problems),
         "fixes": [dataclasses.asdict(fix) for fix in fixes],
         **planner.plans.configuration_document(prediction.configuration),

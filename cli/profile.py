@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _options
-from ._progress import say_progress
-from ._report import show
+from ._report import say_progress, show
 
 _ANY = frozenset({"model", "dims", "micro_batch", "form", "top", "output"})
 _KEPT = frozenset({"attention", "no_dropout"})
@@ -62,8 +63,6 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, output: str 
       shardplan profile model.onnx --measure -o measured.json
       shardplan plan model.onnx -H pool.yaml -b 64 --costs measured.json
     """
-    import planner
-
     graph = _options.load_graph(model, options["dims"])
     priced = _price(ctx, graph, model, options)
     if output:
@@ -79,8 +78,6 @@ def command(ctx: click.Context, /, model: str, form: str, top: int, output: str 
 
 def _price(ctx: click.Context, graph: Any, model: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
     """Costs from the source that the options select; options of other sources are refused."""
-    import planner
-
     attention = {"fused_attention": options["attention"] == "fused", "dropout": not options["no_dropout"]}
     if options["measure"]:
         measure_options = {"device", "precision"} if options["device"] else set()
@@ -139,8 +136,6 @@ def _within_passes(graph: Any, model: str, micro_batch: int, **attention: bool) 
 
 def _remark(precision: str, options: dict[str, Any]) -> str:
     """Why the precision was chosen; "" if the user gave it."""
-    import planner
-
     if options["precision"] or options["measure"] or not options["device"]:
         return ""
     return planner.costs.precision_remark(precision, [planner.load_device(options["device"], stack=options["stack"])])

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+import planner
+
 from ._options import against_options, load_against, own_inputs, price_option, read_file, set_option, shown_name
 
 
@@ -30,8 +32,6 @@ def command(plan_file: str, output: str, price: float | None, **against: Any) ->
       shardplan report model.plan.json -o report.html --model model.onnx --hardware dgx-a100 --nodes 2
       shardplan plan gpt2 -H dgx-a100 -o - | shardplan report - -o - > report.html
     """
-    import planner
-
     plan = planner.load_plan(read_file(plan_file), name=shown_name(plan_file))
     if price:
         plan = planner.with_price(plan, price)

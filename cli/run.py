@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import planner
+
 from ._options import beside, format_option
 from ._report import show
-
-if TYPE_CHECKING:
-    import planner
 
 DIFFERENT = 10
 """Exit code if gradients differ from the unsplit model's, or a rank failed."""
@@ -94,8 +93,6 @@ def command(
       shardplan run model.plan.json --model model.onnx --measure
       shardplan run model.plan.json --model model.onnx --rank fullest --alone
     """
-    import planner
-
     plan = planner.read_plan(plan_file)
     model = model or beside(plan_file, plan.provenance.model)
     shown = form == "text" and not alone
@@ -121,8 +118,6 @@ def _alone(plan: planner.Plan, rank: str | None, *, alone: bool) -> int | None:
         click.UsageError: only one of the two options is given.
         click.BadParameter: the rank is neither a number nor `fullest`.
     """
-    import planner
-
     if alone != (rank is not None):
         raise click.UsageError("--rank and --alone must be given together, such as --rank fullest --alone")
     if rank is None or rank == "fullest":
@@ -138,8 +133,6 @@ def _silent(step: int, loss: float) -> None:
 
 def model_of_plan(plan: planner.Plan, model: str | None) -> Any:  # noqa: ANN401
     """The model to run: the path of a file, or a bundled model built at the plan's micro-batch."""
-    import planner
-
     name = model or plan.provenance.model
     if name in planner.bundled_names():
         inputs = [spec.shape for spec in plan.model.inputs]

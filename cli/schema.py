@@ -6,6 +6,8 @@ import json
 
 import click
 
+import planner
+
 
 @click.command("schema")
 @click.argument("subject", type=click.Choice(["plan", "configuration", "partition", "hardware"]))
@@ -17,8 +19,6 @@ def command(subject: str) -> None:
       shardplan schema plan > plan.schema.json
       shardplan schema hardware > hardware.schema.json
     """
-    import planner
-
     schemas = {
         "plan": planner.plans.plan_schema,
         "configuration": planner.plans.configuration_schema,

@@ -6,6 +6,8 @@ import json
 
 import click
 
+import planner
+
 from ._options import format_option, refuse_others
 from ._report import show, terminal_width
 
@@ -49,8 +51,6 @@ def command(
       shardplan simulate model.plan.json --svg model.svg --trace model.trace.json
       shardplan simulate model.plan.json --overlap-transfers --format json
     """
-    import planner
-
     if form == "json":
         refuse_others(ctx, set(ctx.params) - {"width"}, "--format json, which has no timeline")
     transfers = None

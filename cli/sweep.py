@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+import planner
+
 from . import _options
-from ._progress import progress_line
-from ._report import show
+from ._report import progress_line, show
 
 NOTHING_FITS = 6
 """Exit code if no point has a plan."""
@@ -29,12 +30,10 @@ def _fixed_options(command: Any) -> Any:  # noqa: ANN401
         flags = ("--global-batch", "-b", "--batch") if name == "batch" else (f"--{name}",)
         help_text = "For all points; this and the following options are as in `plan`." if name == FIXED[0] else ""
         command = click.option(*flags, _parameter(name), help=help_text, metavar="VALUE")(command)
-    command = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="For all points, as in `plan`.")(
-        command
-    )
-    return click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="For all points, as in `plan`.")(
-        command
-    )
+    for flag, parameter, metavar in (("--dim", "dims", "NAME=SIZE"), ("--set", "changes", "FIELD=VALUE")):
+        help_text = "For all points, as in `plan`."
+        command = click.option(flag, parameter, multiple=True, metavar=metavar, help=help_text)(command)
+    return command
 
 
 def _parameter(name: str) -> str:
@@ -43,8 +42,6 @@ def _parameter(name: str) -> str:
 
 def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Values that apply to all points, by name."""
-    import planner
-
     values = {name: options[_parameter(name)] for name in FIXED if options[_parameter(name)] is not None}
     for texts, prefix in ((options["dims"], "dim."), (options["changes"], "")):
         for text in texts:
@@ -59,7 +56,7 @@ def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 @click.command("sweep")
 @_options.model_argument
-@_options.hardware_option()
+@_options.hardware_option(required=True)
 @click.option(
     "--over", "axes", multiple=True, required=True, metavar="NAME=VALUE[,VALUE..]",
     help="Values to combine; repeatable: all combinations are planned. NAME: devices, nodes, batch, seq, dim.NAME, "
@@ -105,8 +102,6 @@ def command(
       shardplan sweep gpt2-xl -H dgx-a100 --over hardware=dgx-a100,dgx-h100 --over batch=64,128 --store s.sqlite -j 4
       shardplan sweep llama3-70b -H dgx-h100 --over nodes=4,8,16 --price 2.5 --svg sweep.svg --on tcp://head:8786
     """
-    import planner
-
     given = planner.ask.read_axes(axes)
     fixed = {"model": (model,), "hardware": (hardware,), **_fixed(options)}
     twice = next((name for name in fixed if name in given and name not in ("model", "hardware")), None)

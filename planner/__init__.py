@@ -130,7 +130,7 @@ if TYPE_CHECKING:
     from planner.report import report_to_text as report_to_text
     from planner.report.comparison import comparison_report as comparison_report
     from planner.report.plans import plan_report as plan_report
-    from planner.report.timeline_svg import draw_svg as draw_svg
+    from planner.report.timeline import draw_svg as draw_svg
 
     # errors, registered names, quantities for people, files
     from planner import files as files

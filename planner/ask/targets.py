@@ -188,13 +188,7 @@ def least_devices(
     if reached is None:
         raise _unreachable(target, most_s, list(tried.values()))
     between = [size for size in sizes if below < size < reached]
-    while between:
-        middle = between[len(between) // 2]
-        if reaches(middle):
-            reached = middle
-        else:
-            below = middle
-        between = [size for size in between if below < size < reached]
+    reached = [*between, reached][bisect.bisect_left(between, True, key=reaches)]
     if least is Minimised.DOLLARS:
         for double in [size for size in sizes if size == 2 * reached]:
             reaches(double)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from planner import api
@@ -109,23 +110,13 @@ def _priced_as(plan: Plan, anew: Plan) -> Plan:
     return with_price(anew, old.dollars_per_hour / old.device_count)
 
 
+ClaimCheck = tuple[Sequence[Difference], tuple[str, ...], str]
+"""Claims of a plan that differ from those of a new search, what could not be compared, and how the search decides
+otherwise ("" if it does not)."""
+
+
 class _TooLongError(Exception):
     """The search exceeded its time limit."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClaimCheck:
-    """The comparison of a plan with a new search.
-
-    Attributes:
-        wrong: claims of the plan that differ from those of the search.
-        unchecked: what could not be compared, in words.
-        otherwise: how the search decides differently; empty if it does not.
-    """
-
-    wrong: tuple[Difference, ...] = ()
-    unchecked: tuple[str, ...] = ()
-    otherwise: str = ""
 
 
 def replan(plan: Plan, graph: Graph, cluster: Cluster) -> Plan:
@@ -178,7 +169,7 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
         ShardplanError: the search fails.
     """
     if limit_s <= 0:
-        return ClaimCheck(unchecked=("bound, proof and alternatives: no search was made",))
+        return (), ("bound, proof and alternatives: no search was made",), ""
     end = time.monotonic() + limit_s
 
     def stop(done: int, total: int, best_s: float, bound_s: float) -> None:
@@ -188,15 +179,15 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
     try:
         again = _searched_again(plan, graph, cluster, stop)
     except _TooLongError:
-        return ClaimCheck(unchecked=(f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",))
+        return (), (f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",), ""
     found = differences(plan, again)
     decided = [each for each in found if each.path[0] not in ("predictions", "alternatives", "free_choice")]
     wrong = [each for each in found if each.path[0] == "predictions" and each.path[1] in _BOUND]
     if not decided:
         wrong += [each for each in found if each.path[0] == "alternatives"]
-        return ClaimCheck(tuple(wrong))
+        return wrong, (), ""
     wrong = [each for each in wrong if each.path[1] in ("bound_s", "space")]
     more = f", and {len(decided) - 1} more" if len(decided) > 1 else ""
     seconds = format_seconds(again.predictions.reached_s)
     otherwise = f"the search decides otherwise, for {seconds} an iteration: {decided[0]}{more}"
-    return ClaimCheck(tuple(wrong), ("alternatives: the search decides otherwise",), otherwise)
+    return wrong, ("alternatives: the search decides otherwise",), otherwise

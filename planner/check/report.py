@@ -12,7 +12,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
-from planner.plans.check_figures import check_figures, check_options
+from planner.plans.check_parts import check_figures, check_options
 from planner.plans.documents import KeyPath
 from planner.plans.findings import PLAN_AGAIN, Difference, Expected, differences, limited, mismatches, stage_in
 from planner.plans.readings import has_closed_form, is_searched
@@ -171,16 +171,15 @@ def _anew(
     renewed = is_renewed(plan, cluster)
     try:
         anew, violations = reevaluate(plan, graph, cluster)
-        wrong = [difference for difference in differences(plan, anew) if renewed or difference.path[0] != "hardware"]
+        wrong: Sequence[Difference] = [d for d in differences(plan, anew) if renewed or d.path[0] != "hardware"]
         for violation in violations:
             fault = Fault.MEMORY if violation.kind == "memory" else Fault.OPTIONS
             findings.append(Finding(fault, violation.message, PLAN_AGAIN, violation.stage))
         prices_may_differ = sound and (other_version(plan) or renewed)
         if is_searched(plan) and not wrong:
-            searched = check_claims(plan, graph, cluster, search_s)
-            wrong, claims = [*searched.wrong], searched.unchecked
-            if searched.otherwise and not prices_may_differ:
-                findings.append(Finding(Fault.DIFFERS, searched.otherwise, PLAN_AGAIN))
+            wrong, claims, otherwise = check_claims(plan, graph, cluster, search_s)
+            if otherwise and not prices_may_differ:
+                findings.append(Finding(Fault.DIFFERS, otherwise, PLAN_AGAIN))
         elif is_searched(plan):
             claims = ("bound, proof and alternatives: the figures that they are about differ",)
     except ShardplanError as error:

@@ -14,7 +14,7 @@ from planner.costs.precision import Precision
 from planner.errors import PlanError
 from planner.graph import Chain, Graph, NoteLevel
 from planner.hardware.types import Cluster
-from planner.plans.exchange_section import with_exchange
+from planner.plans.collectives import with_exchange
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
 from planner.plans.model import Block, compress

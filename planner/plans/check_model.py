@@ -14,7 +14,7 @@ from planner.costs.precision import precision
 from planner.errors import UsageError
 from planner.graph import Graph, TensorKind
 from planner.hardware.types import Cluster
-from planner.plans.check_shardings import FREE
+from planner.plans.check_parts import FREE
 from planner.plans.findings import PLAN_AGAIN, RELATIVE, Expected, Fault, Finding, mismatches
 from planner.plans.rebuild import RebuiltSharding, rebuild
 from planner.plans.requirement import Requirement

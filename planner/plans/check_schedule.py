@@ -22,6 +22,7 @@ from planner.schedules.held import lent_bytes, own_bytes
 from planner.units import format_bytes
 
 Lanes = Mapping[int, Sequence[Sequence[Action]]]
+"""By rank, the actions of each of its lanes."""
 Key = tuple[ActionKind, int, int, int]
 """Kind, stage, micro-batch (number of an exchange or update) and part of an action."""
 
@@ -309,11 +310,7 @@ def check_claims(plan: Plan) -> Iterator[Finding]:
     yield from mismatches(plan, ((Fault.SCHEDULE_CLAIM, (what,), value) for what, value in claims.items()))
 
 
-Orders = Mapping[int, Sequence[Sequence[Action]]]
-"""By rank, the actions of each of its lanes."""
-
-
-def check_held(plan: Plan, orders: Orders, lenders: Orders) -> list[Finding]:
+def check_held(plan: Plan, orders: Lanes, lenders: Lanes) -> list[Finding]:
     """A finding for each rank that exceeds its device's memory, at the first action where it does; O(actions).
 
     Memory is counted in the order of one lane, without a clock. What other ranks evict to a rank counts all the time,

@@ -7,7 +7,6 @@ reads.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -377,8 +376,7 @@ def load_answer(text: str | bytes, *, name: str = "plan") -> Plan | InfeasibleAn
     content, found = documents.document(text, name)
     if found.get("format") != INFEASIBLE_FORMAT:
         return loads(content, name=name)
-    documents.require_form(found, INFEASIBLE_FORMAT, (INFEASIBLE_VERSION,), name)
-    return documents.validated(json.dumps(found), InfeasibleAnswer, name=name, shown=content)
+    return documents.parse(content, InfeasibleAnswer, INFEASIBLE_FORMAT, INFEASIBLE_VERSION, name=name)
 
 
 def compare_answers(

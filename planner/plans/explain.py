@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import Stage
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
-from planner.plans.words import short_list, words_of
+from planner.plans.words import one_or_all, short_list, words_of
 from planner.schedules import WeightPolicy
 from planner.units import format_seconds, plural
 
@@ -278,7 +278,7 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
     own_data = [plan.copies * count for count in replicas]
     other_data = [other.copies * count for count in other.replicas]
     if set(own_data) != set(other_data) or (len(own_data) == len(other_data) and own_data != other_data):
-        differences.append(f"DP {_one_or_all(other_data)} instead of {_one_or_all(own_data)}")
+        differences.append(f"DP {one_or_all(other_data)} instead of {one_or_all(own_data)}")
     if other.micro_batch != plan.micro_batches.size:
         differences.append(f"micro-batch {other.micro_batch} instead of {plan.micro_batches.size}")
     if other.schedule != plan.schedule.name:
@@ -301,11 +301,6 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
     if other.zero != zero:
         differences.append(f"ZeRO-{other.zero} instead of ZeRO-{zero}")
     return tuple(differences)
-
-
-def _one_or_all(values: Sequence[int]) -> str:
-    """One number where all values are equal, else a list of them."""
-    return str(values[0]) if len(set(values)) == 1 else short_list(values)
 
 
 def _dealt(plan: Plan) -> bool:

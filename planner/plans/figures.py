@@ -403,9 +403,7 @@ def headline_of(
         tokens_per_step=sequence * global_batch,
         flops_per_sample=significant(flops),
         peak_flop_per_s=sum(count * device.matrix_flop_per_s.get(rate_format, 0.0) for device, count in used),
-        dollars_per_hour=significant(sum(count * device.price_per_hour for device, count in used))
-        if has_prices
-        else 0.0,
+        dollars_per_hour=significant(has_prices * sum(count * device.price_per_hour for device, count in used)),
     )
     return bare.at(iteration_s, error)
 

@@ -39,7 +39,8 @@ _WRITTEN_AT_DEFAULT: Mapping[type, frozenset[str]] = {
 }  # fmt: skip
 """Fields that are written even at their default value; all others are then left out of the file."""
 
-_UNHASHED = ("digest", "provenance")
+UNHASHED = ("digest", "provenance")
+"""Keys that the digest does not cover."""
 
 
 def to_document(plan: Plan) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def digest_of(plan: Plan) -> str:
 
 
 def _digest(document: dict[str, Any], unhashed: tuple[str, ...] = ()) -> str:
-    body = {key: value for key, value in document.items() if key not in (*_UNHASHED, *unhashed)}
+    body = {key: value for key, value in document.items() if key not in (*UNHASHED, *unhashed)}
     return hashlib.sha256(documents.compact(body).encode()).hexdigest()
 
 
@@ -201,13 +202,7 @@ def _same_length(
 
 VERSION1 = 1
 
-_EMPTY_CONFIGURATION: dict[str, object] = {
-    "stages": [],
-    "copies": 1,
-    "micro_batch": 1,
-    "micro_batches": 1,
-    "schedule": "",
-}
+_EMPTY_CONFIGURATION = plain(Configuration((), 1, 1, 1, ""))
 """Placeholder configuration until the other parts of the file are read."""
 
 

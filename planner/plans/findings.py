@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.errors import Problem
 from planner.plans.documents import KeyPath, readable
-from planner.plans.files import plain, to_document
+from planner.plans.files import UNHASHED, plain, to_document
 from planner.plans.types import Plan
 from planner.units import format_bytes, format_seconds
 
@@ -141,7 +141,6 @@ RELATIVE = 1e-6
 ROUNDED = 1e-8
 """Tolerance of fractions that are computed from rounded figures."""
 
-_LEFT_OUT = ("digest", "provenance")
 _SHOWN = 60
 
 
@@ -194,7 +193,7 @@ def differences(plan: Plan, right: Plan) -> list[Difference]:
     """Values in which two plan files differ, apart from digest and provenance; O(size of the file)."""
     right = dataclasses.replace(right, model=right.model.comparable(plan.model))
     said, document = to_document(plan), to_document(right)
-    keys = [key for key in dict.fromkeys((*said, *document)) if key not in _LEFT_OUT]
+    keys = [key for key in dict.fromkeys((*said, *document)) if key not in UNHASHED]
     return [each for key in keys for each in compared((key,), said.get(key, ...), document.get(key, ...))]
 
 

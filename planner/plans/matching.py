@@ -14,8 +14,8 @@ from difflib import SequenceMatcher
 
 from planner.plans.model import Block, outline
 from planner.plans.types import Plan
+from planner.plans.words import PART
 
-_PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
 _NUMBERED = re.compile(r".*[0-9]$")
 
 Ranges = tuple[range, range]
@@ -184,5 +184,5 @@ def layers_of(blocks: Sequence[Block]) -> float:
 
 
 def _parted(block: Block) -> tuple[re.Match[str] | None, str]:
-    part = _PART.match(block.name)
+    part = PART.match(block.name)
     return part, part[1] if part else block.name

@@ -386,16 +386,7 @@ def _map_strings(block: Block, change: Callable[[str], str]) -> Block:
         change(block.name),
         tuple(change(node) for node in block.nodes),
         tuple(
-            BlockParameter(
-                change(p.name),
-                p.shape,
-                p.dtype,
-                change(p.label),
-                change(p.module),
-                p.trainable,
-                p.transposed,
-                change(p.tied_to),
-            )
+            replace(p, name=change(p.name), label=change(p.label), module=change(p.module), tied_to=change(p.tied_to))
             for p in block.parameters
         ),
     )

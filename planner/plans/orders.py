@@ -314,20 +314,6 @@ def _refuse_endless(count: int) -> None:
         raise PlanError(f"a line stands for {count} actions", hint=f"at most {MAX_ACTIONS} can be read")
 
 
-__all__ = [
-    "MAX_ACTIONS",
-    "MAX_PERIOD",
-    "Line",
-    "RankOrder",
-    "Steady",
-    "Steps",
-    "decode",
-    "encode",
-    "encode_line",
-    "encode_orders",
-    "group_lines",
-]
-
 _COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 from planner import schedules
 from planner.errors import PlanError
 from planner.plans.orders import ActionRow, Line, RankOrder, Steady, Steps, encode_line, group_lines, row_of
-from planner.plans.records import ScheduleSection, SharedParameter
+from planner.plans.records import WORK_FIELDS, ScheduleSection, SharedParameter
 from planner.schedules import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
 from planner.space.workers import lay_workers
@@ -215,13 +215,10 @@ def _section(
         weight_policy=str(schedule.weight_policy),
         orders=_orders(written, decision.copies, members),
         iterations=written.iterations,
-        parts=work.parts,
-        causal=work.causal,
+        **{name: getattr(work, name) for name in WORK_FIELDS},
         side_by_side=work.shared,
-        streaming=work.streaming,
         spans=schedule.spans,
         versions=versions if max(versions, default=1) > 1 else (),
-        limits=work.limits,
         staleness=staleness if any(staleness) else (),
         averaged=() if synchronous else _averaged(written, pipeline, decision.copies),
         clock_distance=schedule.clock_distance,

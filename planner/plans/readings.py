@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.errors import UsageError
 from planner.plans.orders import WORD
+from planner.plans.records import WORK_FIELDS
 from planner.plans.requirement import Requirement
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
@@ -78,12 +79,9 @@ def work_of(plan: Plan, ranks: Sequence[int], times: int = 1, copies: int = 1) -
     return Work(
         tuple(lanes),
         workers=tuple(workers),
-        parts=section.parts,
-        causal=section.causal,
         shared=section.side_by_side,
-        streaming=section.streaming,
         versions=section.versions,
-        limits=section.limits,
+        **{name: getattr(section, name) for name in WORK_FIELDS},
     )
 
 

@@ -264,6 +264,10 @@ class Provenance:
 Given = Literal["", "name", "orders", "configuration"]
 
 
+WORK_FIELDS = ("parts", "causal", "streaming", "limits")
+"""Fields with the same name and meaning in `ScheduleSection` and in the schedule's `Work`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleSection:
     """Who does what in which order. What does not apply is left out of the file.

@@ -22,6 +22,7 @@ from planner.graph import Graph, Node, SourceFile, Tensor, layer_of, per_model
 from planner.hardware.types import Cluster
 from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.operators.types import Origin
+from planner.plans.collectives import stage_collectives, tied_collectives
 from planner.plans.figures import (
     BUBBLE_CONVENTION,
     Alternative,
@@ -33,7 +34,6 @@ from planner.plans.figures import (
 )
 from planner.plans.model import BlockParameter, Loss, ModelSection, RebatchedOperand, RebatchedTensor, TensorSpec
 from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter, Stage
-from planner.plans.stage_collectives import stage_collectives, tied_collectives
 from planner.plans.words import significant, summary
 from planner.space.blocks import loss_outputs
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, StageTerms
@@ -228,6 +228,10 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...
     )
 
 
+_OF_CONFIGURATION = ("copies", "micro_batch", "micro_batches", "schedule", "zero")
+"""Fields with the same name in `Configuration` and `Alternative`."""
+
+
 def alternative_section(candidate: Candidate) -> Alternative:
     """The section of a decision that was priced and not chosen."""
     decision, evaluation = candidate.decision, candidate.evaluation
@@ -238,11 +242,7 @@ def alternative_section(candidate: Candidate) -> Alternative:
         iteration_s=significant(evaluation.iteration_s) if priced else None,
         memory_bytes=max((math.ceil(terms.memory.total) for terms in evaluation.stages), default=0),
         infeasible=tuple(violation.message for violation in evaluation.violations),
-        copies=decision.copies,
-        micro_batch=decision.micro_batch,
-        micro_batches=decision.micro_batches,
-        schedule=decision.schedule,
-        zero=decision.zero,
+        **{name: getattr(decision, name) for name in _OF_CONFIGURATION},
         starts=tuple(stage.start for stage in decision.stages),
         replicas=tuple(stage.replicas for stage in decision.stages),
         recompute=tuple(i for i, stage in enumerate(decision.stages) if stage.recompute),
@@ -391,14 +391,7 @@ def block_parameters(graph: Graph, nodes: Iterable[int]) -> tuple[BlockParameter
     used = dict.fromkeys(index for node in nodes for index in sources[node])
     return tuple(
         BlockParameter(
-            name=p.name,
-            shape=p.shape,
-            dtype=str(p.dtype),
-            label="" if p.label == p.name else p.label,
-            module=p.module,
-            trainable=p.trainable,
-            transposed=p.transposed,
-            tied_to=p.tied_to,
+            **{**dataclasses.asdict(p), "dtype": str(p.dtype), "label": "" if p.label == p.name else p.label}
         )
         for p in (graph.parameters[index] for index in used)
     )

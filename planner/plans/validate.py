@@ -16,8 +16,8 @@ from planner.graph import DType, Graph
 from planner.hardware.types import Cluster, with_headroom
 from planner.memory import fits
 from planner.plans.check_model import check_graph, check_sharded_cluster, check_sharded_model
+from planner.plans.check_parts import check_meshes, check_shardings
 from planner.plans.check_schedule import check_claims, check_schedule
-from planner.plans.check_shardings import check_meshes, check_shardings
 from planner.plans.files import digest_of
 from planner.plans.findings import PLAN_AGAIN, RELATIVE, Expected, Fault, Finding, limited, mismatches
 from planner.plans.readings import requirements

@@ -14,7 +14,8 @@ from planner.space.limits import EXCLUDED
 from planner.space.types import Configuration, StageChoice
 from planner.units import plural
 
-_PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
+PART = re.compile(r"^(.*)\[([0-9]+)/([0-9]+)\]$")
+"""Matches the name of a part of a block: its base, its number and the number of parts."""
 _NUMBERED = re.compile(r"^(.*?)([0-9]+)$")
 
 
@@ -35,13 +36,13 @@ def module_ranges(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _base(name: str) -> str:
-    match = _PART.match(name)
+    match = PART.match(name)
     return match[1] if match else name
 
 
 def _merged_parts(base: str, group: list[str]) -> str:
     """`base` if the group has all of its parts, else `base[first-last/count]`."""
-    parts = [match for match in map(_PART.match, group) if match]
+    parts = [match for match in map(PART.match, group) if match]
     if not parts or len(parts) == int(parts[0][3]):
         return base
     first, last = parts[0][2], parts[-1][2]
@@ -63,17 +64,10 @@ def why_not(infeasible: Sequence[str]) -> str:
 def summary(decision: Configuration) -> str:
     """A decision in a line: `4 stages x 2 replicas x 8 ranks, 2 copies, micro-batch 4 x 16, 1f1b, ZeRO-1`."""
     replicas = [s.replicas for s in decision.stages]
-    equal = len(set(replicas)) == 1
-    shape = plural(len(replicas), "stage") + (
-        ""
-        if equal and replicas[0] == 1
-        else f" x {replicas[0]} replicas"
-        if equal
-        else f" x {short_list(replicas)} replicas"
-    )
+    shape = plural(len(replicas), "stage") + ("" if set(replicas) == {1} else f" x {one_or_all(replicas)} replicas")
     widths = [s.ranks for s in decision.stages]
     if max(widths, default=1) > 1:
-        shape += f" x {widths[0] if len(set(widths)) == 1 else short_list(widths)} ranks"
+        shape += f" x {one_or_all(widths)} ranks"
     parts = [shape]
     if decision.copies > 1:
         parts.append(plural(decision.copies, "copy"))
@@ -98,6 +92,11 @@ def recompute_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
 def recompute_word(stage: Stage | StageChoice) -> str:
     """What one stage recomputes: `recompute`, `recompute layernorm+act`, or nothing."""
     return "recompute" if stage.recompute else f"recompute {'+'.join(stage.repeats)}" if stage.repeats else ""
+
+
+def one_or_all(values: Sequence[int]) -> str:
+    """One number where all values are equal, else a list of them."""
+    return str(values[0]) if len(set(values)) == 1 else short_list(values)
 
 
 def short_list(values: Sequence[int]) -> str:

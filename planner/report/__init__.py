@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 from planner.exports import exported, exports_of
 
 if TYPE_CHECKING:
+    from planner.report.answers import prediction_report as prediction_report
+    from planner.report.answers import sweep_report as sweep_report
+    from planner.report.answers import sweep_svg as sweep_svg
+    from planner.report.answers import target_report as target_report
+    from planner.report.answers import why_not_report as why_not_report
+    from planner.report.answers import worth_report as worth_report
     from planner.report.catalogue import cluster_report as cluster_report
     from planner.report.catalogue import clusters_report as clusters_report
     from planner.report.catalogue import devices_report as devices_report
     from planner.report.catalogue import models_report as models_report
     from planner.report.catalogue import stacks_report as stacks_report
-    from planner.report.choices import prediction_report as prediction_report
-    from planner.report.choices import target_report as target_report
-    from planner.report.choices import why_not_report as why_not_report
-    from planner.report.choices import worth_report as worth_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
     from planner.report.costs import calibration_report as calibration_report
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from planner.report.difference import diff_report as diff_report
     from planner.report.difference import diff_verdict as diff_verdict
     from planner.report.explanation import explanation_report as explanation_report
-    from planner.report.gantt import draw_gantt as draw_gantt
     from planner.report.page import plan_page as plan_page
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
@@ -44,14 +45,13 @@ if TYPE_CHECKING:
     from planner.report.runs import measured_iteration_s as measured_iteration_s
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
-    from planner.report.sweeps import sweep_report as sweep_report
-    from planner.report.sweeps import sweep_svg as sweep_svg
     from planner.report.tables import Form as Form
     from planner.report.tables import Report as Report
     from planner.report.tables import Section as Section
     from planner.report.tables import Table as Table
     from planner.report.tables import bar as bar
     from planner.report.tables import table as table
+    from planner.report.timeline import draw_gantt as draw_gantt
     from planner.report.timeline import timeline_report as timeline_report
 
 

@@ -5,7 +5,7 @@ The rows for tools have more columns than the tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
@@ -36,69 +36,53 @@ TREE_WIDTH = 80
 """Line width of a cluster's tree, in characters."""
 
 
+Columns = Mapping[str, tuple[str, Form, Callable[[Any], Cell]]]
+"""By key of the rows for tools: heading in the table ("" for a column of the rows alone), form, and value."""
+_CLUSTER: Columns = {
+    "name": ("name", Form.NAME, lambda cluster: cluster.name),
+    "nodes": ("nodes", Form.NUMBER, lambda cluster: cluster.device_count // cluster.node_size),
+    "devices": ("devices", Form.NUMBER, lambda cluster: cluster.device_count),
+    "type": ("type", Form.TEXT, lambda cluster: ", ".join(device.name for device in cluster.devices)),
+    "levels": ("", Form.TEXT, lambda cluster: tuple(level.name for level in cluster.levels)),
+    "about": ("about", Form.TEXT, lambda cluster: cluster.about),
+}
+_DEVICE: Columns = {
+    "name": ("name", Form.NAME, lambda device: device.name),
+    "memory_bytes": ("memory", Form.BYTES, lambda device: device.memory_bytes),
+    "memory_byte_per_s": ("bandwidth", Form.BYTE_RATE, lambda device: device.memory_byte_per_s),
+    "peak_flop_per_s": ("16-bit peak", Form.FLOP_RATE, lambda device: half_peak(device)[1]),
+    "achievable": ("", Form.TEXT, lambda device: device.matrix_efficiency.fractions[-1]),
+    "about": ("about", Form.TEXT, lambda device: device.about),
+}
+_STACK: Columns = {
+    "name": ("name", Form.NAME, lambda stack: stack.name),
+    "launch_s": ("launch", Form.SECONDS, lambda stack: stack.launch_s),
+    "handover_s": ("handover", Form.SECONDS, lambda stack: stack.handover_s),
+    "overlap": ("overlap", Form.SHARE, lambda stack: stack.overlap),
+    "about": ("about", Form.TEXT, lambda stack: stack.about),
+}
+
+
 def clusters_report() -> Report:
     """The bundled clusters."""
-    rows: list[dict[str, Cell]] = []
-    for name in cluster_names():
-        cluster = load_cluster(name)
-        rows.append(
-            {
-                "name": name,
-                "nodes": cluster.device_count // cluster.node_size,
-                "devices": cluster.device_count,
-                "type": ", ".join(device.name for device in cluster.devices),
-                "levels": tuple(level.name for level in cluster.levels),
-                "about": cluster.about,
-            }
-        )
-    columns = {
-        "name": Form.NAME, "nodes": Form.NUMBER, "devices": Form.NUMBER, "type": Form.TEXT, "about": Form.TEXT,
-    }  # fmt: skip
-    shown = table(columns, (tuple(row[name] for name in columns) for row in rows))
-    return Report("", (Section(table=shown),), data_table(rows, rows[0]))
+    return _listed(map(load_cluster, cluster_names()), _CLUSTER)
 
 
 def devices_report() -> Report:
     """The bundled devices."""
-    rows: list[dict[str, Cell]] = []
-    for name in device_names():
-        device = load_device(name)
-        rows.append(
-            {
-                "name": name,
-                "memory_bytes": device.memory_bytes,
-                "memory_byte_per_s": device.memory_byte_per_s,
-                "peak_flop_per_s": half_peak(device)[1],
-                "achievable": device.matrix_efficiency.fractions[-1],
-                "about": device.about,
-            }
-        )
-    columns = {
-        "name": Form.NAME, "memory": Form.BYTES, "bandwidth": Form.BYTE_RATE, "16-bit peak": Form.FLOP_RATE,
-        "about": Form.TEXT,
-    }  # fmt: skip
-    names = ("name", "memory_bytes", "memory_byte_per_s", "peak_flop_per_s", "about")
-    shown = table(columns, (tuple(row[name] for name in names) for row in rows))
-    return Report("", (Section(table=shown),), data_table(rows, rows[0]))
+    return _listed(map(load_device, device_names()), _DEVICE)
 
 
 def stacks_report() -> Report:
     """The bundled stacks of software."""
-    rows: list[dict[str, Cell]] = []
-    for stack in map(load_stack, stack_names()):
-        rows.append(
-            {
-                "name": stack.name,
-                "launch_s": stack.launch_s,
-                "handover_s": stack.handover_s,
-                "overlap": stack.overlap,
-                "about": stack.about,
-            }
-        )
-    columns = {
-        "name": Form.NAME, "launch": Form.SECONDS, "handover": Form.SECONDS, "overlap": Form.SHARE, "about": Form.TEXT,
-    }  # fmt: skip
-    shown = table(columns, (tuple(row.values()) for row in rows))
+    return _listed(map(load_stack, stack_names()), _STACK)
+
+
+def _listed(profiles: Iterable[object], columns: Columns) -> Report:
+    """Profiles as rows for tools, and as a table of the columns that have a heading."""
+    rows = [{key: value(profile) for key, (_, _, value) in columns.items()} for profile in profiles]
+    headed = {key: (heading, form) for key, (heading, form, _) in columns.items() if heading}
+    shown = table(dict(headed.values()), (tuple(row[key] for key in headed) for row in rows))
     return Report("", (Section(table=shown),), data_table(rows, rows[0]))
 
 

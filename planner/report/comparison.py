@@ -7,7 +7,7 @@ from typing import Any
 from planner.costs import precision
 from planner.plans.figures import Headline, headline_of
 from planner.plans.files import plain
-from planner.report.choices import KINDS
+from planner.report.answers import KINDS
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
 from planner.systems import Comparison, Semantics, SystemRow
 from planner.units import format_bytes
@@ -152,16 +152,15 @@ def _data(comparison: Comparison) -> Table:
     return data_table(rows, DATA)
 
 
+_OF_COMPARISON = ("model", "hardware", "global_batch", "precision", "semantics")
+
+
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON data, in seconds, bytes and fractions."""
     return {
         "format": "shardplan-comparison",
         "version": 1,
-        "model": comparison.model,
-        "hardware": comparison.hardware,
-        "global_batch": comparison.global_batch,
-        "precision": comparison.precision,
-        "semantics": comparison.semantics,
+        **{name: getattr(comparison, name) for name in _OF_COMPARISON},
         "notes": list(comparison.notes),
         "rows": [_document(row) | _headline(comparison, row) for row in comparison.rows],
     }

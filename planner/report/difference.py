@@ -25,22 +25,11 @@ MARKDOWN_BYTES = 60_000
 """Limit on the bytes of the Markdown; GitHub accepts 65,536 characters."""
 
 _HEADINGS = {
-    Area.MODEL: "Model",
-    Area.HARDWARE: "Hardware",
-    Area.OPTIONS: "Options",
     Area.BATCHES: "Micro-batches and copies",
-    Area.STAGES: "Stages",
-    Area.BLOCKS: "Blocks",
     Area.SHARDINGS: "Inside groups of ranks (one block, one rank and micro-batch)",
-    Area.BOUNDARIES: "Boundaries",
-    Area.PARAMETERS: "Parameters",
-    Area.SCHEDULE: "Schedule",
     Area.REQUIRES: "Required of the backend",
-    Area.PREDICTIONS: "Predictions",
-    Area.ALTERNATIVES: "Alternatives",
-    Area.COVERAGE: "Coverage",
-    Area.NOTES: "Notes",
 }
+"""Headings of areas that their name is not the heading of."""
 
 _FIGURES = {
     Metric.STEP_TIME: "time of a step",
@@ -156,7 +145,7 @@ def _counted(changes: Sequence[Change]) -> str:
 
 def _values(changes: Sequence[Change]) -> Iterator[Section]:
     """Every value that differs, a section for each area; moved blocks are grouped."""
-    for area, heading in _HEADINGS.items():
+    for area in Area:
         of_area = [change for change in changes if change.area is area]
         if area is Area.BLOCKS:
             moved = [c for c in of_area if c.path[-1] == "stage" and None not in (c.old, c.new)]
@@ -164,7 +153,7 @@ def _values(changes: Sequence[Change]) -> Iterator[Section]:
                 yield Section("Moved blocks", items=_moves(moved))
             of_area = [c for c in of_area if c not in moved]
         if of_area:
-            yield Section(heading, table=changes_table(of_area))
+            yield Section(_HEADINGS.get(area, area.capitalize()), table=changes_table(of_area))
 
 
 def _moves(moved: Sequence[Change]) -> tuple[str, ...]:

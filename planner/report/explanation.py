@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from planner.plans.explain import Explanation, Rival
 from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView, SplitReason, SplitRival
 from planner.plans.words import module_list
+from planner.report.plans import LIES
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.units import format_bytes, format_seconds, plural
 
@@ -177,20 +178,15 @@ def group_sections(groups: Sequence[GroupView], reasons: Sequence[SplitReason]) 
 def _words(group: GroupView) -> tuple[str, ...]:
     mesh = " x ".join(f"{name} {size}" for name, size in group.axes)
     stages = plural(len(group.stages), "stage")
-    layouts = ", ".join(
-        f"{layout} along {name}" for layout, (name, _) in zip(map(_boundary, group.boundaries), group.axes, strict=True)
-    )
+    pairs = zip(group.boundaries, group.axes, strict=True)
+    layouts = ", ".join(f"{LIES[how]} along {name}" for how, (name, _) in pairs)
     if "free" in group.boundaries:
-        layouts = "each in a layout of its own"
+        layouts = LIES["free"]
     shared = f"{group.ranks} ranks share every operator of a replica ({stages}): mesh {mesh}"
     lines = [f"{shared}; tensors between blocks are {layouts}."]
     lines += [_dealt(dealt) for dealt in group.dealt]
     lines.append("Times and bytes are of one block, one rank and micro-batch; nothing is assumed to overlap.")
     return tuple(lines)
-
-
-def _boundary(boundary: str) -> str:
-    return {"sequence": "cut by the sequence", "batch": "cut by the batch"}.get(boundary, "whole on every rank")
 
 
 def _dealt(dealt: DealtView) -> str:

@@ -18,7 +18,7 @@ from planner.report.explanation import explanation_report
 from planner.report.page_charts import Chart, alternatives_chart, model_chart, roofline_chart
 from planner.report.page_timeline import kinds_chart, memory_chart, time_chart, timeline_chart
 from planner.report.tables import Form, Section, Table
-from planner.report.timeline_svg import MOST_ROWS
+from planner.report.timeline import MOST_ROWS
 from planner.simulate import simulate
 from planner.simulate.segments import fewer_rows, rows, segments, windows
 from planner.simulate.timeline import fullest_lanes

@@ -15,7 +15,7 @@ from planner.graph import Graph
 from planner.hardware.types import Device
 from planner.plans import Plan
 from planner.plans.explain import Rival
-from planner.report.scales import time_ticks
+from planner.report.svg import time_ticks
 from planner.simulate import rank_ranges
 from planner.units import format_seconds, plural
 

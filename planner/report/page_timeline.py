@@ -11,7 +11,6 @@ import numpy as np
 
 from planner.plans import Plan
 from planner.play.memory import MemoryCurve
-from planner.report.gantt import busiest
 from planner.report.page_charts import (
     GIB,
     LIMIT,
@@ -27,7 +26,7 @@ from planner.report.page_charts import (
     tips,
     word,
 )
-from planner.report.timeline_svg import COLOURS
+from planner.report.timeline import COLOURS, busiest
 from planner.schedules.program import KINDS
 from planner.simulate.segments import ACTIVITIES, WORK, Activity, Row, Segments
 from planner.simulate.timeline import Lane, Timeline

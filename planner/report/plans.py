@@ -229,11 +229,8 @@ def _remarks(plan: Plan) -> list[str]:
     notes = [note for note in plan.notes if note.code != NO_RULE]
     warnings = [note for note in notes if note.level == "warning"][:MOST_NOTES]
     lines, further_notes = [text, *map(_warning, warnings)], len(notes) - len(warnings)
-    return (
-        [*lines, f"{plural(further_notes, 'more import note')} in the plan (`shardplan explain`)"]
-        if further_notes
-        else lines
-    )
+    more = f"{plural(further_notes, 'more import note')} in the plan (`shardplan explain`)"
+    return [*lines, more] if further_notes else lines
 
 
 def _warning(note: PlanNote) -> str:

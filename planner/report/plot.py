@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.report import svg
-from planner.report.scales import Scale, horizontal_lines, time_ticks, vertical_lines
+from planner.report.svg import Scale, horizontal_lines, time_ticks, vertical_lines
 from planner.systems import Comparison, Semantics, SystemRow
 from planner.units import format_bytes, format_seconds
 

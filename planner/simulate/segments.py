@@ -6,6 +6,7 @@ worker), a thread is a rank, and memory is a counter of its process.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -162,13 +163,8 @@ def windows(timeline: Timeline, most: int, clipped: int) -> tuple[tuple[float, f
 def rank_ranges(ranks: Iterable[int], most: int = 4) -> str:
     """`0-3,8-11`; of more than `most` ranges only the first, followed by the number of ranks."""
     ordered = sorted(set(ranks))
-    ranges: list[list[int]] = []
-    for rank in ordered:
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    words = [str(a) if a == b else f"{a}-{b}" for a, b in ranges]
+    runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ordered), lambda at: at[1] - at[0])]
+    words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return ",".join(words) if len(words) <= most else ",".join([*words[:most], f"... ({len(ordered)})"])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner import schedules
 from planner.errors import ShardplanError
-from planner.plans.exchange_section import ExchangeWords, exchange_words
+from planner.plans.collectives import ExchangeWords, exchange_words
 from planner.plans.sections import compared_error
 from planner.plans.words import words_of
 from planner.space import Configuration, Evaluation, Timed, WorkerMemory, lay_workers, play_terms

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.report.plot import LETTER, comparison_svg
-from planner.report.scales import time_ticks
+from planner.report.svg import time_ticks
 from planner.space import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
 

@@ -11,7 +11,7 @@ import pytest
 import planner
 from planner import draw_svg
 from planner.report import draw_gantt
-from planner.report.gantt import Gantt
+from planner.report.timeline import Gantt
 from planner.simulate import Activity, rank_ranges, simulate, timeline_document, trace_json
 from tests.simulate.plans import toy_plan
 
