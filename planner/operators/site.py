@@ -8,6 +8,7 @@ and returns the outputs. Only small tensors get there, so plain numpy is enough.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from planner.errors import ModelError
 from planner.graph import DType, Node, Tensor, TensorKind
-from planner.operators.nest import Operand
-from planner.operators.types import OpCall, OpSpec
+from planner.operators.nest import Operand, dim_names, loop_nest, spell_runs
+from planner.operators.types import DimKind, LoopNest, OpCall, OpSpec
 from planner.registry import Registry
 
 if TYPE_CHECKING:
@@ -73,24 +74,61 @@ class Site:
         """Name of a tensor by which a person finds the call in the model."""
         return next((t.name for t in (*self.call.outputs, *self.call.inputs) if t is not None), "")
 
-    def reads(self, *positions: int) -> list[Operand]:
-        """Inputs as operands of a loop nest."""
-        return [(p, self.input(p).shape) for p in positions]
-
-    def writes(self, *positions: int) -> list[Operand]:
-        """Outputs as results of a loop nest."""
-        return [(p, self.output(p).shape) for p in positions]
-
-    def line(self, reads: Mapping[int, str], writes: Mapping[int, str]) -> tuple[str, list[Operand], list[Operand]]:
-        """A loop nest's line over those operands that the call has, and these: the first arguments of `loop_nest`.
+    def nest(
+        self,
+        text: str,
+        *,
+        runs: Mapping[str, int] | None = None,
+        parallel: str = "",
+        reduced: str = "",
+        coupled: str = "",
+        whole: str = "",
+        sizes: Mapping[str, int] | None = None,
+        halos: Mapping[str, int] | None = None,
+        contraction: bool = False,
+        matrix_flops: float = 0.0,
+        vector_flops: float = 0.0,
+    ) -> LoopNest:
+        """The loop nest of a line over those operands and results that the call has (`planner.operators.nest`).
 
         Args:
-            reads: what indexes each input, by position.
-            writes: what indexes each output, by position.
+            text: terms of input 0, 1, ... and of output 0, 1, ...; `3:` in front of terms names another position, and
+                `?` an operand that may be absent. A line without an arrow is of a part whose result another part reads.
+            runs: lengths of runs, where a tensor has several.
+            parallel, reduced, coupled, whole: dimensions of that kind where the line implies another, runs as `d..`.
+            sizes, halos, contraction, matrix_flops, vector_flops: as of `loop_nest`.
         """
-        given, made = [p for p in reads if self.has(p)], [p for p in writes if self.has_output(p)]
-        text = f"{', '.join(reads[p] for p in given)} -> {', '.join(writes[p] for p in made)}"
-        return text, self.reads(*given), self.writes(*made)
+        left, arrow, right = text.partition("->")
+        reads = self._operands(left, self.input, self.has)
+        writes = self._operands(right, self.output, self.has_output) if arrow else []
+        ranks = tuple((terms, len(shape)) for (_, shape), terms in (*reads, *writes))
+        terms, lengths = spell_runs(ranks, tuple((runs or {}).items()))
+        kinds: dict[str, DimKind] = {}
+        for kind, names in zip(DimKind, (parallel, reduced, coupled, whole), strict=True):
+            for word in names.split():
+                stem = word.removesuffix("..")
+                kinds.update(dict.fromkeys([stem] if stem == word else dim_names(stem, lengths.get(stem, 0)), kind))
+        return loop_nest(
+            f"{', '.join(terms[: len(reads)])} -> {', '.join(terms[len(reads) :])}",
+            [operand for operand, _ in reads],
+            [operand for operand, _ in writes],
+            kinds=kinds,
+            sizes=sizes,
+            halos=halos,
+            contraction=contraction,
+            matrix_flops=matrix_flops,
+            vector_flops=vector_flops,
+        )
+
+    @staticmethod
+    def _operands(text: str, of: Callable[[int], Tensor], has: Callable[[int], bool]) -> list[tuple[Operand, str]]:
+        """The operands of one side of a line that the call has, with their terms."""
+        operands, position = [], -1
+        for optional, number, terms in (_OPERAND.findall(part)[0] for part in text.split(",")):
+            position = int(number) if number else position + 1
+            if not optional or has(position):
+                operands.append(((position, of(position).shape), terms))
+        return operands
 
     def need(self, position: int) -> bool:
         """Whether that input's gradient is needed; false for an absent one."""
@@ -141,6 +179,8 @@ class Site:
         """One axis attribute, not negative."""
         return self.int_attribute(name, default) % rank if rank else 0
 
+
+_OPERAND = re.compile(r"\s*(\?)?(?:(\d+):)?(.*)")
 
 RuleFunction = Callable[[Site], OpSpec]
 Travel = Callable[["Flow", int, Node], None]

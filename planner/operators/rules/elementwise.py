@@ -24,7 +24,6 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
-from planner.operators.nest import dim_names, loop_nest
 from planner.operators.site import (
     Array,
     Attributes,
@@ -39,7 +38,7 @@ from planner.operators.site import (
     plain,
     typed,
 )
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.types import LoopNest, OpSpec, Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +127,10 @@ def broadcast_nest(
 
     Every dimension is parallel but those of the results, by number, whose points depend on each other.
     """
-    outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
-    names = dim_names("d", len(site.output(outputs[0] if outputs else 0).shape))
-    reads = [" ".join(names[len(names) - len(site.input(p).shape) :]) for p in positions]
-    text = f"{', '.join(reads)} -> {', '.join([' '.join(names)] * len(outputs))}"
-    kinds = {names[k]: DimKind.COUPLED for k in coupled}
-    return loop_nest(text, site.reads(*positions), site.writes(*outputs), kinds=kinds, vector_flops=vector_flops)
+    outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)] or [0]
+    rank = len(site.output(outputs[0]).shape)
+    text = f"{', '.join(f'{p}:d..' for p in positions)} -> {', '.join(f'{p}:d..' for p in outputs)}"
+    return site.nest(text, coupled=" ".join(f"d{k % rank}" for k in coupled), vector_flops=vector_flops)
 
 
 def _unary(site: Site) -> OpSpec:

@@ -10,10 +10,10 @@ import numpy as np
 from planner.graph import DType, Node
 from planner.operators.assemble import keep_extra, streaming, traffic, view
 from planner.operators.flow import BatchFactor, Flow
-from planner.operators.nest import dim_names, loop_nest
+from planner.operators.nest import dim_names
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
-from planner.operators.types import DimKind, LoopNest, OpSpec
+from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 
 
 def _rate(site: Site) -> float | None:
@@ -70,9 +70,9 @@ def bias_dropout(site: Site) -> OpSpec:
 
 def _made(site: Site, flops: float) -> OpSpec:
     """A tensor written from nothing."""
-    names = " ".join(dim_names("d", len(site.output().shape)))
-    nest = loop_nest(f" -> {names}", [(0, ())], site.writes(0), vector_flops=flops * site.output().elements)
-    nest = LoopNest(nest.dims, (), nest.writes, 0.0, nest.vector_flops)
+    dims = tuple(Dim(f"d{k}", size, DimKind.PARALLEL) for k, size in enumerate(site.output().shape))
+    made = Access(0, tuple((d.name,) for d in dims))
+    nest = LoopNest(dims, (), (made,), vector_flops=flops * site.output().elements)
     return streaming(site, nest, forward=traffic(site.output()))
 
 
@@ -122,12 +122,13 @@ def _quantised_nest(site: Site, vector_flops: float) -> LoopNest:
         scaled = list(data)
     elif len(scale.shape) == 1 and rank:
         scaled = [data[axis]]
-    terms = {0: " ".join(data)}
-    for position in (p for p in (1, 2) if site.has(p)):
-        own = len(site.input(position).shape)
-        terms[position] = " ".join(scaled if own == len(scaled) else ["1"] * own)
-    kinds = dict.fromkeys(("ragged", "blocks", "block"), DimKind.WHOLE)
-    return loop_nest(*site.line(terms, {0: " ".join(data)}), kinds=kinds, vector_flops=vector_flops)
+    terms = ", ".join([" ".join(data), *(f"?{p}:{_scale_terms(site, p, scaled)}" for p in (1, 2))])
+    return site.nest(f"{terms} -> ?{' '.join(data)}", whole="ragged blocks block", vector_flops=vector_flops)
+
+
+def _scale_terms(site: Site, position: int, scaled: list[str]) -> str:
+    rank = len(site.input(position).shape) if site.has(position) else 0
+    return " ".join(scaled if rank == len(scaled) else ["1"] * rank)
 
 
 def _quantised_results(site: Site) -> list[Shaped | None]:
@@ -160,8 +161,7 @@ def dequantize(site: Site) -> OpSpec:
 def dynamic_quantize(site: Site) -> OpSpec:
     """Rounding to 8 bits with the range found first: two passes over the input; no gradient."""
     x = site.input(0)
-    names = " ".join(dim_names("d", len(x.shape)))
-    nest = loop_nest(*site.line({0: names}, {0: names, 1: "", 2: ""}), vector_flops=6.0 * x.elements)
+    nest = site.nest("d.. -> ?d.., ?, ?", vector_flops=6.0 * x.elements)
     return streaming(site, nest, forward=traffic(*site.results(), x, x), kernels=2)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from planner.graph import Node
 from planner.operators.assemble import elements_like, plumbing, streaming, traffic, view
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
-from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Attributes, Rule, Site, as_first, axes_of, converted, integers, plain
 from planner.operators.storage import reshaped_strides
@@ -164,22 +163,14 @@ def identity(site: Site) -> OpSpec:
 
 def aligned_nest(site: Site, positions: Collection[int], whole: Collection[int] = ()) -> LoopNest:
     """Tensors of equal rank whose dimensions correspond; those listed, or of unequal size, cannot be split."""
-    rank = len(site.output().shape)
     outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
-    shapes = [site.input(p).shape for p in positions] + [site.output(p).shape for p in outputs]
-    kinds: dict[str, DimKind] = {}
-    columns: list[list[str]] = [[] for _ in shapes]
-    for k in range(rank):
-        shared = len({shape[k] for shape in shapes}) == 1
-        for index, column in enumerate(columns):
-            name = f"d{k}" if shared else f"w{k}_{index}"
-            column.append(name)
-            if not shared or k in whole:
-                kinds[name] = DimKind.WHOLE
-    lines = [" ".join(column) for column in columns]
-    count = len(list(positions))
-    text = f"{', '.join(lines[:count])} -> {', '.join(lines[count:])}"
-    return loop_nest(text, site.reads(*positions), site.writes(*outputs), kinds=kinds)
+    shapes = [*(site.input(p).shape for p in positions), *(site.output(p).shape for p in outputs)]
+    shared = [len({shape[k] for shape in shapes}) == 1 for k in range(len(site.output().shape))]
+    columns = [[f"d{k}" if alike else f"w{k}_{i}" for k, alike in enumerate(shared)] for i in range(len(shapes))]
+    fixed = {name for column in columns for k, name in enumerate(column) if not shared[k] or k in whole}
+    lines = [f"{p}:{' '.join(column)}" for p, column in zip((*positions, *outputs), columns, strict=True)]
+    count = len(positions)
+    return site.nest(f"{', '.join(lines[:count])} -> {', '.join(lines[count:])}", whole=" ".join(fixed))
 
 
 def _result_only(site: Site) -> OpSpec:
@@ -246,8 +237,7 @@ def transpose(site: Site) -> OpSpec:
     shape = site.input(0).shape
     rank = len(shape)
     order = site.ints("perm", tuple(reversed(range(rank))))
-    names = dim_names("d", rank)
-    nest = loop_nest(f"{' '.join(names)} -> {' '.join(names[k] for k in order)}", site.reads(0), site.writes(0))
+    nest = site.nest(f"d.. -> {' '.join(f'd{k % rank}' for k in order)}")
     moved = [k for k in order if shape[k] != 1]
     if moved == sorted(moved):
         return view(site, nest)
@@ -394,9 +384,7 @@ def pad(site: Site) -> OpSpec:
 @Rule(ports=(0,)).of("SpaceToDepth", "DepthToSpace")
 def block_rearrange(site: Site) -> OpSpec:
     """Blocks of space to channels and back; a copy that only the batch can be split of."""
-    names = "n w1 w2 w3 -> n v1 v2 v3"
-    kinds = dict.fromkeys(("w1", "w2", "w3", "v1", "v2", "v3"), DimKind.WHOLE)
-    return streaming(site, loop_nest(names, site.reads(0), site.writes(0), kinds=kinds))
+    return streaming(site, site.nest("n w1 w2 w3 -> n v1 v2 v3", whole="w1 w2 w3 v1 v2 v3"))
 
 
 RESAMPLE_FLOPS = {"nearest": 0.0, "linear": 7.0, "cubic": 35.0}

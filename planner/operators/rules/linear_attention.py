@@ -22,11 +22,10 @@ from planner.errors import ModelError
 from planner.operators.assemble import elements_like, gradient_traffic, keep_extra, keep_inputs, keep_outputs, streaming
 from planner.operators.assemble import traffic as pass_over
 from planner.operators.flow import along_nests
-from planner.operators.nest import loop_nest
 from planner.operators.site import Role, Rule, Site, as_first
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.types import LoopNest, OpSpec, Saved
 
-_KINDS = {**dict.fromkeys("bgr", DimKind.PARALLEL), **dict.fromkeys("de", DimKind.WHOLE), "t": DimKind.COUPLED}
+_PARALLEL, _WHOLE, _COUPLED = "b g r", "d e", "t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +122,12 @@ def state_space_scan(site: Site) -> OpSpec:
         raise ModelError(f"{heads} heads in {groups} groups do not divide the widths", where=site.where)
     tokens = x[0] * x[1]
     scan = _Scan(tokens, _chunk(site, 256, x[1]), groups, heads, heads, directions[2] // groups, x[2] // heads, False)
-    per_head = "(g r)"
-    terms = {0: "b t (g r e)", 1: "b t (g d)", 2: "b t (g d)", 3: "b t (g r)"}
-    nest = loop_nest(
-        *site.line(terms | dict.fromkeys((4, 5, 6), per_head), {0: "b t (g r e)"}),
+    nest = site.nest(
+        "b t (g r e), b t (g d), b t (g d), b t (g r), ?(g r), ?(g r), ?(g r) -> b t (g r e)",
         sizes={"g": groups, "r": heads // groups, "d": scan.key, "e": scan.value},
-        kinds=_KINDS,
+        parallel=_PARALLEL,
+        coupled=_COUPLED,
+        whole=_WHOLE,
         matrix_flops=scan.matrix_flops,
         vector_flops=tokens * heads * (4.0 * scan.chunk + 6.0 * scan.value),
     )
@@ -155,13 +154,12 @@ def linear_attention(site: Site) -> OpSpec:
     widths = (k[2] // heads, v[2] // heads)
     scan = _Scan(tokens, _chunk(site, 64, q[1]), query_heads, heads, query_heads, *widths, delta)
     decay = "b t (g d)" if site.has(4) and site.input(4).shape[2] != heads else "b t g"
-    nest = loop_nest(
-        *site.line(
-            {0: "b t (g r d)", 1: "b t (g d)", 2: "b t (g e)", 3: "b g d e", 4: decay, 5: "b t g"},
-            {0: "b t (g r e)", 1: "b g d e"},
-        ),
+    nest = site.nest(
+        f"b t (g r d), b t (g d), b t (g e), ?b g d e, ?{decay}, ?b t g -> ?b t (g r e), ?b g d e",
         sizes={"g": heads, "r": query_heads // heads, "d": scan.key, "e": scan.value},
-        kinds=_KINDS,
+        parallel=_PARALLEL,
+        coupled=_COUPLED,
+        whole=_WHOLE,
         matrix_flops=scan.matrix_flops,
         vector_flops=tokens * query_heads * (4.0 * scan.chunk + 2.0 * scan.value),
     )

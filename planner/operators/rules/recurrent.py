@@ -14,15 +14,8 @@ from planner.errors import ModelError
 from planner.graph import TensorKind
 from planner.operators.assemble import elements_like, keep_extra, keep_inputs, keep_outputs, streaming, traffic
 from planner.operators.flow import along_nests
-from planner.operators.nest import loop_nest
 from planner.operators.site import Role, Rule, Site
-from planner.operators.types import DimKind, LoopNest, OpSpec
-
-_KINDS = {
-    **dict.fromkeys("thj", DimKind.COUPLED),
-    **dict.fromkeys(("i", "g", "bias", "peep"), DimKind.WHOLE),
-    **dict.fromkeys("bd", DimKind.PARALLEL),
-}
+from planner.operators.types import LoopNest, OpSpec
 
 
 def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float) -> OpSpec:
@@ -69,14 +62,13 @@ def _recurrent(site: Site, gates: int, kept_per_unit: int, flops_per_unit: float
 
 def _nest(site: Site, batch_first: bool, sizes: dict[str, int], matrix_flops: float, vector_flops: float) -> LoopNest:
     """Batch and directions are parallel; a step needs every unit of the step before it."""
-    state = "b d h" if batch_first else "d b h"
-    terms = {0: "b t i" if batch_first else "t b i", 1: "d (g h) i", 2: "d (g h) j", 3: "d bias", 4: "b", 7: "d peep"}
-    terms |= {5: state, 6: state}
-    results = {0: "b t d h" if batch_first else "t d b h", 1: state, 2: state}
-    return loop_nest(
-        *site.line(dict(sorted(terms.items())), results),
+    x, state, y = ("b t i", "b d h", "b t d h") if batch_first else ("t b i", "d b h", "t d b h")
+    return site.nest(
+        f"{x}, d (g h) i, d (g h) j, ?d bias, ?b, ?{state}, ?{state}, ?d peep -> ?{y}, ?{state}, ?{state}",
         sizes=sizes,
-        kinds=_KINDS,
+        parallel="b d",
+        coupled="t h j",
+        whole="i g bias peep",
         matrix_flops=matrix_flops,
         vector_flops=vector_flops,
     )

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from planner.operators.assemble import keep_extra, keep_inputs, keep_letters, keep_outputs, streaming
-from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Attributes, Evaluator, Rule, Site, Statistics, axes_of
 from planner.operators.types import DimKind, LoopNest, OpSpec
@@ -85,12 +84,13 @@ def reduction_nest(site: Site, kind: DimKind, flops: float) -> LoopNest:
     axes = _reduced_axes(site)
     if axes is None:
         return LoopNest((), (), (), vector_flops=flops)
-    names = dim_names("d", len(x.shape))
     kept = len(result.shape) == len(x.shape)
-    out = ["1" if k in axes else n for k, n in enumerate(names) if kept or k not in axes]
-    text = f"{' '.join(names)} -> {' '.join(out)}"
-    kinds = {names[k]: kind for k in axes}
-    return loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=flops)
+    out = ["1" if k in axes else f"d{k}" for k in range(len(x.shape)) if kept or k not in axes]
+    along = " ".join(f"d{k}" for k in axes)
+    text = f"d.. -> {' '.join(out)}"
+    if kind is DimKind.REDUCED:
+        return site.nest(text, reduced=along, vector_flops=flops)
+    return site.nest(text, coupled=along, vector_flops=flops)
 
 
 def _reduce(site: Site) -> OpSpec:
@@ -137,10 +137,7 @@ def determinant(site: Site) -> OpSpec:
     """Determinant by elimination, 2/3 n^3; keeps input, result and the factors."""
     x = site.input(0)
     n = x.shape[-1]
-    batch = dim_names("b", len(x.shape) - 2)
     flops = 2.0 / 3.0 * n**3 * math.prod(x.shape[:-2])
-    kinds = {"i": DimKind.COUPLED, "j": DimKind.COUPLED}
-    text = f"{' '.join([*batch, 'i', 'j'])} -> {' '.join(batch)}"
-    nest = loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=flops)
+    nest = site.nest("b.. i j -> b..", coupled="i j", vector_flops=flops)
     saved = (*keep_inputs(site, 0), *keep_outputs(0), keep_extra(0, x.elements, x))
     return streaming(site, nest, saved=saved, backward_flops=3.0 * flops)
