@@ -1,13 +1,11 @@
 """An operator's one entry, and what its rule sees: a call, and for which inputs training needs a gradient.
 
-An entry may have an evaluator, which computes results from small known operands: what exporters write to find out
-shapes at run time, and constants. It takes the inputs (None where absent), the attributes and the operator set version,
-and returns the outputs. Only small tensors get there, so plain numpy is enough.
+An entry may fold: results are computed from small known operands (`evaluate`), as exporters write to find out shapes at
+run time, and constants.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -193,9 +191,6 @@ OutputTypes = Callable[[Site], Sequence[Shaped | None]]
 
 Array = NDArray[Any]
 Attributes = Mapping[str, Any]
-Evaluator = Callable[[Sequence[Any], Attributes, int], list[Array]]
-"""Results on known operands (None where absent), given the attributes and the operator set version."""
-
 
 Strides = Callable[[Site, tuple[int, ...]], tuple[int, ...] | None]
 """Strides of a result that is a view of the first input, given the input's strides; None if it must be a copy."""
@@ -258,7 +253,7 @@ class Rule:
         ports: inputs that a gradient can flow to; None means every floating-point input.
         straight_through: integer outputs pass gradients on as if the operator were the identity (quantisation).
         travel: how the batch travels, where the loop nests do not say it.
-        compute: results on small known operands, where they may say a shape.
+        folds: results of small known operands are computed, since they may say a shape.
         infer: shape and type of each result by position (None where open), for what ONNX's own inference leaves open.
         most: upper bound of the shapes that `infer` gives, where the size of a result depends on data.
         strides: how its first result lies in the storage of its first input, where frameworks make that a view.
@@ -281,7 +276,7 @@ class Rule:
     ports: tuple[int, ...] | None = None
     straight_through: bool = False
     travel: Travel | None = None
-    compute: Evaluator | None = None
+    folds: bool = False
     infer: OutputTypes | None = None
     most: OutputTypes | None = None
     strides: Strides | None = None
@@ -366,53 +361,27 @@ def evaluate(
     opset: int,
     dtype: Any,  # noqa: ANN401
 ) -> list[Array] | None:
-    """Outputs of an operator on known values; None when its entry has no evaluator, or that does not apply.
+    """Outputs of an operator on known values, by the standard's reference; None where its entry does not fold, or that
+    fails.
 
     Args:
         op: the operator.
-        inputs: its operands.
+        inputs: its operands; None where absent.
         attributes: by name.
         opset: version of the operator set.
-        dtype: numpy type of the first output, used by casts.
+        dtype: numpy type of the first output; None to leave it as it comes.
     """
-    compute = rule_of(op).compute
-    if compute is None or (compute is converted and dtype is None):
+    if not rule_of(op).folds:
         return None
+    from onnx.helper import make_node
+    from onnx.reference.ops import load_op
+
+    name = op.rpartition(".")[2]
+    node = make_node(name, ["" if x is None else f"x{k}" for k, x in enumerate(inputs)], ["y"], **attributes)
+    settings = {"log": lambda *_: None, "opsets": {"": opset}, "verbose": 0, "new_ops": None}
     try:
         with np.errstate(all="ignore"):
-            found = compute(inputs, attributes, opset)
-            return [found[0].astype(dtype)] if compute is converted else found
-    except (ValueError, IndexError, TypeError, KeyError, OverflowError, ZeroDivisionError):
+            first, *others = load_op("", name, opset)(node, settings).run(*inputs)
+    except (ValueError, IndexError, TypeError, KeyError, OverflowError, ZeroDivisionError, RuntimeError):
         return None
-
-
-def converted(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    """The first operand, to be given the type of the result."""
-    return [np.asarray(x[0])]
-
-
-def integers(value: Any) -> list[int]:  # noqa: ANN401
-    """The entries of an operand."""
-    return [int(v) for v in np.asarray(value).reshape(-1)]
-
-
-def axes_of(inputs: Sequence[Any], attributes: Attributes, position: int = 1) -> list[int] | None:
-    """Axes by operand or attribute; None where not given."""
-    if len(inputs) > position and inputs[position] is not None:
-        return integers(inputs[position])
-    return list(attributes["axes"]) if "axes" in attributes else None
-
-
-def plain(function: Callable[..., Any]) -> Evaluator:
-    """One result, of the type that numpy gives it."""
-    return lambda x, a, v: [np.asarray(function(*x))]
-
-
-def typed(function: Callable[..., Any]) -> Evaluator:
-    """One result of the first operand's type."""
-    return lambda x, a, v: [np.asarray(function(*x), dtype=x[0].dtype)]
-
-
-def folded(function: Callable[[Any, Any], Any]) -> Evaluator:
-    """Any number of operands, from left to right."""
-    return typed(lambda *x: functools.reduce(function, x))
+    return [np.asarray(first, dtype), *map(np.asarray, others)]

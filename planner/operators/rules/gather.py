@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from planner.graph import Node, Tensor, TensorKind
 from planner.operators.assemble import (
@@ -20,7 +16,7 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
-from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
+from planner.operators.site import Role, Rule, Shaped, Site, like
 from planner.operators.types import LoopNest, OpSpec
 
 
@@ -92,14 +88,10 @@ Rule(infer=_quantised_rows, weights={0: Role.TABLE, 2: Role.QUANTIZATION}, quant
 )
 
 
-def _gather_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [np.asarray(np.take(x[0], x[1], axis=int(a.get("axis", 0))))]
-
-
 _TABLE = Rule(ports=(0,), rearranges=True, weights={0: Role.TABLE})
 
 
-@replace(_TABLE, travel=_gather_travel, compute=_gather_value, strides=_selected_strides).of("Gather")
+@replace(_TABLE, travel=_gather_travel, folds=True, strides=_selected_strides).of("Gather")
 def gather(site: Site) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
     table = site.input(0)
@@ -108,15 +100,7 @@ def gather(site: Site) -> OpSpec:
     return _pick(site, nest)
 
 
-def _gather_elements_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    axis = int(a.get("axis", 0))
-    others = [n for i, n in enumerate(x[0].shape) if i != axis % x[0].ndim]
-    if others != [n for i, n in enumerate(x[1].shape) if i != axis % x[0].ndim]:
-        raise ValueError("an index that leaves out rows")
-    return [np.take_along_axis(x[0], np.where(x[1] < 0, x[1] + x[0].shape[axis], x[1]), axis)]
-
-
-@replace(_TABLE, compute=_gather_elements_value).of("GatherElements")
+@replace(_TABLE, folds=True).of("GatherElements")
 def gather_elements(site: Site) -> OpSpec:
     """One element for each index along an axis; torch keeps the table too."""
     table = site.input(0)
@@ -168,14 +152,7 @@ def _place(site: Site, nest: LoopNest) -> OpSpec:
     )
 
 
-def _scatter_nd_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    result = np.array(x[0])
-    for index in np.ndindex(x[1].shape[:-1]):
-        result[tuple(x[1][index])] = x[2][index]
-    return [result]
-
-
-@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), compute=_scatter_nd_value).of("ScatterND")
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), folds=True).of("ScatterND")
 def scatter_nd(site: Site) -> OpSpec:
     """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split."""
     runs = {"v": site.input(1).shape[-1]}

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
 from planner.graph import DType, Node
 from planner.operators.assemble import keep_extra, streaming, traffic, view
 from planner.operators.flow import BatchFactor, Flow
 from planner.operators.nest import dim_names
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
+from planner.operators.site import Role, Rule, Shaped, Site, like
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 
 
@@ -88,12 +83,8 @@ def random_numbers(site: Site) -> OpSpec:
     return _made(site, 20.0)
 
 
-def _range_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [np.arange(x[0].item(), x[1].item(), x[2].item(), dtype=x[0].dtype)]
-
-
 @Rule(ports=(), values=(0,)).of("ConstantOfShape")
-@Rule(ports=(), compute=_range_value, values=(0, 1, 2)).of("Range")
+@Rule(ports=(), folds=True, values=(0, 1, 2)).of("Range")
 @Rule(ports=()).of("EyeLike")
 def fill(site: Site) -> OpSpec:
     """A constant, an identity or a count."""
@@ -183,11 +174,6 @@ def _most_boxes(site: Site) -> list[Shaped | None]:
     return [((batch * classes * (min(boxes, limit[0]) if limit else boxes), 3), DType.INT64)]
 
 
-def _non_zero_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    found: Any = np.nonzero(x[0])
-    return [np.asarray(found, dtype=np.int64)]
-
-
 def _places_travel(flow: Flow, i: int, node: Node) -> None:
     """With more samples there are as many more places."""
     count = flow.shape(node.outputs[0])[1]
@@ -196,7 +182,7 @@ def _places_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], (None, BatchFactor(inner=count // flow.batch)))
 
 
-@Rule(ports=(), travel=_places_travel, compute=_non_zero_value, most=_most_places).of("NonZero")
+@Rule(ports=(), travel=_places_travel, folds=True, most=_most_places).of("NonZero")
 @Rule(ports=(), most=_most_values).of("Unique")
 @Rule(ports=(), most=_most_boxes, values=(2,)).of("NonMaxSuppression")
 def data_dependent(site: Site) -> OpSpec:
