@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from planner.exchange import SCHEMES
 from planner.exchange.collectives import plan_recipe, priced
 from planner.exchange.fabric import Fabric
-from planner.exchange.messages import Bucket, pack
 from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe
-from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, SchemeSummary, exchange_of, require
+from planner.exchange.scheme import MEGABYTE, Bucket, MessagePlan, Scheme, SchemeSummary, exchange_of, pack, require
 from planner.exchange.types import Exchange, MemoryFactors, Step
 from planner.hardware import Collective
 

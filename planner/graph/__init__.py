@@ -1,6 +1,15 @@
 """The model as a DAG of operators over named tensors: types, order, cuts and blocks."""
 
-from planner.graph.blocks import Block, Chain, build_chain, layer_of, structural_hash
+from planner.graph.blocks import (
+    Block,
+    Chain,
+    build_chain,
+    crossing_bytes,
+    depth_first_order,
+    layer_of,
+    side_nodes,
+    structural_hash,
+)
 from planner.graph.ideals import (
     ancestor_bits,
     bit_row,
@@ -12,7 +21,6 @@ from planner.graph.ideals import (
     topological_lines,
     words,
 )
-from planner.graph.order import crossing_bytes, depth_first_order, side_nodes
 from planner.graph.types import (
     NO_RULE,
     AttributeValue,

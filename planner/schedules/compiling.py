@@ -184,18 +184,14 @@ def _awaited(program: Program, action: int, position: list[int], done: bytearray
     return action, int(next(m for m in members if position[program.lane[m]] < m))
 
 
+_ACTIVATIONS = (Code.FORWARD, Code.SEND_ACTIVATION, Code.RECEIVE_ACTIVATION)
+_GRADIENTS = (Code.BACKWARD, Code.SEND_GRADIENT, Code.RECEIVE_GRADIENT)
+"""Kinds that make a tensor for a neighbouring stage, send it and receive it."""
 _ROLES = {
     kind: (Code.BACKWARD, Code.INPUT_GRAD) if kind == Code.BACKWARD else (kind,)
     for kind in (
-        Code.FORWARD,
-        Code.BACKWARD,
-        Code.WEIGHT_GRAD,
-        Code.RECOMPUTE,
-        Code.SEND_ACTIVATION,
-        Code.RECEIVE_ACTIVATION,
-        Code.SEND_GRADIENT,
-        Code.RECEIVE_GRADIENT,
-        Code.LOAD,
+        *(Code.FORWARD, Code.BACKWARD, Code.WEIGHT_GRAD, Code.RECOMPUTE),
+        *(*_ACTIVATIONS[1:], *_GRADIENTS[1:], Code.LOAD),
     )
 }
 """Kinds that occur once per micro-batch and stage; an INPUT_GRAD takes the role of the BACKWARD."""
@@ -281,24 +277,8 @@ def _link_neighbours(program: Program, tables: _Tables, key: np.ndarray, width: 
     """Fill in sources in neighbouring stages; an explicit SEND or RECEIVE stands for the computation."""
     stage, source = program.stage, program.source
     for makes, sends, receives, by, has_other, receipt, origin in (
-        (
-            Code.FORWARD,
-            Code.SEND_ACTIVATION,
-            Code.RECEIVE_ACTIVATION,
-            -width,
-            stage > 0,
-            "input",
-            "the forward of the stage before",
-        ),
-        (
-            Code.BACKWARD,
-            Code.SEND_GRADIENT,
-            Code.RECEIVE_GRADIENT,
-            width,
-            stage < program.stages - 1,
-            "gradient",
-            "the backward of the stage after",
-        ),
+        (*_ACTIVATIONS, -width, stage > 0, "input", "the forward of the stage before"),
+        (*_GRADIENTS, width, stage < program.stages - 1, "gradient", "the backward of the stage after"),
     ):
         made = np.where(tables[sends] >= 0, tables[sends], tables[makes])
         needs = np.flatnonzero(program.of(*_ROLES[makes]) & has_other)

@@ -17,11 +17,10 @@ import numpy as np
 from planner.errors import PlanError
 from planner.schedules.compiling import compile_orders
 from planner.schedules.critical_chains import PassSeconds
-from planner.schedules.facts import Facts
 from planner.schedules.held import HeldUnits, count_held
 from planner.schedules.program import Code, Program, peak_versions, staleness, version_use
 from planner.schedules.schedule import Schedule
-from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, OrderError, Pipeline, WeightPolicy, Work
 
 COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 """Kinds whose `micro_batch` is the number of an exchange or update."""

@@ -27,9 +27,8 @@ from planner.sharding.layout import (
 )
 from planner.sharding.limits import attention_heads, unmatched
 from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, ideal_mesh, mesh_on, roles_of
-from planner.sharding.mixtures import Mixture
 from planner.sharding.problem import GraphFacts, Setting, ShardingProblem
-from planner.sharding.reshard import ReshardStep, reshard, reshard_table
+from planner.sharding.reshard import Mixture, ReshardStep, reshard, reshard_table
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
 from planner.sharding.sharded import ShardedCosts, StageSharding, graph_decision_costs, sharded_costs
 from planner.sharding.strategies import InnerExchange, Reason, Strategy, exchange_bytes, exchange_s, strategies

@@ -247,9 +247,8 @@ def _inside_s(plan: Plan) -> np.ndarray:
     for stage in plan.stages:
         both_s, forward_s, recompute_s = plan.inside_s(stage.index)
         inside_s[Code.FORWARD, stage.index], inside_s[Code.RECOMPUTE, stage.index] = forward_s, recompute_s
-        inside_s[[Code.BACKWARD, Code.INPUT_GRAD], stage.index] = max(both_s - forward_s, 0.0) + (
-            0.0 if repeats else recompute_s
-        )
+        backward_s = max(both_s - forward_s, 0.0) + (0.0 if repeats else recompute_s)
+        inside_s[[Code.BACKWARD, Code.INPUT_GRAD], stage.index] = backward_s
     return inside_s / plan.schedule.parts
 
 

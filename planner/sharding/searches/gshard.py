@@ -6,23 +6,135 @@ fastest completion exceeds the memory, memory gets a price. The propagation of t
 
 A mixture of experts needs nothing more: tokens annotated along their groups and expert weights along the experts make
 dispatch and combine changes of layout from one cut to another, which are all-to-alls.
+
+An annotation is a pattern and a layout: `{"h.*.mlp.c_fc.weight": "RS1", "tokens": "S0?"}`. A pattern (with `*`, `?` and
+`[]` as in file names) is matched against the names of tensors and the labels of parameters. A `?` in a layout leaves
+that mesh axis to the search. A name written out takes precedence over a pattern.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.errors import InfeasibleError
-from planner.graph import TensorKind
-from planner.sharding.annotations import Annotation, resolve
+from planner.errors import InfeasibleError, UsageError
+from planner.graph import Tensor, TensorKind
+from planner.registry import did_you_mean
 from planner.sharding.formulate import formulate
-from planner.sharding.layout import REPLICATED
+from planner.sharding.layout import REPLICATED, Part, TensorLayout, parse_layout, refusal
 from planner.sharding.problem import Setting, ShardingProblem, rest_of
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches.ilp import fastest
 from planner.sharding.strategies import Strategy
+
+_FREE = re.compile(r"R|P|S\d+(?:~\d+)?|\?")
+
+PartialLayout = tuple[Part | None, ...]
+"""A layout with None for the axes that are left open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """The layout asked for one tensor.
+
+    Attributes:
+        tensor: name of the tensor.
+        layout: one part for each mesh axis; None for any.
+        origin: the annotation as the user wrote it, `pattern: layout`.
+        exact: whether the user wrote out the name.
+    """
+
+    tensor: str
+    layout: PartialLayout
+    origin: str
+    exact: bool = False
+
+    def allows(self, layout: TensorLayout) -> bool:
+        """Whether a layout is as asked on every axis that is not open."""
+        return all(asked is None or asked == part for asked, part in zip(self.layout, layout, strict=True))
+
+
+def parse_annotation(text: str, axes: int) -> PartialLayout:
+    """Parse a layout such as `S0?`.
+
+    Raises:
+        UsageError: the text is no layout on that many axes.
+    """
+    words = _FREE.findall(text)
+    if "".join(words) != text or len(words) != axes:
+        raise UsageError(
+            f"{text!r} is no layout on {axes} mesh axes",
+            hint="write for each axis R (replicated), P (partial sums), S and the dimension, or ? (open), as in S0?",
+        )
+    return tuple(None if word == "?" else parse_layout(word, 1)[0] for word in words)
+
+
+def resolve(setting: Setting) -> dict[str, Annotation]:
+    """The annotations of a setting, by tensor.
+
+    Raises:
+        UsageError: a pattern matches no tensor of the nodes, a tensor cannot have the layout, or two annotations of
+            one tensor disagree.
+    """
+    graph = setting.graph
+    labels = _labels(setting)
+    annotations: dict[str, Annotation] = {}
+    for pattern, text in setting.annotations.items():
+        layout, exact = parse_annotation(text, len(setting.mesh.axes)), pattern in labels
+        matching = [names for label, names in labels.items() if fnmatch.fnmatchcase(label, pattern)]
+        names = labels.get(pattern) or [name for names in matching for name in names]
+        if not names:
+            raise UsageError(
+                f"no tensor is called {pattern!r}", where="annotations", hint=did_you_mean(pattern, labels)
+            )
+        for name in dict.fromkeys(setting.tied.get(n, n) for n in names):
+            annotation = Annotation(name, layout, f"{pattern}: {text}", exact)
+            _check(graph.tensors[name], annotation, setting)
+            annotations[name] = _joined(annotations.get(name), annotation)
+    return annotations
+
+
+def _labels(setting: Setting) -> dict[str, list[str]]:
+    """Tensors of the nodes by name and by label."""
+    graph = setting.graph
+    labels: dict[str, list[str]] = {}
+    tensors = dict.fromkeys(n for i in setting.members for n in (*graph.nodes[i].inputs, *graph.nodes[i].outputs) if n)
+    for name in tensors:
+        if name not in graph.tensors:
+            continue
+        labels.setdefault(name, []).append(name)
+        for source in graph.sources.get(name, ()):
+            label = graph.parameters[graph.parameter_index[source]].label
+            if label != name:
+                labels.setdefault(label, []).append(name)
+    return labels
+
+
+def _check(tensor: Tensor, annotation: Annotation, setting: Setting) -> None:
+    layout = tuple(REPLICATED if part is None else part for part in annotation.layout)
+    why = refusal(tensor.shape, layout, setting.mesh.sizes, padded=setting.options.padded)
+    if why:
+        raise UsageError(
+            f"annotation {annotation.origin!r}: {tensor.name} cannot lie so: {why}",
+            where="annotations",
+            hint="choose a dimension that the axis divides, or allow padding",
+        )
+
+
+def _joined(known: Annotation | None, annotation: Annotation) -> Annotation:
+    if known is None or (annotation.exact and not known.exact):
+        return annotation
+    if (known.exact and not annotation.exact) or known.layout == annotation.layout:
+        return known
+    raise UsageError(
+        f"annotations {known.origin!r} and {annotation.origin!r} ask for two layouts of {annotation.tensor}",
+        where="annotations",
+        hint="remove one, or write the tensor's full name for an exception",
+    )
 
 
 def _restricted(setting: Setting, problem: ShardingProblem, annotations: Mapping[str, Annotation]) -> ShardingProblem:

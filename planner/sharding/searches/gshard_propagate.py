@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 from planner.errors import InfeasibleError
 from planner.graph import TensorKind
-from planner.sharding.annotations import Annotation, resolve
 from planner.sharding.formulate import formulate
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, refusal
 from planner.sharding.problem import Setting, ShardingProblem
 from planner.sharding.searches import SEARCHES, ShardingAnswer
-from planner.sharding.searches.gshard import complete
+from planner.sharding.searches.gshard import Annotation, complete, resolve
 from planner.sharding.strategies import Strategy
 
 Place = tuple[str, int]
