@@ -30,8 +30,8 @@ from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, ideal_mesh, m
 from planner.sharding.problem import GraphFacts, Setting, ShardingProblem
 from planner.sharding.reshard import Mixture, ReshardStep, reshard, reshard_table
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
-from planner.sharding.sharded import ShardedCosts, StageSharding, graph_decision_costs, sharded_costs
-from planner.sharding.strategies import InnerExchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
+from planner.sharding.sharded import StageSharding, sharded_costs
+from planner.sharding.strategies import Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [
     "PARTIAL",
@@ -44,7 +44,6 @@ __all__ = [
     "GraphFacts",
     "InnerCache",
     "InnerCosts",
-    "InnerExchange",
     "InnerOptions",
     "InnerPoint",
     "Mesh",
@@ -55,7 +54,6 @@ __all__ = [
     "Reason",
     "ReshardStep",
     "Setting",
-    "ShardedCosts",
     "ShardingProblem",
     "StageSharding",
     "StateBytes",
@@ -72,7 +70,6 @@ __all__ = [
     "exchange_bytes",
     "exchange_s",
     "formulate",
-    "graph_decision_costs",
     "ideal_mesh",
     "inner_costs",
     "inner_setting",

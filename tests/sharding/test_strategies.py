@@ -6,7 +6,7 @@ import pytest
 
 from planner.operators import RULES, OpCall, graph_specs, spec
 from planner.sharding import Options, Strategy, exchange_bytes, exchange_s, ideal_mesh, layout_text, strategies
-from planner.sharding.interleaving import interleaved_cuts
+from planner.sharding.formulate import interleaved_cuts
 from tests.operators.calls import call, graph, node
 from tests.sharding import coupled_cases
 from tests.sharding.plain_cases import CASES
