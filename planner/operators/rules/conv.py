@@ -21,17 +21,21 @@ def pads_before(
 ) -> list[int]:
     """Padding in front of each spatial dimension, from `pads` or `auto_pad`."""
     rank = len(kernel)
-    strides, dilations = site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
     mode = site.str_attribute("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
         return list(site.ints("pads", (0,) * (2 * rank))[:rank])
     if mode == "VALID":
         return [0] * rank
     before = []
-    for size, out, r, stride, dilation in zip(spatial_in, spatial_out, kernel, strides, dilations, strict=True):
+    for size, out, r, stride, dilation in zip(spatial_in, spatial_out, kernel, *_steps(site, rank), strict=True):
         total = max(0, (out - 1) * stride + dilation * (r - 1) + 1 - size)
         before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
     return before
+
+
+def _steps(site: Site, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Strides and dilations."""
+    return site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
 
 
 def window_halos(
@@ -42,12 +46,10 @@ def window_halos(
     A part that owns `stride` input elements per result reads `pad` elements in front of its own and
     `dilation (kernel - 1) + 1 - stride - pad` behind them; the larger of the two counts for both sides.
     """
-    rank = len(kernel)
-    strides, dilations = site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
     before = pads_before(site, kernel, spatial_in, spatial_out)
     return {
         name: max(pad, dilation * (r - 1) + 1 - stride - pad, 0)
-        for name, r, stride, dilation, pad in zip(names, kernel, strides, dilations, before, strict=True)
+        for name, r, stride, dilation, pad in zip(names, kernel, *_steps(site, len(kernel)), before, strict=True)
     }
 
 
@@ -166,16 +168,10 @@ def max_pool(site: Site) -> OpSpec:
     return streaming(site, nest, saved=(*keep_inputs(site, 0), places), backward_flops=float(elements))
 
 
-@Rule(ports=(0,), window=-1).of("AveragePool")
-def average_pool(site: Site) -> OpSpec:
-    """Mean of each window."""
-    flops = float(_window(site) * site.output().elements)
-    return streaming(site, _window_nest(site, flops), saved=keep_inputs(site, 0), backward_flops=flops)
-
-
-@Rule(ports=(0,), window=-1).of("LpPool")
-def lp_pool(site: Site) -> OpSpec:
-    """P-norm of each window; input and result are kept."""
-    flops = float(3 * _window(site) * site.output().elements)
-    saved = (*keep_inputs(site, 0), *keep_outputs(0))
+@Rule(ports=(0,), window=-1).of("AveragePool", "LpPool")
+def pool(site: Site) -> OpSpec:
+    """Mean, or p-norm, of each window; the input is kept, of a norm the result too."""
+    normed = site.call.op == "LpPool"
+    flops = float((3 if normed else 1) * _window(site) * site.output().elements)
+    saved = (*keep_inputs(site, 0), *(keep_outputs(0) if normed else ()))
     return streaming(site, _window_nest(site, flops), saved=saved, backward_flops=flops)

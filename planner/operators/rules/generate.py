@@ -29,38 +29,34 @@ def _with_mask(site: Site) -> list[Shaped | None]:
 Rule(infer=_with_mask).register("com.microsoft.BitmaskDropout")
 
 
+def _masked(site: Site, positions: tuple[int, ...], flops: float, backward_flops: float) -> OpSpec:
+    """One kernel that drops elements; what is added before costs a second kernel of the backward pass."""
+    x = site.input(0)
+    return streaming(
+        site,
+        broadcast_nest(site, positions, flops * x.elements),
+        saved=(keep_extra(0, x.elements, x, random=True),),
+        backward_flops=backward_flops * x.elements,
+        backward_kernels=1 if positions == (0,) else 2,
+        extra={"mask_elements": float(x.elements)},
+    )
+
+
 @Rule(ports=(0,), infer=_with_mask, keeps_layout=True).of("Dropout")
 def dropout(site: Site) -> OpSpec:
     """Elements zeroed at random and the rest scaled; the mask is kept, in the input's type as eager frameworks do.
 
     A kernel of its own on GPUs keeps one byte an element instead (`details["mask_elements"]`).
     """
-    x = site.input(0)
-    nest = broadcast_nest(site, (0,), 3.0 * x.elements)
     if _rate(site) == 0.0:
         return view(site, broadcast_nest(site, (0,), 0.0))
-    return streaming(
-        site,
-        nest,
-        saved=(keep_extra(0, x.elements, x, random=True),),
-        backward_flops=float(x.elements),
-        extra={"mask_elements": float(x.elements)},
-    )
+    return _masked(site, (0,), 3.0, 1.0)
 
 
 @Rule(ports=(0, 1, 2), infer=_with_mask, weights={1: Role.BIAS}).of("com.microsoft.BiasDropout")
 def bias_dropout(site: Site) -> OpSpec:
     """Bias and maybe a residual added, then dropout, in one kernel."""
-    x = site.input(0)
-    nest = broadcast_nest(site, tuple(p for p in (0, 1, 2) if site.has(p)), 5.0 * x.elements)
-    return streaming(
-        site,
-        nest,
-        saved=(keep_extra(0, x.elements, x, random=True),),
-        backward_flops=2.0 * x.elements,
-        backward_kernels=2,
-        extra={"mask_elements": float(x.elements)},
-    )
+    return _masked(site, tuple(p for p in (0, 1, 2) if site.has(p)), 5.0, 2.0)
 
 
 def _made(site: Site, flops: float) -> OpSpec:
@@ -134,18 +130,13 @@ Rule(infer=_quantised_results).register("com.microsoft.QuantizeLinear")
 Rule(infer=_restored_results, rearranges=True).register("com.microsoft.DequantizeLinear")
 
 
-@Rule(ports=(0,), straight_through=True, rearranges=True).of("QuantizeLinear")
+@Rule(ports=(0,), straight_through=True, rearranges=True).of("QuantizeLinear", "DequantizeLinear")
 def quantize(site: Site) -> OpSpec:
-    """Rounding to few bits; training passes the gradient straight through where nothing was clipped."""
+    """Rounding to few bits, or back to floating point; training passes the gradient straight through where nothing was
+    clipped."""
     x = site.input(0)
-    return streaming(site, _quantised_nest(site, 4.0 * x.elements), backward_flops=float(x.elements))
-
-
-@Rule(ports=(0,), straight_through=True, rearranges=True).of("DequantizeLinear")
-def dequantize(site: Site) -> OpSpec:
-    """Few bits back to floating point."""
-    x = site.input(0)
-    return streaming(site, _quantised_nest(site, 2.0 * x.elements), backward_flops=float(x.elements))
+    flops = 4.0 if site.call.op == "QuantizeLinear" else 2.0
+    return streaming(site, _quantised_nest(site, flops * x.elements), backward_flops=float(x.elements))
 
 
 @Rule(ports=()).of("DynamicQuantizeLinear")
