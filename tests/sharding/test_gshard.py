@@ -15,8 +15,7 @@ from planner.sharding import (
 )
 from planner.sharding.problem import rest_of
 from planner.sharding.searches import ShardingAnswer, get
-from planner.sharding.searches.gshard import resolve
-from planner.sharding.searches.gshard_propagate import propagate
+from planner.sharding.searches.gshard import propagate, resolve
 from tests.operators.calls import graph, node
 from tests.sharding.graphs import attention_block, products, setting
 
