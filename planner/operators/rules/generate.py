@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.graph import DType, Node
 from planner.operators.assemble import keep_extra, streaming, traffic, view
 from planner.operators.flow import BatchFactor, Flow
 from planner.operators.nest import dim_names
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Role, Rule, Shaped, Site, like
+from planner.operators.site import Array, Role, Rule, Shaped, Site, like
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 
 
@@ -79,8 +81,12 @@ def random_numbers(site: Site) -> OpSpec:
     return _made(site, 20.0)
 
 
+def _counted(*ends: Array) -> Array:
+    return np.arange(*(end.item() for end in ends), dtype=ends[0].dtype)
+
+
 @Rule(ports=(), values=(0,)).of("ConstantOfShape")
-@Rule(ports=(), folds=True, values=(0, 1, 2)).of("Range")
+@Rule(ports=(), folds=True, plain=_counted, values=(0, 1, 2)).of("Range")
 @Rule(ports=()).of("EyeLike")
 def fill(site: Site) -> OpSpec:
     """A constant, an identity or a count."""

@@ -10,12 +10,15 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from planner.graph import Node
 from planner.operators.assemble import elements_like, plumbing, streaming, traffic, view
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Rule, Site, as_first
+from planner.operators.site import Array, Rule, Site, as_first
 from planner.operators.storage import reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 
@@ -104,6 +107,10 @@ def _unsqueeze_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], marks)
 
 
+def _unsqueezed(x: Array, axes: Any) -> Array:  # noqa: ANN401
+    return np.expand_dims(x, tuple(np.ravel(axes).tolist()))
+
+
 def _reshape_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
     return reshaped_strides(site.input(0).shape, strides, site.output().shape)
 
@@ -114,7 +121,7 @@ _VIEW = Rule(ports=(0,), strides=_reshape_strides, hands_on=True, values=(1,), l
 @replace(_VIEW, travel=_reshape_travel, folds=True).of("Reshape")
 @replace(_VIEW, travel=_reshape_travel, folds=True).of("Flatten")
 @replace(_VIEW, travel=_squeeze_travel, folds=True).of("Squeeze")
-@replace(_VIEW, travel=_unsqueeze_travel, folds=True).of("Unsqueeze")
+@replace(_VIEW, travel=_unsqueeze_travel, folds=True, plain=_unsqueezed).of("Unsqueeze")
 def reshape(site: Site) -> OpSpec:
     """Another shape over the same elements."""
     return view(site, reshape_nest(site.input(0).shape, site.output().shape))
@@ -216,7 +223,11 @@ def _concat_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], marks)
 
 
-@Rule(travel=_concat_travel, folds=True, linear=True).of("Concat")
+def _concatenated(*parts: Array, axis: int) -> Array:
+    return np.concatenate(parts, axis)
+
+
+@Rule(travel=_concat_travel, folds=True, plain=_concatenated, linear=True).of("Concat")
 def concat(site: Site) -> OpSpec:
     """Tensors one after the other along an axis."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
