@@ -22,7 +22,7 @@ from planner.costs import profile
 from planner.hardware import Collective, collective_s, load_cluster, load_device
 from planner.importers import load_graph
 from planner.play import measure_schedule
-from planner.sharding.mixtures import Mixture, model_parameters
+from planner.sharding.reshard import Mixture, model_parameters
 from planner.space.partition import Layers, recorded_layers
 
 GIB = 2**30

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from planner.exchange.choosing import choose
 from planner.exchange.collectives import step_traffic
-from planner.exchange.fabric import Fabric, LevelTraffic, LinkPort, Servers, Traffic, fabric_of
+from planner.exchange.fabric import Fabric, LevelTraffic, Servers, Traffic, fabric_of
 from planner.exchange.recipe import (
     Content,
     ExchangeStep,
@@ -21,7 +21,6 @@ from planner.exchange.recipe import (
     ModelStateBytes,
     Phase,
     Recipe,
-    Sizes,
     groups_of,
     kept_bytes,
     parts_of,
@@ -34,13 +33,8 @@ from planner.exchange.recipe import (
 )
 from planner.exchange.scheme import Scheme, SchemeSummary
 from planner.exchange.types import (
-    Choice,
     Exchange,
-    MemoryFactors,
-    Placement,
-    Staleness,
     Step,
-    Transfer,
     Variable,
     step_of,
 )
@@ -66,27 +60,20 @@ def names() -> tuple[str, ...]:
 
 __all__ = [
     "SCHEMES",
-    "Choice",
     "Content",
     "Exchange",
     "ExchangeStep",
     "Fabric",
     "Group",
     "LevelTraffic",
-    "LinkPort",
-    "MemoryFactors",
     "ModelStateBytes",
     "Phase",
-    "Placement",
     "Recipe",
     "Scheme",
     "SchemeSummary",
     "Servers",
-    "Sizes",
-    "Staleness",
     "Step",
     "Traffic",
-    "Transfer",
     "Variable",
     "choose",
     "fabric_of",

@@ -14,10 +14,8 @@ from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Servers
 from planner.exchange.formulas import byteps_shares
-from planner.exchange.inside import Inside
-from planner.exchange.messages import pack
-from planner.exchange.scheme import SchemeSummary
-from planner.exchange.servers import SUMMED_ON_SERVERS, PushPull, ThroughServers, Transport
+from planner.exchange.scheme import SchemeSummary, pack
+from planner.exchange.servers import SUMMED_ON_SERVERS, Inside, PushPull, ThroughServers, Transport
 from planner.exchange.types import Step
 
 

@@ -7,9 +7,8 @@ import dataclasses
 import numpy as np
 
 from planner.exchange.fabric import Fabric, Traffic, nothing, rank_traffic
-from planner.exchange.messages import Leg, Message, pack
 from planner.exchange.recipe import ExchangeStep, Phase, Recipe, groups_of, step_terms
-from planner.exchange.scheme import MessagePlan, dense_note
+from planner.exchange.scheme import Leg, Message, MessagePlan, dense_note, pack
 from planner.exchange.types import Step
 from planner.hardware import ALGORITHMS, DIRECT, MEASURED, Cluster, Collective, algorithms
 

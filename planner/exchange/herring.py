@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric
-from planner.exchange.messages import fuse
-from planner.exchange.scheme import MEGABYTE, MessagePlan, SchemeSummary
+from planner.exchange.scheme import MEGABYTE, MessagePlan, SchemeSummary, fuse
 from planner.exchange.servers import SUMMED_ON_SERVERS, PushPull, ThroughServers, even
 from planner.exchange.types import Step
 

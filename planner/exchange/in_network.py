@@ -12,9 +12,8 @@ import numpy as np
 
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import Fabric, Traffic, nothing
-from planner.exchange.inside import Inside, MachineSum, machine_sum
-from planner.exchange.messages import Bucket, Leg, Message, pack
-from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, SchemeSummary, dense_note
+from planner.exchange.scheme import MEGABYTE, Bucket, Leg, Message, MessagePlan, Scheme, SchemeSummary, dense_note, pack
+from planner.exchange.servers import Inside, MachineSum, machine_sum
 from planner.exchange.types import Step
 
 

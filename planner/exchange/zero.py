@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from planner.exchange import SCHEMES
 from planner.exchange.collectives import plan_recipe, priced
 from planner.exchange.fabric import Fabric
-from planner.exchange.messages import Bucket, pack
 from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe
-from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, SchemeSummary, exchange_of, require
+from planner.exchange.scheme import MEGABYTE, Bucket, MessagePlan, Scheme, SchemeSummary, exchange_of, pack, require
 from planner.exchange.types import Exchange, MemoryFactors, Step
 from planner.hardware import Collective
 
@@ -204,6 +203,12 @@ class GatheredOnce(Sharded):
         return price_sharded(self, fabric, step, self.bucket_bytes, overlap=self.overlap_gather)
 
 
+_GATHER_ONCE = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS)
+_GATHER = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.FORWARD)
+_GATHER_AGAIN = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.BACKWARD)
+_SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardedOptimizer(GatheredOnce):
     """ZeRO-1."""
@@ -211,11 +216,7 @@ class ShardedOptimizer(GatheredOnce):
     key = "zero1"
     zero = 1
     recipe = Recipe(
-        (
-            ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS),
-            ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS),
-        ),
-        optimizer=Group.REPLICAS,
+        (ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS), _GATHER_ONCE), optimizer=Group.REPLICAS
     )
     facts = SchemeSummary(
         decides="buckets; whether the gather overlaps with the next forward",
@@ -235,14 +236,7 @@ class ShardedGradients(GatheredOnce):
 
     key = "zero2"
     zero = 2
-    recipe = Recipe(
-        (
-            ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD),
-            ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS),
-        ),
-        gradients=Group.REPLICAS,
-        optimizer=Group.REPLICAS,
-    )
+    recipe = Recipe((_SCATTER, _GATHER_ONCE), gradients=Group.REPLICAS, optimizer=Group.REPLICAS)
     facts = SchemeSummary(
         decides="buckets; whether the gather overlaps with the next forward",
         time="(n-1)/n M/B to scatter each micro-batch, as much to gather once",
@@ -253,11 +247,6 @@ class ShardedGradients(GatheredOnce):
 
 
 SCHEMES.register("zero2", ShardedGradients())
-
-
-_GATHER = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.FORWARD)
-_GATHER_AGAIN = ExchangeStep(Collective.ALL_GATHER, Content.WEIGHTS, Phase.BACKWARD)
-_SCATTER = ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS, Phase.BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from planner.exchange.formulas import (
 from planner.operators import loop_nest
 from planner.registry import chosen
 from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
-from planner.sharding.mixtures import Mixture, exchanges, model_parameters, sent_bytes
 from planner.sharding.named_layout import (
     LayoutAnswer,
     NamedOperation,
@@ -32,6 +31,7 @@ from planner.sharding.named_layout import (
     peak_bytes,
     schedule,
 )
+from planner.sharding.reshard import Mixture, exchanges, model_parameters, sent_bytes
 from planner.sharding.searches.tofu import Pass, cuts_of, moved_bytes
 
 

@@ -1,18 +1,27 @@
 """The model as a DAG of operators over named tensors: types, order, cuts and blocks."""
 
-from planner.graph.blocks import Block, Chain, build_chain, layer_of, structural_hash
+from planner.graph.blocks import (
+    Block,
+    Chain,
+    build_chain,
+    crossing_bytes,
+    depth_first_order,
+    layer_of,
+    side_nodes,
+    structural_hash,
+)
 from planner.graph.ideals import (
     ancestor_bits,
     bit_row,
     components,
     enumerate_ideals,
+    group_leaders,
     numbered_line,
     prefix_ideals,
     topological_line,
     topological_lines,
     words,
 )
-from planner.graph.order import crossing_bytes, depth_first_order, side_nodes
 from planner.graph.types import (
     NO_RULE,
     AttributeValue,
@@ -56,6 +65,7 @@ __all__ = [
     "crossing_bytes",
     "depth_first_order",
     "enumerate_ideals",
+    "group_leaders",
     "hand_on",
     "layer_of",
     "numbered_line",

@@ -7,6 +7,7 @@ may be exponential, yet it is small in practice: networks are long and narrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -69,6 +70,17 @@ def components(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
         for member in group:
             names[member] = smallest
     return names
+
+
+Member = TypeVar("Member", str, tuple[str, int])
+
+
+def group_leaders(pairs: Iterable[tuple[Member, Member]]) -> dict[Member, Member]:
+    """By member, the least member of its connected component; a pair of one member twice adds it alone."""
+    import networkx
+
+    groups = ((min(group), group) for group in networkx.connected_components(networkx.Graph(pairs)))
+    return {member: least for least, group in groups for member in group}
 
 
 def words(count: int) -> int:

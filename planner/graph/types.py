@@ -320,17 +320,7 @@ def per_graph(function: Callable[[Owner], T]) -> Callable[[Owner], T]:
 
     The function must depend on the object alone, and nobody may change what it returns.
     """
-    key = _key(function)
-
-    @functools.wraps(function)
-    def remembered(owner: Owner) -> T:
-        kept = vars(owner)
-        if key not in kept:
-            kept[key] = function(owner)
-        result: T = kept[key]
-        return result
-
-    return remembered
+    return _kept_in(vars, function)
 
 
 _PER_MODEL_PROPERTIES = ("producer", "parameter_index", "node_parameters")
@@ -346,14 +336,19 @@ def per_model(function: Callable[[Graph], T]) -> Callable[[Graph], T]:
 
     It is computed once for all graphs that `hand_on` joined, on whichever of them asks first.
     """
+    _PER_MODEL.add(_key(function))
+    return _kept_in(_model_results, function)
+
+
+def _kept_in(place: Callable[[Any], dict[str, Any]], function: Callable[[Owner], T]) -> Callable[[Owner], T]:
+    """The function with its results kept in a dictionary that belongs to its argument."""
     key = _key(function)
-    _PER_MODEL.add(key)
 
     @functools.wraps(function)
-    def remembered(graph: Graph) -> T:
-        kept = _model_results(graph)
+    def remembered(owner: Owner) -> T:
+        kept = place(owner)
         if key not in kept:
-            kept[key] = function(graph)
+            kept[key] = function(owner)
         result: T = kept[key]
         return result
 

@@ -1,19 +1,17 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
-from planner.operators.batching import BatchConstants, batch_constants, batch_flow, rebatch
-from planner.operators.modules import find_expert_products
+from planner.operators.batching import BatchConstants, batch_constants, rebatch
 from planner.operators.nest import gradient_nest, loop_nest
 from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
     SavedOptions,
     element_bytes,
-    logits_of,
     require_trained,
     saved_for_backward,
     saved_notes,
     unique_bytes,
 )
-from planner.operators.site import RULES, JointCut, OutputTypes, Role, Rule, Site, Statistics, evaluate, like, rule_of
+from planner.operators.site import RULES, JointCut, OutputTypes, Role, Site, Statistics, evaluate, rule_of
 from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
 from planner.operators.storage import Storages, dense_strides, reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
@@ -31,7 +29,6 @@ __all__ = [
     "Origin",
     "OutputTypes",
     "Role",
-    "Rule",
     "Saved",
     "SavedBytes",
     "SavedOptions",
@@ -39,16 +36,12 @@ __all__ = [
     "Statistics",
     "Storages",
     "batch_constants",
-    "batch_flow",
     "call_classes",
     "dense_strides",
     "element_bytes",
     "evaluate",
-    "find_expert_products",
     "gradient_nest",
     "graph_specs",
-    "like",
-    "logits_of",
     "loop_nest",
     "needs_gradient",
     "rebatch",

@@ -134,7 +134,6 @@ def contraction(
     bias: LoopNest | None = None,
     saved: Sequence[Saved] | None = None,
     kernels: int = 1,
-    extra: Mapping[str, float] | None = None,
 ) -> OpSpec:
     """A matrix product or convolution: each operand's gradient is the nest transposed, with the same work.
 
@@ -146,11 +145,9 @@ def contraction(
         bias: adds one operand to the result, fused into the same kernel.
         saved: what is kept, where it is not the operands.
         kernels: kernels of the forward pass.
-        extra: further details.
     """
     operands = [access.position for access in nest.reads]
     result = site.output(nest.writes[0].position)
-    forward = traffic(*site.present(), *site.results())
     backward = Traffic()
     input_grad = weight_grad = 0.0
     kept: set[int] = set()
@@ -171,17 +168,16 @@ def contraction(
         backward += traffic(result, site.input(bias.reads[0].position))
         vector += result.elements
         gradients += 1
-    return OpSpec(
-        nests=(nest,) if bias is None else (nest, bias),
-        saved=keep_inputs(site, *kept) if saved is None else tuple(saved),
+    return streaming(
+        site,
+        nest if bias is None else (nest, bias),
+        saved=keep_inputs(site, *kept) if saved is None else saved,
+        backward=backward,
         kernels=kernels,
-        forward_bytes=forward.byte_count,
-        backward_bytes=backward.byte_count,
         backward_kernels=gradients,
-        input_grad_matrix_flops=input_grad,
-        weight_grad_matrix_flops=weight_grad,
-        backward_vector_flops=vector,
-        details=details(forward, backward, extra),
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        backward_flops=vector,
     )
 
 

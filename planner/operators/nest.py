@@ -5,7 +5,8 @@ Reads stand left of the arrow, separated by commas, writes right of it. A token 
 - `m`: indexed by the iteration dimension m; a tensor of size 1 there is broadcast;
 - `1`: a dimension of size 1 that nothing iterates over;
 - `(h d)`: the product of h and d, h outermost;
-- `(y+r)`: a window, `y * stride + r * dilation`; r is then never split, and y carries a halo.
+- `(y+r)`: a window, `y * stride + r * dilation`; r is then never split, and y carries a halo;
+- `d..`: a run of dimensions d0, d1, ..., as many as the tensor has besides the others (`Site.nest` only).
 
 A tensor without dimensions is written as nothing at all. A part of an operator whose result another part reads has
 no writes.
@@ -71,6 +72,51 @@ def parse(expression: str) -> Expression:
 def dim_names(prefix: str, count: int) -> list[str]:
     """`count` names for dimensions of which only the number is known: b0, b1, ..."""
     return [f"{prefix}{i}" for i in range(count)]
+
+
+_OPERAND_TOKEN = re.compile(r"(\([^()]*\)|\w+)(\.\.)?")
+
+
+@functools.lru_cache(maxsize=4096)
+def spell_runs(
+    operands: tuple[tuple[str, int], ...], given: tuple[tuple[str, int], ...] = ()
+) -> tuple[tuple[str, ...], Mapping[str, int]]:
+    """Operands' terms with each run of dimensions written out, and the length of each run.
+
+    A run is as long as the largest of its tensors says; a tensor of fewer dimensions has the last names of its runs, as
+    in broadcasting.
+
+    Args:
+        operands: terms of each operand, and its number of dimensions.
+        given: lengths of runs, where a tensor has several.
+    """
+    tokens = [(_OPERAND_TOKEN.findall(text), rank) for text, rank in operands]
+    lengths, found = dict(given), True
+    while found:
+        spare: dict[str, int] = {}
+        for terms, rank in tokens:
+            unknown = [_run_name(term) for term, run in terms if run and _run_name(term) not in lengths]
+            if len(unknown) == 1:
+                rest = sum(lengths.get(_run_name(term), 0) if run else 1 for term, run in terms)
+                spare[unknown[0]] = max(spare.get(unknown[0], 0), rank - rest)
+        lengths.update(spare)
+        found = bool(spare)
+    return tuple(_spelled(terms, rank, lengths) for terms, rank in tokens), lengths
+
+
+def _run_name(term: str) -> str:
+    return str(re.findall(r"\w+", term)[0])
+
+
+def _spelled(terms: Sequence[tuple[str, str]], rank: int, lengths: Mapping[str, int]) -> str:
+    surplus = max(0, sum(lengths[_run_name(term)] if run else 1 for term, run in terms) - rank)
+    words: list[str] = []
+    for term, run in terms:
+        length = lengths[_run_name(term)] if run else 0
+        left_out = min(surplus, length)
+        surplus -= left_out
+        words += [re.sub(r"(\w+)", rf"\g<1>{i}", term) for i in range(left_out, length)] if run else [term]
+    return " ".join(words)
 
 
 def _bind(pairs: Iterable[tuple[Term, int]], sizes: dict[str, int]) -> None:

@@ -32,6 +32,13 @@ def spec(call: OpCall, needs: tuple[bool, ...] | None = None) -> OpSpec:
     return (rule_of(call.op).build or fallback)(site)
 
 
+_PER_RUN = (
+    "kernels", "forward_bytes", "backward_bytes", "backward_kernels", "input_grad_matrix_flops",
+    "weight_grad_matrix_flops", "backward_vector_flops",
+)  # fmt: skip
+"""Figures of a description that add up over its runs."""
+
+
 def _times(spec: OpSpec, repeat: int) -> OpSpec:
     """The description of a call that runs several times in one forward pass."""
     if repeat == 1:
@@ -39,18 +46,8 @@ def _times(spec: OpSpec, repeat: int) -> OpSpec:
     nests = tuple(
         replace(n, matrix_flops=n.matrix_flops * repeat, vector_flops=n.vector_flops * repeat) for n in spec.nests
     )
-    return replace(
-        spec,
-        nests=nests,
-        kernels=spec.kernels * repeat,
-        forward_bytes=spec.forward_bytes * repeat,
-        backward_bytes=spec.backward_bytes * repeat,
-        backward_kernels=spec.backward_kernels * repeat,
-        input_grad_matrix_flops=spec.input_grad_matrix_flops * repeat,
-        weight_grad_matrix_flops=spec.weight_grad_matrix_flops * repeat,
-        backward_vector_flops=spec.backward_vector_flops * repeat,
-        details={name: value * repeat for name, value in spec.details.items()},
-    )
+    totals = {name: getattr(spec, name) * repeat for name in _PER_RUN}
+    return replace(spec, nests=nests, details={k: v * repeat for k, v in spec.details.items()}, **totals)
 
 
 def _summed(spec: OpSpec, results: Iterable[tuple[Tensor, int]]) -> OpSpec:

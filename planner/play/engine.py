@@ -27,24 +27,11 @@ from planner.errors import PlanError
 from planner.play.times import Conditions, StageTimes, Trace, Transfers
 from planner.schedules import Action, Work
 from planner.schedules.compiling import compile_orders
-from planner.schedules.program import (
-    BACKWARD,
-    EVICT,
-    FORWARD,
-    INPUT_GRAD,
-    LAUNCH_SYNC,
-    LOAD,
-    RECEIVE_ACTIVATION,
-    RECOMPUTE,
-    SYNC,
-    UPDATE,
-    WEIGHT_GRAD,
-    Program,
-)
+from planner.schedules.program import Code, Program
 
 _BLOCKING = Conditions()
-_EXCHANGED = (SYNC, LAUNCH_SYNC)
-_EVICTIONS = (EVICT, LOAD)
+_EXCHANGED = (Code.SYNC, Code.LAUNCH_SYNC)
+_EVICTIONS = (Code.EVICT, Code.LOAD)
 
 
 def run(
@@ -79,12 +66,12 @@ def _durations(program: Program, times: StageTimes, conditions: Conditions) -> n
     duration = np.zeros(len(kind))
     both = times.forward_s + times.backward_s
     for code, seconds in (
-        (FORWARD, both if program.work.shared else times.forward_s),
-        (BACKWARD, both if program.work.shared else times.backward_s),
-        (INPUT_GRAD, times.backward_s - times.weight_grad_s),
-        (WEIGHT_GRAD, times.weight_grad_s),
-        (RECOMPUTE, times.recompute_s),
-        (UPDATE, times.update_s),
+        (Code.FORWARD, both if program.work.shared else times.forward_s),
+        (Code.BACKWARD, both if program.work.shared else times.backward_s),
+        (Code.INPUT_GRAD, times.backward_s - times.weight_grad_s),
+        (Code.WEIGHT_GRAD, times.weight_grad_s),
+        (Code.RECOMPUTE, times.recompute_s),
+        (Code.UPDATE, times.update_s),
     ):
         of_kind = kind == code
         duration[of_kind] = seconds[stage[of_kind]]
@@ -108,7 +95,7 @@ def _boundary_s(program: Program, times: StageTimes, conditions: Conditions) -> 
     """(seconds to transfer each action's input, seconds to transfer its gradient output); 0 within one worker."""
     source = program.source
     crossing = (source >= 0) & (program.worker[source] != program.worker)
-    activations = program.of(FORWARD, RECEIVE_ACTIVATION)
+    activations = program.of(Code.FORWARD, Code.RECEIVE_ACTIVATION)
     forward = crossing & activations
     gradient = crossing & ~activations
     incoming = np.where(forward, times.receive_s[program.stage], 0.0)
@@ -131,7 +118,7 @@ class _Play:
         self._link, self._lag, self._links = np.full(count, -1, np.int64), np.zeros(count), 0
         self._receivers = np.flatnonzero((program.source >= 0) & (incoming > 0))
         if conditions.transfers is Transfers.BLOCKING:
-            self._before = np.where(program.of(FORWARD, RECEIVE_ACTIVATION), incoming, 0.0)
+            self._before = np.where(program.of(Code.FORWARD, Code.RECEIVE_ACTIVATION), incoming, 0.0)
             self._after = outgoing
             self._receivers = self._receivers[:0]
         else:
@@ -167,7 +154,7 @@ class _Play:
             np.array(sent)[producers],
             np.array(arrival)[producers],
         )
-        moved = program.of(EVICT, LOAD)
+        moved = program.of(Code.EVICT, Code.LOAD)
         transfer_start[moved], transfer_end[moved] = np.array(sent)[moved], np.array(arrival)[moved]
         begin, finish = self._exchanges.windows()
         before, after = self._before, self._after
@@ -179,8 +166,8 @@ class _Play:
         program, times, zeros = self._program, self._times, np.zeros(len(self._duration))
         if not program.work.streaming:
             return zeros, zeros
-        work_s = np.where(program.kind == FORWARD, times.forward_s[program.stage], times.backward_s[program.stage])
-        is_last_forward = (program.kind == FORWARD) & (program.stage == program.stages - 1)
+        work_s = np.where(program.kind == Code.FORWARD, times.forward_s[program.stage], times.backward_s[program.stage])
+        is_last_forward = (program.kind == Code.FORWARD) & (program.stage == program.stages - 1)
         return self._duration - work_s, np.where(is_last_forward, self._duration, 0.0)
 
     def _pass(self) -> tuple[list[float], list[float], list[float], list[float]]:
@@ -218,7 +205,7 @@ class _Play:
     def _unusual(self) -> list[bool]:
         """True for actions that need more than a start, a duration and a link: see `_play_unusual`."""
         program = self._program
-        unusual = program.of(SYNC, LAUNCH_SYNC, EVICT, LOAD) | program.paired
+        unusual = program.of(Code.SYNC, Code.LAUNCH_SYNC, Code.EVICT, Code.LOAD) | program.paired
         unusual[:-1] |= program.paired[1:]
         if program.work.streaming:
             unusual[:] = True
@@ -282,9 +269,9 @@ class _Exchanges:
     def __init__(self, program: Program, times: StageTimes, sync_overlap: float) -> None:
         self._program = program
         exchanging = np.flatnonzero(program.exchange >= 0)
-        launches = exchanging[program.kind[exchanging] == LAUNCH_SYNC]
+        launches = exchanging[program.kind[exchanging] == Code.LAUNCH_SYNC]
         key = program.exchange * program.workers + program.worker
-        already_launched = np.isin(key[exchanging], key[launches]) & (program.kind[exchanging] == SYNC)
+        already_launched = np.isin(key[exchanging], key[launches]) & (program.kind[exchanging] == Code.SYNC)
         self._members: dict[int, list[int]] = {}
         for action in exchanging[~already_launched].tolist():
             self._members.setdefault(int(program.exchange[action]), []).append(action)
@@ -299,7 +286,7 @@ class _Exchanges:
 
     def play(self, action: int, ready: float, ends: list[float]) -> tuple[float, float]:
         """(start, end) of a SYNC or LAUNCH_SYNC on its lane: the part of the collective that the lane waits for."""
-        if self._program.kind[action] == LAUNCH_SYNC:
+        if self._program.kind[action] == Code.LAUNCH_SYNC:
             return ready, ready
         exchange = int(self._program.exchange[action])
         if exchange not in self._window:

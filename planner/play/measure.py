@@ -28,16 +28,7 @@ from planner.play.memory import StageBytes, check_capacity, held_units, memory_c
 from planner.play.times import Conditions, Seconds, StageTimes, Trace, Transfers
 from planner.schedules import ActivationUnit, Pipeline, Schedule, Work
 from planner.schedules.compiling import compile_orders
-from planner.schedules.program import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRAD,
-    LAUNCH_SYNC,
-    SYNC,
-    Program,
-    peak_versions,
-    staleness,
-)
+from planner.schedules.program import Code, Program, peak_versions, staleness
 from planner.schedules.schedule import require
 
 MAX_CYCLE = 12
@@ -142,11 +133,11 @@ def _exchange_s(trace: Trace, iterations: int) -> float:
     can be simulated, so this bound is applied instead.
     """
     program = trace.program
-    launches = np.flatnonzero(program.kind == LAUNCH_SYNC)
+    launches = np.flatnonzero(program.kind == Code.LAUNCH_SYNC)
     if not len(launches):
         return 0.0
     exchange_s = np.zeros(program.stages)
-    syncs = np.flatnonzero(program.kind == SYNC)
+    syncs = np.flatnonzero(program.kind == Code.SYNC)
     np.maximum.at(exchange_s, program.stage[syncs], (trace.exchange_end_s - trace.exchange_start_s)[syncs])
     return float(np.bincount(program.worker[launches], exchange_s[program.stage[launches]]).max()) / iterations
 
@@ -159,7 +150,7 @@ def _pass_starts(trace: Trace, micro_batches: int, iterations: int, last: int) -
     """
     program = trace.program
     chosen = np.flatnonzero(
-        program.of(FORWARD, BACKWARD, INPUT_GRAD)
+        program.of(Code.FORWARD, Code.BACKWARD, Code.INPUT_GRAD)
         & (program.micro_batch < iterations * micro_batches)
         & (program.micro_batch % micro_batches >= micro_batches - last)
     )

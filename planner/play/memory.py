@@ -9,17 +9,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.memory import fits
 from planner.play.times import Trace
-from planner.schedules.program import (
-    BACKWARD,
-    EVICT,
-    FORWARD,
-    INPUT_GRAD,
-    LOAD,
-    RECOMPUTE,
-    WEIGHT_GRAD,
-    Program,
-    version_use,
-)
+from planner.schedules.program import Code, Program, version_use
 from planner.units import format_bytes, format_seconds
 
 _NONE = np.zeros(0)
@@ -90,7 +80,7 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
     changes = _activations(trace, sizes)
     of_worker = changes.worker == worker
     parts = [_Changes(*(c[of_worker] for c in _columns(changes)))]
-    gradients = np.flatnonzero(mine & program.of(BACKWARD, INPUT_GRAD))
+    gradients = np.flatnonzero(mine & program.of(Code.BACKWARD, Code.INPUT_GRAD))
     working = sizes.working_bytes[program.stage[gradients]]
     parts += [
         _changes_by(program, gradients, trace.start_s[gradients], working),
@@ -156,7 +146,8 @@ def held_units(trace: Trace) -> np.ndarray:
 
 def peak_in_flight(program: Program) -> np.ndarray:
     """int64 [workers, stages], most units of a stage that a worker keeps along its order; O(actions log actions)."""
-    change = np.where(program.of(FORWARD, LOAD), 1, 0) - np.where(program.of(BACKWARD, WEIGHT_GRAD, EVICT), 1, 0)
+    taken, given = program.of(Code.FORWARD, Code.LOAD), program.of(Code.BACKWARD, Code.WEIGHT_GRAD, Code.EVICT)
+    change = taken.astype(int) - given
     place = program.worker * program.stages + program.stage
     order = np.argsort(place, kind="stable")
     total = np.cumsum(change[order])
@@ -180,19 +171,19 @@ def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Ch
     recomputed = np.zeros(len(stage), bool) if whole else _recomputed(program)
     checkpoint_bytes = sizes.checkpoint_bytes if len(sizes.checkpoint_bytes) else np.zeros_like(sizes.unit_bytes)
     taken_bytes = np.where(recomputed, checkpoint_bytes[stage], unit)
-    taken = program.kind == FORWARD
+    taken = program.kind == Code.FORWARD
     parts = [_changes_by(program, np.flatnonzero(taken), trace.start_s[taken], taken_bytes[taken])]
     if recomputed.any():
-        redo = program.kind == RECOMPUTE
+        redo = program.kind == Code.RECOMPUTE
         parts.append(_changes_by(program, np.flatnonzero(redo), trace.start_s[redo], unit[redo]))
-    freed = program.of(BACKWARD, WEIGHT_GRAD)
+    freed = program.of(Code.BACKWARD, Code.WEIGHT_GRAD)
     released = np.where(recomputed, unit + checkpoint_bytes[stage], unit)
     parts.append(_changes_by(program, np.flatnonzero(freed), trace.compute_end_s[freed], -released[freed]))
-    for code, sign in ((EVICT, 1.0), (LOAD, -1.0)):
+    for code, sign in ((Code.EVICT, 1.0), (Code.LOAD, -1.0)):
         moved = np.flatnonzero(program.kind == code)
         if len(moved):
             local_s, remote_s = trace.transfer_end_s[moved], trace.transfer_start_s[moved]
-            local_s, remote_s = (local_s, remote_s) if code == EVICT else (remote_s, local_s)
+            local_s, remote_s = (local_s, remote_s) if code == Code.EVICT else (remote_s, local_s)
             parts.append(_changes_by(program, moved, local_s, -sign * unit[moved]))
             guest = _changes_by(program, moved, remote_s, sign * unit[moved])
             host = _hosts(program, moved)
@@ -205,14 +196,14 @@ def _hosts(program: Program, moved: np.ndarray) -> np.ndarray:
     """The worker that holds the moved activations: for a LOAD, the peer of its EVICT."""
     peers: dict[tuple[int, int], int] = {}
     unit = program.unit
-    for action in np.flatnonzero(program.kind == EVICT).tolist():
+    for action in np.flatnonzero(program.kind == Code.EVICT).tolist():
         peers[int(program.stage[action]), int(unit[action])] = int(program.peer[action])
     return np.array([peers[int(program.stage[a]), int(unit[a])] for a in moved.tolist()], np.int64)
 
 
 def _recomputed(program: Program) -> np.ndarray:
     """bool [actions], True if the order recomputes the activations of the action's stage and micro-batch."""
-    redo = program.kind == RECOMPUTE
+    redo = program.kind == Code.RECOMPUTE
     if not redo.any():
         return np.zeros(len(redo), bool)
     width = int(program.unit.max()) + 1
@@ -272,4 +263,4 @@ def _merged(changes: _Changes) -> _Changes:
 def _runs_concurrently(program: Program) -> bool:
     """True if a worker may run several actions at a time, so that memory does not change in the order of actions."""
     lanes = program.work.lane_workers
-    return len(set(lanes)) < len(lanes) or bool(program.of(EVICT, LOAD).any() or (program.version >= 0).any())
+    return len(set(lanes)) < len(lanes) or bool(program.of(Code.EVICT, Code.LOAD).any() or (program.version >= 0).any())

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from planner.errors import PlanError
-from planner.schedules.program import LAUNCH_SYNC, SYNC, Program
+from planner.schedules.program import Code, Program
 
 Seconds = Sequence[float] | np.ndarray | float
 """Seconds by stage, or one number for all stages."""
@@ -146,7 +146,7 @@ class Trace:
 
         Paired actions count once; lanes that share a worker count half each.
         """
-        seconds = np.where(self.program.of(SYNC, LAUNCH_SYNC), 0.0, self.compute_end_s - self.compute_start_s)
+        seconds = np.where(self.program.of(Code.SYNC, Code.LAUNCH_SYNC), 0.0, self.compute_end_s - self.compute_start_s)
         seconds = np.where(self.program.paired, 0.0, seconds)
         if self.program.work.shared:
             seconds = seconds / 2

@@ -12,12 +12,21 @@ from __future__ import annotations
 from planner.registry import Registry
 from planner.schedules.compiling import compile_orders
 from planner.schedules.custom_orders import custom_schedule
-from planner.schedules.facts import evaluate, printed
 from planner.schedules.orders import with_transfers
-from planner.schedules.orders_file import orders_json, parse_action, read_orders
+from planner.schedules.orders_file import parse_action, read_orders
 from planner.schedules.program import peak_versions, staleness, version_use
 from planner.schedules.schedule import Schedule
-from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
+from planner.schedules.types import (
+    Action,
+    ActionKind,
+    ActivationUnit,
+    OrderError,
+    Pipeline,
+    WeightPolicy,
+    Work,
+    evaluate,
+    printed,
+)
 
 SCHEDULES: Registry[Schedule] = Registry(__name__, "schedule")
 """All schedules by name; a module of this package registers its own."""
@@ -52,7 +61,6 @@ __all__ = [
     "evaluate",
     "get",
     "names",
-    "orders_json",
     "parse_action",
     "peak_versions",
     "printed",

@@ -24,10 +24,9 @@ from typing import Any, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds
-from planner.schedules.facts import Facts
 from planner.schedules.orders import Task, list_schedule
 from planner.schedules.schedule import PlacedSchedule, single
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline
 
 _SLOTS = 2
 """Slots of a unit per worker and micro-batch: one forward and one backward."""

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
-from planner.schedules.facts import Facts
 from planner.schedules.orders import Task, in_turn, list_schedule
 from planner.schedules.schedule import PlacedSchedule, ReplicatedSchedule, StagePerWorkerSchedule
-from planner.schedules.types import Action, ActionKind, ActivationUnit, Pipeline, Work
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline, Work
 
 _MAX_CHUNKS = 20
 """Most chunks per worker worth trying."""

@@ -10,25 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.errors import PlanError
-from planner.schedules.program import (
-    BACKWARD,
-    CODES,
-    EVICT,
-    FORWARD,
-    INPUT_GRAD,
-    LAUNCH_SYNC,
-    LOAD,
-    RECEIVE_ACTIVATION,
-    RECEIVE_GRADIENT,
-    RECOMPUTE,
-    SEND_ACTIVATION,
-    SEND_GRADIENT,
-    SYNC,
-    UPDATE,
-    WEIGHT_GRAD,
-    Program,
-    check_versions,
-)
+from planner.schedules.program import CODES, Code, Program, check_versions
 from planner.schedules.types import Action, OrderError, Work
 
 _SHOWN_CYCLE = 12
@@ -155,8 +137,8 @@ def _wakes(program: Program) -> tuple[list[int], dict[int, int]]:
 
 def _exchanges(program: Program) -> tuple[list[int], list[int], list[int]]:
     """(exchange that each action joins or -1, exchange that it waits for or -1, members of each exchange)."""
-    launches = program.kind == LAUNCH_SYNC
-    syncs = program.kind == SYNC
+    launches = program.kind == Code.LAUNCH_SYNC
+    syncs = program.kind == Code.SYNC
     key = program.exchange * program.workers + program.worker
     launched = syncs & np.isin(key, key[launches])
     joins = launches | (syncs & ~launched)
@@ -198,22 +180,18 @@ def _awaited(program: Program, action: int, position: list[int], done: bytearray
         if stuck + 1 >= len(program.kind) or not program.paired[stuck + 1]:
             break
         stuck += 1
-    members = np.flatnonzero(program.of(SYNC, LAUNCH_SYNC) & (program.exchange == program.exchange[action]))
+    members = np.flatnonzero(program.of(Code.SYNC, Code.LAUNCH_SYNC) & (program.exchange == program.exchange[action]))
     return action, int(next(m for m in members if position[program.lane[m]] < m))
 
 
+_ACTIVATIONS = (Code.FORWARD, Code.SEND_ACTIVATION, Code.RECEIVE_ACTIVATION)
+_GRADIENTS = (Code.BACKWARD, Code.SEND_GRADIENT, Code.RECEIVE_GRADIENT)
+"""Kinds that make a tensor for a neighbouring stage, send it and receive it."""
 _ROLES = {
-    kind: (BACKWARD, INPUT_GRAD) if kind == BACKWARD else (kind,)
+    kind: (Code.BACKWARD, Code.INPUT_GRAD) if kind == Code.BACKWARD else (kind,)
     for kind in (
-        FORWARD,
-        BACKWARD,
-        WEIGHT_GRAD,
-        RECOMPUTE,
-        SEND_ACTIVATION,
-        RECEIVE_ACTIVATION,
-        SEND_GRADIENT,
-        RECEIVE_GRADIENT,
-        LOAD,
+        *(Code.FORWARD, Code.BACKWARD, Code.WEIGHT_GRAD, Code.RECOMPUTE),
+        *(*_ACTIVATIONS[1:], *_GRADIENTS[1:], Code.LOAD),
     )
 }
 """Kinds that occur once per micro-batch and stage; an INPUT_GRAD takes the role of the BACKWARD."""
@@ -224,7 +202,7 @@ _Tables = dict[int, np.ndarray]
 
 def link(program: Program) -> None:
     """Fill in `source`, `after` and `exchange`, and refuse orders that can never run; O(actions)."""
-    compute = ~program.of(SYNC, UPDATE, LAUNCH_SYNC)
+    compute = ~program.of(Code.SYNC, Code.UPDATE, Code.LAUNCH_SYNC)
     parts = program.work.parts
     below = np.flatnonzero((program.stage < 0) | (compute & (program.micro_batch < 0)))
     if len(below):
@@ -253,7 +231,7 @@ def link(program: Program) -> None:
 
 
 def _tables(program: Program, key: np.ndarray, size: int) -> _Tables:
-    present = np.bincount(program.kind, minlength=LAUNCH_SYNC + 1)
+    present = np.bincount(program.kind, minlength=Code.LAUNCH_SYNC + 1)
     nothing = np.full(size, -1, np.int64)
     return {
         role: _table(program, program.of(*kinds), key, size) if present[list(kinds)].any() else nothing
@@ -265,7 +243,7 @@ def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> 
     """The chosen action of each key, -1 if there is none; refuses a key that occurs twice, except for LOADs."""
     indices = np.flatnonzero(chosen)
     counts = np.bincount(key[indices], minlength=size)
-    if len(indices) and counts.max() > 1 and program.kind[indices[0]] != LOAD:
+    if len(indices) and counts.max() > 1 and program.kind[indices[0]] != Code.LOAD:
         twice = indices[np.flatnonzero(counts[key[indices]] > 1)[-1]]
         hint = "each micro-batch runs once through each stage"
         raise program.error(int(twice), f"{program.label(twice)} is scheduled more than once", hint)
@@ -277,10 +255,10 @@ def _table(program: Program, chosen: np.ndarray, key: np.ndarray, size: int) -> 
 def _check_transfers(program: Program, tables: _Tables, key: np.ndarray, width: int) -> None:
     """Refuse a SEND without its RECEIVE at the neighbouring stage, or a RECEIVE without its SEND."""
     for code, other, by, what in (
-        (SEND_ACTIVATION, tables[RECEIVE_ACTIVATION], 1, "receives"),
-        (RECEIVE_ACTIVATION, tables[SEND_ACTIVATION], -1, "sends"),
-        (SEND_GRADIENT, tables[RECEIVE_GRADIENT], -1, "receives"),
-        (RECEIVE_GRADIENT, tables[SEND_GRADIENT], 1, "sends"),
+        (Code.SEND_ACTIVATION, tables[Code.RECEIVE_ACTIVATION], 1, "receives"),
+        (Code.RECEIVE_ACTIVATION, tables[Code.SEND_ACTIVATION], -1, "sends"),
+        (Code.SEND_GRADIENT, tables[Code.RECEIVE_GRADIENT], -1, "receives"),
+        (Code.RECEIVE_GRADIENT, tables[Code.SEND_GRADIENT], 1, "sends"),
     ):
         moves = np.flatnonzero(program.kind == code)
         stage = program.stage[moves] + by
@@ -299,16 +277,8 @@ def _link_neighbours(program: Program, tables: _Tables, key: np.ndarray, width: 
     """Fill in sources in neighbouring stages; an explicit SEND or RECEIVE stands for the computation."""
     stage, source = program.stage, program.source
     for makes, sends, receives, by, has_other, receipt, origin in (
-        (FORWARD, SEND_ACTIVATION, RECEIVE_ACTIVATION, -width, stage > 0, "input", "the forward of the stage before"),
-        (
-            BACKWARD,
-            SEND_GRADIENT,
-            RECEIVE_GRADIENT,
-            width,
-            stage < program.stages - 1,
-            "gradient",
-            "the backward of the stage after",
-        ),
+        (*_ACTIVATIONS, -width, stage > 0, "input", "the forward of the stage before"),
+        (*_GRADIENTS, width, stage < program.stages - 1, "gradient", "the backward of the stage after"),
     ):
         made = np.where(tables[sends] >= 0, tables[sends], tables[makes])
         needs = np.flatnonzero(program.of(*_ROLES[makes]) & has_other)
@@ -323,62 +293,64 @@ def _link_own_stage(program: Program, tables: _Tables, key: np.ndarray) -> None:
     """Check and link actions that need another action of the same stage, micro-batch and worker."""
     kind = program.kind
     for needy, needed, what in (
-        ((BACKWARD, INPUT_GRAD), FORWARD, "its forward"),
-        ((WEIGHT_GRAD,), BACKWARD, "its input gradient"),
-        ((RECOMPUTE,), FORWARD, "its forward"),
-        ((SEND_ACTIVATION,), FORWARD, "its forward"),
-        ((SEND_GRADIENT,), BACKWARD, "its backward"),
-        ((EVICT,), FORWARD, "its forward"),
+        ((Code.BACKWARD, Code.INPUT_GRAD), Code.FORWARD, "its forward"),
+        ((Code.WEIGHT_GRAD,), Code.BACKWARD, "its input gradient"),
+        ((Code.RECOMPUTE,), Code.FORWARD, "its forward"),
+        ((Code.SEND_ACTIVATION,), Code.FORWARD, "its forward"),
+        ((Code.SEND_GRADIENT,), Code.BACKWARD, "its backward"),
+        ((Code.EVICT,), Code.FORWARD, "its forward"),
     ):
         users = np.flatnonzero(program.of(*needy))
         _require_own(program, users, tables[needed][key[users]], what)
-    recomputes = np.flatnonzero(kind == RECOMPUTE)
-    late = recomputes[tables[BACKWARD][key[recomputes]] < recomputes]
+    recomputes = np.flatnonzero(kind == Code.RECOMPUTE)
+    late = recomputes[tables[Code.BACKWARD][key[recomputes]] < recomputes]
     if len(late):
         raise program.error(int(late[0]), f"{program.label(late[0])} comes after its backward", "recompute before it")
-    weight_grads = np.flatnonzero(kind == WEIGHT_GRAD)
-    of_whole_backward = weight_grads[kind[tables[BACKWARD][key[weight_grads]]] == BACKWARD]
+    weight_grads = np.flatnonzero(kind == Code.WEIGHT_GRAD)
+    of_whole_backward = weight_grads[kind[tables[Code.BACKWARD][key[weight_grads]]] == Code.BACKWARD]
     if len(of_whole_backward):
         message = f"{program.label(of_whole_backward[0])} is a part of the whole backward of the same micro-batch"
         raise program.error(int(of_whole_backward[0]), message, "make that an input gradient, or leave this out")
-    split = np.flatnonzero(kind == INPUT_GRAD)
-    _require(program, split, tables[WEIGHT_GRAD][key[split]], "its weight gradient")
-    forwards = np.flatnonzero(kind == FORWARD)
-    _require(program, forwards, tables[BACKWARD][key[forwards]], "its backward")
+    split = np.flatnonzero(kind == Code.INPUT_GRAD)
+    _require(program, split, tables[Code.WEIGHT_GRAD][key[split]], "its weight gradient")
+    forwards = np.flatnonzero(kind == Code.FORWARD)
+    _require(program, forwards, tables[Code.BACKWARD][key[forwards]], "its backward")
 
 
 def _check_causal(program: Program, tables: _Tables, key: np.ndarray) -> None:
     """Refuse causal sub-sequences that do not run in order forward and in reverse order backward on one lane."""
-    forwards = np.flatnonzero((program.kind == FORWARD) & (program.part > 0))
-    _require_before(program, forwards, tables[FORWARD][key[forwards] - 1], "the forward of the part before")
-    backwards = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD) & (program.part < program.work.parts - 1))
-    _require_before(program, backwards, tables[BACKWARD][key[backwards] + 1], "the backward of the part after")
+    forwards = np.flatnonzero((program.kind == Code.FORWARD) & (program.part > 0))
+    _require_before(program, forwards, tables[Code.FORWARD][key[forwards] - 1], "the forward of the part before")
+    backwards = np.flatnonzero(program.of(Code.BACKWARD, Code.INPUT_GRAD) & (program.part < program.work.parts - 1))
+    _require_before(program, backwards, tables[Code.BACKWARD][key[backwards] + 1], "the backward of the part after")
 
 
 def _link_evictions(program: Program, tables: _Tables, key: np.ndarray) -> None:
     """Link evictions: LOAD waits for its EVICT, a backward for its LOAD, and a forward or LOAD for pending EVICTs."""
-    if not (program.kind == EVICT).any() and not (program.kind == LOAD).any():
+    if not (program.kind == Code.EVICT).any() and not (program.kind == Code.LOAD).any():
         return
     evicted: dict[int, int] = {}
     pending: dict[int, int] = {}
-    for action in np.flatnonzero(program.of(EVICT, LOAD, FORWARD, BACKWARD, INPUT_GRAD)).tolist():
+    for action in np.flatnonzero(
+        program.of(Code.EVICT, Code.LOAD, Code.FORWARD, Code.BACKWARD, Code.INPUT_GRAD)
+    ).tolist():
         kind, unit, lane = program.kind[action], int(key[action]), int(program.lane[action])
-        if kind == EVICT:
-            if 0 <= tables[BACKWARD][unit] < action and program.lane[tables[BACKWARD][unit]] == lane:
+        if kind == Code.EVICT:
+            if 0 <= tables[Code.BACKWARD][unit] < action and program.lane[tables[Code.BACKWARD][unit]] == lane:
                 raise _misplaced(program, action, "comes after its backward")
             if unit in evicted:
                 raise _misplaced(program, action, "is evicted twice without a load in between")
             evicted[unit] = pending[lane] = action
-        elif kind == LOAD:
+        elif kind == Code.LOAD:
             if unit not in evicted:
                 raise _misplaced(program, action, "loads what was not evicted")
             program.after[action] = max(evicted.pop(unit), pending.pop(lane, -1))
-        elif kind == FORWARD:
+        elif kind == Code.FORWARD:
             program.after[action] = pending.pop(lane, -1)
         elif unit in evicted:
             raise _misplaced(program, action, "needs activations that are evicted")
-        elif tables[LOAD][unit] >= 0:
-            program.after[action] = tables[LOAD][unit]
+        elif tables[Code.LOAD][unit] >= 0:
+            program.after[action] = tables[Code.LOAD][unit]
 
 
 def _misplaced(program: Program, action: int, what: str) -> OrderError:
@@ -393,19 +365,19 @@ def _link_limits(program: Program) -> None:
     for stage, limit in enumerate(program.work.limits):
         for worker in np.unique(program.worker[program.stage == stage]).tolist():
             of_stage = place == worker * program.stages + stage
-            forwards = np.flatnonzero(of_stage & (program.kind == FORWARD))[limit:]
-            backwards = np.flatnonzero(of_stage & program.of(BACKWARD, WEIGHT_GRAD))
+            forwards = np.flatnonzero(of_stage & (program.kind == Code.FORWARD))[limit:]
+            backwards = np.flatnonzero(of_stage & program.of(Code.BACKWARD, Code.WEIGHT_GRAD))
             program.after[forwards] = backwards[: len(forwards)]
 
 
 def _number_exchanges(program: Program) -> None:
     """Number the exchanges, one per stage and number; refuse a worker that joins one twice."""
-    chosen = np.flatnonzero(program.of(SYNC, LAUNCH_SYNC))
+    chosen = np.flatnonzero(program.of(Code.SYNC, Code.LAUNCH_SYNC))
     if not len(chosen):
         return
     names = np.stack([program.stage[chosen], program.micro_batch[chosen]])
     program.exchange[chosen] = np.unique(names, axis=1, return_inverse=True)[1].ravel()
-    for code, does in ((SYNC, "synchronises"), (LAUNCH_SYNC, "launches the synchronisation of")):
+    for code, does in ((Code.SYNC, "synchronises"), (Code.LAUNCH_SYNC, "launches the synchronisation of")):
         of_kind = chosen[program.kind[chosen] == code]
         pairs = program.exchange[of_kind] * program.workers + program.worker[of_kind]
         _, kept = np.unique(pairs, return_index=True)

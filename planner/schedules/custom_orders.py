@@ -17,24 +17,10 @@ import numpy as np
 from planner.errors import PlanError
 from planner.schedules.compiling import compile_orders
 from planner.schedules.critical_chains import PassSeconds
-from planner.schedules.facts import Facts
 from planner.schedules.held import HeldUnits, count_held
-from planner.schedules.program import (
-    BACKWARD,
-    FORWARD,
-    INPUT_GRAD,
-    LAUNCH_SYNC,
-    RECOMPUTE,
-    SYNC,
-    UPDATE,
-    WEIGHT_GRAD,
-    Program,
-    peak_versions,
-    staleness,
-    version_use,
-)
+from planner.schedules.program import Code, Program, peak_versions, staleness, version_use
 from planner.schedules.schedule import Schedule
-from planner.schedules.types import Action, ActionKind, ActivationUnit, OrderError, Pipeline, WeightPolicy, Work
+from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, OrderError, Pipeline, WeightPolicy, Work
 
 COUNTED = (ActionKind.SYNC, ActionKind.LAUNCH_SYNC, ActionKind.UPDATE)
 """Kinds whose `micro_batch` is the number of an exchange or update."""
@@ -91,12 +77,12 @@ class CustomOrders(Schedule):
     @property
     def launches(self) -> bool:
         """True if the orders launch exchanges."""
-        return bool(self.program.of(LAUNCH_SYNC).any())
+        return bool(self.program.of(Code.LAUNCH_SYNC).any())
 
     @property
     def fixed(self) -> Pipeline | None:
         """The pipeline of the orders."""
-        numbered = ~self.program.of(SYNC, LAUNCH_SYNC, UPDATE)
+        numbered = ~self.program.of(Code.SYNC, Code.LAUNCH_SYNC, Code.UPDATE)
         return Pipeline((1,) * self.program.stages, int(self.program.micro_batch[numbered].max()) + 1)
 
     def stage_counts(self, workers: int) -> tuple[int, ...]:
@@ -158,7 +144,7 @@ class CustomOrders(Schedule):
 
     def recomputed_stages(self, pipeline: Pipeline) -> frozenset[int]:
         """Stages with RECOMPUTE actions in the orders."""
-        return frozenset(self.program.stage[self.program.of(RECOMPUTE)].tolist())
+        return frozenset(self.program.stage[self.program.of(Code.RECOMPUTE)].tolist())
 
     def placement(self, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
         """For each worker the stages that it has."""
@@ -174,7 +160,7 @@ class CustomOrders(Schedule):
     def crossings(self, pipeline: Pipeline) -> tuple[bool, ...]:
         """True for stages of which some micro-batch comes from another worker."""
         program = self.program
-        away = (program.source >= 0) & (program.worker[program.source] != program.worker) & program.of(FORWARD)
+        away = (program.source >= 0) & (program.worker[program.source] != program.worker) & program.of(Code.FORWARD)
         crossed = set(program.stage[away].tolist())
         return tuple(stage in crossed for stage in range(program.stages))
 
@@ -281,8 +267,8 @@ def check_whole(program: Program) -> None:
         OrderError: names the action.
     """
     place = program.worker * program.stages + program.stage
-    ends = program.of(BACKWARD, INPUT_GRAD, WEIGHT_GRAD)
-    foreign = np.flatnonzero(program.of(SYNC, LAUNCH_SYNC, UPDATE) & ~np.isin(place, place[ends]))
+    ends = program.of(Code.BACKWARD, Code.INPUT_GRAD, Code.WEIGHT_GRAD)
+    foreign = np.flatnonzero(program.of(Code.SYNC, Code.LAUNCH_SYNC, Code.UPDATE) & ~np.isin(place, place[ends]))
     if len(foreign):
         at = int(foreign[0])
         message = f"{program.label(at)} is of a stage of which worker {program.worker[at]} computes nothing"
@@ -300,9 +286,9 @@ def check_whole(program: Program) -> None:
 def _exchanged_last(program: Program, place: np.ndarray, ends: np.ndarray) -> None:
     """Refuse synchronous orders that exchange a stage before all its gradients or update it before the exchange."""
     for code, before, what in (
-        (SYNC, ends, "is exchanged"),
-        (LAUNCH_SYNC, ends, "is exchanged"),
-        (UPDATE, program.kind == SYNC, "updates the weights"),
+        (Code.SYNC, ends, "is exchanged"),
+        (Code.LAUNCH_SYNC, ends, "is exchanged"),
+        (Code.UPDATE, program.kind == Code.SYNC, "updates the weights"),
     ):
         last = np.full(program.workers * program.stages * program.lanes, -1, np.int64)
         key = place * program.lanes + program.lane

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from planner.schedules import SCHEDULES
 from planner.schedules.bidirectional import BidirectionalSchedule
 from planner.schedules.chunks import ChunkedSchedule
-from planner.schedules.facts import Facts
-from planner.schedules.types import Action, ActionKind, Pipeline
+from planner.schedules.types import Action, ActionKind, Facts, Pipeline
 
 MicroBatchOf = Callable[[int, int], tuple[int, int]]
 """(direction, k) to the stage and number of the direction's k-th micro-batch."""

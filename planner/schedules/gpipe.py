@@ -17,10 +17,9 @@ import numpy as np
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds
-from planner.schedules.facts import Facts
 from planner.schedules.orders import finish
 from planner.schedules.schedule import StagePerWorkerSchedule
-from planner.schedules.types import Action, ActionKind, Pipeline
+from planner.schedules.types import Action, ActionKind, Facts, Pipeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,10 @@ import numpy as np
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import PassSeconds, one_forward_one_backward_s
-from planner.schedules.facts import Facts
 from planner.schedules.held import HeldUnits
 from planner.schedules.orders import finish, in_turn, replicate
 from planner.schedules.schedule import ReplicatedSchedule, StagePerWorkerSchedule, require, single
-from planner.schedules.types import Action, ActionKind, Pipeline, Work
+from planner.schedules.types import Action, ActionKind, Facts, Pipeline, Work
 
 
 def one_forward_one_backward(stage: int, micro_batches: Sequence[int], forwards: int) -> Iterator[Action]:

@@ -82,16 +82,6 @@ def read_orders(path: str | Path, *, check: bool = True) -> Work:
     return work
 
 
-def orders_json(work: Work) -> str:
-    """Orders as the JSON that `read_orders` reads; O(actions)."""
-    default = Work(())
-    document: dict[str, Any] = {
-        name: getattr(work, name) for name in _SETTINGS if getattr(work, name) != getattr(default, name)
-    }
-    document["lanes"] = [" ".join(map(str, lane)) for lane in work.lanes]
-    return json.dumps(document, indent=1) + "\n"
-
-
 def parse_action(word: str) -> Action:
     """An action from its text, the inverse of `str`.
 

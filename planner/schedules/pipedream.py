@@ -14,11 +14,10 @@ from typing import ClassVar, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
-from planner.schedules.facts import Facts
 from planner.schedules.one_f_one_b import least_warm_up, paced_warm_up
 from planner.schedules.orders import in_turn
 from planner.schedules.schedule import StagePerWorkerSchedule, require
-from planner.schedules.types import Action, ActionKind, Pipeline, WeightPolicy, Work
+from planner.schedules.types import Action, ActionKind, Facts, Pipeline, WeightPolicy, Work
 
 NEWEST = -1
 

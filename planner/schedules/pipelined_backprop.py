@@ -10,9 +10,8 @@ from enum import StrEnum
 
 from planner.errors import PlanError, whole
 from planner.schedules import SCHEDULES
-from planner.schedules.facts import Facts
 from planner.schedules.pipedream import ContinuousSchedule
-from planner.schedules.types import OptimizerScaling, Pipeline, StageCorrection, WeightPolicy
+from planner.schedules.types import Facts, OptimizerScaling, Pipeline, StageCorrection, WeightPolicy
 
 
 class Mitigation(StrEnum):

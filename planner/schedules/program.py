@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -23,22 +24,26 @@ from planner.schedules.types import Action, ActionKind, OrderError, Work
 KINDS = tuple(ActionKind)
 """Kinds by code: `Program.kind` holds indices into this."""
 
-(
-    FORWARD,
-    BACKWARD,
-    INPUT_GRAD,
-    WEIGHT_GRAD,
-    SYNC,
-    UPDATE,
-    RECOMPUTE,
-    SEND_ACTIVATION,
-    RECEIVE_ACTIVATION,
-    SEND_GRADIENT,
-    RECEIVE_GRADIENT,
-    EVICT,
-    LOAD,
-    LAUNCH_SYNC,
-) = range(len(KINDS))
+
+class Code(IntEnum):
+    """Kinds of actions as numbers, in the order of `ActionKind`."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    INPUT_GRAD = 2
+    WEIGHT_GRAD = 3
+    SYNC = 4
+    UPDATE = 5
+    RECOMPUTE = 6
+    SEND_ACTIVATION = 7
+    RECEIVE_ACTIVATION = 8
+    SEND_GRADIENT = 9
+    RECEIVE_GRADIENT = 10
+    EVICT = 11
+    LOAD = 12
+    LAUNCH_SYNC = 13
+
+
 CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 
@@ -185,10 +190,10 @@ def version_use(program: Program) -> VersionUse:
     place = program.worker * program.stages + program.stage
     by_place = np.lexsort((rank, place))
     starts = np.flatnonzero(np.diff(place[by_place], prepend=-1))
-    updates = (program.kind == UPDATE).astype(np.int64)
+    updates = (program.kind == Code.UPDATE).astype(np.int64)
     newest = np.empty(len(rank), np.int64)
     newest[by_place] = _running(updates[by_place], starts) - updates[by_place]
-    computes = program.of(FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD, RECOMPUTE)
+    computes = program.of(Code.FORWARD, Code.BACKWARD, Code.INPUT_GRAD, Code.WEIGHT_GRAD, Code.RECOMPUTE)
     read = np.where(computes, np.where(program.version >= 0, program.version, newest), -1)
     held = np.ones(len(rank), np.int64)
     applied = np.full(len(rank), -1, np.int64)
@@ -199,7 +204,7 @@ def version_use(program: Program) -> VersionUse:
         following = np.searchsorted(updating, np.arange(len(of_place)))
         has_update = following < len(updating)
         applied[of_place[has_update]] = newest[of_place[updating[following[has_update]]]]
-    applied[~program.of(BACKWARD, INPUT_GRAD, WEIGHT_GRAD)] = -1
+    applied[~program.of(Code.BACKWARD, Code.INPUT_GRAD, Code.WEIGHT_GRAD)] = -1
     return VersionUse(newest, read, held, applied)
 
 
@@ -243,9 +248,9 @@ def staleness(program: Program, *, warm_up: int = 0, period: int = 1) -> WeightA
     width = max(int(program.micro_batch.max()) + 1, 1) * program.work.parts
     key = program.stage * width + program.unit
     table = np.full(program.stages * width, -1, np.int64)
-    forwards = np.flatnonzero(program.kind == FORWARD)
+    forwards = np.flatnonzero(program.kind == Code.FORWARD)
     table[key[forwards]] = use.read[forwards]
-    chosen = np.flatnonzero(program.of(BACKWARD, INPUT_GRAD) & (use.applied >= 0))
+    chosen = np.flatnonzero(program.of(Code.BACKWARD, Code.INPUT_GRAD) & (use.applied >= 0))
     stage = program.stage[chosen]
     ages = [use.applied[chosen] - table[key[chosen]], use.applied[chosen] - use.read[chosen]]
     number = program.micro_batch[chosen]

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from planner.errors import PlanError
 from planner.registry import name_with_options
 from planner.schedules.critical_chains import Flow, PassSeconds, busiest_chain_s
-from planner.schedules.facts import Facts, evaluate
 from planner.schedules.held import HeldUnits, count_held
 from planner.schedules.orders import finish, follow_on, replicate
 from planner.schedules.types import (
     Action,
     ActivationUnit,
+    Facts,
     OptimizerScaling,
     Pipeline,
     StageCorrection,
     WeightPolicy,
     Work,
+    evaluate,
 )
 
 if TYPE_CHECKING:

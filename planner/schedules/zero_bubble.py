@@ -32,11 +32,10 @@ from typing import ClassVar, Protocol
 from planner.errors import PlanError
 from planner.schedules import SCHEDULES
 from planner.schedules.chunks import ChunkedSchedule
-from planner.schedules.facts import Facts
 from planner.schedules.one_f_one_b import one_forward_one_backward
 from planner.schedules.orders import Task, list_schedule
 from planner.schedules.schedule import ReplicatedSchedule
-from planner.schedules.types import Action, ActionKind, Pipeline
+from planner.schedules.types import Action, ActionKind, Facts, Pipeline
 
 _PERIOD = 6
 _FORWARDS = (0, 1)

@@ -27,12 +27,11 @@ from planner.sharding.layout import (
 )
 from planner.sharding.limits import attention_heads, unmatched
 from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, ideal_mesh, mesh_on, roles_of
-from planner.sharding.mixtures import Mixture
 from planner.sharding.problem import GraphFacts, Setting, ShardingProblem
-from planner.sharding.reshard import ReshardStep, reshard, reshard_table
+from planner.sharding.reshard import Mixture, ReshardStep, reshard, reshard_table
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
-from planner.sharding.sharded import ShardedCosts, StageSharding, graph_decision_costs, sharded_costs
-from planner.sharding.strategies import InnerExchange, Reason, Strategy, exchange_bytes, exchange_s, strategies
+from planner.sharding.sharded import StageSharding, sharded_costs
+from planner.sharding.strategies import Reason, Strategy, exchange_bytes, exchange_s, strategies
 
 __all__ = [
     "PARTIAL",
@@ -45,7 +44,6 @@ __all__ = [
     "GraphFacts",
     "InnerCache",
     "InnerCosts",
-    "InnerExchange",
     "InnerOptions",
     "InnerPoint",
     "Mesh",
@@ -56,7 +54,6 @@ __all__ = [
     "Reason",
     "ReshardStep",
     "Setting",
-    "ShardedCosts",
     "ShardingProblem",
     "StageSharding",
     "StateBytes",
@@ -73,7 +70,6 @@ __all__ = [
     "exchange_bytes",
     "exchange_s",
     "formulate",
-    "graph_decision_costs",
     "ideal_mesh",
     "inner_costs",
     "inner_setting",

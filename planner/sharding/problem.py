@@ -50,8 +50,8 @@ class Setting:
         options: which splits count.
         tied: results that must rest like another tensor (the output of a block like its input, when blocks repeat).
         sharded_states: whether weights may rest in other layouts than operators use (ZeRO).
-        annotations: layouts that the user asks for, by tensor name or pattern (`planner.sharding.annotations`); read by
-            the GShard searches only.
+        annotations: layouts that the user asks for, by tensor name or pattern (`planner.sharding.searches.gshard`);
+            read by the GShard searches only.
         work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
             agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
         forbidden: splits that are ruled out (`planner.sharding.limits`).

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from planner.schedules import ActionKind
-from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, KINDS
+from planner.schedules.program import KINDS, Code
 from planner.simulate.timeline import Lane, Timeline
 
 WINDOWS = ("start", "steady state", "end")
@@ -93,7 +93,7 @@ def segments(timeline: Timeline) -> Segments:
     trace, program = timeline.trace, timeline.trace.program
     codes = np.array([ACTIVITIES.index(_OF_KIND.get(kind, Activity.COMMUNICATION)) for kind in KINDS], np.int8)
     work = codes[program.kind]
-    repeats = (program.kind == BACKWARD) | (program.kind == INPUT_GRAD)
+    repeats = (program.kind == Code.BACKWARD) | (program.kind == Code.INPUT_GRAD)
     recompute_s = np.where(repeats, np.asarray(timeline.recompute_s)[program.stage], 0.0)
     worked = np.maximum(trace.compute_end_s - timeline.inside_s[program.kind, program.stage], trace.compute_start_s)
     repeated = np.minimum(trace.compute_start_s + recompute_s, worked)
@@ -151,7 +151,7 @@ def windows(timeline: Timeline, most: int, clipped: int) -> tuple[tuple[float, f
     A simulation longer than `most` typical forwards is clipped to the length of `clipped` forwards.
     """
     trace, step = timeline.trace, timeline.played_s
-    durations = (trace.compute_end_s - trace.start_s)[trace.program.kind == FORWARD]
+    durations = (trace.compute_end_s - trace.start_s)[trace.program.kind == Code.FORWARD]
     typical = float(np.median(durations)) if len(durations) else 0.0
     shown = max(clipped, 1) * typical
     if shown <= 0 or step <= max(shown, most * typical):

@@ -23,7 +23,7 @@ from planner.play.measure import Steady, find_period
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.schedules import ActionKind, Pipeline
 from planner.schedules.compiling import compile_orders
-from planner.schedules.program import BACKWARD, FORWARD, INPUT_GRAD, KINDS, RECOMPUTE
+from planner.schedules.program import KINDS, Code
 from planner.simulate.comparison import Comparison, compare, measured
 
 
@@ -246,8 +246,9 @@ def _inside_s(plan: Plan) -> np.ndarray:
     repeats = _repeats(plan)
     for stage in plan.stages:
         both_s, forward_s, recompute_s = plan.inside_s(stage.index)
-        inside_s[FORWARD, stage.index], inside_s[RECOMPUTE, stage.index] = forward_s, recompute_s
-        inside_s[[BACKWARD, INPUT_GRAD], stage.index] = max(both_s - forward_s, 0.0) + (0.0 if repeats else recompute_s)
+        inside_s[Code.FORWARD, stage.index], inside_s[Code.RECOMPUTE, stage.index] = forward_s, recompute_s
+        backward_s = max(both_s - forward_s, 0.0) + (0.0 if repeats else recompute_s)
+        inside_s[[Code.BACKWARD, Code.INPUT_GRAD], stage.index] = backward_s
     return inside_s / plan.schedule.parts
 
 

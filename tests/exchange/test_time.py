@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from planner.errors import JobError, UsageError
 from planner.exchange import SCHEMES, Exchange, Fabric, Servers, Step, Variable, fabric_of, formulas, get, names
-from planner.exchange.messages import Leg, Message, fuse, pack, play
-from planner.exchange.scheme import Scheme
+from planner.exchange.scheme import Leg, Message, Scheme, fuse, pack, play
 from planner.exchange.zero import UnitPass, play_sharded
 from planner.hardware import Collective, collective_s, load_cluster
 from tests.exchange import wires as w

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from planner.errors import PlanError
 from planner.play import StageTimes, measure_orders
-from planner.schedules import Action, ActionKind, Pipeline, get, orders_json, parse_action, read_orders
+from planner.schedules import Action, ActionKind, Pipeline, get, parse_action, read_orders
 
 CSV = """worker,action
 0,F0.0
@@ -41,7 +43,9 @@ def test_csv_of_columns(tmp_path: Path) -> None:
 )
 def test_orders_of_every_kind_come_back(name: str, tmp_path: Path) -> None:
     work = get(name).work(Pipeline((1,) * 4, 8))
-    assert read_orders(written(tmp_path / "own.json", orders_json(work))) == work
+    document = {f.name: getattr(work, f.name) for f in dataclasses.fields(work) if getattr(work, f.name) != f.default}
+    document["lanes"] = [" ".join(map(str, lane)) for lane in work.lanes]
+    assert read_orders(written(tmp_path / "own.json", json.dumps(document))) == work
 
 
 @pytest.mark.parametrize("word", ["F2.5", "+B1.4@3", "E0.2>3", "F0.3/1", "S0", "U3.7", "SA0.1/0", "RG2.2"])

@@ -13,10 +13,9 @@ from planner.sharding import (
     ideal_mesh,
     layout_text,
 )
-from planner.sharding.annotations import resolve
 from planner.sharding.problem import rest_of
 from planner.sharding.searches import ShardingAnswer, get
-from planner.sharding.searches.gshard_propagate import propagate
+from planner.sharding.searches.gshard import propagate, resolve
 from tests.operators.calls import graph, node
 from tests.sharding.graphs import attention_block, products, setting
 

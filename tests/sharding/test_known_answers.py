@@ -21,8 +21,8 @@ from planner.sharding import (
     reshard,
     strategies,
 )
-from planner.sharding.mixtures import exchanges, model_parameters, sent_bytes
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, assignments, best_layout
+from planner.sharding.reshard import exchanges, model_parameters, sent_bytes
 from planner.sharding.searches.tofu import Pass, cut_bytes, cuts_of
 from tests.operators.calls import call
 from tests.sharding.graphs import zero_choice

@@ -8,8 +8,8 @@ from planner.graph import Graph
 from planner.hardware import load_cluster
 from planner.operators import graph_specs
 from planner.sharding import Setting, WeightChoice, ideal_mesh, layout_text
-from planner.sharding.named_dims import NamedDims, named_dims
 from planner.sharding.searches import get
+from planner.sharding.searches.mesh_tensorflow import NamedDims, named_dims
 
 
 def named(graph: Graph) -> NamedDims:

@@ -6,7 +6,7 @@ import pytest
 
 from planner.operators import RULES, OpCall, graph_specs, spec
 from planner.sharding import Options, Strategy, exchange_bytes, exchange_s, ideal_mesh, layout_text, strategies
-from planner.sharding.interleaving import interleaved_cuts
+from planner.sharding.formulate import interleaved_cuts
 from tests.operators.calls import call, graph, node
 from tests.sharding import coupled_cases
 from tests.sharding.plain_cases import CASES
@@ -92,7 +92,7 @@ NOT_EXECUTED = {
 }  # fmt: skip
 """Rules whose only cuts are of the batch, or that have none, and that are too long to write out here."""
 SAME_NEST = {
-    "bernoulli", "bias_softmax", "conv_integer", "dequantize", "fill", "group_norm_channels_last",
+    "bernoulli", "bias_softmax", "conv_integer", "fill", "group_norm_channels_last",
     "gru", "matmul_nbits", "qlinear_conv", "quantised_experts", "quantize", "random_numbers", "rnn",
     "simplified_layer_norm", "skip_rms_norm", "tensor_scatter", "window_table",
 }  # fmt: skip

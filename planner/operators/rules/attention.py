@@ -10,7 +10,6 @@ position bias, scores of relative positions): that gradient is as large as the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,16 +24,11 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.flow import along_nests
-from planner.operators.nest import Operand, loop_nest
 from planner.operators.rules.softmax import BACKWARD_FLOPS, FORWARD_FLOPS
 from planner.operators.site import WEIGHT_AND_BIAS, JointCut, Role, Rule, Shaped, Site, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
-_KINDS = {
-    **dict.fromkeys("tup", DimKind.COUPLED),
-    **dict.fromkeys(("d", "three", "two", "packed", "mask", "rows", "i"), DimKind.WHOLE),
-    **dict.fromkeys("bgrse", DimKind.PARALLEL),
-}
+_PARALLEL, _COUPLED, _WHOLE = "b g r s e", "t u p", "d three two packed mask rows i"
 """t: all keys, u: new keys, p: past keys. Where query, key and value lie side by side in one tensor with as many heads
 each, it is `three g d`: heads are cut in an interleaved way. Otherwise it is `packed` and not split."""
 
@@ -70,22 +64,23 @@ class Heads:
         return 2.0 * self.scores * (self.head + self.value_head)
 
 
-def _nest(text: str, reads: Sequence[Operand], writes: Sequence[Operand], heads: Heads, extra_flops: float) -> LoopNest:
+def _nest(site: Site, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
+    """The nest over those inputs and outputs that the call has, by position."""
     if heads.key_heads <= 0 or heads.query_heads % heads.key_heads:
         raise ModelError(
             f"{heads.query_heads} query heads are not a multiple of {heads.key_heads} key-value heads",
             hint="check the attention's head counts",
         )
     ratio = heads.query_heads // heads.key_heads
-    sizes = {"t": heads.keys, "g": heads.key_heads, "r": ratio, "d": heads.head, "e": heads.value_head}
-    return loop_nest(
-        text,
-        reads,
-        writes,
-        sizes=sizes,
-        kinds=_KINDS,
+    left, right = (", ".join(f"?{p}:{terms}" for p, terms in side.items()) for side in (given, results))
+    return site.nest(
+        f"{left} -> {right}",
+        sizes={"t": heads.keys, "g": heads.key_heads, "r": ratio, "d": heads.head, "e": heads.value_head},
+        parallel=_PARALLEL,
+        coupled=_COUPLED,
+        whole=_WHOLE,
         matrix_flops=heads.matrix_flops,
-        vector_flops=FORWARD_FLOPS * heads.scores + extra_flops,
+        vector_flops=FORWARD_FLOPS * heads.scores + flops,
     )
 
 
@@ -189,11 +184,6 @@ def _thirds(heads: Heads, width: int) -> str:
     return "(three g d)" if same and width == 3 * heads.query_heads * heads.head else "packed"
 
 
-def _present(site: Site, given: dict[int, str], results: dict[int, str], heads: Heads, flops: float = 0.0) -> LoopNest:
-    """The nest over those inputs and outputs that the call has."""
-    return _nest(*site.line(given, results), heads, flops)
-
-
 @Rule(ports=(0, 1, 2, 3, 4, 5), keeps_layout=True, heavy=True, joint=JointCut.RING).of("Attention")
 def attention(site: Site) -> OpSpec:
     """The standard's attention: query, key, value of rank 3 or 4, mask, past key and value; grouped heads."""
@@ -212,7 +202,7 @@ def attention(site: Site) -> OpSpec:
     mask = _mask_terms(site, 3, heads)
     given = dict(enumerate([*terms, mask, "b g p d", "b g p e", "b"]))
     results = dict(enumerate([result, "b g t d", "b g t e", "b (g r) s t"]))
-    nest = _present(site, given, results, heads)
+    nest = _nest(site, given, results, heads)
     return _spec(
         site,
         nest,
@@ -265,7 +255,7 @@ def multi_head_attention(site: Site) -> OpSpec:
         terms, roles = ["b s (g d)", *keys], (site.need(0), site.need(1), site.need(1 if packed else 2))
     given = dict(enumerate(terms)) | {4: _padding_terms(site, 4, heads), 5: _mask_terms(site, 5, heads)}
     given |= {3: _thirds(heads, site.input(3).shape[0]) if site.has(3) else "", 6: "b g p d", 7: "b g p e"}
-    nest = _present(site, given, {0: "b s (g e)", 1: "b g t d", 2: "b g t e"}, heads)
+    nest = _nest(site, given, {0: "b s (g e)", 1: "b g t d", 2: "b g t e"}, heads)
     return _spec(site, nest, heads, _kept(site, (0, 1, 2), 5), roles)
 
 
@@ -309,7 +299,7 @@ def group_query_attention(site: Site) -> OpSpec:
     given |= {3: "b g p d", 4: "b g p e", 5: "b", 11: "(g r)"}
     if site.has(5) and len(site.input(5).shape) != 1:
         given[5] = "b 1"
-    nest = _present(site, given, {0: "b s (g r e)", 1: "b g t d", 2: "b g t e"}, heads, rotated)
+    nest = _nest(site, given, {0: "b s (g r e)", 1: "b g t d", 2: "b g t e"}, heads, rotated)
     roles = (site.need(0),) * 3 if packed else (site.need(0), site.need(1), site.need(2))
     return _spec(site, nest, heads, _kept(site, (0, 1, 2), 9), roles)
 
@@ -380,14 +370,18 @@ def projected_attention(site: Site) -> OpSpec:
 def _projected_nests(site: Site, heads: Heads, past_position: int, projection: float) -> tuple[LoopNest, LoopNest]:
     """The projection, which every query needs of all steps, and the attention over it; both by sample and head."""
     packed = _thirds(heads, site.input(1).shape[1])
-    first = {0: "b u i", 1: f"i {packed}", 2: packed}
-    kinds = {**_KINDS, "e": DimKind.WHOLE}
-    sizes = {"g": heads.key_heads, "d": heads.head, "three": 3}
-    inside = loop_nest(*site.line(first, {}), sizes=sizes, kinds=kinds, matrix_flops=projection)
+    inside = site.nest(
+        f"b u i, i {packed}, ?{packed}",
+        sizes={"g": heads.key_heads, "d": heads.head, "three": 3},
+        parallel=_PARALLEL,
+        coupled=_COUPLED,
+        whole=_WHOLE,
+        matrix_flops=projection,
+    )
     mask = 5 if site.call.op.endswith("QAttention") else 3
     given = {0: "b u i", mask: _padding_terms(site, mask, heads), past_position: "two b g p d"}
     given |= {5: _mask_terms(site, 5, heads)} if mask == 3 else {}
-    nest = _present(site, given, {0: "b s (g e)", 1: "two b g t d"}, heads)
+    nest = _nest(site, given, {0: "b s (g e)", 1: "two b g t d"}, heads)
     whole = tuple(replace(dim, kind=DimKind.WHOLE) if dim.name == "e" else dim for dim in nest.dims)
     return inside, replace(nest, dims=whole)
 
@@ -404,10 +398,13 @@ def rotary_embedding(site: Site) -> OpSpec:
     heads = _rotary_heads(site)
     names = "b g s h" if len(x.shape) == 4 else "b s (g h)" if heads else "b s h"
     terms = {position: _table_terms(site, position) for position in (1, 2, 3) if site.has(position)}
-    nest = loop_nest(
-        *site.line({0: names, **terms}, {0: names}),
+    tables = "".join(f", ?{position}:{text}" for position, text in terms.items())
+    nest = site.nest(
+        f"{names}{tables} -> ?{names}",
         sizes={"g": heads, "h": x.shape[-1] // heads} if heads else {},
-        kinds={**dict.fromkeys("bgs", DimKind.PARALLEL), "h": DimKind.COUPLED, "v": DimKind.WHOLE, "f": DimKind.WHOLE},
+        parallel="b g s",
+        coupled="h",
+        whole="v f",
         vector_flops=3.0 * x.elements,
     )
     touched = traffic(x, site.output())

@@ -10,10 +10,10 @@ import math
 from dataclasses import replace
 
 from planner.operators.assemble import INT64_BYTES, contraction, keep_extra, keep_inputs, keep_outputs, streaming
-from planner.operators.nest import dim_names, loop_nest
+from planner.operators.nest import dim_names
 from planner.operators.rules.matmul import rounded
 from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Site
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.types import LoopNest, OpSpec, Saved
 
 
 def pads_before(
@@ -21,17 +21,21 @@ def pads_before(
 ) -> list[int]:
     """Padding in front of each spatial dimension, from `pads` or `auto_pad`."""
     rank = len(kernel)
-    strides, dilations = site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
     mode = site.str_attribute("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
         return list(site.ints("pads", (0,) * (2 * rank))[:rank])
     if mode == "VALID":
         return [0] * rank
     before = []
-    for size, out, r, stride, dilation in zip(spatial_in, spatial_out, kernel, strides, dilations, strict=True):
+    for size, out, r, stride, dilation in zip(spatial_in, spatial_out, kernel, *_steps(site, rank), strict=True):
         total = max(0, (out - 1) * stride + dilation * (r - 1) + 1 - size)
         before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
     return before
+
+
+def _steps(site: Site, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Strides and dilations."""
+    return site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
 
 
 def window_halos(
@@ -42,44 +46,33 @@ def window_halos(
     A part that owns `stride` input elements per result reads `pad` elements in front of its own and
     `dilation (kernel - 1) + 1 - stride - pad` behind them; the larger of the two counts for both sides.
     """
-    rank = len(kernel)
-    strides, dilations = site.ints("strides", (1,) * rank), site.ints("dilations", (1,) * rank)
     before = pads_before(site, kernel, spatial_in, spatial_out)
     return {
         name: max(pad, dilation * (r - 1) + 1 - stride - pad, 0)
-        for name, r, stride, dilation, pad in zip(names, kernel, strides, dilations, before, strict=True)
+        for name, r, stride, dilation, pad in zip(names, kernel, *_steps(site, len(kernel)), before, strict=True)
     }
 
 
 def conv_nest(site: Site, x: int, w: int) -> LoopNest:
     """`n (g c) (y+r), (g k) c r -> n (g k) y` over any number of spatial dimensions."""
     data, weight, result = site.input(x).shape, site.input(w).shape, site.output().shape
-    rank = len(weight) - 2
-    ys, rs = dim_names("y", rank), dim_names("r", rank)
-    windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
-    text = f"n (g c) {windows}, (g k) c {' '.join(rs)} -> n (g k) {' '.join(ys)}"
-    halos = window_halos(site, ys, weight[2:], data[2:], result[2:])
-    sizes = {"g": site.int_attribute("group", 1)}
-    return loop_nest(text, site.reads(x, w), site.writes(0), sizes=sizes, halos=halos, contraction=True)
+    halos = window_halos(site, dim_names("y", len(weight) - 2), weight[2:], data[2:], result[2:])
+    text = f"{x}:n (g c) (y+r).., {w}:(g k) c r.. -> n (g k) y.."
+    return site.nest(text, sizes={"g": site.int_attribute("group", 1)}, halos=halos, contraction=True)
 
 
-def _channel_bias(site: Site, position: int, spatial: str) -> LoopNest | None:
+def _channel_bias(site: Site, position: int, image: str = "y..", *, whole: str = "") -> LoopNest | None:
     """Adds one number a channel; the channel is named as in the convolution's nest."""
     if not site.has(position):
         return None
-    group = site.int_attribute("group", 1)
-    elements = float(site.output().elements)
-    return loop_nest(
-        f"(g k) -> n (g k) {spatial}", site.reads(position), site.writes(0), sizes={"g": group}, vector_flops=elements
-    )
+    sizes, elements = {"g": site.int_attribute("group", 1)}, float(site.output().elements)
+    return site.nest(f"{position}:(g k) -> n (g k) {image}", sizes=sizes, whole=whole, vector_flops=elements)
 
 
 @Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("Conv", "com.microsoft.FusedConv")
 def conv(site: Site) -> OpSpec:
     """Convolution with groups, strides, dilations and padding."""
-    nest = conv_nest(site, 0, 1)
-    spatial = " ".join(dim_names("y", len(site.output().shape) - 2))
-    return contraction(site, nest, bias=_channel_bias(site, 2, spatial))
+    return contraction(site, conv_nest(site, 0, 1), bias=_channel_bias(site, 2))
 
 
 @Rule(ports=(), weights={1: Role.MATRIX}, window=1, heavy=True, quantised=True).of("ConvInteger")
@@ -99,16 +92,10 @@ def qlinear_conv(site: Site) -> OpSpec:
 @Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("ConvTranspose")
 def conv_transpose(site: Site) -> OpSpec:
     """Transposed convolution: every input element is spread over a window of the result."""
-    weight = site.input(1).shape
-    rank = len(weight) - 2
-    ys, rs = dim_names("y", rank), dim_names("r", rank)
-    windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
-    text = f"n (g c) {' '.join(ys)}, (g c) k {' '.join(rs)} -> n (g k) {windows}"
     # a part of the input overlaps its neighbours' results, and padding cuts the ends: space is not split
-    kinds = dict.fromkeys(ys, DimKind.WHOLE)
-    sizes = {"g": site.int_attribute("group", 1)}
-    nest = loop_nest(text, site.reads(0, 1), site.writes(0), sizes=sizes, kinds=kinds, contraction=True)
-    return contraction(site, nest, bias=_channel_bias(site, 2, " ".join(dim_names("out", rank))))
+    text, sizes = "n (g c) y.., (g c) k r.. -> n (g k) (y+r)..", {"g": site.int_attribute("group", 1)}
+    nest = site.nest(text, sizes=sizes, whole="y..", contraction=True)
+    return contraction(site, nest, bias=_channel_bias(site, 2, "out.."))
 
 
 @Rule(weights={1: Role.MATRIX, 3: Role.BIAS}, heavy=True).of("DeformConv")
@@ -118,27 +105,17 @@ def deform_conv(site: Site) -> OpSpec:
     Torch's counter does not know the operator; its matrix product is counted here all the same.
     """
     weight, result = site.input(1).shape, site.output().shape
-    rank = len(weight) - 2
-    ys, rs = dim_names("y", rank), dim_names("r", rank)
-    windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
-    image = " ".join(ys)
-    terms = {0: f"n (g c) {windows}", 1: f"(g k) c {' '.join(rs)}", 2: f"n offset {image}", 4: f"n mask {image}"}
     taps = math.prod(weight[2:]) * result[0] * math.prod(result[2:]) * site.input(0).shape[1]
     # offsets reach anywhere in the image and are shared by groups of channels
-    kinds = dict.fromkeys([*ys, *rs, "g", "c", "offset", "mask"], DimKind.WHOLE)
-    nest = loop_nest(
-        *site.line(terms, {0: f"n (g k) {image}"}),
+    nest = site.nest(
+        "n (g c) (y+r).., (g k) c r.., n offset y.., ?4:n mask y.. -> n (g k) y..",
         sizes={"g": site.int_attribute("group", 1)},
-        kinds=kinds,
+        whole="y.. r.. g c offset mask",
         matrix_flops=2.0 * taps * weight[0] / site.int_attribute("group", 1),
         vector_flops=8.0 * taps,
     )
     saved = keep_inputs(site, 0, 1, 2, 4) if site.trains else ()
-    bias = _channel_bias(site, 3, image)
-    if bias is not None:
-        fixed = {*ys, "g"}
-        dims = tuple(replace(d, kind=DimKind.WHOLE) if d.name in fixed else d for d in bias.dims)
-        bias = replace(bias, dims=dims)
+    bias = _channel_bias(site, 3, whole="y.. g")
     base = contraction(site, nest, bias=bias, saved=saved, kernels=2)
     work = nest.matrix_flops
     return replace(
@@ -152,15 +129,14 @@ def deform_conv(site: Site) -> OpSpec:
 @Rule().of("CausalConvWithState")
 def causal_conv(site: Site) -> OpSpec:
     """Depthwise causal convolution over time with the last inputs carried as state: `n c (t+r), c 1 r -> n c t`."""
-    nest = loop_nest(
-        *site.line({0: "n c (t+r)", 1: "c 1 r", 3: "n c state"}, {0: "n c t", 1: "n c state"}),
-        kinds={"state": DimKind.WHOLE, "t": DimKind.WHOLE},
+    nest = site.nest(
+        "n c (t+r), c 1 r, ?3:n c state -> n c t, ?n c state",
+        whole="state t",
         matrix_flops=2.0 * site.input(0).elements * site.input(1).shape[-1],
     )
     bias = None
     if site.has(2):
-        elements = float(site.output().elements)
-        bias = loop_nest("c -> n c t", site.reads(2), site.writes(0), kinds={"t": DimKind.WHOLE}, vector_flops=elements)
+        bias = site.nest("2:c -> n c t", whole="t", vector_flops=float(site.output().elements))
     return contraction(site, nest, bias=bias)
 
 
@@ -169,11 +145,8 @@ def _window_nest(site: Site, flops: float) -> LoopNest:
     x, result = site.input(0).shape, site.output().shape
     kernel = site.ints("kernel_shape", x[2:])
     ys, rs = dim_names("y", len(kernel)), dim_names("r", len(kernel))
-    windows = " ".join(f"({y}+{r})" for y, r in zip(ys, rs, strict=True))
-    return loop_nest(
-        f"n c {windows} -> n c {' '.join(ys)}",
-        site.reads(0),
-        site.writes(0),
+    return site.nest(
+        "n c (y+r).. -> n c y..",
         sizes=dict(zip(rs, kernel, strict=True)),
         halos=window_halos(site, ys, kernel, x[2:], result[2:]),
         vector_flops=flops,
@@ -195,16 +168,10 @@ def max_pool(site: Site) -> OpSpec:
     return streaming(site, nest, saved=(*keep_inputs(site, 0), places), backward_flops=float(elements))
 
 
-@Rule(ports=(0,), window=-1).of("AveragePool")
-def average_pool(site: Site) -> OpSpec:
-    """Mean of each window."""
-    flops = float(_window(site) * site.output().elements)
-    return streaming(site, _window_nest(site, flops), saved=keep_inputs(site, 0), backward_flops=flops)
-
-
-@Rule(ports=(0,), window=-1).of("LpPool")
-def lp_pool(site: Site) -> OpSpec:
-    """P-norm of each window; input and result are kept."""
-    flops = float(3 * _window(site) * site.output().elements)
-    saved = (*keep_inputs(site, 0), *keep_outputs(0))
+@Rule(ports=(0,), window=-1).of("AveragePool", "LpPool")
+def pool(site: Site) -> OpSpec:
+    """Mean, or p-norm, of each window; the input is kept, of a norm the result too."""
+    normed = site.call.op == "LpPool"
+    flops = float((3 if normed else 1) * _window(site) * site.output().elements)
+    saved = (*keep_inputs(site, 0), *(keep_outputs(0) if normed else ()))
     return streaming(site, _window_nest(site, flops), saved=saved, backward_flops=flops)

@@ -7,9 +7,8 @@ function unit and its correction take, so the numbers steer nothing but the rare
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,27 +23,20 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
-from planner.operators.nest import dim_names, loop_nest
 from planner.operators.site import (
-    Array,
-    Attributes,
-    Evaluator,
     Role,
     Rule,
     Shaped,
     Site,
     as_first,
-    folded,
     like,
-    plain,
-    typed,
 )
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.types import LoopNest, OpSpec, Saved
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A function of one tensor: flops an element forward and backward, which of `x`, `y` is kept, its value.
+    """A function of one tensor: flops an element forward and backward, which of `x`, `y` is kept, whether it folds.
 
     Without work backward no gradient flows through it.
     """
@@ -52,11 +44,11 @@ class Unary:
     forward: float
     backward: float = 0.0
     keeps: str = ""
-    compute: Evaluator | None = None
+    folds: bool = False
 
 
 UNARY = {
-    "Abs": Unary(1, 2, "x", compute=typed(np.abs)),
+    "Abs": Unary(1, 2, "x", folds=True),
     "Acos": Unary(8, 5, "x"),
     "Acosh": Unary(10, 5, "x"),
     "Asin": Unary(8, 5, "x"),
@@ -69,15 +61,15 @@ UNARY = {
     "Cosh": Unary(8, 9, "x"),
     "Elu": Unary(7, 7, "x"),
     "Erf": Unary(8, 7, "x"),
-    "Exp": Unary(4, 1, "y", compute=typed(np.exp)),
+    "Exp": Unary(4, 1, "y", folds=True),
     "Gelu": Unary(12, 16, "x"),
     "HardSigmoid": Unary(4, 3, "x"),
     "HardSwish": Unary(5, 5, "x"),
     "LeakyRelu": Unary(2, 2, "x"),
-    "Log": Unary(4, 1, "x", compute=typed(np.log)),
+    "Log": Unary(4, 1, "x", folds=True),
     "Mish": Unary(14, 18, "x"),
-    "Neg": Unary(1, 1, compute=typed(np.negative)),
-    "Reciprocal": Unary(2, 3, "y", compute=typed(lambda x: 1 / x)),
+    "Neg": Unary(1, 1, folds=True),
+    "Reciprocal": Unary(2, 3, "y", folds=True),
     "Relu": Unary(1, 1, "y"),
     "Selu": Unary(7, 7, "x"),
     "Shrink": Unary(3, 2, "x"),
@@ -86,7 +78,7 @@ UNARY = {
     "Sinh": Unary(8, 9, "x"),
     "Softplus": Unary(8, 7, "x"),
     "Softsign": Unary(3, 5, "x"),
-    "Sqrt": Unary(2, 3, "y", compute=typed(np.sqrt)),
+    "Sqrt": Unary(2, 3, "y", folds=True),
     "Swish": Unary(7, 9, "x"),
     "Tan": Unary(8, 3, "y"),
     "Tanh": Unary(6, 3, "y"),
@@ -95,30 +87,20 @@ UNARY = {
     "com.microsoft.Gelu": Unary(12, 16, "x"),
     "com.microsoft.QuickGelu": Unary(8, 10, "x"),
     "BitwiseNot": Unary(1),
-    "Ceil": Unary(1, compute=typed(np.ceil)),
-    "Floor": Unary(1, compute=typed(np.floor)),
+    "Ceil": Unary(1, folds=True),
+    "Floor": Unary(1, folds=True),
     "IsInf": Unary(2),
-    "IsNaN": Unary(1, compute=plain(np.isnan)),
-    "Not": Unary(1, compute=plain(np.logical_not)),
-    "Round": Unary(1, compute=typed(np.round)),
-    "Sign": Unary(2, compute=typed(np.sign)),
+    "IsNaN": Unary(1, folds=True),
+    "Not": Unary(1, folds=True),
+    "Round": Unary(1, folds=True),
+    "Sign": Unary(2, folds=True),
 }
 
-COMPARISONS = {
-    "And": plain(np.logical_and),
-    "BitShift": None,
-    "BitwiseAnd": None,
-    "BitwiseOr": None,
-    "BitwiseXor": None,
-    "Equal": plain(np.equal),
-    "Greater": plain(np.greater),
-    "GreaterOrEqual": plain(np.greater_equal),
-    "Less": plain(np.less),
-    "LessOrEqual": plain(np.less_equal),
-    "Or": plain(np.logical_or),
-    "Xor": plain(np.logical_xor),
-}
-"""Functions of two tensors without a gradient, and how known operands are compared."""
+COMPARISONS = (
+    "And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor",
+)  # fmt: skip
+"""Functions of two tensors without a gradient, which exporters compare shapes with."""
+BITWISE = ("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
 
 
 def broadcast_nest(
@@ -128,12 +110,10 @@ def broadcast_nest(
 
     Every dimension is parallel but those of the results, by number, whose points depend on each other.
     """
-    outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
-    names = dim_names("d", len(site.output(outputs[0] if outputs else 0).shape))
-    reads = [" ".join(names[len(names) - len(site.input(p).shape) :]) for p in positions]
-    text = f"{', '.join(reads)} -> {', '.join([' '.join(names)] * len(outputs))}"
-    kinds = {names[k]: DimKind.COUPLED for k in coupled}
-    return loop_nest(text, site.reads(*positions), site.writes(*outputs), kinds=kinds, vector_flops=vector_flops)
+    outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)] or [0]
+    rank = len(site.output(outputs[0]).shape)
+    text = f"{', '.join(f'{p}:d..' for p in positions)} -> {', '.join(f'{p}:d..' for p in outputs)}"
+    return site.nest(text, coupled=" ".join(f"d{k % rank}" for k in coupled), vector_flops=vector_flops)
 
 
 def _unary(site: Site) -> OpSpec:
@@ -153,11 +133,11 @@ for _op, _entry in UNARY.items():
     _rule = (
         _fused
         if _op.startswith("com.microsoft.")
-        else Rule(ports=_ports, compute=_entry.compute, keeps_layout=bool(_ports))
+        else Rule(ports=_ports, folds=_entry.folds, keeps_layout=bool(_ports))
     )
     _rule.register(_op, build=_unary)
-for _op, _compute in COMPARISONS.items():
-    Rule(ports=(), compute=_compute).register(_op, build=_comparison)
+Rule(ports=(), folds=True).register(*COMPARISONS, build=_comparison)
+Rule(ports=()).register(*BITWISE, build=_comparison)
 
 
 def _small(site: Site, position: int) -> bool:
@@ -173,9 +153,9 @@ def _sum_backward(site: Site) -> tuple[Traffic, int]:
     return total, len(summed)
 
 
-@Rule(compute=typed(np.add), keeps_layout=True, weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
-@Rule(compute=typed(np.subtract), keeps_layout=True, weights={1: Role.ADDED}, linear=True).of("Sub")
-@Rule(compute=folded(np.add), linear=True).of("Sum")
+@Rule(folds=True, keeps_layout=True, weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
+@Rule(folds=True, keeps_layout=True, weights={1: Role.ADDED}, linear=True).of("Sub")
+@Rule(folds=True, linear=True).of("Sum")
 @Rule().of("Mean")
 def add(site: Site) -> OpSpec:
     """Sums, differences, means of several tensors; nothing is kept."""
@@ -232,25 +212,19 @@ def _binary(
     )
 
 
-@Rule(compute=typed(np.multiply), keeps_layout=True, weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
+@Rule(folds=True, keeps_layout=True, weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
 def multiply(site: Site) -> OpSpec:
     """A factor is kept when the other one needs a gradient."""
     return _binary(site, tuple(1 - p for p in (0, 1) if site.need(p)), 1, 1)
 
 
-def _divide(a: Array, b: Array) -> Array:
-    if a.dtype.kind in "iu":
-        return np.trunc(np.true_divide(a, b)).astype(a.dtype) if np.all(b) else np.zeros_like(a)
-    return np.asarray(np.true_divide(a, b))
-
-
-@Rule(compute=typed(_divide), keeps_layout=True, weights={1: Role.SCALE}).of("Div")
+@Rule(folds=True, keeps_layout=True, weights={1: Role.SCALE}).of("Div")
 def divide(site: Site) -> OpSpec:
     """The divisor is kept for either gradient, the dividend for the divisor's."""
     return _binary(site, (0, 1) if site.need(1) else (1,), 1, 2)
 
 
-@Rule(compute=typed(np.power), keeps_layout=True).of("Pow")
+@Rule(folds=True, keeps_layout=True).of("Pow")
 def power(site: Site) -> OpSpec:
     """The base is kept; with an exponent that needs a gradient also exponent and result."""
     if site.need(1):
@@ -263,18 +237,14 @@ def _general_power(site: Site) -> bool:
     return value is None or any(float(v) not in (0.5, 1.0, 2.0, 3.0) for v in value)
 
 
-def _mod_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [np.asarray(np.fmod(x[0], x[1]) if a.get("fmod") else np.mod(x[0], x[1]))]
-
-
-@Rule(compute=_mod_value).of("Mod")
+@Rule(folds=True).of("Mod")
 def modulo(site: Site) -> OpSpec:
     """Remainder; only the divisor's gradient needs anything."""
     return _binary(site, (0, 1) if site.need(1) else (), 4, 2)
 
 
-@Rule(compute=folded(np.maximum), keeps_layout=True).of("Max")
-@Rule(compute=folded(np.minimum), keeps_layout=True).of("Min")
+@Rule(folds=True, keeps_layout=True).of("Max")
+@Rule(folds=True, keeps_layout=True).of("Min")
 def extremum(site: Site) -> OpSpec:
     """Largest or smallest of several tensors; all are kept."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -288,7 +258,7 @@ def extremum(site: Site) -> OpSpec:
     )
 
 
-@Rule(ports=(1, 2), compute=plain(np.where), keeps_layout=True).of("Where")
+@Rule(ports=(1, 2), folds=True, keeps_layout=True).of("Where")
 def where(site: Site) -> OpSpec:
     """Choice between two tensors; the condition is kept."""
     elements = site.output().elements

@@ -10,9 +10,9 @@ import math
 
 from planner.graph import TensorKind
 from planner.operators.assemble import elements_like, gradient_traffic, keep_extra, keep_inputs, streaming, traffic
-from planner.operators.nest import dim_names, loop_nest
+from planner.operators.nest import dim_names
 from planner.operators.site import JointCut, Role, Rule, Site, as_first
-from planner.operators.types import DimKind, LoopNest, OpSpec
+from planner.operators.types import LoopNest, OpSpec
 
 _SECOND_BIAS = 5
 
@@ -28,19 +28,19 @@ def _nests(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flo
     flat = " ".join(rows) if len(site.input(1).shape) == rank else f"({' '.join(rows)})"
     inner = _inner_terms(site, weights)
     own_terms = {p: term for p in _of_experts(site) if (term := _own_terms(site, p, inner)) is not None}
-    result = " ".join([*rows, "h"])
-    names = [name for p in own_terms for name in dim_names(f"w{p}_", len(site.input(p).shape) - 1)]
-    kinds = {**dict.fromkeys(["h", "half", *names], DimKind.WHOLE), "e": DimKind.REDUCED, "f": DimKind.REDUCED}
-    nest = loop_nest(
-        *site.line({0: result, 1: f"{flat} e", **own_terms}, {0: result}),
+    given = "".join(f", ?{p}:{term}" for p, term in own_terms.items())
+    widths = " ".join(f"w{p}_{k}" for p in own_terms for k in range(len(site.input(p).shape) - 1))
+    nest = site.nest(
+        f"m.. h, {flat} e{given} -> m.. h",
         sizes={"half": 2},
-        kinds=kinds,
+        reduced="e f",
+        whole=f"h half {widths}",
         matrix_flops=matrix_flops,
         vector_flops=vector_flops,
     )
     if not (inner and site.has(_SECOND_BIAS)):
         return (nest,)
-    return nest, loop_nest(f"e h -> {result}", site.reads(_SECOND_BIAS), site.writes(0), kinds=kinds)
+    return nest, site.nest(f"{_SECOND_BIAS}:e h -> m.. h", reduced="e", whole="h")
 
 
 def _of_experts(site: Site) -> list[int]:

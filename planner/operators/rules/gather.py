@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from planner.graph import Node, Tensor, TensorKind
 from planner.operators.assemble import (
@@ -20,9 +16,8 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
-from planner.operators.nest import dim_names, loop_nest
-from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
-from planner.operators.types import DimKind, LoopNest, OpSpec
+from planner.operators.site import Role, Rule, Shaped, Site, like
+from planner.operators.types import LoopNest, OpSpec
 
 
 def _picked(table: Tensor, indices: Tensor, result: Tensor) -> Traffic:
@@ -93,33 +88,19 @@ Rule(infer=_quantised_rows, weights={0: Role.TABLE, 2: Role.QUANTIZATION}, quant
 )
 
 
-def _gather_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [np.asarray(np.take(x[0], x[1], axis=int(a.get("axis", 0))))]
-
-
 _TABLE = Rule(ports=(0,), rearranges=True, weights={0: Role.TABLE})
 
 
-@replace(_TABLE, travel=_gather_travel, compute=_gather_value, strides=_selected_strides).of("Gather")
+@replace(_TABLE, travel=_gather_travel, folds=True, strides=_selected_strides).of("Gather")
 def gather(site: Site) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
-    table, indices = site.input(0), site.input(1)
+    table = site.input(0)
     axis = site.axis("axis", 0, len(table.shape))
-    before, after = dim_names("a", axis), dim_names("c", len(table.shape) - axis - 1)
-    rows = dim_names("i", len(indices.shape))
-    text = f"{' '.join([*before, 'v', *after])}, {' '.join(rows)} -> {' '.join([*before, *rows, *after])}"
-    return _pick(site, loop_nest(text, site.reads(0, 1), site.writes(0)))
+    nest = site.nest("a.. v c.., i.. -> a.. i.. c..", runs={"a": axis, "c": len(table.shape) - axis - 1})
+    return _pick(site, nest)
 
 
-def _gather_elements_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    axis = int(a.get("axis", 0))
-    others = [n for i, n in enumerate(x[0].shape) if i != axis % x[0].ndim]
-    if others != [n for i, n in enumerate(x[1].shape) if i != axis % x[0].ndim]:
-        raise ValueError("an index that leaves out rows")
-    return [np.take_along_axis(x[0], np.where(x[1] < 0, x[1] + x[0].shape[axis], x[1]), axis)]
-
-
-@replace(_TABLE, compute=_gather_elements_value).of("GatherElements")
+@replace(_TABLE, folds=True).of("GatherElements")
 def gather_elements(site: Site) -> OpSpec:
     """One element for each index along an axis; torch keeps the table too."""
     table = site.input(0)
@@ -128,9 +109,9 @@ def gather_elements(site: Site) -> OpSpec:
     for k, (size, count) in enumerate(zip(table.shape, site.input(1).shape, strict=True)):
         left.append(f"d{k}" if k != axis and size == count else f"v{k}")
         right.append(f"d{k}")
-    kinds = {f"v{k}": DimKind.WHOLE for k in range(len(left)) if k != axis}
-    text = f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}"
-    return _pick(site, loop_nest(text, site.reads(0, 1), site.writes(0), kinds=kinds), kept=(0, 1))
+    whole = " ".join(f"v{k}" for k in range(len(left)) if k != axis)
+    nest = site.nest(f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}", whole=whole)
+    return _pick(site, nest, kept=(0, 1))
 
 
 def _gather_nd_travel(flow: Flow, i: int, node: Node) -> None:
@@ -147,17 +128,8 @@ def _gather_nd_travel(flow: Flow, i: int, node: Node) -> None:
 @replace(_TABLE, travel=_gather_nd_travel).of("GatherND")
 def gather_nd(site: Site) -> OpSpec:
     """Slices of a table, each found by a tuple of indices."""
-    table, indices = site.input(0), site.input(1)
-    batch = site.int_attribute("batch_dims", 0)
-    depth = indices.shape[-1]
-    shared = dim_names("b", batch)
-    rows = dim_names("i", len(indices.shape) - 1 - batch)
-    tail = dim_names("c", len(table.shape) - batch - depth)
-    text = (
-        f"{' '.join([*shared, *dim_names('v', depth), *tail])}, {' '.join([*shared, *rows, 'q'])}"
-        f" -> {' '.join([*shared, *rows, *tail])}"
-    )
-    return _pick(site, loop_nest(text, site.reads(0, 1), site.writes(0), kinds={"q": DimKind.WHOLE}))
+    runs = {"b": site.int_attribute("batch_dims", 0), "v": site.input(1).shape[-1]}
+    return _pick(site, site.nest("b.. v.. c.., b.. i.. q -> b.. i.. c..", runs=runs, whole="q"))
 
 
 def _place(site: Site, nest: LoopNest) -> OpSpec:
@@ -180,26 +152,11 @@ def _place(site: Site, nest: LoopNest) -> OpSpec:
     )
 
 
-def _scatter_nd_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    result = np.array(x[0])
-    for index in np.ndindex(x[1].shape[:-1]):
-        result[tuple(x[1][index])] = x[2][index]
-    return [result]
-
-
-@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), compute=_scatter_nd_value).of("ScatterND")
+@Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False), folds=True).of("ScatterND")
 def scatter_nd(site: Site) -> OpSpec:
     """Slices of a tensor replaced, each found by a tuple of indices; the indexed dimensions may be split."""
-    data, indices = site.input(0), site.input(1)
-    depth = indices.shape[-1]
-    found, tail = dim_names("v", depth), dim_names("c", len(data.shape) - depth)
-    rows = dim_names("i", len(indices.shape) - 1)
-    text = (
-        f"{' '.join([*found, *tail])}, {' '.join([*rows, 'q'])}, {' '.join([*rows, *tail])}"
-        f" -> {' '.join([*found, *tail])}"
-    )
-    kinds = {**dict.fromkeys(rows, DimKind.COUPLED), "q": DimKind.WHOLE}
-    return _place(site, loop_nest(text, site.reads(0, 1, 2), site.writes(0), kinds=kinds))
+    runs = {"v": site.input(1).shape[-1]}
+    return _place(site, site.nest("v.. c.., i.. q, i.. c.. -> v.. c..", runs=runs, coupled="i..", whole="q"))
 
 
 @Rule(ports=(0, 2), travel=partial(along_nests, broadcast=False)).of("ScatterElements", "Scatter")
@@ -207,13 +164,11 @@ def scatter_elements(site: Site) -> OpSpec:
     """Elements replaced by index along an axis."""
     data = site.input(0)
     axis = site.axis("axis", 0, len(data.shape))
-    left, right = [], []
-    for k, (size, count) in enumerate(zip(data.shape, site.input(1).shape, strict=True)):
-        left.append(f"d{k}")
-        right.append(f"d{k}" if k != axis and size == count else f"i{k}")
-    kinds = {f"i{k}": DimKind.COUPLED for k in range(len(left))}
-    text = f"{' '.join(left)}, {' '.join(right)}, {' '.join(right)} -> {' '.join(left)}"
-    return _place(site, loop_nest(text, site.reads(0, 1, 2), site.writes(0), kinds=kinds))
+    sizes = enumerate(zip(data.shape, site.input(1).shape, strict=True))
+    right = [f"d{k}" if k != axis and size == count else f"i{k}" for k, (size, count) in sizes]
+    coupled = " ".join(f"i{k}" for k in range(len(right)))
+    rows = " ".join(right)
+    return _place(site, site.nest(f"d.., {rows}, {rows} -> d..", coupled=coupled))
 
 
 @Rule(ports=(0, 1)).of("TensorScatter")
@@ -221,25 +176,19 @@ def tensor_scatter(site: Site) -> OpSpec:
     """A cache updated in place at a position of its sequence axis."""
     cache, update = site.input(0), site.input(1)
     moved = traffic(update) + elements_like(cache, update.elements)
-    names = dim_names("d", len(cache.shape))
     axis = site.axis("axis", -2, len(cache.shape))
-    news = ["u" if k == axis else name for k, name in enumerate(names)]
-    kinds = {"u": DimKind.WHOLE, names[axis]: DimKind.WHOLE}
-    nest = loop_nest(
-        *site.line({0: " ".join(names), 1: " ".join(news), 2: names[0]}, {0: " ".join(names)}), kinds=kinds
-    )
+    news = " ".join("u" if k == axis else f"d{k}" for k in range(len(cache.shape)))
+    nest = site.nest(f"d.., {news}, ?d0 -> d..", whole=f"u d{axis}")
     return streaming(site, nest, forward=moved, backward=moved + traffic(cache) * 2.0)
 
 
 @Rule(ports=(), values=(1,)).of("OneHot")
 def one_hot(site: Site) -> OpSpec:
     """Ones at the indices' places along a new axis, which may be split."""
-    indices, result = site.input(0), site.output()
-    rank = len(result.shape)
-    axis = site.axis("axis", -1, rank)
-    names = dim_names("i", len(indices.shape))
-    text = f"{' '.join(names)} -> {' '.join([*names[:axis], 'v', *names[axis:]])}"
-    nest = loop_nest(text, site.reads(0), site.writes(0), vector_flops=float(result.elements))
+    axis = site.axis("axis", -1, len(site.output().shape))
+    before = " ".join(f"i{k}" for k in range(axis))
+    after = " ".join(f"i{k}" for k in range(axis, len(site.input(0).shape)))
+    nest = site.nest(f"i.. -> {before} v {after}", vector_flops=float(site.output().elements))
     return streaming(site, nest)
 
 
@@ -252,14 +201,10 @@ def top_k(site: Site) -> OpSpec:
     """Largest elements along an axis and their places; the places are kept. Counts one comparison a level of a heap."""
     x = site.input(0)
     axis = site.axis("axis", -1, len(x.shape))
-    names = dim_names("d", len(x.shape))
-    chosen = ["k" if i == axis else name for i, name in enumerate(names)]
+    chosen = " ".join("k" if i == axis else f"d{i}" for i in range(len(x.shape)))
     k = site.results()[0].shape[axis]
-    nest = loop_nest(
-        *site.line({0: " ".join(names)}, dict.fromkeys((0, 1), " ".join(chosen))),
-        kinds={names[axis]: DimKind.COUPLED, "k": DimKind.COUPLED},
-        vector_flops=float(x.elements * max(1, k.bit_length())),
-    )
+    flops = float(x.elements * max(1, k.bit_length()))
+    nest = site.nest(f"d.. -> ?{chosen}, ?{chosen}", coupled=f"d{axis} k", vector_flops=flops)
     kept = keep_outputs(1) if site.has_output(1) else ()
     return streaming(site, nest, saved=kept)
 
@@ -275,12 +220,10 @@ def compress(site: Site) -> OpSpec:
     nest = LoopNest((), (), ())
     x = site.input(0)
     if "axis" in site.call.attributes:
-        names = dim_names("d", len(x.shape))
         axis = site.axis("axis", 0, len(x.shape))
         known = site.output().shape[axis] != x.shape[axis]
-        chosen = ["k" if i == axis and known else name for i, name in enumerate(names)]
-        kinds = {names[axis]: DimKind.WHOLE, "m": DimKind.WHOLE, "k": DimKind.WHOLE}
-        nest = loop_nest(f"{' '.join(names)}, m -> {' '.join(chosen)}", site.reads(0, 1), site.writes(0), kinds=kinds)
+        chosen = " ".join("k" if i == axis and known else f"d{i}" for i in range(len(x.shape)))
+        nest = site.nest(f"d.., m -> {chosen}", whole=f"d{axis} m k")
     return streaming(
         site,
         nest,

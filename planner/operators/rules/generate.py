@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from planner.graph import DType, Node
 from planner.operators.assemble import keep_extra, streaming, traffic, view
 from planner.operators.flow import BatchFactor, Flow
-from planner.operators.nest import dim_names, loop_nest
+from planner.operators.nest import dim_names
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Array, Attributes, Role, Rule, Shaped, Site, like
-from planner.operators.types import DimKind, LoopNest, OpSpec
+from planner.operators.site import Array, Role, Rule, Shaped, Site, like
+from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 
 
 def _rate(site: Site) -> float | None:
@@ -34,45 +31,41 @@ def _with_mask(site: Site) -> list[Shaped | None]:
 Rule(infer=_with_mask).register("com.microsoft.BitmaskDropout")
 
 
+def _masked(site: Site, positions: tuple[int, ...], flops: float, backward_flops: float) -> OpSpec:
+    """One kernel that drops elements; what is added before costs a second kernel of the backward pass."""
+    x = site.input(0)
+    return streaming(
+        site,
+        broadcast_nest(site, positions, flops * x.elements),
+        saved=(keep_extra(0, x.elements, x, random=True),),
+        backward_flops=backward_flops * x.elements,
+        backward_kernels=1 if positions == (0,) else 2,
+        extra={"mask_elements": float(x.elements)},
+    )
+
+
 @Rule(ports=(0,), infer=_with_mask, keeps_layout=True).of("Dropout")
 def dropout(site: Site) -> OpSpec:
     """Elements zeroed at random and the rest scaled; the mask is kept, in the input's type as eager frameworks do.
 
     A kernel of its own on GPUs keeps one byte an element instead (`details["mask_elements"]`).
     """
-    x = site.input(0)
-    nest = broadcast_nest(site, (0,), 3.0 * x.elements)
     if _rate(site) == 0.0:
         return view(site, broadcast_nest(site, (0,), 0.0))
-    return streaming(
-        site,
-        nest,
-        saved=(keep_extra(0, x.elements, x, random=True),),
-        backward_flops=float(x.elements),
-        extra={"mask_elements": float(x.elements)},
-    )
+    return _masked(site, (0,), 3.0, 1.0)
 
 
 @Rule(ports=(0, 1, 2), infer=_with_mask, weights={1: Role.BIAS}).of("com.microsoft.BiasDropout")
 def bias_dropout(site: Site) -> OpSpec:
     """Bias and maybe a residual added, then dropout, in one kernel."""
-    x = site.input(0)
-    nest = broadcast_nest(site, tuple(p for p in (0, 1, 2) if site.has(p)), 5.0 * x.elements)
-    return streaming(
-        site,
-        nest,
-        saved=(keep_extra(0, x.elements, x, random=True),),
-        backward_flops=2.0 * x.elements,
-        backward_kernels=2,
-        extra={"mask_elements": float(x.elements)},
-    )
+    return _masked(site, tuple(p for p in (0, 1, 2) if site.has(p)), 5.0, 2.0)
 
 
 def _made(site: Site, flops: float) -> OpSpec:
     """A tensor written from nothing."""
-    names = " ".join(dim_names("d", len(site.output().shape)))
-    nest = loop_nest(f" -> {names}", [(0, ())], site.writes(0), vector_flops=flops * site.output().elements)
-    nest = LoopNest(nest.dims, (), nest.writes, 0.0, nest.vector_flops)
+    dims = tuple(Dim(f"d{k}", size, DimKind.PARALLEL) for k, size in enumerate(site.output().shape))
+    made = Access(0, tuple((d.name,) for d in dims))
+    nest = LoopNest(dims, (), (made,), vector_flops=flops * site.output().elements)
     return streaming(site, nest, forward=traffic(site.output()))
 
 
@@ -88,12 +81,12 @@ def random_numbers(site: Site) -> OpSpec:
     return _made(site, 20.0)
 
 
-def _range_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [np.arange(x[0].item(), x[1].item(), x[2].item(), dtype=x[0].dtype)]
+def _counted(*ends: Array) -> Array:
+    return np.arange(*(end.item() for end in ends), dtype=ends[0].dtype)
 
 
 @Rule(ports=(), values=(0,)).of("ConstantOfShape")
-@Rule(ports=(), compute=_range_value, values=(0, 1, 2)).of("Range")
+@Rule(ports=(), folds=True, plain=_counted, values=(0, 1, 2)).of("Range")
 @Rule(ports=()).of("EyeLike")
 def fill(site: Site) -> OpSpec:
     """A constant, an identity or a count."""
@@ -122,12 +115,13 @@ def _quantised_nest(site: Site, vector_flops: float) -> LoopNest:
         scaled = list(data)
     elif len(scale.shape) == 1 and rank:
         scaled = [data[axis]]
-    terms = {0: " ".join(data)}
-    for position in (p for p in (1, 2) if site.has(p)):
-        own = len(site.input(position).shape)
-        terms[position] = " ".join(scaled if own == len(scaled) else ["1"] * own)
-    kinds = dict.fromkeys(("ragged", "blocks", "block"), DimKind.WHOLE)
-    return loop_nest(*site.line(terms, {0: " ".join(data)}), kinds=kinds, vector_flops=vector_flops)
+    terms = ", ".join([" ".join(data), *(f"?{p}:{_scale_terms(site, p, scaled)}" for p in (1, 2))])
+    return site.nest(f"{terms} -> ?{' '.join(data)}", whole="ragged blocks block", vector_flops=vector_flops)
+
+
+def _scale_terms(site: Site, position: int, scaled: list[str]) -> str:
+    rank = len(site.input(position).shape) if site.has(position) else 0
+    return " ".join(scaled if rank == len(scaled) else ["1"] * rank)
 
 
 def _quantised_results(site: Site) -> list[Shaped | None]:
@@ -142,26 +136,20 @@ Rule(infer=_quantised_results).register("com.microsoft.QuantizeLinear")
 Rule(infer=_restored_results, rearranges=True).register("com.microsoft.DequantizeLinear")
 
 
-@Rule(ports=(0,), straight_through=True, rearranges=True).of("QuantizeLinear")
+@Rule(ports=(0,), straight_through=True, rearranges=True).of("QuantizeLinear", "DequantizeLinear")
 def quantize(site: Site) -> OpSpec:
-    """Rounding to few bits; training passes the gradient straight through where nothing was clipped."""
+    """Rounding to few bits, or back to floating point; training passes the gradient straight through where nothing was
+    clipped."""
     x = site.input(0)
-    return streaming(site, _quantised_nest(site, 4.0 * x.elements), backward_flops=float(x.elements))
-
-
-@Rule(ports=(0,), straight_through=True, rearranges=True).of("DequantizeLinear")
-def dequantize(site: Site) -> OpSpec:
-    """Few bits back to floating point."""
-    x = site.input(0)
-    return streaming(site, _quantised_nest(site, 2.0 * x.elements), backward_flops=float(x.elements))
+    flops = 4.0 if site.call.op == "QuantizeLinear" else 2.0
+    return streaming(site, _quantised_nest(site, flops * x.elements), backward_flops=float(x.elements))
 
 
 @Rule(ports=()).of("DynamicQuantizeLinear")
 def dynamic_quantize(site: Site) -> OpSpec:
     """Rounding to 8 bits with the range found first: two passes over the input; no gradient."""
     x = site.input(0)
-    names = " ".join(dim_names("d", len(x.shape)))
-    nest = loop_nest(*site.line({0: names}, {0: names, 1: "", 2: ""}), vector_flops=6.0 * x.elements)
+    nest = site.nest("d.. -> ?d.., ?, ?", vector_flops=6.0 * x.elements)
     return streaming(site, nest, forward=traffic(*site.results(), x, x), kernels=2)
 
 
@@ -183,11 +171,6 @@ def _most_boxes(site: Site) -> list[Shaped | None]:
     return [((batch * classes * (min(boxes, limit[0]) if limit else boxes), 3), DType.INT64)]
 
 
-def _non_zero_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    found: Any = np.nonzero(x[0])
-    return [np.asarray(found, dtype=np.int64)]
-
-
 def _places_travel(flow: Flow, i: int, node: Node) -> None:
     """With more samples there are as many more places."""
     count = flow.shape(node.outputs[0])[1]
@@ -196,7 +179,7 @@ def _places_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], (None, BatchFactor(inner=count // flow.batch)))
 
 
-@Rule(ports=(), travel=_places_travel, compute=_non_zero_value, most=_most_places).of("NonZero")
+@Rule(ports=(), travel=_places_travel, folds=True, most=_most_places).of("NonZero")
 @Rule(ports=(), most=_most_values).of("Unique")
 @Rule(ports=(), most=_most_boxes, values=(2,)).of("NonMaxSuppression")
 def data_dependent(site: Site) -> OpSpec:

@@ -7,7 +7,7 @@ the one that its reader makes. `details["alias"]` marks them: their results own 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,9 +17,8 @@ import numpy as np
 from planner.graph import Node
 from planner.operators.assemble import elements_like, plumbing, streaming, traffic, view
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
-from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Array, Attributes, Rule, Site, as_first, axes_of, converted, integers, plain
+from planner.operators.site import Array, Rule, Site, as_first
 from planner.operators.storage import reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
 
@@ -108,29 +107,8 @@ def _unsqueeze_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], marks)
 
 
-def _reshape_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    target = [x[0].shape[i] if d == 0 and not a.get("allowzero") else d for i, d in enumerate(integers(x[1]))]
-    return [x[0].reshape(target)]
-
-
-def _flatten_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    axis = int(a.get("axis", 1))
-    axis = axis + x[0].ndim if axis < 0 else axis
-    return [x[0].reshape(math.prod(x[0].shape[:axis]), -1)]
-
-
-def _squeeze_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    axes = axes_of(x, a)
-    return [np.squeeze(x[0], axis=tuple(axes) if axes else None)]
-
-
-def _unsqueeze_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    axes = axes_of(x, a) or []
-    rank = x[0].ndim + len(axes)
-    value = x[0]
-    for axis in sorted(axis % rank for axis in axes):
-        value = np.expand_dims(value, axis)
-    return [value]
+def _unsqueezed(x: Array, axes: Any) -> Array:  # noqa: ANN401
+    return np.expand_dims(x, tuple(np.ravel(axes).tolist()))
 
 
 def _reshape_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -140,10 +118,10 @@ def _reshape_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | 
 _VIEW = Rule(ports=(0,), strides=_reshape_strides, hands_on=True, values=(1,), linear=True)
 
 
-@replace(_VIEW, travel=_reshape_travel, compute=_reshape_value).of("Reshape")
-@replace(_VIEW, travel=_reshape_travel, compute=_flatten_value).of("Flatten")
-@replace(_VIEW, travel=_squeeze_travel, compute=_squeeze_value).of("Squeeze")
-@replace(_VIEW, travel=_unsqueeze_travel, compute=_unsqueeze_value).of("Unsqueeze")
+@replace(_VIEW, travel=_reshape_travel, folds=True).of("Reshape")
+@replace(_VIEW, travel=_reshape_travel, folds=True).of("Flatten")
+@replace(_VIEW, travel=_squeeze_travel, folds=True).of("Squeeze")
+@replace(_VIEW, travel=_unsqueeze_travel, folds=True, plain=_unsqueezed).of("Unsqueeze")
 def reshape(site: Site) -> OpSpec:
     """Another shape over the same elements."""
     return view(site, reshape_nest(site.input(0).shape, site.output().shape))
@@ -153,7 +131,7 @@ def _same_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | Non
     return strides if len(site.input(0).shape) == len(site.results()[0].shape) else None
 
 
-@Rule(ports=(0,), compute=plain(np.asarray), strides=_same_strides, hands_on=True, linear=True).of("Identity")
+@Rule(ports=(0,), folds=True, strides=_same_strides, hands_on=True, linear=True).of("Identity")
 @Rule(ports=(0,)).of("BitCast", "Optional", "OptionalGetElement")
 def identity(site: Site) -> OpSpec:
     """The same tensor under another name."""
@@ -164,22 +142,14 @@ def identity(site: Site) -> OpSpec:
 
 def aligned_nest(site: Site, positions: Collection[int], whole: Collection[int] = ()) -> LoopNest:
     """Tensors of equal rank whose dimensions correspond; those listed, or of unequal size, cannot be split."""
-    rank = len(site.output().shape)
     outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
-    shapes = [site.input(p).shape for p in positions] + [site.output(p).shape for p in outputs]
-    kinds: dict[str, DimKind] = {}
-    columns: list[list[str]] = [[] for _ in shapes]
-    for k in range(rank):
-        shared = len({shape[k] for shape in shapes}) == 1
-        for index, column in enumerate(columns):
-            name = f"d{k}" if shared else f"w{k}_{index}"
-            column.append(name)
-            if not shared or k in whole:
-                kinds[name] = DimKind.WHOLE
-    lines = [" ".join(column) for column in columns]
-    count = len(list(positions))
-    text = f"{', '.join(lines[:count])} -> {', '.join(lines[count:])}"
-    return loop_nest(text, site.reads(*positions), site.writes(*outputs), kinds=kinds)
+    shapes = [*(site.input(p).shape for p in positions), *(site.output(p).shape for p in outputs)]
+    shared = [len({shape[k] for shape in shapes}) == 1 for k in range(len(site.output().shape))]
+    columns = [[f"d{k}" if alike else f"w{k}_{i}" for k, alike in enumerate(shared)] for i in range(len(shapes))]
+    fixed = {name for column in columns for k, name in enumerate(column) if not shared[k] or k in whole}
+    lines = [f"{p}:{' '.join(column)}" for p, column in zip((*positions, *outputs), columns, strict=True)]
+    count = len(positions)
+    return site.nest(f"{', '.join(lines[:count])} -> {', '.join(lines[count:])}", whole=" ".join(fixed))
 
 
 def _result_only(site: Site) -> OpSpec:
@@ -207,22 +177,10 @@ def _slice_travel(flow: Flow, i: int, node: Node) -> None:
         flow.edit(i, 2, [marks[d] is not None and end == source[d] for d, end in zip(along, ends, strict=True)])
 
 
-def _slice_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    starts, ends = (integers(x[1]), integers(x[2])) if len(x) > 2 else (list(a["starts"]), list(a["ends"]))
-    axes = axes_of(x, a, 3) or list(range(len(starts)))
-    steps = integers(x[4]) if len(x) > 4 and x[4] is not None else [1] * len(starts)
-    index = [slice(None)] * x[0].ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        size = x[0].shape[axis]
-        last = None if step < 0 and end < -size else end
-        index[axis] = slice(start, last, step)
-    return [x[0][tuple(index)]]
-
-
 Rule(
     ports=(0,),
     travel=_slice_travel,
-    compute=_slice_value,
+    folds=True,
     strides=_same_strides,
     rearranges=True,
     values=(1, 2, 3, 4),
@@ -232,22 +190,17 @@ Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
 Rule(ports=(0,)).register("com.microsoft.DynamicSlice", build=_result_only)
 
 
-def _transpose_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [np.transpose(x[0], a.get("perm"))]
-
-
 def _transposed_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(strides[p] for p in site.ints("perm", tuple(reversed(range(len(strides))))))
 
 
-@Rule(ports=(0,), compute=_transpose_value, strides=_transposed_strides, rearranges=True, linear=True).of("Transpose")
+@Rule(ports=(0,), folds=True, strides=_transposed_strides, rearranges=True, linear=True).of("Transpose")
 def transpose(site: Site) -> OpSpec:
     """Dimensions in another order; moving only dimensions of size 1 moves nothing."""
     shape = site.input(0).shape
     rank = len(shape)
     order = site.ints("perm", tuple(reversed(range(rank))))
-    names = dim_names("d", rank)
-    nest = loop_nest(f"{' '.join(names)} -> {' '.join(names[k] for k in order)}", site.reads(0), site.writes(0))
+    nest = site.nest(f"d.. -> {' '.join(f'd{k % rank}' for k in order)}")
     moved = [k for k in order if shape[k] != 1]
     if moved == sorted(moved):
         return view(site, nest)
@@ -270,11 +223,11 @@ def _concat_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], marks)
 
 
-def _concat_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [np.concatenate(list(x), axis=int(a["axis"]))]
+def _concatenated(*parts: Array, axis: int) -> Array:
+    return np.concatenate(parts, axis)
 
 
-@Rule(travel=_concat_travel, compute=_concat_value, linear=True).of("Concat")
+@Rule(travel=_concat_travel, folds=True, plain=_concatenated, linear=True).of("Concat")
 def concat(site: Site) -> OpSpec:
     """Tensors one after the other along an axis."""
     positions = tuple(p for p in range(len(site.call.inputs)) if site.has(p))
@@ -282,22 +235,9 @@ def concat(site: Site) -> OpSpec:
     return streaming(site, aligned_nest(site, positions, (axis,)), backward_kernels=max(1, sum(site.needs)))
 
 
-def _split_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    axis = int(a.get("axis", 0))
-    size = x[0].shape[axis]
-    if len(x) > 1 and x[1] is not None:
-        parts = integers(x[1])
-    elif "split" in a:
-        parts = list(a["split"])
-    else:
-        count = int(a["num_outputs"])
-        parts = [-(-size // count)] * (count - 1)
-    return [np.asarray(part) for part in np.split(x[0], np.cumsum(parts)[: len(parts) - (sum(parts) == size)], axis)]
-
-
 @Rule(
     ports=(0,),
-    compute=_split_value,
+    folds=True,
     strides=_same_strides,
     rearranges=True,
     travel=partial(along_nests, refusal="cuts the batch in parts of fixed size"),
@@ -324,10 +264,6 @@ def _expand_travel(flow: Flow, i: int, node: Node) -> None:
     flow.note_shape(i, 1, node.outputs[0])
 
 
-def _expand_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [x[0] * np.ones(integers(x[1]), dtype=x[0].dtype)]
-
-
 def _expanded_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
     source, result = site.input(0).shape, site.output().shape
     lead = len(result) - len(source)
@@ -340,7 +276,7 @@ def _expanded_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] |
 @Rule(
     ports=(0,),
     travel=_expand_travel,
-    compute=_expand_value,
+    folds=True,
     strides=_expanded_strides,
     hands_on=True,
     values=(1,),
@@ -366,24 +302,15 @@ def _tile_travel(flow: Flow, i: int, node: Node) -> None:
     flow.set(node.outputs[0], marks)
 
 
-def _tile_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    return [np.tile(x[0], integers(x[1]))]
-
-
-@Rule(ports=(0,), travel=_tile_travel, compute=_tile_value, hands_on=True, values=(1,)).of("Tile")
+@Rule(ports=(0,), travel=_tile_travel, folds=True, hands_on=True, values=(1,)).of("Tile")
 def tile(site: Site) -> OpSpec:
     """A tensor repeated; backward sums the repeats."""
     return streaming(site, aligned_nest(site, (0,)), backward_flops=float(site.output().elements))
 
 
-def _trilu_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    k = int(x[1]) if len(x) > 1 and x[1] is not None else 0
-    return [np.triu(x[0], k) if a.get("upper", 1) else np.tril(x[0], k)]
-
-
 @Rule(ports=(0,), rearranges=True, values=(1, 3)).of("Pad")
 @Rule(ports=(0,)).of("ReverseSequence")
-@Rule(ports=(0,), compute=_trilu_value, infer=as_first, values=(1,)).of("Trilu", "com.microsoft.Trilu")
+@Rule(ports=(0,), folds=True, infer=as_first, values=(1,)).of("Trilu", "com.microsoft.Trilu")
 def pad(site: Site) -> OpSpec:
     """A copy with a border, in another order, or with a triangle blanked."""
     whole = {"Trilu": (-2, -1), "ReverseSequence": (0, 1)}.get(site.call.op.split(".")[-1], ())
@@ -394,9 +321,7 @@ def pad(site: Site) -> OpSpec:
 @Rule(ports=(0,)).of("SpaceToDepth", "DepthToSpace")
 def block_rearrange(site: Site) -> OpSpec:
     """Blocks of space to channels and back; a copy that only the batch can be split of."""
-    names = "n w1 w2 w3 -> n v1 v2 v3"
-    kinds = dict.fromkeys(("w1", "w2", "w3", "v1", "v2", "v3"), DimKind.WHOLE)
-    return streaming(site, loop_nest(names, site.reads(0), site.writes(0), kinds=kinds))
+    return streaming(site, site.nest("n w1 w2 w3 -> n v1 v2 v3", whole="w1 w2 w3 v1 v2 v3"))
 
 
 RESAMPLE_FLOPS = {"nearest": 0.0, "linear": 7.0, "cubic": 35.0}
@@ -419,7 +344,7 @@ def resize(site: Site) -> OpSpec:
     return streaming(site, nest, backward_flops=flops)
 
 
-_CAST = Rule(ports=(0,), compute=converted, hands_on=True)
+_CAST = Rule(ports=(0,), folds=True, hands_on=True)
 
 
 @replace(_CAST, keeps_layout=True, linear=True).of("Cast")

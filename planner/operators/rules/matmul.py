@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,8 @@ def product_line(site: Site, a: int, b: int, *, transposed_a: bool = False, tran
 
 def product_nest(site: Site, a: int, b: int) -> LoopNest:
     """The product of two operands."""
-    return loop_nest(product_line(site, a, b), site.reads(a, b), site.writes(0), contraction=True)
+    left, right = product_line(site, a, b).split(",")
+    return site.nest(f"{a}:{left}, {b}:{right}", contraction=True)
 
 
 @Rule(weights=TWO_MATRICES, heavy=True).of("MatMul")
@@ -67,7 +69,7 @@ Rule(infer=_fused_results, weights=TWO_MATRICES, heavy=True).register("com.micro
 )
 def fused_matmul(site: Site) -> OpSpec:
     """Batched matrix product of operands that may be transposed, scaled by a constant."""
-    return contraction(site, loop_nest(_fused_line(site), site.reads(0, 1), site.writes(0), contraction=True))
+    return contraction(site, site.nest(_fused_line(site), contraction=True))
 
 
 def _batch_transposed_line(site: Site) -> str:
@@ -86,7 +88,7 @@ def _batch_transposed_line(site: Site) -> str:
 @Rule(weights={0: Role.MATRIX, 1: Role.MATRIX, 2: Role.BIAS}, heavy=True).of("Gemm")
 def gemm(site: Site) -> OpSpec:
     """`alpha * A' B' + beta * C`; the bias is added in the same kernel."""
-    nest = loop_nest(_gemm_line(site), site.reads(0, 1), site.writes(0), contraction=True)
+    nest = site.nest(_gemm_line(site), contraction=True)
     return contraction(site, nest, bias=bias_nest(site, 2, "m n"))
 
 
@@ -104,11 +106,9 @@ def bias_nest(site: Site, position: int, result: str) -> LoopNest | None:
     """Adds an operand, aligned with the result's dimensions from the right, to the result; None without one."""
     if not site.has(position):
         return None
-    rank = len(site.input(position).shape)
     names = result.split()
-    text = f"{' '.join(names[len(names) - rank :])} -> {result}"
-    elements = site.output().elements
-    return loop_nest(text, site.reads(position), site.writes(0), vector_flops=float(elements))
+    last = " ".join(names[len(names) - len(site.input(position).shape) :])
+    return site.nest(f"{position}:{last} -> {result}", vector_flops=float(site.output().elements))
 
 
 @Rule(infer=partial(_results, line=_gemm_line), weights=WEIGHT_AND_BIAS, ranks={0: (2,), 1: (2,)}, heavy=True).of(
@@ -118,10 +118,8 @@ def bias_nest(site: Site, position: int, result: str) -> LoopNest | None:
 def fused_gemm(site: Site) -> OpSpec:
     """A product with bias and activation in one kernel; the activation keeps the result."""
     if site.call.op.endswith("GemmFastGelu"):
-        rank = len(site.input(0).shape)
-        names = dim_names("m", rank - 1)
-        text = f"{' '.join([*names, 'k'])}, k n -> {' '.join([*names, 'n'])}"
-        nest = loop_nest(text, site.reads(0, 1), site.writes(0), contraction=True)
+        nest = site.nest("m.. k, k n -> m.. n", contraction=True)
+        names = dim_names("m", len(site.input(0).shape) - 1)
         base = contraction(site, nest, bias=bias_nest(site, 2, " ".join([*names, "n"])))
     else:
         base = gemm(site)
@@ -195,10 +193,9 @@ def matmul_nbits(site: Site) -> OpSpec:
         raise ModelError(
             f"{site.call.op} with K={k}, N={n} does not fit an input of shape {list(x.shape)}", where=site.where
         )
-    rows = dim_names("m", len(x.shape) - 1)
-    left = " ".join([*rows, "k"])
-    out = " ".join([*rows, "n"])
-    nest = loop_nest(f"{left}, n k -> {out}", [(0, x.shape), (1, (n, k))], site.writes(0), contraction=True)
+    rows = " ".join(dim_names("m", len(x.shape) - 1))
+    operands = [(0, x.shape), (1, (n, k))]
+    nest = loop_nest(f"{rows} k, n k -> {rows} n", operands, [(0, site.output().shape)], contraction=True)
     backward = traffic(x, site.output(), site.input(1))
     extra = {"dequantised_elements": float(n * k)}
     return streaming(site, nest, backward=backward, input_grad=nest.matrix_flops, extra=extra)
@@ -273,18 +270,15 @@ def einsum(site: Site) -> OpSpec:
     """Any product of tensors over labels; a label of two operands that is summed makes it matrix work."""
     operands, result = _labels(site)
     text = f"{', '.join(' '.join(labels) for labels in operands)} -> {' '.join(result)}"
-    shapes = site.reads(*range(len(operands)))
-    shape_of = [dict(zip(labels, shape, strict=False)) for labels, (_, shape) in zip(operands, shapes, strict=True)]
+    shape_of = [dict(zip(labels, site.input(p).shape, strict=False)) for p, labels in enumerate(operands)]
     sizes = {label: max(s.get(label, 1) for s in shape_of) for labels in operands for label in labels}
-    kinds = {label: DimKind.WHOLE for labels in (*operands, result) for label in labels if labels.count(label) > 1}
+    whole = " ".join(label for labels in (*operands, result) for label in labels if labels.count(label) > 1)
     flops = _pairwise_flops(operands, result, sizes)
-    nest = loop_nest(text, shapes, site.writes(0), kinds=kinds, matrix_flops=flops, sizes=sizes)
     if flops:
         kept = _kept_of_einsum(site, operands, result) if len(operands) == 2 else None
+        nest = site.nest(text, whole=whole, matrix_flops=flops, sizes=sizes)
         return contraction(site, nest, saved=kept, kernels=max(1, len(operands) - 1))
     others = {p for p in range(len(operands)) for q in range(len(operands)) if q != p and site.need(q)}
-    volume = 1.0
-    for size in sizes.values():
-        volume *= size
-    nest = loop_nest(text, shapes, site.writes(0), kinds=kinds, vector_flops=volume, sizes=sizes)
+    volume = float(math.prod(sizes.values()))
+    nest = site.nest(text, whole=whole, vector_flops=volume, sizes=sizes)
     return streaming(site, nest, saved=keep_inputs(site, *others), backward_flops=volume * sum(site.needs))

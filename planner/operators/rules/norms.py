@@ -6,14 +6,13 @@ Kept for backward, as torch keeps it: the input and the statistics (fp32, two a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from planner.graph import DType, Tensor
+from planner.graph import DType
 from planner.operators.assemble import elements_like, keep_extra, keep_inputs, keep_outputs, streaming, traffic
-from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import WEIGHT_AND_BIAS, Role, Rule, Shaped, Site, Statistics, as_first, like
-from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
+from planner.operators.types import LoopNest, OpSpec, Saved
 
 MOMENTS = Statistics((2,), (2,))
 """Sum and sum of squares together; backward the sums of the gradient and of its product with the normalised input."""
@@ -24,12 +23,10 @@ BACKWARD_FLOPS = 14.0
 """Per element: two reductions (6), the input's gradient (5), scale's and shift's gradients (3)."""
 
 
-def _nest(
-    site: Site, reads: Mapping[int, str], writes: Mapping[int, str], coupled: Sequence[str], **sizes: int
-) -> LoopNest:
-    """The nest over those operands that the call has, the first of which is normalised."""
-    kinds, flops = dict.fromkeys(coupled, DimKind.COUPLED), FORWARD_FLOPS * site.input(next(iter(reads))).elements
-    return loop_nest(*site.line(reads, writes), sizes=sizes, kinds=kinds, vector_flops=flops)
+def _nest(site: Site, text: str, coupled: str, runs: Mapping[str, int] | None = None, **sizes: int) -> LoopNest:
+    """The nest of a line whose first operand is normalised."""
+    flops = FORWARD_FLOPS * site.input(0).elements
+    return site.nest(text, runs=runs, sizes=sizes, coupled=coupled, vector_flops=flops)
 
 
 def _spec(site: Site, nest: LoopNest, saved: tuple[Saved, ...]) -> OpSpec:
@@ -41,11 +38,6 @@ def _spec(site: Site, nest: LoopNest, saved: tuple[Saved, ...]) -> OpSpec:
         backward_flops=BACKWARD_FLOPS * elements,
         backward_kernels=2 if any(site.needs[1:]) else 1,
     )
-
-
-def _broadcast(names: list[str], tensor: Tensor) -> str:
-    """The last names, as many as the tensor has dimensions."""
-    return " ".join(names[len(names) - len(tensor.shape) :])
 
 
 @Rule(
@@ -61,12 +53,13 @@ def batch_norm(site: Site) -> OpSpec:
     deviation are kept. Only the nest follows the mode: in training the statistics couple batch and space.
     """
     x = site.input(0)
-    spatial = dim_names("s", len(x.shape) - 2)
-    data, channel = (" ".join(["n", "c", *spatial]), "c") if len(x.shape) > 1 else ("n", "1")
+    data, channel = ("n c s..", "c") if len(x.shape) > 1 else ("n", "1")
     training = site.int_attribute("training_mode", 0) == 1
-    reads = {0: data, **dict.fromkeys(range(1, 5), channel)}
-    writes = {0: data, 1: channel, 2: channel} if training else {0: data}
-    nest = _nest(site, reads, writes, ["n", *spatial] if training else [])
+    read = f"{data}, ?{channel}, ?{channel}, ?{channel}, ?{channel}"
+    if training:
+        nest = _nest(site, f"{read} -> ?{data}, ?{channel}, ?{channel}", "n s..")
+    else:
+        nest = _nest(site, f"{read} -> ?{data}", "")
     channels = x.shape[1] if len(x.shape) > 1 else 1
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * channels)))
 
@@ -74,12 +67,10 @@ def batch_norm(site: Site) -> OpSpec:
 def _row_norm(site: Site, x: int, scales: list[int], statistics: int, saved: tuple[Saved, ...] | None = None) -> OpSpec:
     """A norm over the trailing dimensions from `axis` on, with weights of their shape."""
     tensor = site.input(x)
-    rank = len(tensor.shape)
-    axis = site.axis("axis", -1, rank)
-    names = [*dim_names("b", axis), *dim_names("h", rank - axis)]
-    row = " ".join([*names[:axis], *["1"] * (rank - axis)])
-    reads = {p: _broadcast(names, site.input(p)) for p in (x, *scales) if site.has(p)}
-    nest = _nest(site, reads, {0: " ".join(names), 1: row, 2: row}, names[axis:])
+    axis = site.axis("axis", -1, len(tensor.shape))
+    row = " ".join(["b..", *["1"] * (len(tensor.shape) - axis)])
+    scaled = "".join(f", ?{p}:b.. h.." for p in scales)
+    nest = _nest(site, f"b.. h..{scaled} -> ?b.. h.., ?{row}, ?{row}", "h..", {"b": axis})
     rows = math.prod(tensor.shape[:axis])
     kept = keep_inputs(site, x) if saved is None else saved
     return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
@@ -122,9 +113,8 @@ def _skip_norm(site: Site, scales: list[int], bias: int, statistics: int) -> OpS
     """Input plus skip (plus bias), normalised; the sum is kept: as output 3 where asked for, else made."""
     x = site.input(0)
     kept = keep_outputs(3) if site.has_output(3) else (keep_extra(1, x.elements, x),)
-    names = [*dim_names("b", len(x.shape) - 1), "h"]
-    reads = {p: _broadcast(names, site.input(p)) for p in (0, 1, *scales, bias) if site.has(p)}
-    nest = _nest(site, reads, {0: " ".join(names), 3: " ".join(names)}, ["h"])
+    others = "".join(f", ?{p}:b.. h" for p in (1, *scales, bias))
+    nest = _nest(site, f"b.. h{others} -> ?b.. h, ?3:b.. h", "h")
     rows = math.prod(x.shape[:-1])
     return _spec(site, nest, (*kept, keep_extra(0, statistics * rows)))
 
@@ -170,14 +160,10 @@ def embed_layer_norm(site: Site) -> OpSpec:
     Rows are picked, so the tables are cut by width alone; only the touched rows move.
     """
     out = site.output()
-    terms = {0: "b s", 1: "b s", 2: "v h", 3: "p h", 4: "y h", 5: "h", 6: "h", 7: "b s", 8: "b s"}
-    nest = loop_nest(
-        *site.line(terms, {0: "b s h", 2: "b s h"}),
-        kinds={"h": DimKind.COUPLED, **dict.fromkeys("vpy", DimKind.WHOLE)},
-        vector_flops=(FORWARD_FLOPS + 2) * out.elements,
-    )
+    text = "?b s, ?b s, ?v h, ?p h, ?y h, ?h, ?h, ?b s, ?b s -> ?b s h, ?2:b s h"
+    nest = site.nest(text, coupled="h", whole="v p y", vector_flops=(FORWARD_FLOPS + 2) * out.elements)
     tables = [site.input(p) for p in (2, 3, 4) if site.has(p)]
-    others = traffic(*(site.input(p) for p in terms if p not in (2, 3, 4) and site.has(p)), *site.results())
+    others = traffic(*(site.input(p) for p in (0, 1, 5, 6, 7, 8) if site.has(p)), *site.results())
     touched = elements_like(out, float(out.elements * len(tables)))
     made = () if site.has_output(2) else (keep_extra(1, out.elements, out),)
     saved = (
@@ -200,11 +186,10 @@ def embed_layer_norm(site: Site) -> OpSpec:
 def _channel_groups(site: Site, groups: int, *, by_group: bool = False, last: bool = False) -> OpSpec:
     """A norm over groups of channels and all of space: `n (g c) s -> n (g c) s`, scaled by channel or by group."""
     x = site.input(0)
-    spatial = dim_names("s", len(x.shape) - 2)
-    data = " ".join(["n", *spatial, "(g c)"] if last else ["n", "(g c)", *spatial])
+    data = "n s.. (g c)" if last else "n (g c) s.."
     ones = "".join([" 1"] * (len(site.input(1).shape) - 1)) if site.has(1) else ""
     weight = ("g" if by_group else "(g c)") + ones
-    nest = _nest(site, {0: data, 1: weight, 2: weight}, {0: data}, ["c", *spatial], g=groups)
+    nest = _nest(site, f"{data}, ?{weight}, ?{weight} -> ?{data}", "c s..", g=groups)
     return _spec(site, nest, (*keep_inputs(site, 0), keep_extra(0, 2 * x.shape[0] * groups)))
 
 
@@ -235,14 +220,7 @@ def local_response_norm(site: Site) -> OpSpec:
     """Normalisation by the squares of neighbouring channels; the divisor is made and kept."""
     x = site.input(0)
     window = site.int_attribute("size", 5)
-    names = " ".join(["n", "c", *dim_names("s", len(x.shape) - 2)])
-    nest = loop_nest(
-        f"{names} -> {names}",
-        site.reads(0),
-        site.writes(0),
-        kinds={"c": DimKind.COUPLED},
-        vector_flops=float((2 * window + 4) * x.elements),
-    )
+    nest = site.nest("n c s.. -> n c s..", coupled="c", vector_flops=float((2 * window + 4) * x.elements))
     saved = (*keep_inputs(site, 0), keep_extra(0, x.elements, x))
     return streaming(site, nest, saved=saved, backward_flops=float((2 * window + 8) * x.elements))
 

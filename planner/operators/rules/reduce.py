@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from planner.operators.assemble import keep_extra, keep_inputs, keep_letters, keep_outputs, streaming
-from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Array, Attributes, Evaluator, Rule, Site, Statistics, axes_of
+from planner.operators.site import Rule, Site, Statistics
 from planner.operators.types import DimKind, LoopNest, OpSpec
 
 
@@ -27,20 +22,7 @@ class Reduction:
     keeps: str = ""
     adds: bool = False
     statistics: Statistics | None = None
-    compute: Evaluator | None = None
-
-
-def _along(function: Callable[..., Any]) -> Evaluator:
-    def run(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-        axes = axes_of(x, a)
-        if not axes:
-            if a.get("noop_with_empty_axes"):
-                return [x[0]]
-            axes = None
-        keep = bool(a.get("keepdims", 1))
-        return [np.asarray(function(x[0], axis=tuple(axes) if axes else None, keepdims=keep), dtype=x[0].dtype)]
-
-    return run
+    folds: bool = False
 
 
 _ONE = Statistics((1,))
@@ -49,11 +31,11 @@ REDUCTIONS = {
     "ReduceL2": Reduction(2, "xy", statistics=_ONE),
     "ReduceLogSum": Reduction(1, "s", statistics=_ONE),
     "ReduceLogSumExp": Reduction(6, "xy", statistics=Statistics((1, 1))),
-    "ReduceMax": Reduction(1, "xy", statistics=_ONE, compute=_along(np.max)),
+    "ReduceMax": Reduction(1, "xy", statistics=_ONE, folds=True),
     "ReduceMean": Reduction(1, "", True),
-    "ReduceMin": Reduction(1, "xy", statistics=_ONE, compute=_along(np.min)),
-    "ReduceProd": Reduction(1, "xy", compute=_along(np.prod)),
-    "ReduceSum": Reduction(1, "", True, compute=_along(np.sum)),
+    "ReduceMin": Reduction(1, "xy", statistics=_ONE, folds=True),
+    "ReduceProd": Reduction(1, "xy", folds=True),
+    "ReduceSum": Reduction(1, "", True, folds=True),
     "ReduceSumSquare": Reduction(2, "x", True),
     "GlobalAveragePool": Reduction(1, "", True),
     "GlobalMaxPool": Reduction(1, "xy", statistics=_ONE),
@@ -85,12 +67,13 @@ def reduction_nest(site: Site, kind: DimKind, flops: float) -> LoopNest:
     axes = _reduced_axes(site)
     if axes is None:
         return LoopNest((), (), (), vector_flops=flops)
-    names = dim_names("d", len(x.shape))
     kept = len(result.shape) == len(x.shape)
-    out = ["1" if k in axes else n for k, n in enumerate(names) if kept or k not in axes]
-    text = f"{' '.join(names)} -> {' '.join(out)}"
-    kinds = {names[k]: kind for k in axes}
-    return loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=flops)
+    out = ["1" if k in axes else f"d{k}" for k in range(len(x.shape)) if kept or k not in axes]
+    along = " ".join(f"d{k}" for k in axes)
+    text = f"d.. -> {' '.join(out)}"
+    if kind is DimKind.REDUCED:
+        return site.nest(text, reduced=along, vector_flops=flops)
+    return site.nest(text, coupled=along, vector_flops=flops)
 
 
 def _reduce(site: Site) -> OpSpec:
@@ -104,7 +87,7 @@ def _reduce(site: Site) -> OpSpec:
 
 for _op, _entry in REDUCTIONS.items():
     _axes = () if _op.startswith("Global") else (1,)
-    _rule = Rule(ports=(0,), compute=_entry.compute, values=_axes, statistics=_entry.statistics)
+    _rule = Rule(ports=(0,), folds=_entry.folds, values=_axes, statistics=_entry.statistics)
     _rule.register(_op, build=_reduce)
 
 
@@ -114,13 +97,7 @@ def arg_extremum(site: Site) -> OpSpec:
     return streaming(site, reduction_nest(site, DimKind.COUPLED, float(site.input(0).elements)))
 
 
-def _cumsum_value(x: Sequence[Any], a: Attributes, v: int) -> list[Array]:
-    if a.get("exclusive") or a.get("reverse"):
-        raise ValueError("a variant that exporters do not write for shapes")
-    return [np.cumsum(x[0], axis=int(x[1]), dtype=x[0].dtype)]
-
-
-@Rule(ports=(0,), compute=_cumsum_value, values=(1,)).of("CumSum")
+@Rule(ports=(0,), folds=True, values=(1,)).of("CumSum")
 @Rule(ports=(0,)).of("CumProd")
 def scan(site: Site) -> OpSpec:
     """Running sums or products along an axis; products keep input and output."""
@@ -137,10 +114,7 @@ def determinant(site: Site) -> OpSpec:
     """Determinant by elimination, 2/3 n^3; keeps input, result and the factors."""
     x = site.input(0)
     n = x.shape[-1]
-    batch = dim_names("b", len(x.shape) - 2)
     flops = 2.0 / 3.0 * n**3 * math.prod(x.shape[:-2])
-    kinds = {"i": DimKind.COUPLED, "j": DimKind.COUPLED}
-    text = f"{' '.join([*batch, 'i', 'j'])} -> {' '.join(batch)}"
-    nest = loop_nest(text, site.reads(0), site.writes(0), kinds=kinds, vector_flops=flops)
+    nest = site.nest("b.. i j -> b..", coupled="i j", vector_flops=flops)
     saved = (*keep_inputs(site, 0), *keep_outputs(0), keep_extra(0, x.elements, x))
     return streaming(site, nest, saved=saved, backward_flops=3.0 * flops)

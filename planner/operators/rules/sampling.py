@@ -8,33 +8,16 @@ from __future__ import annotations
 import math
 
 from planner.operators.assemble import INT64_BYTES, keep_extra, keep_inputs, streaming
-from planner.operators.nest import dim_names, loop_nest
+from planner.operators.nest import dim_names
 from planner.operators.site import Rule, Site
-from planner.operators.types import DimKind, LoopNest, OpSpec
-
-
-def _image(rank: int) -> list[str]:
-    """Names of the dimensions of an image that is sampled anywhere."""
-    return dim_names("h", rank)
-
-
-def _whole(*names: str) -> dict[str, DimKind]:
-    return dict.fromkeys(names, DimKind.WHOLE)
+from planner.operators.types import LoopNest, OpSpec
 
 
 @Rule(ports=(0, 1)).of("GridSample")
 def grid_sample(site: Site) -> OpSpec:
     """Bilinear samples at given places: `n c h, n y at -> n c y`; image and places are kept."""
     flops = 12.0 * site.output().elements
-    space = len(site.output().shape) - 2
-    image, places = _image(space), " ".join(dim_names("y", space))
-    nest = loop_nest(
-        f"n c {' '.join(image)}, n {places} at -> n c {places}",
-        site.reads(0, 1),
-        site.writes(0),
-        kinds=_whole(*image, "at"),
-        vector_flops=flops,
-    )
+    nest = site.nest("n c h.., n y.. at -> n c y..", whole="h.. at", vector_flops=flops)
     return streaming(site, nest, saved=keep_inputs(site, 0, 1), backward_flops=2.0 * flops)
 
 
@@ -42,14 +25,7 @@ def grid_sample(site: Site) -> OpSpec:
 def affine_grid(site: Site) -> OpSpec:
     """Places of a transformed grid: `n at k -> n y at`."""
     flops = 6.0 * site.output().elements
-    places = dim_names("y", len(site.output().shape) - 2)
-    nest = loop_nest(
-        f"n at k -> n {' '.join(places)} at",
-        site.reads(0),
-        site.writes(0),
-        kinds=_whole(*places, "at", "k"),
-        vector_flops=flops,
-    )
+    nest = site.nest("n at k -> n y.. at", whole="y.. at k", vector_flops=flops)
     return streaming(site, nest, backward_flops=flops)
 
 
@@ -57,14 +33,7 @@ def affine_grid(site: Site) -> OpSpec:
 def col2im(site: Site) -> OpSpec:
     """Columns of windows summed back to an image: `n (c r) l -> n c y`."""
     elements = float(site.input(0).elements)
-    image = dim_names("y", len(site.output().shape) - 2)
-    nest = loop_nest(
-        f"n (c r) l -> n c {' '.join(image)}",
-        site.reads(0),
-        site.writes(0),
-        kinds=_whole(*image, "r", "l"),
-        vector_flops=elements,
-    )
+    nest = site.nest("n (c r) l -> n c y..", whole="y.. r l", vector_flops=elements)
     return streaming(site, nest, backward_flops=elements)
 
 
@@ -85,16 +54,11 @@ def fourier(site: Site) -> OpSpec:
         names = dim_names("d", len(x.shape))
         inside = [*names[:-1], "part"]
         outside = ["d0", "frame", "bin", "pair"] if short else [*names[:-1], "pair"]
-        coupled = ["d1"] if short else [names[axis]]
+        mixed = "d1" if short else names[axis]
         if not short:
             outside[axis] = "bin"
-        nest = loop_nest(
-            f"{' '.join(inside[: len(x.shape)])} -> {' '.join(outside)}",
-            site.reads(0),
-            site.writes(0),
-            kinds=_whole(*coupled, "part", "pair", "frame", "bin"),
-            vector_flops=flops,
-        )
+        text = f"{' '.join(inside[: len(x.shape)])} -> {' '.join(outside)}"
+        nest = site.nest(text, whole=f"{mixed} part pair frame bin", vector_flops=flops)
     window = keep_inputs(site, 0, 2) if short else ()
     return streaming(site, nest, saved=window, backward_flops=flops)
 
@@ -105,23 +69,16 @@ def max_unpool(site: Site) -> OpSpec:
     return streaming(site, LoopNest((), (), ()), saved=keep_inputs(site, 1))
 
 
-def _regions(site: Site, text: str, reads: tuple[int, ...], flops: float) -> LoopNest:
+def _regions(site: Site, regions: str, flops: float) -> LoopNest:
     """Regions and channels are parallel; a region may lie in any image of the batch."""
-    image, places = _image(len(site.input(0).shape) - 2), dim_names("y", len(site.output().shape) - 2)
-    return loop_nest(
-        f"n c {' '.join(image)}, {text} -> r c {' '.join(places)}",
-        site.reads(0, *reads),
-        site.writes(0),
-        kinds=_whole(*image, *places, "box") | {"n": DimKind.COUPLED},
-        vector_flops=flops,
-    )
+    return site.nest(f"n c h.., {regions} -> r c y..", whole="h.. y.. box", coupled="n", vector_flops=flops)
 
 
 @Rule(ports=(0,)).of("MaxRoiPool")
 def roi_pool(site: Site) -> OpSpec:
     """Largest elements of regions; the regions and int64 places are kept."""
     elements = site.output().elements
-    nest = _regions(site, "r box", (1,), float(site.input(0).elements))
+    nest = _regions(site, "r box", float(site.input(0).elements))
     saved = (*keep_inputs(site, 1), keep_extra(0, elements, bits=8 * INT64_BYTES))
     return streaming(site, nest, saved=saved, backward_flops=float(elements))
 
@@ -131,5 +88,5 @@ def roi_align(site: Site) -> OpSpec:
     """Means of bilinear samples in regions; the regions are kept."""
     samples = max(1, site.int_attribute("sampling_ratio", 0)) ** 2
     flops = 8.0 * samples * site.output().elements
-    nest = _regions(site, "r box, r", (1, 2), flops)
+    nest = _regions(site, "r box, r", flops)
     return streaming(site, nest, saved=keep_inputs(site, 1, 2), backward_flops=flops)

@@ -12,7 +12,6 @@ from planner.operators.assemble import (
     streaming,
     traffic,
 )
-from planner.operators.nest import dim_names, loop_nest
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Rule, Shaped, Site, Statistics, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
@@ -59,13 +58,13 @@ def bias_softmax(site: Site) -> OpSpec:
 
 def _loss_nest(site: Site, vector_flops: float, classes: DimKind) -> LoopNest:
     """`n c s, n s -> ` loss; a mean over rows is a sum of parts, each divided by the whole's number of rows."""
-    spatial = dim_names("s", len(site.input(0).shape) - 2)
-    rows, full = " ".join(["n", *spatial]), " ".join(["n", "c", *spatial])
     unreduced = site.output().shape == site.input(1).shape and bool(site.input(1).shape)
-    row_kind = DimKind.PARALLEL if unreduced else DimKind.REDUCED
-    return loop_nest(
-        *site.line({0: full, 1: rows, 2: "c"}, {0: rows if unreduced else "", 1: full}),
-        kinds={**dict.fromkeys(["n", *spatial], row_kind), "c": classes},
+    rows, loss = ("n s..", "n s..") if unreduced else ("n s..", "")
+    return site.nest(
+        f"n c s.., {rows}, ?c -> {loss}, ?n c s..",
+        parallel=rows if unreduced else "",
+        reduced=("" if unreduced else rows) + (" c" if classes is DimKind.REDUCED else ""),
+        coupled="c" if classes is DimKind.COUPLED else "",
         vector_flops=vector_flops,
     )
 

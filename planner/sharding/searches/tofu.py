@@ -20,13 +20,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.graph import Graph, Tensor, TensorKind
+from planner.graph import Graph, Tensor, TensorKind, group_leaders
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec, gradient_nest, graph_specs, needs_gradient
 from planner.sharding.choices import shrink, splits
 from planner.sharding.elimination import Factor, factor, minimise
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, named_nests
 from planner.sharding.limits import allowed
-from planner.sharding.named_dims import group_leaders
 from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
 from planner.sharding.searches import SEARCHES, ShardingAnswer
