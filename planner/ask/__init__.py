@@ -3,27 +3,20 @@
 The answers come from the search and the evaluation that also make plans; nothing here computes prices of its own.
 """
 
-from planner.ask.choices import Fix, WhyNot, Worth, explain_why_not, find_fixes, find_worth
-from planner.ask.sweeps import Store, SweepRow, points_of, read_axes, run_point, sweep
-from planner.ask.targets import Minimised, Target, TargetAnswer, least_devices, read_target, sizes_of
-
-__all__ = [
-    "Fix",
-    "Minimised",
-    "Store",
-    "SweepRow",
-    "Target",
-    "TargetAnswer",
-    "WhyNot",
-    "Worth",
-    "explain_why_not",
-    "find_fixes",
-    "find_worth",
-    "least_devices",
-    "points_of",
-    "read_axes",
-    "read_target",
-    "run_point",
-    "sizes_of",
-    "sweep",
-]
+from planner.ask.choices import Fix as Fix
+from planner.ask.choices import WhyNot as WhyNot
+from planner.ask.choices import Worth as Worth
+from planner.ask.choices import explain_why_not as explain_why_not
+from planner.ask.choices import find_fixes as find_fixes
+from planner.ask.choices import find_worth as find_worth
+from planner.ask.sweeps import Store as Store
+from planner.ask.sweeps import SweepRow as SweepRow
+from planner.ask.sweeps import points_of as points_of
+from planner.ask.sweeps import read_axes as read_axes
+from planner.ask.sweeps import run_point as run_point
+from planner.ask.sweeps import sweep as sweep
+from planner.ask.targets import Minimised as Minimised
+from planner.ask.targets import TargetAnswer as TargetAnswer
+from planner.ask.targets import least_devices as least_devices
+from planner.ask.targets import read_target as read_target
+from planner.ask.targets import sizes_of as sizes_of

@@ -25,10 +25,6 @@ from planner.units import plural
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "EXPORTERS", "PAGE", "Export", "Exporter", "FrameworkJob", "Gap", "MappedPart", "export", "lacking", "names",
-    "read_job", "readable", "register",
-]  # fmt: skip
 
 PAGE = "EXPORT.md"
 """Name of the page that lists how each part of the plan was written."""
