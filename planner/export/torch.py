@@ -193,10 +193,9 @@ def _write(plan: Plan) -> Export:
 
 register(
     Exporter(
-        key="torch",
         backend=TORCH,
         plan_for="torchtitan",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Import `parallelize.py` from your training program: `pipeline` for several stages, `parallelize` for "
         "one; `launch.sh` starts it.",

@@ -133,10 +133,9 @@ def _write(plan: Plan) -> Export:
 
 register(
     Exporter(
-        key="transformers",
         backend=TRANSFORMERS,
         plan_for="fsdp",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Give `DistributedConfig.from_dict` the contents of `distributed_config.json` and the result to "
         "`from_pretrained(distributed_config=...)`, and `TrainingArguments` those of `training_arguments.json`; "
