@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import JobError
-from planner.importers import load_operator_graph
+from planner.importers import OperatorGraph, OperatorNode, load_operator_graph
 from planner.solvers.partition import PARTITION_SOLVERS, Result, Search, search_partition
 from planner.solvers.partition.latency import latency_bound
 from planner.space.partition import LatencyDecision, LatencyProblem, latency_problem
@@ -165,3 +165,10 @@ def test_rounds_are_counted_by_work_and_not_by_the_clock() -> None:
     first, second = listed(5.0), listed(50.0)
     assert first == second
     assert list(first.statistics.values()) == [50]  # 12 places a round, 50,000 a second
+
+
+def test_colours_of_a_file_may_be_any_integers() -> None:
+    nodes = tuple(OperatorNode(i, "", 1.0, 1.0, 0.0, True, False, colour) for i, colour in enumerate((-1, None, 7, -1)))
+    problem = latency_problem(OperatorGraph("g", "", nodes, (), (0.0,) * 4, 2, 0, 8.0))
+    assert problem.colour.tolist() == [0, -1, 1, 0]
+    assert [v.kind for v in problem.judge(LatencyDecision((0, 0, 0, 1), (0, 1, 2, 3))).violations] == ["colour"]
