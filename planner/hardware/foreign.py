@@ -88,12 +88,9 @@ def _matrix(text: str) -> list[list[int]]:
 
 def _groups(links: Sequence[Sequence[int]]) -> list[set[int]]:
     """Connected components of GPUs over NVLinks."""
-    groups: list[set[int]] = []
-    for gpu, row in enumerate(links):
-        joined = {gpu, *(other for other, count in enumerate(row) if count)}
-        near = [group for group in groups if group & joined]
-        groups = [group for group in groups if group not in near] + [joined.union(*near)]
-    return groups
+    import networkx
+
+    return [set(group) for group in networkx.connected_components(networkx.from_numpy_array(np.asarray(links)))]
 
 
 def _nvlink(links: Sequence[Sequence[int]], groups: Sequence[set[int]], device: str) -> LinkSketch:
