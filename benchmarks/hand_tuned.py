@@ -20,16 +20,23 @@ from typing import Any
 
 import models
 import planner
+from benchmarks.published import NOT_SPLIT, markdown
 from benchmarks.runs import PUBLISHED
-from benchmarks.tensor_parallel import megatron_costs
 from models.gpt import GPTSize
 from planner import Cluster, Graph, Job, Plan
-from planner.graph import layer_of
+from planner.costs import optimizer_state_bytes, precision
+from planner.graph import Chain, layer_of
 from planner.importers import graph_from_proto
+from planner.operators import needs_gradient
 from planner.play import StageTimes, run
 from planner.schedules import Pipeline, compile_orders, get
+from planner.sharding.inner import InnerOptions, NodePrices, inner_costs
+from planner.sharding.mesh import mesh_on
+from planner.sharding.resting import Boundary, StateBytes
+from planner.sharding.sharded import sharded_costs
 from planner.space import BlockCosts, Configuration, Evaluation, StageChoice, evaluate, played_s
 from planner.space.pricer import Pricer
+from planner.space.sharded import Training, sharded_block_costs
 
 SOURCE = "Narayanan et al., SC 2021"
 
@@ -118,6 +125,39 @@ def job(row: Row) -> Job:
 def graph(row: Row) -> Graph:
     """The row's model."""
     return graph_from_proto(models.build_custom(row.size, batch=1, seq=row.size.positions), name=row.name)
+
+
+def megatron_costs(
+    chain: Chain, graph: Graph, prices: NodePrices, cluster: Cluster, what: Job, ranks: int
+) -> BlockCosts:
+    """The chain on one axis of ranks: whole tensors between blocks, whole norms and sums, otherwise fastest.
+
+    Args:
+        chain: blocks of a GPT.
+        graph: the GPT at its micro-batch.
+        prices: what its operators cost.
+        cluster: where the ranks are.
+        what: number formats, optimizer, global batch.
+        ranks: that share every operator; their costs have number 1.
+    """
+    chosen, differentiable = precision(what.precision), frozenset(needs_gradient(graph))
+    state = optimizer_state_bytes(what.optimizer, chosen)
+    inner = inner_costs(
+        chain,
+        graph,
+        prices,
+        mesh_on(cluster, {"tensor": ranks}),
+        options=InnerOptions(
+            boundaries=(Boundary.REPLICATED,),
+            item_bytes=chosen.compute.bits / 8,
+            state=StateBytes(chosen.weight_bytes, chosen.gradient_bytes, state),
+            micro_batches=max(1, what.global_batch // prices.micro_batch),
+            forbidden=NOT_SPLIT,
+        ),
+    )
+    # All weights are cut, that of the embedding too, though looking words up in a whole table would be faster.
+    fastest = min(sharded_costs(inner, differentiable), key=lambda c: (c.parameter_elements.sum(), c.totals))
+    return sharded_block_costs(inner, fastest, Training(cluster.devices[0], chosen, what.optimizer), differentiable, 1)
 
 
 def hand_tuned(row: Row) -> Priced:
@@ -216,7 +256,7 @@ def describe(plan: Plan) -> str:
     again, zero = sum(stage.recompute for stage in plan.stages), max(stage.zero for stage in plan.stages)
     lie = sorted({b for sharding in plan.shardings for b in sharding.boundaries})
     words = [
-        f"{_span(ranks)} x {len(plan.stages)} x {_span(replicas)}, micro-batch {plan.micro_batches.size}",
+        f"{span(ranks)} x {len(plan.stages)} x {span(replicas)}, micro-batch {plan.micro_batches.size}",
         plan.schedule.name if len(plan.stages) > 1 else "",
         "/".join(lie),
         f"ZeRO-{zero}" if zero else "",
@@ -225,7 +265,8 @@ def describe(plan: Plan) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _span(numbers: Sequence[int]) -> str:
+def span(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short."""
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
 
 
@@ -249,9 +290,9 @@ def report(rows: Sequence[Row], *, ladder: bool) -> str:
     error = sum(abs(r - 1) for r in ratios) / len(ratios)
     head = ["row", "table", "model", "devices", "hand-tuned", "measured s", "by our model s", "ratio",
             "ours, closed form s", "ours, simulated s", "faster by", "our plan", "gap", "CPU s"]  # fmt: skip
-    parts = [_table(head, main), f"Hand-tuned by our model against measured: mean error {error:.1%}."]
+    parts = [markdown(head, main), f"Hand-tuned by our model against measured: mean error {error:.1%}."]
     if ladder:
-        parts.append(_table(["row", "hand-tuned s", *(name for name, _ in freedoms(rows[0]))], steps))
+        parts.append(markdown(["row", "hand-tuned s", *(name for name, _ in freedoms(rows[0]))], steps))
     return "\n\n".join(parts) + "\n"
 
 
@@ -269,10 +310,6 @@ def _chunks(row: Row, priced: Priced) -> str:
     if row.chunks == 1:
         return ""
     return f", {priced.chunks} chunks" + ("" if row.chunks else " (not printed)")
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import headlines_recorded
-from benchmarks.headline import Headline
-from benchmarks.headlines_recorded import RECORDED
+from benchmarks.headlines_recorded import RECORDED, Headline
 from planner import formulas
 from planner.api import load_graph as load_bundled
 from planner.costs import profile

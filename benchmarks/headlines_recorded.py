@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.headline import Headline
 from planner.api import Pricer, load_graph
 from planner.hardware import Cluster, load_cluster
 from planner.space import Job, StageChoice
@@ -28,6 +27,22 @@ from planner.systems.runner import JudgedProposal, judge
 
 RECORDED = {"vgg16": 128, "alexnet": 256, "resnet50": 128, "gnmt": 32}
 """Samples of the minibatch that a profile's times are for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One figure: what it is, as published, ours, and what was assumed."""
+
+    system: str
+    what: str
+    published: float
+    ours: float
+    assumed: str = ""
+
+    @property
+    def error(self) -> float:
+        """(ours - published) / published."""
+        return self.ours / self.published - 1
 
 
 def bench_of(folder: Path, name: str, cluster: Cluster, minibatch: int, *, parts: tuple[int, ...] = (1,)) -> Setting:

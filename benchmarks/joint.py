@@ -22,6 +22,7 @@ from typing import Any
 import onnx
 
 import models
+from benchmarks.hand_tuned import span
 from models.gpt import GPTSize
 
 COMMAND = (sys.executable, "-c", "from cli.main import main; main()")
@@ -137,11 +138,7 @@ def shape(plan: dict[str, Any]) -> str:
     stages = plan["stages"]
     ranks = sorted({len(stage["replicas"][0]) for stage in stages})
     replicas = sorted({len(stage["replicas"]) for stage in stages})
-    return f"{_span(ranks)} x {len(stages)} x {_span(replicas)}"
-
-
-def _span(numbers: Sequence[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+    return f"{span(ranks)} x {len(stages)} x {span(replicas)}"
 
 
 HEAD = ("s", "CPU s", "MB", "ranks x stages x replicas", "micro-batch", "samples/s", "gap")

@@ -18,11 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-import models
 import planner
-from benchmarks.published import NOT_SPLIT, VOCAB_PART, _table, mape
+from benchmarks.published import graph_of, job_of, mape, markdown
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
-from models.gpt import GPTSize
 from planner.hardware import HEADROOM
 from planner.prediction import FEWEST_WEIGHTS_MARGIN, driver_bytes, judge, ways_to_share, without_limits
 from planner.space import WorkerMemory
@@ -98,11 +96,6 @@ def fit_of(run: Run) -> Fit:
 
 
 @functools.lru_cache(maxsize=64)
-def _graph(size: GPTSize, batch: int, seq: int) -> planner.Graph:
-    return planner.graph_from_proto(models.build_custom(size, batch=batch, seq=seq), name="run")
-
-
-@functools.lru_cache(maxsize=64)
 def _cluster(profile: str, nodes: int) -> planner.Cluster:
     return planner.load_cluster(profile, nodes=nodes)
 
@@ -110,19 +103,9 @@ def _cluster(profile: str, nodes: int) -> planner.Cluster:
 def _pricer(run: Run) -> tuple[Pricer, planner.Job]:
     if run.machine is None:
         raise ValueError(f"{run.key} has no machine")
-    part = run.ranks * VOCAB_PART
-    vocab = run.vocab if run.ranks == 1 else -(-run.vocab // part) * part
-    graph = _graph(GPTSize(run.layers, run.hidden, run.heads, vocab, run.seq, ffn=run.ffn), run.micro_batch, run.seq)
     cluster = _cluster(run.machine.profile, run.machine.nodes(run.devices))
-    job = planner.Job(
-        global_batch=run.global_batch,
-        precision=run.precision,
-        fused_attention=run.fused_attention,
-        assume_dropout=run.dropout,
-        forbid=NOT_SPLIT if run.ranks > 1 else (),
-    )
-    job = without_limits(job, cluster)
-    return Pricer(graph, cluster, job), job
+    job = without_limits(job_of(run), cluster)
+    return Pricer(graph_of(run), cluster, job), job
 
 
 def _rows(fits: Sequence[Fit]) -> list[list[str]]:
@@ -161,12 +144,12 @@ def report(fits: Sequence[Fit]) -> str:
     head = ["row", "source", "run", "predicted", "capacity", "verdict", "measured", "by", "predicted for it", "ratio"]
     parts = [
         "Runs that were made and runs that were reported out of memory, at full capacity:",
-        _table(["runs", "ran", "of these rejected", "within the headroom", "out of memory: said so"],
+        markdown(["runs", "ran", "of these rejected", "within the headroom", "out of memory: said so"],
                [*verdicts, _fit_summary("all", fits)]),
         "Measured peaks:",
-        _table(["measured by", "rows", "error", "median", "worst"], [_error_summary(*half) for half in halves]),
+        markdown(["measured by", "rows", "error", "median", "worst"], [_error_summary(*half) for half in halves]),
         "Every run with a measured peak, out of memory or rejected, in GiB:",
-        _table(head, _rows(shown)),
+        markdown(head, _rows(shown)),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 

@@ -70,13 +70,6 @@ def predict(run: Run) -> Prediction:
     if run.machine is None:
         raise ValueError(f"{run.key} has no machine")
     cluster = planner.load_cluster(run.machine.profile, nodes=run.machine.nodes(run.devices), stack=run.stack)
-    job = planner.Job(
-        global_batch=run.global_batch,
-        precision=run.precision,
-        fused_attention=run.fused_attention,
-        assume_dropout=run.dropout,
-        forbid=NOT_SPLIT if run.ranks > 1 else (),
-    )
     degrees = planner.Degrees(
         tensor=run.ranks,
         pipeline=run.stages,
@@ -87,7 +80,7 @@ def predict(run: Run) -> Prediction:
         zero=run.zero,
         recompute=run.recompute,
     )
-    found = planner.predict(_graph(run), cluster, job, degrees, fewest_weights=True)
+    found = planner.predict(graph_of(run), cluster, job_of(run), degrees, fewest_weights=True)
     return Prediction(
         run=run,
         seconds=found.iteration_s,
@@ -96,7 +89,19 @@ def predict(run: Run) -> Prediction:
     )
 
 
-def _graph(run: Run) -> planner.Graph:
+def job_of(run: Run) -> planner.Job:
+    """What a run trained."""
+    return planner.Job(
+        global_batch=run.global_batch,
+        precision=run.precision,
+        fused_attention=run.fused_attention,
+        assume_dropout=run.dropout,
+        forbid=NOT_SPLIT if run.ranks > 1 else (),
+    )
+
+
+def graph_of(run: Run) -> planner.Graph:
+    """The model of a run, its vocabulary padded."""
     part = run.ranks * VOCAB_PART
     vocab = run.vocab if run.ranks == 1 else -(-run.vocab // part) * part
     return _built(GPTSize(run.layers, run.hidden, run.heads, vocab, run.seq, ffn=run.ffn), run.micro_batch, run.seq)
@@ -156,17 +161,17 @@ def tables(exact: Sequence[Prediction], runs: Sequence[Run], *, every_row: bool)
     real = [p for p in exact if p.run.source != COMPOSED]
     parts = [
         "Priced exactly as they ran:",
-        _table(head, [_summary(title, group) for title, group in [*by_source, ("all measured as wholes", real)]]),
+        markdown(head, [_summary(title, group) for title, group in [*by_source, ("all measured as wholes", real)]]),
         "By class of job, as `plan` and `predict` say it; the interval holds 80 % of measured over predicted:",
-        _table(["class", "runs", "error", "not fitted", "error", "interval"], class_rows(exact)),
+        markdown(["class", "runs", "error", "not fitted", "error", "interval"], class_rows(exact)),
         "Composed runs by cell:",
-        _table(["ranks", "hidden", "micro-batch", "rows", "error", "predicted / composed"], cell_rows(exact)),
+        markdown(["ranks", "hidden", "micro-batch", "rows", "error", "predicted / composed"], cell_rows(exact)),
         "Ranking inside a job, pairs whose measured times differ by more than their noise:",
-        _table(["source", "jobs", "mean loss of our choice", "worst", "noise", "pairs", "tau"], ranking_rows(exact)),
+        markdown(["source", "jobs", "mean loss of our choice", "worst", "noise", "pairs", "tau"], ranking_rows(exact)),
     ]
-    parts += ["Not priced:", _table(["reason", "rows"], _obstacles(runs))]
+    parts += ["Not priced:", markdown(["reason", "rows"], _obstacles(runs))]
     if every_row:
-        parts += ["Every row:", _table(*_rows(exact))]
+        parts += ["Every row:", markdown(*_rows(exact))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -199,7 +204,8 @@ def _rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list[str]]
     return ["row", "source", "run", "measured", "predicted", "ratio", "50% of peak"], rows
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

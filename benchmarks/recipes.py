@@ -23,6 +23,7 @@ from typing import Any
 
 import planner
 from benchmarks.classes import write_errors
+from benchmarks.published import markdown
 from benchmarks.recipe_rows import BACKENDS, MODELS, RECIPES, Recipe, Statement, read_recipes
 from planner import schedules
 from planner.costs import JobClass, MeasuredError, error_of
@@ -293,23 +294,23 @@ def tables(predictions: Sequence[Prediction], pairs: Sequence[Mapping[str, Any]]
     parts = [
         f"{len(stated)} of {len(predictions)} rows stated whole ({len(stated) / len(predictions):.0%}).",
         "By source:",
-        _table(
+        markdown(
             ["source", "all rows", "stated", "predicted / measured", "from", "to", "do not fit"],
             [_source_row(name, rows) for name, rows in grouped(predictions, lambda recipe: recipe.source).items()],
         ),
         "One factor for each software and device, and the error of jobs left out one at a time:",
-        _table(["software and device", *head], _factors(stated, lambda recipe: (*recipe.stack, recipe.device))),
+        markdown(["software and device", *head], _factors(stated, lambda recipe: (*recipe.stack, recipe.device))),
         "The same for each framework and device, all releases together:",
-        _table(["framework and device", *head], _factors(stated, lambda recipe: (recipe.stack[0], recipe.device))),
+        markdown(["framework and device", *head], _factors(stated, lambda recipe: (recipe.stack[0], recipe.device))),
         "Configurations of one job under one software, pairs in the measured order:",
-        _table(["software", "job", "rows", "in order"], ranking(stated)),
+        markdown(["software", "job", "rows", "in order"], ranking(stated)),
         "Pairs of configurations of one job, slower / faster:",
-        _table(["faster row", "differs", "release", "measured", "predicted"], pair_rows(stated, pairs)),
+        markdown(["faster row", "differs", "release", "measured", "predicted"], pair_rows(stated, pairs)),
         "Not stated:",
-        _table(["reason", "rows", "alone"], _obstacles(predictions)),
+        markdown(["reason", "rows", "alone"], _obstacles(predictions)),
     ]
     if every_row:
-        parts += ["Every row:", _table(*_rows(predictions))]
+        parts += ["Every row:", markdown(*_rows(predictions))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -347,10 +348,6 @@ def _rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list[str]]
     return ["row", "measured", "predicted", "ratio", "configuration", "memory", "assumed, or what is lacking"], rows
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the rows, price them and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
@@ -373,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.plan:
         head = ["job", "within", "experts' fastest", "predicted", "our plan", "times as fast", "our configuration"]
         rows = plan_rows([one for one in predictions if not one.refused], given.plan, given.limit)
-        sys.stdout.write(f"\nOur plans for {given.plan}:\n\n{_table(head, rows)}\n")
+        sys.stdout.write(f"\nOur plans for {given.plan}:\n\n{markdown(head, rows)}\n")
     return 0
 
 

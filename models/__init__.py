@@ -21,17 +21,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._config import (
-    Configuration,
-    ModelBuildError,
-    ModelInfo,
-    ModelType,
-    UnknownModelError,
-    close_names,
-    option_names,
-    understand,
-    with_options,
-)
+from ._config import Configuration, close_names, option_names, understand, with_options
+from ._config import ModelBuildError as ModelBuildError
+from ._config import ModelInfo as ModelInfo
+from ._config import ModelType as ModelType
+from ._config import UnknownModelError as UnknownModelError
 from ._graph import GraphBuilder
 
 if TYPE_CHECKING:
@@ -44,24 +38,6 @@ BUILDERS = (
 
 USUAL_SEQ = 4096
 """Default sequence length of a user's configuration, unless its position table is shorter."""
-
-__all__ = [
-    "BUILDERS",
-    "ModelBuildError",
-    "ModelInfo",
-    "ModelType",
-    "UnknownModelError",
-    "build",
-    "build_config",
-    "build_custom",
-    "changed",
-    "families",
-    "info",
-    "model_types",
-    "names",
-    "options",
-    "size_of",
-]
 
 
 @dataclass(frozen=True, slots=True)

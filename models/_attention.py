@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import ModelBuildError
+from ._config import Key, ModelBuildError, sized
 from ._graph import ElementType, GraphBuilder, Value
 
 
@@ -196,22 +196,22 @@ class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2): keys and values of all heads come from one low-rank vector a token.
 
     Attributes:
+        rotary: the rotated elements of a head; all heads share those of the key.
         heads: attention heads.
         q_rank: width of the low-rank vector that queries are projected from; 0 to project the hidden state.
         kv_rank: width of the low-rank vector that keys and values are projected from.
         plain: elements of a head's query and key that are not rotated.
-        rotary: the rotated elements; all heads share those of the key.
         value: width of a head's value.
         bias: the projections from and to the hidden state have biases.
     """
 
-    heads: int
-    q_rank: int
-    kv_rank: int
-    plain: int
     rotary: Rotary
-    value: int
-    bias: bool = False
+    heads: int = sized("num_attention_heads")
+    q_rank: int = sized("q_lora_rank", Key(int, 0))
+    kv_rank: int = sized("kv_lora_rank", Key(int, 512))
+    plain: int = sized("qk_nope_head_dim", Key(int, 128))
+    value: int = sized("v_head_dim", Key(int, 128))
+    bias: bool = sized("attention_bias", default=False)
 
     def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
         """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -78,6 +78,28 @@ class Key:
 def required(kind: type = int) -> Key:
     """A key that a configuration must have."""
     return Key(kind, required=True)
+
+
+def sized(key: str, entry: Key | None = None, *, default: Any = MISSING) -> Any:  # noqa: ANN401
+    """A field of a size class that a key of configurations sets.
+
+    Args:
+        key: name of the key.
+        entry: what the key may be; a required number, or by the default if there is one.
+        default: of the field.
+    """
+    plain = required() if default is MISSING else Key(type(default), default)
+    return field(default=default, metadata={"key": key, "entry": entry or plain})
+
+
+def keys_of(size: type) -> dict[str, Key]:
+    """The keys that set the fields of a size class (`sized`), by name."""
+    return {own.metadata["key"]: own.metadata["entry"] for own in fields(size) if own.metadata}
+
+
+def size_from(size: type, c: Config, **others: Any) -> Any:  # noqa: ANN401
+    """The sizes of a configuration: fields with a key have its value, `others` the values given."""
+    return size(**{own.name: c[own.metadata["key"]] for own in fields(size) if own.metadata} | others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from . import _layers as layers
 from . import _ops as ops
 from ._attention import Shared
-from ._config import ModelBuildError
+from ._config import Key, ModelBuildError, sized
 from ._graph import GraphBuilder, Value
 
 SCAN_OPSET = 27
@@ -33,14 +33,14 @@ class Mamba2:
         conv_bias: the convolution has one.
     """
 
-    heads: int
-    head_dim: int
-    state: int
-    groups: int
-    kernel: int
-    chunk: int = 128
+    heads: int = sized("mamba_num_heads", Key(int, 128))
+    head_dim: int = sized("mamba_head_dim", Key(int, 64))
+    state: int = sized("ssm_state_size", Key(int, 128))
+    groups: int = sized("n_groups", Key(int, 8))
+    kernel: int = sized("conv_kernel", Key(int, 4))
+    chunk: int = sized("chunk_size", default=128)
     bias: bool = False
-    conv_bias: bool = True
+    conv_bias: bool = sized("use_conv_bias", default=True)
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
@@ -93,11 +93,11 @@ class DeltaNet:
         kernel: taps of the convolution over time.
     """
 
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
+    key_heads: int = sized("linear_num_key_heads", Key(int, 16))
+    value_heads: int = sized("linear_num_value_heads", Key(int, 32))
+    key_dim: int = sized("linear_key_head_dim", Key(int, 128))
+    value_dim: int = sized("linear_value_head_dim", Key(int, 128))
+    kernel: int = sized("linear_conv_kernel_dim", Key(int, 4))
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:

@@ -7,10 +7,11 @@ the Hugging Face checkpoints.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Key, ModelType, required
+from ._config import ModelType, keys_of, size_from, sized
 from ._graph import ElementType, GraphBuilder, Value
 
 OPSET = 20
@@ -33,15 +34,15 @@ class BertSize:
         next_sentence: add the pooler and the next-sentence head, a second output [batch, 2].
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    vocab: int = 30522
-    positions: int = 512
-    tied: bool = True
-    next_sentence: bool = False
-    segments: int = 2
+    layers: int = sized("num_hidden_layers")
+    hidden: int = sized("hidden_size")
+    heads: int = sized("num_attention_heads")
+    ffn: int = sized("intermediate_size")
+    vocab: int = sized("vocab_size", default=30522)
+    positions: int = sized("max_position_embeddings", default=512)
+    tied: bool = sized("tie_word_embeddings", default=True)
+    next_sentence: bool = sized("next_sentence", default=False)
+    segments: int = sized("type_vocab_size", default=2)
 
 
 def construct(size: BertSize, g: GraphBuilder, batch: int, seq: int) -> None:
@@ -115,19 +116,6 @@ def _head(size: BertSize, g: GraphBuilder, x: Value, words: Value) -> Value:
         return ops.add(g, layers.tied_linear(g, x, words), g.parameter("bias", (size.vocab,), fill=0.0))
 
 
-_KEYS = {
-    "num_hidden_layers": required(),
-    "hidden_size": required(),
-    "num_attention_heads": required(),
-    "intermediate_size": required(),
-    "vocab_size": Key(int, 30522),
-    "max_position_embeddings": Key(int, 512),
-    "tie_word_embeddings": Key(bool, True),
-    "next_sentence": Key(bool, False),
-    "type_vocab_size": Key(int, 2),
-}
-"""Keys in the order of the fields of `BertSize`."""
-
 MODEL_TYPES = {
-    "bert": ModelType("bert", _KEYS, lambda c: BertSize(*(c[key] for key in _KEYS)), "max_position_embeddings"),
+    "bert": ModelType("bert", keys_of(BertSize), partial(size_from, BertSize), "max_position_embeddings"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ._attention import LatentAttention, Rotary
-from ._config import Config, Key, ModelBuildError, ModelType, required
+from ._config import Config, Key, ModelBuildError, ModelType, keys_of, required, size_from
 from ._decoder import DecoderSize, Experts, FeedForward, transformer_layer
 from ._moe import MoE
 from .llama import DECODER, activation, decoder_of
@@ -13,15 +13,7 @@ from .llama import DECODER, activation, decoder_of
 
 def _size(c: Config) -> DecoderSize:
     rotary = Rotary(float(c["rope_theta"]), c["qk_rope_head_dim"])
-    attention = LatentAttention(
-        c["num_attention_heads"],
-        c["q_lora_rank"] or 0,
-        c["kv_lora_rank"],
-        c["qk_nope_head_dim"],
-        rotary,
-        c["v_head_dim"],
-        c["attention_bias"],
-    )
+    attention = size_from(LatentAttention, c, rotary=rotary)
     dense = transformer_layer(attention, FeedForward(c["intermediate_size"], activation(c)))
     sparse = transformer_layer(attention, _experts(c))
     first, step = c["first_k_dense_replace"], c["moe_layer_freq"]
@@ -48,11 +40,8 @@ def _experts(c: Config) -> Experts:
 
 _KEYS: Mapping[str, Key] = {
     **{key: entry for key, entry in DECODER.items() if key not in ("num_key_value_heads", "head_dim")},
-    "q_lora_rank": Key(int),
-    "kv_lora_rank": Key(int, 512),
-    "qk_nope_head_dim": Key(int, 128),
+    **keys_of(LatentAttention),
     "qk_rope_head_dim": Key(int, 64),
-    "v_head_dim": Key(int, 128),
     "n_routed_experts": required(),
     "num_experts_per_tok": required(),
     "moe_intermediate_size": required(),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelBuildError, ModelType, required
+from ._config import Config, ModelBuildError, ModelType, keys_of, required, size_from, sized
 from ._graph import ElementType, GraphBuilder, Value
 
 OPSET = 20
@@ -28,11 +28,11 @@ class DLRMSize:
         dense: number of dense features.
     """
 
-    tables: tuple[int, ...]
-    width: int
-    bottom: tuple[int, ...]
-    top: tuple[int, ...]
-    dense: int = 13
+    tables: tuple[int, ...] = sized("tables", required(list))
+    width: int = sized("width")
+    bottom: tuple[int, ...] = sized("bottom", required(list))
+    top: tuple[int, ...] = sized("top", required(list))
+    dense: int = sized("dense", default=13)
 
 
 def construct(size: DLRMSize, g: GraphBuilder, batch: int, seq: int) -> None:
@@ -72,23 +72,13 @@ def _interactions(g: GraphBuilder, rows: list[Value], width: int) -> Value:
     return ops.gather(g, ops.reshape(g, products, (0, count * count)), g.constant(lower), axis=1)
 
 
-def _size(c: Config) -> DLRMSize:
+def _size(c: Config) -> object:
     if not c["tables"] or c["bottom"][-1:] != [c["width"]] or c["top"][-1:] != [1]:
         raise ModelBuildError(
             f"tables of width {c['width']} with layers {c['bottom']} and {c['top']}",
             "give at least one table, bottom layers that end at its width, and top layers that end at 1",
         )
-    return DLRMSize(tuple(c["tables"]), c["width"], tuple(c["bottom"]), tuple(c["top"]), c["dense"])
+    return size_from(DLRMSize, c, **{key: tuple(c[key]) for key in ("tables", "bottom", "top")})
 
 
-_KEYS = {
-    "tables": required(list),
-    "width": required(),
-    "bottom": required(list),
-    "top": required(list),
-    "dense": Key(int, 13),
-}
-
-MODEL_TYPES = {
-    "dlrm": ModelType("dlrm", _KEYS, _size, reads_sequence=False),
-}
+MODEL_TYPES = {"dlrm": ModelType("dlrm", keys_of(DLRMSize), _size, reads_sequence=False)}

@@ -8,10 +8,11 @@ the first decoder layer queries the encoder's states and its context feeds every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Key, ModelType, required
+from ._config import ModelType, keys_of, size_from, sized
 from ._graph import ElementType, GraphBuilder, Value
 
 OPSET = 20
@@ -27,9 +28,9 @@ class GNMTSize:
         vocab: size of the vocabulary of either language.
     """
 
-    layers: int
-    hidden: int = 1024
-    vocab: int = 32000
+    layers: int = sized("num_layers")
+    hidden: int = sized("hidden_size", default=1024)
+    vocab: int = sized("vocab_size", default=32000)
 
 
 def construct(size: GNMTSize, g: GraphBuilder, batch: int, seq: int) -> None:
@@ -97,8 +98,4 @@ def _lstm(g: GraphBuilder, x: Value, hidden: int, name: str, *, directions: int 
         return ops.reshape(g, ops.transpose(g, y, (0, 2, 1, 3)), (0, 0, 2 * hidden))
 
 
-_KEYS = {"num_layers": required(), "hidden_size": Key(int, 1024), "vocab_size": Key(int, 32000)}
-
-MODEL_TYPES = {
-    "gnmt": ModelType("gnmt", _KEYS, lambda c: GNMTSize(c["num_layers"], c["hidden_size"], c["vocab_size"])),
-}
+MODEL_TYPES = {"gnmt": ModelType("gnmt", keys_of(GNMTSize), partial(size_from, GNMTSize))}

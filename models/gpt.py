@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelType, required
+from ._config import Config, Key, ModelType, keys_of, size_from, sized
 from ._graph import ElementType, GraphBuilder, Value
 from ._moe import Dispatch, MoE, mixture
 from .llama import activation
@@ -35,15 +35,15 @@ class GPTSize:
         moe: some blocks have experts in place of the feed-forward layer.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    vocab: int
-    positions: int
-    head_dim: int = 0
-    ffn: int = 0
-    tied: bool = True
-    activation: str = "gelu_new"
+    layers: int = sized("n_layer")
+    hidden: int = sized("n_embd")
+    heads: int = sized("n_head")
+    vocab: int = sized("vocab_size", Key(int, 50257))
+    positions: int = sized("n_positions", Key(int, 1024))
+    head_dim: int = sized("head_dim", default=0)
+    ffn: int = sized("n_inner", default=0)
+    tied: bool = sized("tie_word_embeddings", default=True)
+    activation: str = sized("activation_function", default="gelu_new")
     moe: MoE | None = None
 
 
@@ -95,35 +95,16 @@ def _conv1d(g: GraphBuilder, x: Value, features: int, name: str) -> Value:
         return ops.add(g, product, g.parameter("bias", (features,), fill=0.0))
 
 
-def _size(c: Config) -> GPTSize:
+def _size(c: Config) -> object:
     moe = None
     if c["num_experts"]:
         top_k, every = c["num_experts_per_tok"], c["expert_layer_period"]
         moe = MoE(c["num_experts"], top_k, every=every, dispatch=Dispatch.EINSUM)
-    return GPTSize(
-        c["n_layer"],
-        c["n_embd"],
-        c["n_head"],
-        c["vocab_size"],
-        c["n_positions"],
-        c["head_dim"] or 0,
-        c["n_inner"] or 0,
-        c["tie_word_embeddings"],
-        activation(c, "activation_function"),
-        moe,
-    )
+    return size_from(GPTSize, c, activation=activation(c, "activation_function"), moe=moe)
 
 
 _KEYS = {
-    "n_layer": required(),
-    "n_embd": required(),
-    "n_head": required(),
-    "vocab_size": Key(int, 50257),
-    "n_positions": Key(int, 1024),
-    "head_dim": Key(int),
-    "n_inner": Key(int),
-    "activation_function": Key(str, "gelu_new"),
-    "tie_word_embeddings": Key(bool, True),
+    **keys_of(GPTSize),
     "num_experts": Key(int),
     "num_experts_per_tok": Key(int, 2),
     "expert_layer_period": Key(int, 2),

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from ._attention import Attention, Rotary
-from ._config import Config, Key, ModelBuildError, ModelType, required
+from ._config import Config, Key, ModelBuildError, ModelType, keys_of, required, size_from
 from ._decoder import DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._layers import ACTIVATIONS
 from ._moe import MoE
@@ -206,13 +206,7 @@ def _qwen3_next(c: Config) -> DecoderSize:
     shared = FeedForward(c["shared_expert_intermediate_size"], activation(c))
     experts = Experts(moe, c["moe_intermediate_size"], activation(c), shared, shared_gate=True)
     attention = attention_of(c, qk_norm=True, gated=True)
-    scan = DeltaNet(
-        c["linear_num_key_heads"],
-        c["linear_num_value_heads"],
-        c["linear_key_head_dim"],
-        c["linear_value_head_dim"],
-        c["linear_conv_kernel_dim"],
-    )
+    scan = size_from(DeltaNet, c)
     layers = tuple(
         transformer_layer(scan, block, name="linear_attn") if scans else transformer_layer(attention, block)
         for scans, block in zip(
@@ -274,11 +268,7 @@ _QWEN3_NEXT = {
     "shared_expert_intermediate_size": required(),
     "full_attention_interval": Key(int, 4),
     "layer_types": Key(list, items=str),
-    "linear_num_key_heads": Key(int, 16),
-    "linear_num_value_heads": Key(int, 32),
-    "linear_key_head_dim": Key(int, 128),
-    "linear_value_head_dim": Key(int, 128),
-    "linear_conv_kernel_dim": Key(int, 4),
+    **keys_of(DeltaNet),
 }
 
 MODEL_TYPES = {

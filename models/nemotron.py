@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ._config import Config, Key, ModelBuildError, ModelType
+from ._config import Config, Key, ModelBuildError, ModelType, keys_of, size_from
 from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._moe import MoE
 from ._scan import Mamba2
@@ -21,16 +21,7 @@ def _fourth(c: Config) -> DecoderSize:
 def _blocks(c: Config) -> Mapping[str, Block]:
     """The block that each letter of the pattern stands for."""
     act = activation(c, "mlp_hidden_act")
-    mamba = Mamba2(
-        c["mamba_num_heads"],
-        c["mamba_head_dim"],
-        c["ssm_state_size"],
-        c["n_groups"],
-        c["conv_kernel"],
-        c["chunk_size"],
-        c["mamba_proj_bias"] or c["use_bias"],
-        c["use_conv_bias"],
-    )
+    mamba = size_from(Mamba2, c, bias=c["mamba_proj_bias"] or c["use_bias"])
     width = head_width({**c, "head_dim": c["head_dim"] or c["attention_head_dim"]})
     attention = attention_of(c, head_dim=width, out_bias=c["attention_bias"])
     blocks: dict[str, Block] = {"M": mamba, "*": attention}
@@ -93,16 +84,10 @@ _KEYS: Mapping[str, Key] = {
     "hybrid_override_pattern": Key(str, required=True),
     "mlp_hidden_act": Key(str, "relu2"),
     "mlp_bias": Key(bool, False),
-    "mamba_num_heads": Key(int, 128),
-    "mamba_head_dim": Key(int, 64),
-    "ssm_state_size": Key(int, 128),
-    "n_groups": Key(int, 8),
-    "conv_kernel": Key(int, 4),
-    "chunk_size": Key(int, 128),
+    **keys_of(Mamba2),
     "mamba_proj_bias": Key(bool, False),
     "use_bias": Key(bool, False),
     "attention_head_dim": Key(int),
-    "use_conv_bias": Key(bool, True),
     "n_routed_experts": Key(int),
     "num_experts_per_tok": Key(int, 1),
     "moe_intermediate_size": Key(int),

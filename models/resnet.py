@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelType
+from ._config import Config, Key, ModelType, keys_of, size_from, sized
 from ._graph import GraphBuilder, Value
 
 OPSET = 20
@@ -28,9 +28,9 @@ class ResNetSize:
     """
 
     blocks: tuple[int, int, int, int]
-    bottleneck: bool
-    classes: int = 1000
-    image: int = 224
+    bottleneck: bool = sized("bottleneck", Key(bool, True))
+    classes: int = sized("num_labels", default=1000)
+    image: int = sized("image_size", default=224)
 
 
 def construct(size: ResNetSize, g: GraphBuilder, batch: int, seq: int) -> None:
@@ -85,15 +85,10 @@ def _normalised(g: GraphBuilder, x: Value, channels: int, kernel: int, stride: i
     return normalised
 
 
-def _size(c: Config) -> ResNetSize:
-    return ResNetSize(tuple(c["blocks"]), c["bottleneck"], c["num_labels"], c["image_size"])
+def _size(c: Config) -> object:
+    return size_from(ResNetSize, c, blocks=tuple(c["blocks"]))
 
 
-_KEYS = {
-    "blocks": Key(list, required=True, count=4),
-    "bottleneck": Key(bool, True),
-    "num_labels": Key(int, 1000),
-    "image_size": Key(int, 224),
-}
+_KEYS = {"blocks": Key(list, required=True, count=4), **keys_of(ResNetSize)}
 
 MODEL_TYPES = {"resnet": ModelType("resnet", _KEYS, _size, reads_sequence=False)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelBuildError, ModelType, required
+from ._config import Config, Key, ModelBuildError, ModelType, keys_of, size_from, sized
 from ._graph import ElementType, GraphBuilder, Value
 from ._moe import Dispatch, MoE, mixture
 
@@ -38,13 +38,13 @@ class T5Size:
         moe: some blocks have experts in place of the feed-forward layer.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    head_dim: int
-    ffn: int
-    vocab: int = 32128
-    tied: bool = True
+    layers: int = sized("num_layers")
+    hidden: int = sized("d_model")
+    heads: int = sized("num_heads")
+    head_dim: int = sized("d_kv", Key(int, 64))
+    ffn: int = sized("d_ff")
+    vocab: int = sized("vocab_size", default=32128)
+    tied: bool = sized("tie_word_embeddings", default=True)
     gated: bool = False
     moe: MoE | None = None
 
@@ -154,7 +154,7 @@ def _buckets(g: GraphBuilder, distance: Value, *, bidirectional: bool) -> Value:
 _FORMS = {"relu": False, "gated-gelu": True}
 
 
-def _size(c: Config) -> T5Size:
+def _size(c: Config) -> object:
     if c["feed_forward_proj"] not in _FORMS:
         raise ModelBuildError(
             f"feed_forward_proj {c['feed_forward_proj']!r} is not known", f"known: {', '.join(_FORMS)}"
@@ -171,22 +171,15 @@ def _size(c: Config) -> T5Size:
     if c.get("num_experts"):
         every = c["encoder_sparse_step"]
         moe = MoE(c["num_experts"], 1, 1.25, every, renormalise=False, dispatch=Dispatch.EINSUM, gated=gated)
-    widths = (c["num_layers"], c["d_model"], c["num_heads"], c["d_kv"], c["d_ff"], c["vocab_size"])
-    return T5Size(*widths, c["tie_word_embeddings"], gated, moe)
+    return size_from(T5Size, c, gated=gated, moe=moe)
 
 
 _KEYS = {
-    "num_layers": required(),
-    "d_model": required(),
-    "num_heads": required(),
-    "d_kv": Key(int, 64),
-    "d_ff": required(),
-    "vocab_size": Key(int, 32128),
+    **keys_of(T5Size),
     "num_decoder_layers": Key(int),
     "feed_forward_proj": Key(str, "relu"),
     "relative_attention_num_buckets": Key(int, BUCKETS),
     "relative_attention_max_distance": Key(int, MAX_DISTANCE),
-    "tie_word_embeddings": Key(bool, True),
 }
 _SWITCH = {**_KEYS, "num_experts": Key(int, 8), "encoder_sparse_step": Key(int, 2)}
 

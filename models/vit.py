@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelType, required
+from ._config import Config, Key, ModelType, keys_of, size_from, sized
 from ._graph import GraphBuilder, Value
 
 OPSET = 20
@@ -32,15 +32,15 @@ class ViTSize:
         qkv_bias: queries, keys and values have biases.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    patch: int = 16
-    image: int = 224
+    layers: int = sized("num_hidden_layers")
+    hidden: int = sized("hidden_size")
+    heads: int = sized("num_attention_heads")
+    ffn: int = sized("intermediate_size")
+    patch: int = sized("patch_size", default=16)
+    image: int = sized("image_size", default=224)
     classes: int = 1000
-    channels: int = 3
-    qkv_bias: bool = True
+    channels: int = sized("num_channels", default=3)
+    qkv_bias: bool = sized("qkv_bias", default=True)
 
 
 def construct(size: ViTSize, g: GraphBuilder, batch: int, seq: int) -> None:
@@ -88,31 +88,10 @@ def _layer(size: ViTSize, g: GraphBuilder, x: Value) -> Value:
     return ops.add(g, changed, x)
 
 
-def _size(c: Config) -> ViTSize:
-    return ViTSize(
-        c["num_hidden_layers"],
-        c["hidden_size"],
-        c["num_attention_heads"],
-        c["intermediate_size"],
-        c["patch_size"],
-        c["image_size"],
-        c["num_labels"] or len(c["id2label"] or ()) or 1000,
-        c["num_channels"],
-        c["qkv_bias"],
-    )
+def _size(c: Config) -> object:
+    return size_from(ViTSize, c, classes=c["num_labels"] or len(c["id2label"] or ()) or 1000)
 
 
-_KEYS = {
-    "num_hidden_layers": required(),
-    "hidden_size": required(),
-    "num_attention_heads": required(),
-    "intermediate_size": required(),
-    "patch_size": Key(int, 16),
-    "image_size": Key(int, 224),
-    "num_labels": Key(int),
-    "id2label": Key(dict),
-    "num_channels": Key(int, 3),
-    "qkv_bias": Key(bool, True),
-}
+_KEYS = {**keys_of(ViTSize), "num_labels": Key(int), "id2label": Key(dict)}
 
 MODEL_TYPES = {"vit": ModelType("vit", _KEYS, _size, reads_sequence=False)}

@@ -6,7 +6,7 @@ import functools
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import UsageError
 
@@ -43,11 +43,7 @@ def bundled_info(name: str) -> Any:  # noqa: ANN401
     Raises:
         UsageError: no bundled model has that name; the hint names the closest ones.
     """
-    models = _models()
-    try:
-        return models.info(name)
-    except models.ModelBuildError as error:
-        _refuse(error)
+    return _asked("info", name)
 
 
 def build_bundled(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.ModelProto:
@@ -61,11 +57,7 @@ def build_bundled(name: str, *, batch: int = 1, seq: int | None = None) -> onnx.
     Raises:
         UsageError: the model is unknown, or does not support the batch or sequence length.
     """
-    models = _models()
-    try:
-        model: onnx.ModelProto = models.build(name, batch=batch, seq=seq)
-    except models.ModelBuildError as error:
-        _refuse(error)
+    model: onnx.ModelProto = _asked("build", name, batch=batch, seq=seq)
     return model
 
 
@@ -83,11 +75,7 @@ def build_configured(
     Raises:
         UsageError: no builder for its `model_type`, missing keys, or sizes that make no sense.
     """
-    models = _models()
-    try:
-        built: tuple[onnx.ModelProto, tuple[str, ...]] = models.build_config(config, name=name, batch=batch, seq=seq)
-    except models.ModelBuildError as error:
-        _refuse(error)
+    built: tuple[onnx.ModelProto, tuple[str, ...]] = _asked("build_config", config, name=name, batch=batch, seq=seq)
     return built
 
 
@@ -101,11 +89,7 @@ def bundled_config(base: str, choices: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         UsageError: `base` is unknown, or does not have an option.
     """
-    models = _models()
-    try:
-        config: dict[str, Any] = models.changed(base, choices)
-    except models.ModelBuildError as error:
-        _refuse(error)
+    config: dict[str, Any] = _asked("changed", base, choices)
     return config
 
 
@@ -115,5 +99,14 @@ def bundled_options() -> dict[str, tuple[str, dict[str, str]]]:
     return {name: (kind.family, dict(models.options(name))) for name, kind in models.model_types().items()}
 
 
-def _refuse(error: Any) -> NoReturn:  # noqa: ANN401
-    raise UsageError(error.message, hint=error.hint) from error
+def _asked(function: str, *arguments: object, **options: object) -> Any:  # noqa: ANN401
+    """What a function of the package of builders returns.
+
+    Raises:
+        UsageError: the package refuses the arguments.
+    """
+    models = _models()
+    try:
+        return getattr(models, function)(*arguments, **options)
+    except models.ModelBuildError as error:
+        raise UsageError(error.message, hint=error.hint) from error

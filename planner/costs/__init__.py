@@ -1,42 +1,21 @@
 """Work to seconds: roofline, measured and imported profiles."""
 
-from planner.costs.errors import JobClass, MeasuredError, error_of, measured_error, read_errors
-from planner.costs.imported import costs_document, imported_profile, is_priced, with_costs
-from planner.costs.measured import measure, passes_profile
-from planner.costs.precision import (
-    OPTIMIZER_MOMENTS,
-    PRECISIONS,
-    Precision,
-    optimizer_state_bytes,
-    precision,
-    precision_remark,
-)
-from planner.costs.pricing import alignment_advice, profile
-from planner.costs.report import CostReport, cost_report
-from planner.costs.types import Profile
-
-__all__ = [
-    "OPTIMIZER_MOMENTS",
-    "PRECISIONS",
-    "CostReport",
-    "JobClass",
-    "MeasuredError",
-    "Precision",
-    "Profile",
-    "alignment_advice",
-    "cost_report",
-    "costs_document",
-    "error_of",
-    "imported_profile",
-    "is_priced",
-    "machine_name",
-    "measure",
-    "measured_error",
-    "optimizer_state_bytes",
-    "passes_profile",
-    "precision",
-    "precision_remark",
-    "profile",
-    "read_errors",
-    "with_costs",
-]
+from planner.costs.errors import JobClass as JobClass
+from planner.costs.errors import MeasuredError as MeasuredError
+from planner.costs.errors import error_of as error_of
+from planner.costs.errors import measured_error as measured_error
+from planner.costs.errors import read_errors as read_errors
+from planner.costs.imported import costs_document as costs_document
+from planner.costs.imported import imported_profile as imported_profile
+from planner.costs.imported import is_priced as is_priced
+from planner.costs.imported import with_costs as with_costs
+from planner.costs.measured import measure as measure
+from planner.costs.measured import passes_profile as passes_profile
+from planner.costs.precision import optimizer_state_bytes as optimizer_state_bytes
+from planner.costs.precision import precision as precision
+from planner.costs.precision import precision_remark as precision_remark
+from planner.costs.pricing import alignment_advice as alignment_advice
+from planner.costs.pricing import profile as profile
+from planner.costs.report import CostReport as CostReport
+from planner.costs.report import cost_report as cost_report
+from planner.costs.types import Profile as Profile

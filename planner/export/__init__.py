@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +25,6 @@ from planner.units import plural
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "EXPORTERS", "PAGE", "Export", "Exporter", "FrameworkJob", "Gap", "MappedPart", "export", "lacking", "names",
-    "read_job", "readable", "register",
-]  # fmt: skip
 
 PAGE = "EXPORT.md"
 """Name of the page that lists how each part of the plan was written."""
@@ -94,22 +90,21 @@ class Exporter:
     """A framework that plans can be exported to.
 
     Attributes:
-        key: name of the framework in options.
-        backend: limits of the framework on plans.
-        plan_for: value of `shardplan plan --for`, with further options, that makes plans within these limits.
+        backend: limits of the framework on plans; its key is the exporter's name in options.
         missing: gives the features of a plan within these limits that the files still cannot express.
         write: writes the files of a plan that misses no feature.
         start: how to use the files, in one or two sentences.
+        plan_for: value of `shardplan plan --for`, with further options, that makes plans within these limits; "" for
+            the exporter's name.
         read: parses the text of the framework's configuration; None where it cannot be read.
         files_of_model: writes further files from the plan, its model and the model's ONNX; None where there are none.
     """
 
-    key: str
     backend: Backend
-    plan_for: str
-    missing: Callable[[Plan], Sequence[Gap]]
+    missing: Callable[[Plan], Iterable[Gap]]
     write: Callable[[Plan], Export]
     start: str
+    plan_for: str = ""
     read: Callable[[str], FrameworkJob] | None = None
     files_of_model: Callable[[Plan, Graph, onnx.ModelProto], Mapping[str, bytes]] | None = None
 
@@ -119,8 +114,8 @@ EXPORTERS: Registry[Exporter] = Registry(__name__, "export format")
 
 
 def register(exporter: Exporter) -> None:
-    """Add an exporter under its key."""
-    EXPORTERS.register(exporter.key, exporter)
+    """Add an exporter under the key of its framework."""
+    EXPORTERS.register(exporter.backend.key, exporter)
 
 
 def names() -> tuple[str, ...]:
@@ -165,7 +160,7 @@ def lacking(plan: Plan, name: str, graph: Graph | None = None) -> tuple[Gap, ...
         UsageError: no exporter has that name.
     """
     exporter = EXPORTERS.get(name)
-    hint = f"`shardplan plan --for {exporter.plan_for}` does without"
+    hint = f"`shardplan plan --for {exporter.plan_for or name}` does without"
     beyond_limits = [Gap(need, hint) for need in lacks(plan, exporter.backend, graph)]
     return tuple(beyond_limits or exporter.missing(plan))
 

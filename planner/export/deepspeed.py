@@ -179,10 +179,8 @@ def read_json(text: str) -> FrameworkJob:
 
 register(
     Exporter(
-        key="deepspeed",
         backend=BACKENDS.get("deepspeed"),
-        plan_for="deepspeed",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Give `ds_config.json` to `deepspeed.initialize`, and the model as `PlannedPipeline` where there is a "
         "`pipeline.py`; `launch.sh` starts the program in `TRAIN`.",

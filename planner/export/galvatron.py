@@ -146,10 +146,9 @@ def _write(plan: Plan) -> Export:
 
 register(
     Exporter(
-        key="galvatron",
         backend=GALVATRON,
         plan_for="torchtitan --schedule 1f1b --ep 1",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Run `launch.sh` in Galvatron's folder of the model (`galvatron/models/gpt`) on every machine, with "
         "`CONFIG` set; `strategy.json` is the strategy file.",

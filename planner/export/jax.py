@@ -174,10 +174,8 @@ def _launch(plan: Plan) -> str:
 
 register(
     Exporter(
-        key="jax",
         backend=BACKENDS.get("jax"),
-        plan_for="jax",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Import `sharding.py` from your training program; `launch.sh` starts one process a machine "
         "(`jax.distributed.initialize` on several).",

@@ -309,10 +309,8 @@ def _optimizer_of(words: Mapping[str, str]) -> str:
 
 register(
     Exporter(
-        key="megatron",
         backend=BACKENDS.get("megatron"),
-        plan_for="megatron",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Run `launch.sh` in Megatron-LM's folder on every machine, with `MODEL_ARGS` and `DATA_ARGS` set "
         "(`arguments.txt` has the arguments alone).",

@@ -240,10 +240,9 @@ def _left_out(plan: Plan) -> Iterator[str]:
 
 register(
     Exporter(
-        key="onnx",
         backend=ONNX,
         plan_for="jax",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="`model.onnx` is the model with annotations of IR version 11; a runtime that knows none ignores them.",
         files_of_model=_files,

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.export import Export, Exporter, Gap, MappedPart, readings, register
-from planner.export.styles import module_styles
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
 from planner.systems.backends import BACKENDS
@@ -132,7 +131,7 @@ def pipeline(make_model, loss_fn, device, device_mesh):
 
 
 def _missing_features(plan: Plan) -> Iterator[Gap]:
-    other = [module for module, kind in module_styles(plan) if kind not in STYLES]
+    other = [module for module, kind in readings.module_styles(plan) if kind not in STYLES]
     if other:
         named = readings.some_of(other)
         yield Gap(
@@ -161,7 +160,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "precision": plan.options.precision,
         "zero": plan.configuration.zero,
         "sequence_parallel": readings.cuts_sequence(plan),
-        "parallelize": dict(module_styles(plan)),
+        "parallelize": dict(readings.module_styles(plan)),
         "recompute": list(readings.layers(plan)) if readings.recomputes(plan) else [],
     }
 
@@ -193,10 +192,9 @@ def _write(plan: Plan) -> Export:
 
 register(
     Exporter(
-        key="torch",
         backend=TORCH,
         plan_for="torchtitan",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Import `parallelize.py` from your training program: `pipeline` for several stages, `parallelize` for "
         "one; `launch.sh` starts it.",

@@ -218,10 +218,8 @@ def _items(modules: Sequence[str]) -> str:
 
 register(
     Exporter(
-        key="torchtitan",
         backend=BACKENDS.get("torchtitan"),
-        plan_for="torchtitan",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Run `launch.sh` on every machine, with `MODEL_ARGS` set; `config.toml` is torchtitan's configuration.",
         read=read_toml,

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.export import Export, Exporter, Gap, MappedPart, readings, register
-from planner.export.styles import module_styles
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
 from planner.systems.backends import BACKENDS, GROUPS
@@ -55,7 +54,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 def _rules(plan: Plan) -> Mapping[str, set[str]]:
     """Parallel styles by rule (module path with `*` for layer numbers); several where layers of one kind differ."""
     styles_of: dict[str, set[str]] = {}
-    for module, kind in module_styles(plan):
+    for module, kind in readings.module_styles(plan):
         if kind != "experts":
             styles_of.setdefault(_NUMBER.sub(".*", module), set()).add(kind)
     return styles_of
@@ -133,10 +132,9 @@ def _write(plan: Plan) -> Export:
 
 register(
     Exporter(
-        key="transformers",
         backend=TRANSFORMERS,
         plan_for="fsdp",
-        missing=lambda plan: tuple(_missing_features(plan)),
+        missing=_missing_features,
         write=_write,
         start="Give `DistributedConfig.from_dict` the contents of `distributed_config.json` and the result to "
         "`from_pretrained(distributed_config=...)`, and `TrainingArguments` those of `training_arguments.json`; "

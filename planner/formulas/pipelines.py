@@ -17,6 +17,7 @@ from planner.errors import PlanError, UsageError, divides, positive, whole
 from planner.exchange.formulas import all_reduce_bytes
 from planner.registry import chosen
 from planner.schedules import ActivationUnit, Pipeline, Schedule, evaluate, get, names, printed
+from planner.solvers.partition.cluster_chains import equal_shares, paired_types
 from planner.space.partition import TwoBWSchedule, stage_kept
 
 
@@ -393,25 +394,13 @@ def hetpipe_allocation(devices: Mapping[str, int], policy: str, size: int | None
     for kind, count in devices.items():
         whole(**{f"devices of type {kind}": count})
     chosen("policy", policy, dict.fromkeys(("NP", "ED", "HD")))
-    kinds = list(devices)
-    if policy == "ED":
-        count = math.gcd(*devices.values())
-        return (tuple(kind for kind in kinds for _ in range(devices[kind] // count)),) * count
+    types = {kind: (kind,) * count for kind, count in devices.items()}
     wide = min(devices.values()) if size is None else size
     whole(size=wide)
-    groups: list[tuple[str, ...]] = [(kind,) for kind in kinds]
-    if policy == "HD":
-        half = len(kinds) // 2
-        pairs = zip(kinds[:half], reversed(kinds[-half:] if half else []), strict=True)
-        groups = [*pairs, *((kind,) for kind in kinds[half : len(kinds) - half])]
-    workers: list[tuple[str, ...]] = []
-    for group in groups:
-        divides("devices of a virtual worker", wide, "types", len(group))
-        each = wide // len(group)
-        for kind in group:
-            divides(f"devices of type {kind}", devices[kind], "in a virtual worker", each)
-        counts = {devices[kind] // each for kind in group}
-        if len(counts) > 1:
-            raise UsageError(f"there are not as many {' as '.join(group)}", hint="use another policy")
-        workers += [tuple(kind for kind in group for _ in range(each))] * counts.pop()
-    return tuple(workers)
+    if policy == "ED":
+        workers = equal_shares(list(types.values()))
+    elif policy == "HD":
+        workers = paired_types(types, wide)
+    else:
+        workers = [worker for kind, own in types.items() for worker in paired_types({kind: own}, wide)]
+    return tuple(map(tuple, workers))

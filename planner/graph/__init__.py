@@ -1,81 +1,37 @@
 """The model as a DAG of operators over named tensors: types, order, cuts and blocks."""
 
-from planner.graph.blocks import (
-    Block,
-    Chain,
-    build_chain,
-    crossing_bytes,
-    depth_first_order,
-    layer_of,
-    side_nodes,
-    structural_hash,
-)
-from planner.graph.ideals import (
-    ancestor_bits,
-    bit_row,
-    components,
-    enumerate_ideals,
-    group_leaders,
-    numbered_line,
-    prefix_ideals,
-    topological_line,
-    topological_lines,
-    words,
-)
-from planner.graph.types import (
-    NO_RULE,
-    AttributeValue,
-    ConstantValue,
-    DType,
-    Graph,
-    ImportReport,
-    Node,
-    Note,
-    NoteLevel,
-    Parameter,
-    SourceFile,
-    Tensor,
-    TensorKind,
-    hand_on,
-    per_graph,
-    per_model,
-    remember,
-)
-
-__all__ = [
-    "NO_RULE",
-    "AttributeValue",
-    "Block",
-    "Chain",
-    "ConstantValue",
-    "DType",
-    "Graph",
-    "ImportReport",
-    "Node",
-    "Note",
-    "NoteLevel",
-    "Parameter",
-    "SourceFile",
-    "Tensor",
-    "TensorKind",
-    "ancestor_bits",
-    "bit_row",
-    "build_chain",
-    "components",
-    "crossing_bytes",
-    "depth_first_order",
-    "enumerate_ideals",
-    "group_leaders",
-    "hand_on",
-    "layer_of",
-    "numbered_line",
-    "per_graph",
-    "per_model",
-    "prefix_ideals",
-    "remember",
-    "side_nodes",
-    "structural_hash",
-    "topological_line",
-    "topological_lines",
-    "words",
-]
+from planner.graph.blocks import Block as Block
+from planner.graph.blocks import Chain as Chain
+from planner.graph.blocks import build_chain as build_chain
+from planner.graph.blocks import crossing_bytes as crossing_bytes
+from planner.graph.blocks import depth_first_order as depth_first_order
+from planner.graph.blocks import layer_of as layer_of
+from planner.graph.blocks import side_nodes as side_nodes
+from planner.graph.blocks import structural_hash as structural_hash
+from planner.graph.ideals import ancestor_bits as ancestor_bits
+from planner.graph.ideals import bit_row as bit_row
+from planner.graph.ideals import components as components
+from planner.graph.ideals import enumerate_ideals as enumerate_ideals
+from planner.graph.ideals import group_leaders as group_leaders
+from planner.graph.ideals import numbered_line as numbered_line
+from planner.graph.ideals import prefix_ideals as prefix_ideals
+from planner.graph.ideals import topological_line as topological_line
+from planner.graph.ideals import topological_lines as topological_lines
+from planner.graph.ideals import words as words
+from planner.graph.types import NO_RULE as NO_RULE
+from planner.graph.types import AttributeValue as AttributeValue
+from planner.graph.types import ConstantValue as ConstantValue
+from planner.graph.types import DType as DType
+from planner.graph.types import Graph as Graph
+from planner.graph.types import ImportReport as ImportReport
+from planner.graph.types import Node as Node
+from planner.graph.types import Note as Note
+from planner.graph.types import NoteLevel as NoteLevel
+from planner.graph.types import Parameter as Parameter
+from planner.graph.types import SourceFile as SourceFile
+from planner.graph.types import Tensor as Tensor
+from planner.graph.types import TensorKind as TensorKind
+from planner.graph.types import hand_on as hand_on
+from planner.graph.types import per_graph as per_graph
+from planner.graph.types import per_model as per_model
+from planner.graph.types import remember as remember

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,12 +88,9 @@ def _matrix(text: str) -> list[list[int]]:
 
 def _groups(links: Sequence[Sequence[int]]) -> list[set[int]]:
     """Connected components of GPUs over NVLinks."""
-    groups: list[set[int]] = []
-    for gpu, row in enumerate(links):
-        joined = {gpu, *(other for other, count in enumerate(row) if count)}
-        near = [group for group in groups if group & joined]
-        groups = [group for group in groups if group not in near] + [joined.union(*near)]
-    return groups
+    import networkx
+
+    return [set(group) for group in networkx.connected_components(networkx.from_numpy_array(np.asarray(links)))]
 
 
 def _nvlink(links: Sequence[Sequence[int]], groups: Sequence[set[int]], device: str) -> LinkSketch:
@@ -195,7 +192,7 @@ def from_calculon(text: str, *, name: str) -> ClusterSketch:
         HardwareError: the text is no such file, or a figure is missing.
     """
     where = "Calculon system"
-    data = _json(text, where)
+    data = _mapping(json.loads, text, where)
     try:
         matrix, memory, networks = data["matrix"], data["mem1"], data["networks"]
         rates = {_CALCULON_FORMATS.get(k, k): f"{v['tflops']:g} TFLOP/s" for k, v in matrix.items()}
@@ -245,7 +242,9 @@ def from_astra(text: str, *, name: str, device: str) -> ClusterSketch:
         HardwareError: the text is no such file, or its lists differ in length.
     """
     where = "ASTRA-sim network"
-    data = _yaml(text, where)
+    from ruamel.yaml import YAML
+
+    data = _mapping(YAML(typ="safe").load, text, where)
     try:
         shapes = data.get("topology") or data["topologies-per-dim"]
         counts = data.get("npus_count") or data["units-count"]
@@ -295,24 +294,19 @@ def _tiers(
     return ClusterSketch(name, device, tuple(inside), (outer,), nodes, device_types or {}, about)
 
 
-def _json(text: str, where: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise HardwareError(f"not JSON: {error}", where=where, hint="give the file as it is") from error
-    if not isinstance(data, dict):
-        raise HardwareError("not an object", where=where, hint="give the file as it is")
-    return data
+def _mapping(read: Callable[[str], Any], text: str, where: str) -> dict[str, Any]:
+    """The mapping that a reader makes of a text.
 
-
-def _yaml(text: str, where: str) -> dict[str, Any]:
-    from ruamel.yaml import YAML
+    Raises:
+        HardwareError: the text cannot be read, or is no mapping.
+    """
     from ruamel.yaml.error import YAMLError
 
     try:
-        data = YAML(typ="safe").load(text)
-    except YAMLError as error:
-        raise HardwareError(f"not YAML: {str(error).splitlines()[0]}", where=where, hint="give it as it is") from error
+        data = read(text)
+    except (ValueError, YAMLError) as error:
+        message = f"cannot be read: {str(error).splitlines()[0]}"
+        raise HardwareError(message, where=where, hint="give the file as it is") from error
     if not isinstance(data, dict):
         raise HardwareError("not a mapping of keys to values", where=where, hint="give the file as it is")
     return data

@@ -113,7 +113,7 @@ _SILENT = (("verified", True), ("count", 1))
 class Strict(BaseModel):
     """A mapping in which an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -166,10 +166,11 @@ class Figure(Stated[T]):
         return {"title": cls.__name__, "anyOf": [whole["properties"]["value"], whole], "description": Figure.__doc__}
 
 
-class PeerLink(Stated[ByteRate]):
+class PeerLink(Stated[ByteRate], use_attribute_docstrings=True):
     """The wire between two single devices; its direction must be said."""
 
-    direction: Direction = Field(description="is the figure `per-direction`, or `bidirectional` (both summed)?")
+    direction: Direction
+    """is the figure `per-direction`, or `bidirectional` (both summed)?"""
 
     @property
     def byte_per_s(self) -> float:
@@ -177,10 +178,11 @@ class PeerLink(Stated[ByteRate]):
         return self.value / (2 if self.direction == "bidirectional" else 1)
 
 
-class Port(PeerLink):
+class Port(PeerLink, use_attribute_docstrings=True):
     """What joins one child (a device, a node, ...) to a level: `count` equal ports."""
 
-    count: Count = Field(1, description="equal ports a child has, such as 8 network cards a node")
+    count: Count = 1
+    """equal ports a child has, such as 8 network cards a node"""
 
 
 class SizeCurve(Cited, Generic[T]):
@@ -196,39 +198,35 @@ class SizeCurve(Cited, Generic[T]):
         return points
 
 
-class DeviceBody(Strict):
+class DeviceBody(Strict, use_attribute_docstrings=True):
     """One accelerator, without its name."""
 
-    about: str = Field("", description="one line on what it is")
-    memory: Figure[Bytes] = Field(description="memory that a program can see, as its driver says, such as `79.15 GiB`")
-    reserve: Figure[Reserve] | None = Field(
-        None, description="memory that the runtime keeps for itself, context and kernels; 600 MiB when absent"
-    )
-    neighbour_buffers: Figure[Reserve] | None = Field(
-        None, description="buffers of the collective library for each neighbour in a group; 220 MiB when absent"
-    )
-    memory_bandwidth: Figure[ByteRate] = Field(description="nominal, such as `2039 GB/s`")
-    matrix: dict[MatrixType, Figure[FlopRate]] = Field(
-        min_length=1, description="dense peak of the matrix units by number format, such as `{bf16: 312 TFLOP/s}`"
-    )
-    vector: Figure[FlopRate] = Field(description="peak of element-wise fp32 arithmetic, such as `19.5 TFLOP/s`")
-    matrix_efficiency: SizeCurve[Flops] | None = Field(
-        None, description="achievable fraction of `matrix` by operation size"
-    )
-    format_rates: dict[MatrixType, Figure[Fraction]] = Field(
-        default_factory=dict, description="part of `matrix_efficiency` that products of a number format reach"
-    )
-    memory_efficiency: SizeCurve[Bytes] | None = Field(
-        None, description="achievable fraction of `memory_bandwidth` by size"
-    )
-    launch: Figure[Seconds] | None = Field(
-        None, description="host time of one forward operation, whatever the software; the stack's when absent"
-    )
-    handover: Figure[Seconds] | None = Field(
-        None,
-        description="host time of passing a micro-batch to another stage; none beside a `launch`, else the stack's",
-    )
-    price: Figure[Price] | None = Field(None, description="a device and hour, such as `4.10 $/h`")
+    about: str = ""
+    """one line on what it is"""
+    memory: Figure[Bytes]
+    """memory that a program can see, as its driver says, such as `79.15 GiB`"""
+    reserve: Figure[Reserve] | None = None
+    """memory that the runtime keeps for itself, context and kernels; 600 MiB when absent"""
+    neighbour_buffers: Figure[Reserve] | None = None
+    """buffers of the collective library for each neighbour in a group; 220 MiB when absent"""
+    memory_bandwidth: Figure[ByteRate]
+    """nominal, such as `2039 GB/s`"""
+    matrix: dict[MatrixType, Figure[FlopRate]] = Field(min_length=1)
+    """dense peak of the matrix units by number format, such as `{bf16: 312 TFLOP/s}`"""
+    vector: Figure[FlopRate]
+    """peak of element-wise fp32 arithmetic, such as `19.5 TFLOP/s`"""
+    matrix_efficiency: SizeCurve[Flops] | None = None
+    """achievable fraction of `matrix` by operation size"""
+    format_rates: dict[MatrixType, Figure[Fraction]] = Field(default_factory=dict)
+    """part of `matrix_efficiency` that products of a number format reach"""
+    memory_efficiency: SizeCurve[Bytes] | None = None
+    """achievable fraction of `memory_bandwidth` by size"""
+    launch: Figure[Seconds] | None = None
+    """host time of one forward operation, whatever the software; the stack's when absent"""
+    handover: Figure[Seconds] | None = None
+    """host time of passing a micro-batch to another stage; none beside a `launch`, else the stack's"""
+    price: Figure[Price] | None = None
+    """a device and hour, such as `4.10 $/h`"""
 
     @field_validator("reserve")
     @classmethod
@@ -243,15 +241,19 @@ class DeviceFile(DeviceBody):
     """A file that describes one accelerator."""
 
     kind: ClassVar = "a device"
-    device: str = Field(min_length=1, description="name of the device, such as `a100-sxm-80gb`")
-    sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")
+    device: str = Field(min_length=1)
+    """name of the device, such as `a100-sxm-80gb`"""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """citations by short name"""
 
 
-class DeviceCount(Strict):
+class DeviceCount(Strict, use_attribute_docstrings=True):
     """So many devices of one type, in the order of the ranks."""
 
-    type: str = Field(description="name of a bundled device or of one under `device_types`")
-    count: Count = Field(1, description="how many in a row")
+    type: str
+    """name of a bundled device or of one under `device_types`"""
+    count: Count = 1
+    """how many in a row"""
 
     @field_validator("type")
     @classmethod
@@ -262,12 +264,13 @@ class DeviceCount(Strict):
         return name
 
 
-class MeasuredRow(Strict):
+class MeasuredRow(Strict, use_attribute_docstrings=True):
     """One measured collective: `seconds = latency + traffic / bandwidth`, traffic as a ring moves it per rank."""
 
     ranks: Annotated[int, Field(strict=True, ge=2)]
     latency: Seconds
-    bandwidth: ByteRate = Field(description="bus bandwidth: 2 (n-1)/n of the payload over the time, for all-reduce")
+    bandwidth: ByteRate
+    """bus bandwidth: 2 (n-1)/n of the payload over the time, for all-reduce"""
 
 
 class Measured(Cited):
@@ -287,34 +290,42 @@ class Measured(Cited):
         ]
 
 
-class LinkFigures(Strict):
+class LinkFigures(Strict, use_attribute_docstrings=True):
     """Figures of one tier's links in nodes of another device type; what is absent is as for all."""
 
-    port: Port | None = Field(None, description="the links of one child into this tier")
-    peer: PeerLink | None = Field(None, description="the wire between two single devices")
-    latency: Figure[Seconds] | None = Field(None, description="start-up time of one message")
-    efficiency: Figure[Fraction] | None = Field(None, description="achievable fraction of the bandwidths")
+    port: Port | None = None
+    """the links of one child into this tier"""
+    peer: PeerLink | None = None
+    """the wire between two single devices"""
+    latency: Figure[Seconds] | None = None
+    """start-up time of one message"""
+    efficiency: Figure[Fraction] | None = None
+    """achievable fraction of the bandwidths"""
 
 
-class LevelEntry(Strict):
+class LevelEntry(Strict, use_attribute_docstrings=True):
     """One tier of links, joining `size` children of the tier below."""
 
-    level: str = Field(min_length=1, description="name of the tier, such as `nvlink` or `infiniband`")
-    size: Count | None = Field(None, description="children that it joins; absent on the outermost level of `network`")
-    port: Port = Field(description="the links of one child into this tier, with value, direction and count")
-    device_ports: Count | None = Field(
-        None, description="ports that one device can drive; when absent the ports are dealt out, at least one each"
-    )
-    peer: PeerLink | None = Field(None, description="the wire between two single devices, in a mesh or torus")
-    torus: Count | None = Field(
-        None, description="dimensions of the torus as which the children are wired, such as 2 for TPU v3"
-    )
-    latency: Figure[Seconds] = Field(description="start-up time of one message, such as `5 us`")
-    efficiency: Figure[Fraction] = Field(description="achievable fraction of the bandwidths, such as `80%`")
-    measured: Measured | None = Field(None, description="measured collectives among devices of this level")
-    nodes_of: dict[str, LinkFigures] = Field(
-        default_factory=dict, description="figures that differ in nodes of a device type, by its name"
-    )
+    level: str = Field(min_length=1)
+    """name of the tier, such as `nvlink` or `infiniband`"""
+    size: Count | None = None
+    """children that it joins; absent on the outermost level of `network`"""
+    port: Port
+    """the links of one child into this tier, with value, direction and count"""
+    device_ports: Count | None = None
+    """ports that one device can drive; when absent the ports are dealt out, at least one each"""
+    peer: PeerLink | None = None
+    """the wire between two single devices, in a mesh or torus"""
+    torus: Count | None = None
+    """dimensions of the torus as which the children are wired, such as 2 for TPU v3"""
+    latency: Figure[Seconds]
+    """start-up time of one message, such as `5 us`"""
+    efficiency: Figure[Fraction]
+    """achievable fraction of the bandwidths, such as `80%`"""
+    measured: Measured | None = None
+    """measured collectives among devices of this level"""
+    nodes_of: dict[str, LinkFigures] = Field(default_factory=dict)
+    """figures that differ in nodes of a device type, by its name"""
 
     def of(self, device: str) -> LevelEntry:
         """The tier as nodes of a device type have it."""
@@ -343,74 +354,85 @@ _DEVICES_SCHEMA = {
 }
 
 
-class ClusterFile(Strict):
+class ClusterFile(Strict, use_attribute_docstrings=True):
     """A file that describes a cluster."""
 
     kind: ClassVar = "a cluster"
-    cluster: str = Field(min_length=1, description="name of the cluster, such as `dgx-a100`")
-    about: str = Field("", description="one line on what it is")
+    cluster: str = Field(min_length=1)
+    """name of the cluster, such as `dgx-a100`"""
+    about: str = ""
+    """one line on what it is"""
     devices: Annotated[
         list[DeviceCount], BeforeValidator(_device_list), Field(min_length=1), WithJsonSchema(_DEVICES_SCHEMA)
-    ] = Field(description="a device name, or a list of {type, count} in rank order, repeated until the cluster is full")
-    device_types: dict[str, DeviceBody] = Field(default_factory=dict, description="devices of your own, by name")
-    node: list[LevelEntry] = Field(default_factory=list, description="levels inside a node, innermost first")
-    network: list[LevelEntry] = Field(default_factory=list, description="levels that join nodes, innermost first")
-    nodes: Count = Field(1, description="nodes when the user gives no number")
-    max_nodes: Count | None = Field(None, description="most nodes there can be")
-    node_price: Figure[Price] | None = Field(None, description="a node and hour, such as `32.77 $/h`")
-    sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")
+    ]
+    """a device name, or a list of {type, count} in rank order, repeated until the cluster is full"""
+    device_types: dict[str, DeviceBody] = Field(default_factory=dict)
+    """devices of your own, by name"""
+    node: list[LevelEntry] = Field(default_factory=list)
+    """levels inside a node, innermost first"""
+    network: list[LevelEntry] = Field(default_factory=list)
+    """levels that join nodes, innermost first"""
+    nodes: Count = 1
+    """nodes when the user gives no number"""
+    max_nodes: Count | None = None
+    """most nodes there can be"""
+    node_price: Figure[Price] | None = None
+    """a node and hour, such as `32.77 $/h`"""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """citations by short name"""
 
 
-class StackFile(Strict):
+class StackFile(Strict, use_attribute_docstrings=True):
     """A file that describes the software that trains."""
 
     kind: ClassVar = "a stack"
-    stack: str = Field(min_length=1, description="name of the stack, such as `megatron-2021`")
-    about: str = Field("", description="one line on what it is")
-    base: str | None = Field(None, description="a stack, by name or file, that has every figure which is absent here")
-    launch: Figure[Seconds] | None = Field(None, description="host time of one forward operation, such as `65 us`")
-    backward_launch: Figure[Part] | None = Field(
-        None, description="part of `launch` that an operation takes in backward"
-    )
-    library_launch: Figure[Seconds] | None = Field(
-        None, description="host time of a kernel that a library launches itself"
-    )
-    waits: Stated[Flag] | None = Field(None, description="whether the host waits for each kernel before it goes on")
-    handover: Figure[Seconds] | None = Field(None, description="host time of passing a micro-batch to another stage")
-    stretch: Figure[Factor] | None = Field(None, description="factor on the time of all work, such as `103%`")
-    matrix_rate: Figure[Factor] | None = Field(None, description="factor on the devices' matrix efficiency")
-    memory_rate: Figure[Factor] | None = Field(None, description="factor on the devices' memory efficiency")
-    link_rate: Figure[Factor] | None = Field(None, description="factor on the bandwidths of links")
-    attention: Stated[Factors] | None = Field(
-        None, description="what fused attention reaches of a plain product's rate, by pattern of device names"
-    )
-    causal_part: Figure[Fraction] | None = Field(
-        None, description="part of the score products that fused attention does under a causal mask"
-    )
-    unaligned_rate: Figure[Fraction] | None = Field(
-        None, description="what a product of activations reaches of its rate where rows are no multiple of 16 bytes"
-    )
-    fused: Stated[Names] | None = Field(
-        None, description="kernels that run several operators as one, such as `[gated_activation]`"
-    )
-    loss: Stated[Passes] | None = Field(None, description="times that the loss reads or writes the logits")
-    accumulation_bytes: Stated[Whole] | None = Field(
-        None, description="bytes that adding a gradient to the sum over micro-batches moves, an element"
-    )
-    overlap: Figure[Part] | None = Field(None, description="part of a pass's work behind which exchanges hide")
-    inner_overlap: Stated[Parts] | None = Field(
-        None, description="part of the communication among ranks that share operators which their work hides, by axis"
-    )
-    rows_once: Stated[Flag] | None = Field(
-        None, description="whether a row crosses a link once for all experts behind it, not once for each"
-    )
-    gather_ports: Stated[Whole] | None = Field(
-        None, description="ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"
-    )
-    allocator_cache: Figure[Factor] | None = Field(
-        None, description="memory that the allocator reserves, over what is allocated at the peak"
-    )
-    compared: Stated[Compared] | None = Field(
-        None, description="measured over predicted times of one's own: runs, and the 80 % interval"
-    )
-    sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")
+    stack: str = Field(min_length=1)
+    """name of the stack, such as `megatron-2021`"""
+    about: str = ""
+    """one line on what it is"""
+    base: str | None = None
+    """a stack, by name or file, that has every figure which is absent here"""
+    launch: Figure[Seconds] | None = None
+    """host time of one forward operation, such as `65 us`"""
+    backward_launch: Figure[Part] | None = None
+    """part of `launch` that an operation takes in backward"""
+    library_launch: Figure[Seconds] | None = None
+    """host time of a kernel that a library launches itself"""
+    waits: Stated[Flag] | None = None
+    """whether the host waits for each kernel before it goes on"""
+    handover: Figure[Seconds] | None = None
+    """host time of passing a micro-batch to another stage"""
+    stretch: Figure[Factor] | None = None
+    """factor on the time of all work, such as `103%`"""
+    matrix_rate: Figure[Factor] | None = None
+    """factor on the devices' matrix efficiency"""
+    memory_rate: Figure[Factor] | None = None
+    """factor on the devices' memory efficiency"""
+    link_rate: Figure[Factor] | None = None
+    """factor on the bandwidths of links"""
+    attention: Stated[Factors] | None = None
+    """what fused attention reaches of a plain product's rate, by pattern of device names"""
+    causal_part: Figure[Fraction] | None = None
+    """part of the score products that fused attention does under a causal mask"""
+    unaligned_rate: Figure[Fraction] | None = None
+    """what a product of activations reaches of its rate where rows are no multiple of 16 bytes"""
+    fused: Stated[Names] | None = None
+    """kernels that run several operators as one, such as `[gated_activation]`"""
+    loss: Stated[Passes] | None = None
+    """times that the loss reads or writes the logits"""
+    accumulation_bytes: Stated[Whole] | None = None
+    """bytes that adding a gradient to the sum over micro-batches moves, an element"""
+    overlap: Figure[Part] | None = None
+    """part of a pass's work behind which exchanges hide"""
+    inner_overlap: Stated[Parts] | None = None
+    """part of the communication among ranks that share operators which their work hides, by axis"""
+    rows_once: Stated[Flag] | None = None
+    """whether a row crosses a link once for all experts behind it, not once for each"""
+    gather_ports: Stated[Whole] | None = None
+    """ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"""
+    allocator_cache: Figure[Factor] | None = None
+    """memory that the allocator reserves, over what is allocated at the peak"""
+    compared: Stated[Compared] | None = None
+    """measured over predicted times of one's own: runs, and the 80 % interval"""
+    sources: dict[str, str] = Field(default_factory=dict)
+    """citations by short name"""

@@ -100,18 +100,9 @@ class Options:
             raise UsageError(f"{FLAGS[others[0]]} does not apply to {what}", hint=f"options that do: {flags}")
 
 
+_RENAMED = {"memory_bytes": "memory", "bandwidth_byte_per_s": "bandwidth", "batch": "global-batch"}
 FLAGS: Mapping[str, str] = {
-    "contiguous": "--contiguous",
-    "devices": "--devices",
-    "cpus": "--cpus",
-    "memory_bytes": "--memory",
-    "bandwidth_byte_per_s": "--bandwidth",
-    "machines": "--machines",
-    "cost": "--cost",
-    "layout": "--layout",
-    "transfers": "--transfers",
-    "idle": "--idle",
-    "batch": "--global-batch",
+    field.name: f"--{_RENAMED.get(field.name, field.name)}" for field in dataclasses.fields(Options)
 }
 """Command-line flag of each option."""
 

@@ -4,13 +4,10 @@
 `timeline_document` and `trace_json` write it, `planner.report` draws it. The event loop itself is `planner.play`.
 """
 
-from planner.simulate.comparison import Comparison as Comparison
-from planner.simulate.comparison import Effect as Effect
 from planner.simulate.comparison import closed_form_s as closed_form_s
 from planner.simulate.segments import Activity as Activity
 from planner.simulate.segments import rank_ranges as rank_ranges
 from planner.simulate.segments import trace_json as trace_json
-from planner.simulate.timeline import Lane as Lane
 from planner.simulate.timeline import Timeline as Timeline
 from planner.simulate.timeline import simulate as simulate
 from planner.simulate.timeline import timeline_document as timeline_document

@@ -10,6 +10,7 @@ import numpy as np
 from planner.play import Conditions, StageTimes, Transfers, run
 from planner.schedules import Pipeline, Schedule
 from planner.schedules.program import Program
+from planner.space.evaluate import fill_and_pace_s, tail_s
 
 NEGLIGIBLE = 1e-6
 """Effects below this fraction of the predicted time are left out, because the plan's figures are rounded."""
@@ -49,29 +50,18 @@ class Comparison:
 
 
 def closed_form_s(replicas: Sequence[int], micro_batches: int, times: StageTimes) -> float:
-    """The closed form by which the search ranks decisions: sum t + max (m - 1 + late) t + max (e - lead)_+; O(stages).
-
-    t is a stage's forward, backward and both transfers; m its micro-batches per replica; late the fraction of t by
-    which it begins late because a stage before has fewer replicas; e its synchronisation and update; lead the backwards
-    (with transfers) of all stages before it.
-    """
+    """The closed form by which the search ranks decisions (`planner.space.evaluate`), from times by stage."""
     return _body_s(replicas, micro_batches, times) + _tail_s(times)
 
 
 def _body_s(replicas: Sequence[int], micro_batches: int, times: StageTimes) -> float:
     """The closed form without synchronisation and update."""
     stage_s = times.forward_s + times.backward_s + times.receive_s + times.return_s
-    counts = np.asarray(replicas)
-    fewest = np.minimum.accumulate(np.concatenate([counts[:1], counts[:-1]]))
-    late = 1 - np.minimum(1.0, fewest / counts)
-    return float(stage_s.sum() + ((micro_batches // counts - 1 + late) * stage_s).max())
+    return fill_and_pace_s(replicas, micro_batches, stage_s.tolist())
 
 
 def _tail_s(times: StageTimes) -> float:
-    """Synchronisation and update that last past the last backward."""
-    back = times.backward_s + times.return_s
-    lead = np.cumsum(back) - back
-    return max(0.0, float((times.sync_s + times.update_s - lead).max()))
+    return tail_s((times.sync_s + times.update_s).tolist(), (times.backward_s + times.return_s).tolist())
 
 
 def measured(predicted_s: float, simulated_s: float) -> Comparison:

@@ -8,16 +8,9 @@ micro_batch_sizes(job) -> tuple[int, ...]          sizes that a job allows
 
 from __future__ import annotations
 
-from planner.solvers._candidates import comparable
-from planner.solvers.outer import search
-from planner.solvers.sizes import micro_batch_sizes
-from planner.solvers.types import Answer, Judge, Solution
-
-__all__ = [
-    "Answer",
-    "Judge",
-    "Solution",
-    "comparable",
-    "micro_batch_sizes",
-    "search",
-]
+from planner.solvers._candidates import comparable as comparable
+from planner.solvers.outer import search as search
+from planner.solvers.sizes import micro_batch_sizes as micro_batch_sizes
+from planner.solvers.types import Answer as Answer
+from planner.solvers.types import Judge as Judge
+from planner.solvers.types import Solution as Solution

@@ -129,7 +129,11 @@ def _iteration_s(configuration: Configuration, schedule: Schedule, stages: Seque
     if timed is Timed.BOUND:
         return least_s(configuration, schedule, stages)
     if timed is Timed.CLOSED_FORM and in_closed_form(configuration, schedule):
-        return sum(t.total_s for t in stages) + _steady_s(configuration, stages) + _tail_s(stages)
+        replicas = [choice.replicas for choice in configuration.stages]
+        body_s = fill_and_pace_s(replicas, configuration.micro_batches, [t.total_s for t in stages])
+        return body_s + tail_s(
+            [t.exposed_sync_s + t.update_s for t in stages], [t.backward_s + t.return_s for t in stages]
+        )
     return play_terms(configuration, schedule, stages).iteration_s
 
 
@@ -144,24 +148,34 @@ def _bottleneck(workers: Workers, stages: Sequence[StageTerms]) -> int:
     return max(busiest, key=lambda stage: (pace[stage], -stage))
 
 
-def _steady_s(configuration: Configuration, stages: Sequence[StageTerms]) -> float:
-    """Seconds of the slowest stage for all its micro-batches but one; its last replica begins late."""
+def fill_and_pace_s(replicas: Sequence[int], micro_batches: int, stage_s: Sequence[float]) -> float:
+    """The first two terms of the closed form: filling and draining, and the slowest stage for its other micro-batches.
+
+    Args:
+        replicas: of each stage.
+        micro_batches: of all replicas of a stage together.
+        stage_s: seconds of each stage for one micro-batch, transfers included.
+    """
     steady_s, fewest = 0.0, math.inf
-    for choice, terms in zip(configuration.stages, stages, strict=True):
-        late = 1 - min(1.0, fewest / choice.replicas)
-        turns = configuration.micro_batches // choice.replicas - 1 + late
-        steady_s = max(steady_s, turns * terms.total_s)
-        fewest = min(fewest, choice.replicas)
-    return steady_s
+    for count, seconds in zip(replicas, stage_s, strict=True):
+        late = 1 - min(1.0, fewest / count)
+        steady_s = max(steady_s, (micro_batches // count - 1 + late) * seconds)
+        fewest = min(fewest, count)
+    return sum(stage_s) + steady_s
 
 
-def _tail_s(stages: Sequence[StageTerms]) -> float:
-    """Seconds of synchronisation and updates after stage 0's last backward."""
-    lead_s = tail_s = 0.0
-    for terms in stages:
-        tail_s = max(tail_s, terms.exposed_sync_s + terms.update_s - lead_s)
-        lead_s += terms.backward_s + terms.return_s
-    return tail_s
+def tail_s(end_s: Sequence[float], back_s: Sequence[float]) -> float:
+    """The third term of the closed form: synchronisation and updates after stage 0's last backward, in seconds.
+
+    Args:
+        end_s: synchronisation and update of each stage.
+        back_s: backward and return transfer of each stage.
+    """
+    lead_s = longest_s = 0.0
+    for end, back in zip(end_s, back_s, strict=True):
+        longest_s = max(longest_s, end - lead_s)
+        lead_s += back
+    return longest_s
 
 
 def _worker_memory(setting: Setting, stages: Sequence[StageTerms]) -> tuple[WorkerMemory, ...]:

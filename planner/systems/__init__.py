@@ -11,7 +11,10 @@ from dataclasses import replace
 
 from planner.errors import UsageError
 from planner.registry import Registry, did_you_mean
-from planner.systems.types import Proposal, Semantics, System, SystemRow
+from planner.systems.types import Proposal as Proposal
+from planner.systems.types import Semantics as Semantics
+from planner.systems.types import System as System
+from planner.systems.types import SystemRow as SystemRow
 
 SYSTEMS: Registry[System] = Registry(__name__, "system")
 """All systems by name; a module of this package registers its own."""
@@ -45,31 +48,15 @@ def names() -> tuple[str, ...]:
     return SYSTEMS.names()
 
 
-from planner.systems.backends import BACKENDS, backend_names, usual_backends  # noqa: E402
-from planner.systems.compare import Comparison, compare_systems  # noqa: E402
-from planner.systems.plans import decide_again, plan_system, plans_of  # noqa: E402
+from planner.systems.backends import BACKENDS as BACKENDS  # noqa: E402
+from planner.systems.backends import backend_names as backend_names  # noqa: E402
+from planner.systems.backends import usual_backends as usual_backends  # noqa: E402
+from planner.systems.compare import Comparison as Comparison  # noqa: E402
+from planner.systems.compare import compare_systems as compare_systems  # noqa: E402
+from planner.systems.plans import decide_again as decide_again  # noqa: E402
+from planner.systems.plans import plan_system as plan_system  # noqa: E402
+from planner.systems.plans import plans_of as plans_of  # noqa: E402
 from planner.systems.proposals import system_of  # noqa: E402
-from planner.systems.runner import decide, row_of  # noqa: E402
-from planner.systems.types import Setting  # noqa: E402
-
-__all__ = [
-    "BACKENDS",
-    "SYSTEMS",
-    "Comparison",
-    "Proposal",
-    "Semantics",
-    "Setting",
-    "System",
-    "SystemRow",
-    "backend_names",
-    "compare_systems",
-    "decide",
-    "decide_again",
-    "get",
-    "names",
-    "plan_system",
-    "plans_of",
-    "register",
-    "row_of",
-    "usual_backends",
-]
+from planner.systems.runner import decide as decide  # noqa: E402
+from planner.systems.runner import row_of as row_of  # noqa: E402
+from planner.systems.types import Setting as Setting  # noqa: E402

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from tests.cli.plan_files import run as command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def _run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["hardware", *(str(argument) for argument in arguments)])
-    return int(caught.value.code or 0)
+    return command_line("hardware", *arguments)
 
 
 Capture = pytest.CaptureFixture[str]

@@ -8,18 +8,12 @@ from pathlib import Path
 import onnx
 import pytest
 
-from cli.main import main
 from planner import load_graph
-
-
-def _run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in arguments])
-    return int(caught.value.code or 0)
+from tests.cli.plan_files import run
 
 
 def test_list_names_every_family(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("models", "list") == 0
+    assert run("models", "list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["name", "family", "parameters", "layers", "seq", "source"]
     rows = (line.split() for line in lines[1:])
@@ -31,7 +25,7 @@ def test_list_names_every_family(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_list_of_one_family_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("models", "list", "--family", "bert", "--format", "json") == 0
+    assert run("models", "list", "--family", "bert", "--format", "json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == ["bert-base", "bert-large", "bert-48"]
     assert rows[2]["parameters"] == 669_790_012
@@ -39,7 +33,7 @@ def test_list_of_one_family_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_build_writes_a_readable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "tiny.onnx"
-    assert _run("models", "build", "gpt2", "-o", target, "--batch", "3", "--seq", "16") == 0
+    assert run("models", "build", "gpt2", "-o", target, "--batch", "3", "--seq", "16") == 0
     model = onnx.load(target, load_external_data=False)
     assert [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim] == [3, 16]
     assert "gpt2, batch 3, sequence 16" in capsys.readouterr().out
@@ -47,7 +41,7 @@ def test_build_writes_a_readable_file(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_family_is_listed_with_the_options_of_its_builders(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("models", "list", "--family", "deepseek") == 0
+    assert run("models", "list", "--family", "deepseek") == 0
     lines = capsys.readouterr().out.splitlines()
     (options,) = (line.split() for line in lines if line.startswith("options of deepseek_v3:"))
     assert {"--layers", "--hidden", "--experts", "--top-k", "--q-lora-rank"} <= set(options)
@@ -67,7 +61,7 @@ def test_build_takes_sizes_of_ones_own(
     sizes: tuple[str, ...], parameters: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "mine.onnx"
-    assert _run("models", "build", *sizes, "-o", target, "--seq", "16") == 0
+    assert run("models", "build", *sizes, "-o", target, "--seq", "16") == 0
     assert "sequence 16" in capsys.readouterr().out
     assert sum(p.elements for p in load_graph(target).parameters) == parameters
 
@@ -99,6 +93,6 @@ def test_errors_have_a_code_and_a_remedy_and_write_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _run("models", *arguments) == code
+    assert run("models", *arguments) == code
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

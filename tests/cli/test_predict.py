@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from tests.cli.plan_files import run as command_line
 
 GPT2 = ["gpt2", "-H", "dgx-a100", "-b", "64", "--dim", "seq=128"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["predict", *arguments])
-    out, err = capsys.readouterr()
-    code = end.value.code
-    assert isinstance(code, int)
-    return code, out, err
+    code = command_line("predict", *arguments)
+    return code, *capsys.readouterr()
 
 
 def test_a_configuration_is_priced_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,17 +11,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from cli.main import main
+from tests.cli.plan_files import run as command_line
 from tests.costs.test_imported import SMALL
 from tests.importers.build import absent
 from tests.shared_data import shared_path
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["profile", *arguments])
-    out, err = capsys.readouterr()
-    return int(exit_info.value.code or 0), out, err
+    code = command_line("profile", *arguments)
+    return code, *capsys.readouterr()
 
 
 GPT2 = "onnx/gpt2_124m_metadata.onnx"

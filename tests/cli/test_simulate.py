@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
 from planner.plans import write
+from tests.cli.plan_files import run as command_line
 from tests.simulate.plans import toy_plan
 
 
@@ -20,9 +20,7 @@ def plan_file(tmp_path: Path) -> str:
 
 
 def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["simulate", *arguments])
-    return int(caught.value.code or 0)
+    return command_line("simulate", *arguments)
 
 
 def test_text(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from planner.space.partition import (
     twobw,
     uniform_links,
 )
-from tests.oracles.chain import try_everything
+from tests.oracles.partitions import by_force
 from tests.shared_data import shared_path
 
 ALL = tuple(BaPipeSchedule)
@@ -278,8 +278,8 @@ def test_largest_number_of_mini_batches() -> None:
         result = search_partition(hetpipe_problem(concurrent=concurrent))
         assert (result.decision is not None) == (concurrent <= 5)
     assert search_partition(hetpipe_problem(memory_bytes=np.ones(2))).decision is None
-    assert try_everything(hetpipe_problem(concurrent=5)).decision is not None
-    assert try_everything(hetpipe_problem(concurrent=6)).decision is None
+    assert by_force(hetpipe_problem(concurrent=5)).decision is not None
+    assert by_force(hetpipe_problem(concurrent=6)).decision is None
 
 
 def test_malformed() -> None:
@@ -390,6 +390,6 @@ def hetpipe_problems(draw: st.DrawFn) -> ChainStages:
 @settings(max_examples=500, deadline=None)
 @given(st.one_of(bapipe_problems(), twobw_problems(), hetpipe_problems()))
 def test_same_as_trying_everything(instance: ChainStages) -> None:
-    oracle, result = try_everything(instance), search_partition(instance)
+    oracle, result = by_force(instance), search_partition(instance)
     assert result.objective == pytest.approx(oracle.objective, rel=1e-9)
     assert result.proven

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.instances.iteration import synthetic_iteration_problem
-from planner.errors import JobError, UsageError
+from planner.errors import JobError
 from planner.solvers.partition import search_partition
 from planner.space.partition import IterationDecision, IterationProblem, MeshStage, boundary_levels
-from tests.oracles.iteration import solve_iteration_by_force
+from tests.oracles.partitions import by_force
 from tests.partition.checks import assert_equals_brute_force
 
 
@@ -119,7 +119,7 @@ def _instances(draw: st.DrawFn) -> IterationProblem:
 @given(_instances())
 @settings(deadline=None, max_examples=250)
 def test_search_equals_brute_force(problem: IterationProblem) -> None:
-    assert_equals_brute_force(problem, solve_iteration_by_force(problem), search_partition(problem))
+    assert_equals_brute_force(problem, by_force(problem), search_partition(problem))
 
 
 @pytest.mark.parametrize("memory_bytes", [float("inf"), 12e9])
@@ -159,8 +159,3 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         IterationProblem(np.zeros((2, 2, 1)), np.array([1]), 2, 1, fixed_bytes=np.zeros((2, 2, 1)))
     with pytest.raises(JobError, match="start at 1"):
         IterationProblem(np.zeros((2, 2, 1)), np.array([1]), 2, 0)
-
-
-def test_brute_force_refuses_what_it_cannot_try() -> None:
-    with pytest.raises(UsageError, match="cannot try"):
-        solve_iteration_by_force(synthetic_iteration_problem(30, 8, 4))

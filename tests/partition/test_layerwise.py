@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
-from planner.errors import JobError, UsageError
+from planner.errors import JobError
 from planner.solvers.partition import search_partition
 from planner.space.partition import LayerChoice, LayerDecision
-from tests.oracles.layerwise import solve_layerwise_by_force
+from tests.oracles.partitions import by_force
 from tests.partition.checks import assert_equals_brute_force
 
 
@@ -78,7 +78,7 @@ def _instances(draw: st.DrawFn) -> LayerChoice:
 @given(_instances())
 @settings(deadline=None, max_examples=300)
 def test_labels_equal_brute_force(problem: LayerChoice) -> None:
-    assert_equals_brute_force(problem, solve_layerwise_by_force(problem), search_partition(problem))
+    assert_equals_brute_force(problem, by_force(problem), search_partition(problem))
 
 
 @pytest.mark.parametrize(("layers", "count"), [(32, 10), (32, 44), (96, 44)])
@@ -124,8 +124,3 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         LayerChoice(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros((2, 3)), 1.0)
     with pytest.raises(JobError, match="must not be negative"):
         LayerChoice(-np.ones((2, 2)), np.zeros((2, 2)), np.zeros((2, 2)), 1.0)
-
-
-def test_brute_force_refuses_what_it_cannot_try() -> None:
-    with pytest.raises(UsageError, match="cannot try"):
-        solve_layerwise_by_force(synthetic_layerwise_problem(32, 10, 0.5))

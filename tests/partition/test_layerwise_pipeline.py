@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
-from planner.errors import JobError, UsageError
+from planner.errors import JobError
 from planner.solvers.partition import search_partition
 from planner.space.partition import LayerChoice, LayerDecision
-from tests.oracles.layerwise import solve_layerwise_by_force
+from tests.oracles.partitions import by_force
 from tests.partition.checks import assert_equals_brute_force
 
 
@@ -80,7 +80,7 @@ def _instances(draw: st.DrawFn) -> LayerChoice:
 @given(_instances())
 @settings(deadline=None, max_examples=150)
 def test_search_equals_brute_force(problem: LayerChoice) -> None:
-    assert_equals_brute_force(problem, solve_layerwise_by_force(problem), search_partition(problem))
+    assert_equals_brute_force(problem, by_force(problem), search_partition(problem))
 
 
 def _staged(layers: int, count: int, stages: int, fraction: float) -> LayerChoice:
@@ -115,5 +115,3 @@ def test_what_makes_no_sense_is_refused() -> None:
         replace(_four_layers(14), stages=5)
     with pytest.raises(JobError, match="boundaries"):
         replace(_four_layers(14), boundary_s=np.zeros(3))
-    with pytest.raises(UsageError, match="cannot try"):
-        solve_layerwise_by_force(_staged(32, 10, 2, 0.5))

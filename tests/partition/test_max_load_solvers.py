@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from planner.errors import JobError
 from planner.graph import enumerate_ideals
 from planner.solvers.partition import Result, max_load_ideals, search_partition
 from planner.solvers.partition._max_load_form import (
@@ -22,7 +21,7 @@ from planner.solvers.partition._max_load_form import (
 from planner.solvers.partition.max_load_ideals import best_chain
 from planner.solvers.partition.max_load_moves import Loads
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem
-from tests.oracles.max_load import solve_by_enumeration
+from tests.oracles.partitions import by_force
 from tests.partition.checks import by_cp_sat, by_highs, by_ideals, by_moves, by_pairs
 from tests.partition.max_load_instances import problem, problems
 
@@ -30,7 +29,7 @@ LIMIT_S = 20.0
 
 
 def best(problem: MaxLoadProblem) -> float:
-    return solve_by_enumeration(problem, time_limit_s=60).objective
+    return by_force(problem).objective
 
 
 def check(problem: MaxLoadProblem, found: Result, optimum: float, *, exact: bool, tolerance: float = 1e-9) -> None:
@@ -263,8 +262,3 @@ def test_progress_is_monotone() -> None:
     search_partition(given, time_limit_s=LIMIT_S, progress=lambda _, load, bound: seen.append((load, bound)))
     assert seen
     assert all(bound <= load * (1 + 1e-9) for load, bound in seen)
-
-
-def test_enumeration_knows_its_limits() -> None:
-    with pytest.raises(JobError, match="too many"):
-        solve_by_enumeration(problem([1.0] * 40, [], [0.0] * 40), time_limit_s=1)

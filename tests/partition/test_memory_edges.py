@@ -30,14 +30,7 @@ from planner.space.partition import (
     piper_problem,
     twobw,
 )
-from tests.oracles.chain import try_everything as chain_by_force
-from tests.oracles.hierarchical import try_everything as pipedream_by_force
-from tests.oracles.hierarchical_placed import try_everything as placed_by_force
-from tests.oracles.iteration import solve_iteration_by_force
-from tests.oracles.latency import solve_latency_by_force
-from tests.oracles.layerwise import solve_layerwise_by_force
-from tests.oracles.max_load import solve_by_enumeration
-from tests.oracles.piper import solve_piper_by_force
+from tests.oracles.partitions import by_force
 from tests.partition import (
     test_chain,
     test_iteration,
@@ -85,7 +78,7 @@ def virtual_worker(part: float) -> ChainStages:
      (virtual_worker(ROUNDING), 6.0), (virtual_worker(BEYOND), 6.6)],
 )  # fmt: skip
 def test_a_stage_that_just_fits_and_one_that_just_does_not(problem: ChainStages, seconds: float) -> None:
-    for solve in (chain_by_force, search_partition):
+    for solve in (by_force, search_partition):
         found = solve(problem)
         assert (found.objective, found.proven) == (pytest.approx(seconds, rel=1e-12), True)
 
@@ -103,7 +96,7 @@ def with_capacity(problem: Any, capacity: float) -> Any:
     return replace(problem, **{field: np.full(present.shape, capacity) if np.ndim(present) else capacity})
 
 
-def needs(problem: Any, by_force: Solve) -> list[float]:
+def needs(problem: Any) -> list[float]:
     """What the devices of the best plan without limit, and of plans that anybody would try, need exactly."""
     free = by_force(with_capacity(problem, math.inf))
     plans = [plan for _, plan in problem.trivial()] + ([free.decision] if free.decision is not None else [])
@@ -117,9 +110,9 @@ def apart() -> st.SearchStrategy[float]:
     return st.tuples(st.sampled_from([-1, 1]), st.one_of(sizes, st.sampled_from([0.0, 1e-9, 1e-16]))).map(math.prod)
 
 
-def agree(problem: Any, at: int, distance: float, by_force: Solve, *solvers: Solve) -> None:
+def agree(problem: Any, at: int, distance: float, *solvers: Solve) -> None:
     """Every solver proves what trying everything through the judge finds."""
-    known = needs(problem, by_force)
+    known = needs(problem)
     if not known:
         return
     edge = with_capacity(problem, known[at % len(known)] * (1 + distance))
@@ -148,63 +141,63 @@ def scaled(problem: Any, factor: float, *fields: str) -> Any:
 )  # fmt: skip
 def test_chains(problem: ChainStages, factor: float, at: int, distance: float) -> None:
     problem = scaled(problem, factor, "saved_bytes", "weight_bytes", "boundary_bytes")
-    agree(problem, at, distance, chain_by_force, search_partition)
+    agree(problem, at, distance, search_partition)
 
 
 @EXAMPLES
 @given(max_load_problems(5), AT, apart())
 def test_max_load(problem: Any, at: int, distance: float) -> None:
-    agree(problem, at, distance, lambda p: solve_by_enumeration(p, time_limit_s=60.0), by_cp_sat, search_partition)
+    agree(problem, at, distance, by_cp_sat, search_partition)
 
 
 @EXAMPLES
 @given(test_latency._instances(), AT, apart())
 def test_latency_plans(problem: Any, at: int, distance: float) -> None:
-    agree(problem, at, distance, solve_latency_by_force, search_partition)
+    agree(problem, at, distance, search_partition)
 
 
 @EXAMPLES
 @given(test_layerwise._instances(), AT, apart())
 def test_layerwise_strategies(problem: Any, at: int, distance: float) -> None:
-    agree(problem, at, distance, solve_layerwise_by_force, search_partition)
+    agree(problem, at, distance, search_partition)
 
 
 @EXAMPLES
 @given(test_layerwise_pipeline._instances(), SCALES, AT, apart())
 def test_layerwise_pipelines(problem: Any, factor: float, at: int, distance: float) -> None:
     problem = scaled(problem, factor, "fixed_bytes", "activation_bytes")
-    agree(problem, at, distance, solve_layerwise_by_force, search_partition)
+    agree(problem, at, distance, search_partition)
 
 
 @EXAMPLES
 @given(test_iteration._instances().filter(lambda p: p.fixed_bytes is not None), SCALES, AT, apart())
 def test_iteration_times(problem: Any, factor: float, at: int, distance: float) -> None:
     problem = scaled(problem, factor, "fixed_bytes", "activation_bytes")
-    agree(problem, at, distance, solve_iteration_by_force, search_partition)
+    agree(problem, at, distance, search_partition)
 
 
 @EXAMPLES
 @given(documents(), AT, apart())
 def test_piper(document: dict[str, Any], at: int, distance: float) -> None:
-    agree(piper_problem(piper_from_document(document)), at, distance, solve_piper_by_force, search_partition)
+    agree(piper_problem(piper_from_document(document)), at, distance, search_partition)
 
 
 @EXAMPLES
 @given(layer_graphs(4), memories(), st.booleans(), AT, apart())
 def test_pipedream_on_one_level(layers: Any, memory: Any, replicate: bool, at: int, distance: float) -> None:
     problem = PipeDreamProblem(layers, (3,), (8.0,), memory=memory, replicate=replicate, use_fewer=True)
-    agree(problem, at, distance, pipedream_by_force, search_partition)
+    agree(problem, at, distance, search_partition)
 
 
 @EXAMPLES
 @given(layer_graphs(4), memories(), st.booleans(), AT, apart())
 def test_pipedream_on_two_levels(layers: Any, memory: Any, replicate: bool, at: int, distance: float) -> None:
     problem = PipeDreamProblem(layers, (2, 2), (8.0, 2.0), memory=memory, replicate=replicate)
-    agree(problem, at, distance, pipedream_by_force, search_partition)
+    agree(problem, at, distance, search_partition)
 
 
 @EXAMPLES
 @given(layer_graphs(4), memories(), st.booleans(), AT, apart())
 def test_placed_stages(layers: Any, memory: Any, use_all: bool, at: int, distance: float) -> None:
     problem = PlacedPipelineProblem(layers, (2, 2), (8.0, 2.0), memory=memory, use_all=use_all)
-    agree(problem, at, distance, placed_by_force, search_partition)
+    agree(problem, at, distance, search_partition)

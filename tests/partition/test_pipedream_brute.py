@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from planner.solvers.partition import search_partition
 from planner.space.partition import Layers, Memory, PipeDreamProblem, PlacedPipelineProblem, StashRule
-from tests.oracles.hierarchical import try_everything
-from tests.oracles.hierarchical_placed import try_everything as try_everything_placed
+from tests.oracles.partitions import by_force
 from tests.partition.pipedream_cases import TERMS, layer_graphs, memories
 
 EXAMPLES = settings(max_examples=150, deadline=None)
@@ -36,7 +35,7 @@ def test_one_level(
     problem = PipeDreamProblem(
         layers, (machines,), (speed,), memory=memory, replicate=replicate, use_fewer=use_fewer, **terms
     )
-    oracle, result = try_everything(problem), search_partition(problem)
+    oracle, result = by_force(problem), search_partition(problem)
     assert same(result.objective, oracle.objective)
     assert result.proven
 
@@ -71,7 +70,7 @@ def test_several_levels(
         use_fewer=use_fewer and len(machines) < 3,
         **terms,
     )
-    oracle, result = try_everything(problem), search_partition(problem)
+    oracle, result = by_force(problem), search_partition(problem)
     assert same(result.objective, oracle.objective)
     assert result.proven
 
@@ -94,6 +93,6 @@ def test_placed(
     terms: dict,
 ) -> None:
     problem = PlacedPipelineProblem(layers, fanout, speeds[: len(fanout)], memory=memory, use_all=use_all, **terms)
-    oracle, result = try_everything_placed(problem), search_partition(problem)
+    oracle, result = by_force(problem), search_partition(problem)
     assert same(result.objective, oracle.objective)
     assert result.proven

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from planner.importers import piper_from_document
 from planner.solvers.partition import search_partition
 from planner.space.partition import PiperDecision, PiperProblem, PiperStage, piper_problem
-from tests.oracles.piper import solve_piper_by_force
+from tests.oracles.partitions import by_force
 from tests.partition.checks import assert_equals_brute_force
 from tests.partition.piper_instances import documents
 from tests.shared_data import shared_path
@@ -81,7 +81,7 @@ def test_judge_names_what_is_wrong(stages: list[Any], kind: str) -> None:
 @settings(deadline=None, max_examples=150)
 def test_dp_equals_brute_force(document: dict[str, Any]) -> None:
     problem = piper_problem(piper_from_document(document))
-    assert_equals_brute_force(problem, solve_piper_by_force(problem), search_partition(problem))
+    assert_equals_brute_force(problem, by_force(problem), search_partition(problem))
 
 
 def test_choices_that_fit_one_by_one_but_not_together_are_given_up_without_a_cap() -> None:
@@ -121,7 +121,7 @@ def test_choices_that_fit_one_by_one_but_not_together_are_given_up_without_a_cap
     }
     problem = piper_problem(piper_from_document(document))
     result = search_partition(problem)
-    assert_equals_brute_force(problem, solve_piper_by_force(problem), result)
+    assert_equals_brute_force(problem, by_force(problem), result)
     assert result.decision is None
     assert result.statistics["passes"] < 20
 

@@ -15,8 +15,7 @@ from planner.errors import JobError, UsageError
 from planner.importers import piper_from_document
 from planner.space.cuts import MOST_SAMPLES, divisors
 from planner.space.partition import MaxLoadProblem, piper_problem
-from tests.oracles.max_load import solve_by_enumeration
-from tests.oracles.piper import solve_piper_by_force
+from tests.oracles.partitions import by_force
 from tests.partition.instances import PIPEDREAM, operator_graph, piper, written
 from tests.partition.max_load_instances import problems
 from tests.partition.piper_instances import documents
@@ -31,7 +30,7 @@ def test_more_devices_than_nodes_never_help(problem: MaxLoadProblem) -> None:
     kinds = {name: nodes for name in ("accelerators", "cpus") if getattr(problem, name)}
     enough = replace(problem, **kinds)
     more = replace(problem, **{name: count + 1 for name, count in kinds.items()})
-    found = [solve_by_enumeration(p, time_limit_s=60.0) for p in (enough, more)]
+    found = [by_force(p) for p in (enough, more)]
     assert found[0].objective == pytest.approx(found[1].objective, rel=1e-12)
 
 
@@ -42,7 +41,7 @@ def test_more_devices_than_replicas_of_the_widest_degree_never_help(document: di
     clamped = piper_problem(file, devices=HUGE)
     assert clamped.devices == clamped.batch * max(clamped.tensor_degrees)
     more = replace(clamped, devices=clamped.devices + 3)
-    found = [solve_piper_by_force(p) for p in (clamped, more)]
+    found = [by_force(p) for p in (clamped, more)]
     assert found[0].objective == pytest.approx(found[1].objective, rel=1e-12)
 
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import onnx  # noqa: E402
 
 import planner  # noqa: E402
-from cli.main import main  # noqa: E402
+from tests.cli.plan_files import run  # noqa: E402
 from tests.plans.fixed_batch import model_file, plan_of  # noqa: E402
 from tests.runtime import cases  # noqa: E402
 
@@ -38,10 +38,9 @@ def _files(folder: Path, *, gradient: bool = True) -> tuple[str, str]:
 
 def test_run_checks_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan, model = _files(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["run", plan, "--model", model, "--check", "--steps", "3", "--learning-rate", "0.1", "--format", "json"])
+    code = run("run", plan, "--model", model, "--check", "--steps", "3", "--learning-rate", "0.1", "--format", "json")
     found = json.loads(capfd.readouterr().out)
-    assert ended.value.code in (0, None)
+    assert code == 0
     assert found["check"]["largest_error"] < 1e-12
     assert found["check"]["wrong"] == []
     assert len(found["losses"]) == 3
@@ -52,9 +51,8 @@ def test_run_checks_and_trains(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 def test_run_says_where_gradients_part(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan, model = _files(tmp_path, gradient=False)
-    with pytest.raises(SystemExit) as ended:
-        main(["run", plan, "--model", model, "--check", "--steps", "0"])
-    assert ended.value.code == 10
+    code = run("run", plan, "--model", model, "--check", "--steps", "0")
+    assert code == 10
     out = capfd.readouterr().out
     assert "gradients differ" in out
     assert "transformer.wpe.weight of stage 0" in out
@@ -66,25 +64,22 @@ def test_run_refuses_a_plan_of_another_model_before_a_process_starts(
     monkeypatch.setattr("multiprocessing.get_context", lambda kind: pytest.fail("a process is started"))
     plan, _ = _files(tmp_path)
     onnx.save(cases.model("gpt, untied"), tmp_path / "other.onnx")
-    with pytest.raises(SystemExit) as ended:
-        main(["run", plan, "--model", str(tmp_path / "other.onnx")])
-    assert ended.value.code not in (0, None)
+    code = run("run", plan, "--model", str(tmp_path / "other.onnx"))
+    assert code != 0
     assert "is this the model that the plan was made for" in capfd.readouterr().err
 
 
 def _json(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    with pytest.raises(SystemExit) as ended:
-        main(["run", *arguments, "--format", "json"])
-    assert ended.value.code in (0, None)
+    code = run("run", *arguments, "--format", "json")
+    assert code == 0
     found: dict[str, Any] = json.loads(capfd.readouterr().out)
     return found
 
 
 def test_measure_shows_time_and_memory_beside_the_prediction(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan, model = _files(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["run", plan, "--model", model, "--measure"])
-    assert ended.value.code in (0, None)
+    code = run("run", plan, "--model", model, "--measure")
+    assert code == 0
     out = capfd.readouterr().out
     assert out.count("step ") == 3
     assert "an iteration with a core for each rank" in out
@@ -114,9 +109,7 @@ def test_the_fullest_rank_runs_alone(tmp_path: Path, capfd: pytest.CaptureFixtur
         (["--rank", "9", "--alone"], "no stage runs on rank 9"),
         (["--rank", "0", "--alone", "--check"], "--check compares all ranks"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main(["run", plan, "--model", model, *wrong])
-        assert ended.value.code == 2
+        assert run("run", plan, "--model", model, *wrong) == 2
         assert named in capfd.readouterr().err
 
 
@@ -159,6 +152,5 @@ def test_torchrun_trains_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixtur
         done = subprocess.run([*start, plan, model, *more], capture_output=True, text=True, timeout=300, check=True)
         lines += done.stdout.splitlines()
     losses = [float(line.split()[-1]) for line in lines if line.startswith("step")]
-    with pytest.raises(SystemExit):
-        main(["run", plan, "--model", model, "--steps", "2", "--format", "json"])
+    assert run("run", plan, "--model", model, "--steps", "2", "--format", "json") == 0
     assert losses == pytest.approx(json.loads(capfd.readouterr().out)["losses"], rel=1e-5)

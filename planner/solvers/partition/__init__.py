@@ -20,24 +20,14 @@ from typing import Any
 
 from planner.errors import InfeasibleError, UsageError
 from planner.registry import Registry, did_you_mean
-from planner.solvers.partition.types import RELATIVE_TOLERANCE, Deadline, OutOfTime, Progress, Result, Search
+from planner.solvers.partition.types import RELATIVE_TOLERANCE as RELATIVE_TOLERANCE
+from planner.solvers.partition.types import Deadline as Deadline
+from planner.solvers.partition.types import OutOfTime as OutOfTime
+from planner.solvers.partition.types import Progress as Progress
+from planner.solvers.partition.types import Result as Result
+from planner.solvers.partition.types import Search as Search
 from planner.space.partition import PartitionProblem
 from planner.units import format_bytes
-
-__all__ = [
-    "AUTO",
-    "PARTITION_SOLVERS",
-    "RELATIVE_TOLERANCE",
-    "Deadline",
-    "OutOfTime",
-    "PartitionSolver",
-    "Progress",
-    "Result",
-    "Search",
-    "search_partition",
-    "solve_partition",
-    "solvers_for",
-]
 
 AUTO = "auto"
 _ALL_TRIALS_S = 12.0

@@ -5,14 +5,17 @@ For HetPipe also the virtual workers: the devices of each, the cut of each kind,
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
+from planner.errors import UsageError, divides
 from planner.hardware.collectives import send_terms
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Cluster, Collective
@@ -31,6 +34,8 @@ from planner.space.partition import (
     hetpipe,
 )
 from planner.space.types import BlockCosts, StageChoice
+
+T = TypeVar("T")
 
 TIME_LIMIT_S = 4.0
 """Seconds for one partition problem."""
@@ -336,31 +341,54 @@ def allocations(cluster: Cluster, devices: int, work_s: Sequence[float]) -> dict
     by_type: dict[int, list[int]] = {}
     for rank in ranks:
         by_type.setdefault(int(cluster.device_types[rank]), []).append(rank)
-    count = math.gcd(*(len(type_ranks) for type_ranks in by_type.values()))
     if len(by_type) > 1:
-        shares = [len(type_ranks) // count for type_ranks in by_type.values()]
-        policies["ED"] = [
-            [r for type_ranks, k in zip(by_type.values(), shares, strict=True) for r in type_ranks[v * k : (v + 1) * k]]
-            for v in range(count)
-        ]
-        hybrid = _hybrid(work_s, by_type, size)
-        if hybrid is not None and len(by_type) > 2:
-            policies["HD"] = hybrid
+        policies["ED"] = equal_shares(list(by_type.values()))
+    if len(by_type) > 2:
+        fastest_first = {cluster.devices[t].name: by_type[t] for t in sorted(by_type, key=work_s.__getitem__)}
+        with contextlib.suppress(UsageError):
+            policies["HD"] = [
+                sorted(worker, key=lambda rank: (int(cluster.device_types[rank]), rank))
+                for worker in paired_types(fastest_first, size)
+            ]
     return policies
 
 
-def _hybrid(work_s: Sequence[float], by_type: dict[int, list[int]], size: int) -> Workers | None:
-    """Virtual workers of `size` devices, half of one type, half of its partner; None if the counts do not allow it."""
-    fastest_first = sorted(by_type, key=work_s.__getitem__)
-    workers: Workers = []
-    while fastest_first:
-        pair = {fastest_first.pop(0), fastest_first.pop() if fastest_first else -1} - {-1}
-        share = size // len(pair)
-        counts = {len(by_type[t]) for t in pair}
-        if share < 1 or size % len(pair) or len(counts) > 1 or (count := counts.pop()) % share:
-            return None
+def equal_shares(types: Sequence[Sequence[T]]) -> list[list[T]]:
+    """As many virtual workers as can have the same share of every type (ED), from the devices of each type."""
+    count = math.gcd(*map(len, types))
+    shares = [len(devices) // count for devices in types]
+    return [
+        [device for devices, k in zip(types, shares, strict=True) for device in devices[v * k : (v + 1) * k]]
+        for v in range(count)
+    ]
+
+
+def paired_types(types: Mapping[str, Sequence[T]], size: int) -> list[list[T]]:
+    """Virtual workers of `size` devices, half of a fast type and half of a slow one (HD).
+
+    The fastest type is paired with the slowest, and so on; a type left in the middle forms virtual workers of its own.
+
+    Args:
+        types: devices of each type by its name, the fastest type first.
+        size: devices of a virtual worker.
+
+    Raises:
+        UsageError: the devices do not divide into such virtual workers; says which.
+    """
+    names, half = list(types), len(types) // 2
+    groups = [(names[i], names[-1 - i]) for i in range(half)] + [(name,) for name in names[half : len(names) - half]]
+    workers: list[list[T]] = []
+    for group in groups:
+        divides("devices of a virtual worker", size, "types", len(group))
+        share = size // len(group)
+        for name in group:
+            divides(f"devices of type {name}", len(types[name]), "in a virtual worker", share)
+        counts = {len(types[name]) // share for name in group}
+        if len(counts) > 1:
+            raise UsageError(f"there are not as many {' as '.join(group)}", hint="use another policy")
         workers += [
-            [r for t in sorted(pair) for r in by_type[t][v * share : (v + 1) * share]] for v in range(count // share)
+            [device for name in group for device in types[name][v * share : (v + 1) * share]]
+            for v in range(counts.pop())
         ]
     return workers
 

@@ -2,94 +2,51 @@
 
 from __future__ import annotations
 
-from planner.space.partition.chain import ChainDecision, ChainStages, Pipeline
-from planner.space.partition.chain_schedules import (
-    ASYNCHRONOUS,
-    SYNCHRONOUS,
-    BaPipeSchedule,
-    TwoBWSchedule,
-    bapipe,
-    features_in_flight,
-    hetpipe,
-    in_flight,
-    pipeline_s,
-    stage_kept,
-    twobw,
-    uniform_links,
-)
-from planner.space.partition.iteration import (
-    IterationDecision,
-    IterationProblem,
-    LayerChoice,
-    LayerDecision,
-    MeshStage,
-    boundary_levels,
-)
-from planner.space.partition.latency import LatencyDecision, LatencyProblem, latency_problem
-from planner.space.partition.max_load import MaxLoadDecision, MaxLoadProblem, max_load_problem
-from planner.space.partition.pipedream import PipeDreamProblem, PlacedPipelineProblem, PlacedStage, ReplicatedStage
-from planner.space.partition.pipedream_terms import (
-    BoundaryBytes,
-    CutJudge,
-    Frontiers,
-    Layers,
-    Memory,
-    StageCost,
-    StashRule,
-    chain_layers,
-    priced_layers,
-    recorded_layers,
-)
-from planner.space.partition.piper import PiperDecision, PiperProblem, PiperStage, piper_problem, stage_figures
-from planner.space.partition.verdict import PartitionProblem, Verdict
-
-__all__ = [
-    "ASYNCHRONOUS",
-    "SYNCHRONOUS",
-    "BaPipeSchedule",
-    "BoundaryBytes",
-    "ChainDecision",
-    "ChainStages",
-    "CutJudge",
-    "Frontiers",
-    "IterationDecision",
-    "IterationProblem",
-    "LatencyDecision",
-    "LatencyProblem",
-    "LayerChoice",
-    "LayerDecision",
-    "Layers",
-    "MaxLoadDecision",
-    "MaxLoadProblem",
-    "Memory",
-    "MeshStage",
-    "PartitionProblem",
-    "PipeDreamProblem",
-    "Pipeline",
-    "PiperDecision",
-    "PiperProblem",
-    "PiperStage",
-    "PlacedPipelineProblem",
-    "PlacedStage",
-    "ReplicatedStage",
-    "StageCost",
-    "StashRule",
-    "TwoBWSchedule",
-    "Verdict",
-    "bapipe",
-    "boundary_levels",
-    "chain_layers",
-    "features_in_flight",
-    "hetpipe",
-    "in_flight",
-    "latency_problem",
-    "max_load_problem",
-    "pipeline_s",
-    "piper_problem",
-    "priced_layers",
-    "recorded_layers",
-    "stage_figures",
-    "stage_kept",
-    "twobw",
-    "uniform_links",
-]
+from planner.space.partition.chain import ChainDecision as ChainDecision
+from planner.space.partition.chain import ChainStages as ChainStages
+from planner.space.partition.chain import Pipeline as Pipeline
+from planner.space.partition.chain_schedules import ASYNCHRONOUS as ASYNCHRONOUS
+from planner.space.partition.chain_schedules import SYNCHRONOUS as SYNCHRONOUS
+from planner.space.partition.chain_schedules import BaPipeSchedule as BaPipeSchedule
+from planner.space.partition.chain_schedules import TwoBWSchedule as TwoBWSchedule
+from planner.space.partition.chain_schedules import bapipe as bapipe
+from planner.space.partition.chain_schedules import features_in_flight as features_in_flight
+from planner.space.partition.chain_schedules import hetpipe as hetpipe
+from planner.space.partition.chain_schedules import in_flight as in_flight
+from planner.space.partition.chain_schedules import pipeline_s as pipeline_s
+from planner.space.partition.chain_schedules import stage_kept as stage_kept
+from planner.space.partition.chain_schedules import twobw as twobw
+from planner.space.partition.chain_schedules import uniform_links as uniform_links
+from planner.space.partition.iteration import IterationDecision as IterationDecision
+from planner.space.partition.iteration import IterationProblem as IterationProblem
+from planner.space.partition.iteration import LayerChoice as LayerChoice
+from planner.space.partition.iteration import LayerDecision as LayerDecision
+from planner.space.partition.iteration import MeshStage as MeshStage
+from planner.space.partition.iteration import boundary_levels as boundary_levels
+from planner.space.partition.latency import LatencyDecision as LatencyDecision
+from planner.space.partition.latency import LatencyProblem as LatencyProblem
+from planner.space.partition.latency import latency_problem as latency_problem
+from planner.space.partition.max_load import MaxLoadDecision as MaxLoadDecision
+from planner.space.partition.max_load import MaxLoadProblem as MaxLoadProblem
+from planner.space.partition.max_load import max_load_problem as max_load_problem
+from planner.space.partition.pipedream import PipeDreamProblem as PipeDreamProblem
+from planner.space.partition.pipedream import PlacedPipelineProblem as PlacedPipelineProblem
+from planner.space.partition.pipedream import PlacedStage as PlacedStage
+from planner.space.partition.pipedream import ReplicatedStage as ReplicatedStage
+from planner.space.partition.pipedream_terms import BoundaryBytes as BoundaryBytes
+from planner.space.partition.pipedream_terms import CutJudge as CutJudge
+from planner.space.partition.pipedream_terms import Frontiers as Frontiers
+from planner.space.partition.pipedream_terms import Layers as Layers
+from planner.space.partition.pipedream_terms import Memory as Memory
+from planner.space.partition.pipedream_terms import StageCost as StageCost
+from planner.space.partition.pipedream_terms import StashRule as StashRule
+from planner.space.partition.pipedream_terms import chain_layers as chain_layers
+from planner.space.partition.pipedream_terms import priced_layers as priced_layers
+from planner.space.partition.pipedream_terms import recorded_layers as recorded_layers
+from planner.space.partition.piper import PiperDecision as PiperDecision
+from planner.space.partition.piper import PiperProblem as PiperProblem
+from planner.space.partition.piper import PiperStage as PiperStage
+from planner.space.partition.piper import piper_problem as piper_problem
+from planner.space.partition.piper import stage_figures as stage_figures
+from planner.space.partition.verdict import PartitionProblem as PartitionProblem
+from planner.space.partition.verdict import Verdict as Verdict

@@ -24,6 +24,7 @@ from planner.errors import JobError
 from planner.graph import numbered_line, topological_line
 from planner.importers.operator_graph import OperatorGraph
 from planner.memory import fits
+from planner.space.partition.max_load import graph_columns
 from planner.space.partition.verdict import Verdict, held_bytes, torn_colours
 from planner.space.types import Violation
 
@@ -177,11 +178,8 @@ def latency_problem(
     np.fill_diagonal(hops, 0.0)
     return LatencyProblem(
         time_ms=np.array(columns, dtype=np.float64).T.reshape(len(graph.nodes), fast + slow),
-        edges=np.array(graph.edges, dtype=np.int64).reshape(-1, 2),
-        transfer_ms=np.array(graph.transfer_ms, dtype=np.float64),
         hops=hops,
-        size_bytes=np.array([node.size_bytes for node in graph.nodes], dtype=np.float64),
         memory_bytes=graph.memory_bytes if memory_bytes is None else memory_bytes,
         limited=np.array([True] * fast + [False] * slow),
-        colour=np.array([-1 if node.colour is None else node.colour for node in graph.nodes], dtype=np.int64),
+        **graph_columns(graph),
     )

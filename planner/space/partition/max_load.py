@@ -201,22 +201,30 @@ def max_load_problem(
         raise JobError(f"nodes {stranded[:8]} run on CPUs only and there is none", where=graph.name,
                        hint="allow at least one CPU")  # fmt: skip
     accelerators, cpus = (min(count, len(graph.nodes)) for count in (accelerators, cpus))
-    # Colours may be any integers in a file; renumber them from 0, since a negative number means none here.
-    numbers: dict[int, int] = {}
-    for node in graph.nodes:
-        if node.colour is not None:
-            numbers.setdefault(node.colour, len(numbers))
     return MaxLoadProblem(
         accelerators=accelerators,
         cpus=cpus,
         memory_bytes=float(memory),
         accelerator_ms=np.array([node.accelerator_ms for node in graph.nodes], dtype=float),
         cpu_ms=np.array([node.cpu_ms for node in graph.nodes], dtype=float),
-        size_bytes=np.array([node.size_bytes for node in graph.nodes], dtype=float),
         supported=np.array([node.supported for node in graph.nodes], dtype=bool),
         backward=np.array([node.backward for node in graph.nodes], dtype=bool),
-        colour=np.array([-1 if node.colour is None else numbers[node.colour] for node in graph.nodes], dtype=np.int64),
-        edges=np.array(graph.edges, dtype=np.int64).reshape(-1, 2),
-        transfer_ms=np.array(graph.transfer_ms, dtype=float),
         contiguous=contiguous,
+        **graph_columns(graph),
     )
+
+
+def graph_columns(graph: OperatorGraph) -> dict[str, np.ndarray]:
+    """By field of a problem, what problems on operator graphs have in common; colours are numbered from 0, -1 for none.
+
+    Colours may be any integers in a file.
+    """
+    numbers: dict[int | None, int] = {None: -1}
+    for node in graph.nodes:
+        numbers.setdefault(node.colour, len(numbers) - 1)
+    return {
+        "size_bytes": np.array([node.size_bytes for node in graph.nodes], dtype=float),
+        "colour": np.array([numbers[node.colour] for node in graph.nodes], dtype=np.int64),
+        "edges": np.array(graph.edges, dtype=np.int64).reshape(-1, 2),
+        "transfer_ms": np.array(graph.transfer_ms, dtype=float),
+    }
