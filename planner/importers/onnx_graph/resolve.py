@@ -302,13 +302,15 @@ class Resolver:
         self.work.fates["folded"] += 1
 
     def filled(self, node: onnx.NodeProto, frame: Frame) -> None:
-        """Store the tensor that a ConstantOfShape node makes of a stored shape."""
-        if node.input[0] not in self.work.stored:
+        """Store the tensor that a ConstantOfShape node makes of a stored shape; of a computed one, know its value."""
+        stored = node.input[0] in self.work.stored
+        if not stored:
             self._ordinary(node, frame)
-            return
         dims = self.value(node.input[0])
         if dims is None:
-            raise self._missing_value(node.input[0], f"ConstantOfShape {node.output[0]!r}")
+            if stored:
+                raise self._missing_value(node.input[0], f"ConstantOfShape {node.output[0]!r}")
+            return
         content: Array = np.zeros(1, dtype=np.float32)
         element = 1
         for attribute in node.attribute:
@@ -318,8 +320,12 @@ class Resolver:
                 content = content if given is None else given
         kind = self._stored_type(node.output[0], tuple(int(d) for d in dims.reshape(-1)), element)
         small = kind.elements <= MAX_CONSTANT_ELEMENTS
-        self.store(node.output[0], kind, np.full(kind.shape, content.reshape(-1)[0]) if small else None)
-        self.work.fates["folded"] += 1
+        value = np.full(kind.shape, content.reshape(-1)[0]) if small else None
+        if stored:
+            self.store(node.output[0], kind, value)
+            self.work.fates["folded"] += 1
+        elif value is not None:
+            self.work.values[node.output[0]] = value
 
     def _ordinary(self, proto: onnx.NodeProto, frame: Frame) -> None:
         node = self.work_node(proto, frame)

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm as arithmetic, as operator sets before 17 and 23 write them."""
+"""LayerNorm and RMSNorm as arithmetic, as operator sets before 17 and 23 write them; Gemma's scale counts from one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PATTERNS.register(
     "rms_norm",
     written_out(
         "RMSNormalization",
-        (f"{_RMS_NORM} * scale", _RMS_NORM),
+        (f"{_RMS_NORM} * scale", f"{_RMS_NORM} * (scale + 1)", _RMS_NORM),
         ("x", "scale"),
         _written_rms_norm,
         after=("layer_norm",),
