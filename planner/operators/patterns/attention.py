@@ -294,7 +294,8 @@ def _keys(graph: Graph, product: int, last: Node, spelling: _Spelling) -> str:
             spelling.nodes.add(index)
             swapped = _swapped(perm)
             if swapped == tuple(range(len(perm))):
-                return _reshaped(graph, node.inputs[0], wanted, node, spelling)
+                source = _without_scale(graph, node.inputs[0], spelling)
+                return _reshaped(graph, source, wanted, node, spelling)
             made = Tensor(f"{name}@turned", wanted, graph.tensors[name].dtype, TensorKind.ACTIVATION)
             if _swapped(graph.tensors[name].shape) == wanted:
                 return spelling.make(node, "Transpose", (node.inputs[0],), made, perm=swapped)
