@@ -8,8 +8,6 @@ from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import rule_of
 
 _FOLDS_OF_ONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
-_NEUTRAL = {"Add": (0.0, True), "Sub": (0.0, False), "Mul": (1.0, True), "Div": (1.0, False), "Pow": (1.0, False)}
-"""By operator: the number that changes nothing, and whether it may stand first."""
 _DROPOUT_WITH_MODE = 12
 
 
@@ -78,9 +76,9 @@ def _handed_on(node: WorkNode, graph: WorkGraph) -> str:
 
 def _is_handed_on(node: WorkNode, place: int, graph: WorkGraph) -> bool:
     """Whether a node's result is its input in that place, of the same type."""
-    if node.op in _NEUTRAL:
-        number, first = _NEUTRAL[node.op]
-        return (place == 0 or first) and _is_untrained(node.inputs[1 - place], number, graph)
+    neutral = rule_of(node.op).neutral
+    if neutral:
+        return 1 - place in neutral and _is_untrained(node.inputs[1 - place], neutral[1 - place], graph)
     if place:
         return False
     if node.op == "Identity":
