@@ -15,6 +15,8 @@ from planner.operators.site import Site
 from planner.operators.types import LoopNest, OpSpec, Origin, Saved
 
 INT64_BYTES = 8
+ALIAS = {"alias": 1.0}
+"""Among a call's details: where frameworks run eagerly, its results own no storage."""
 
 
 @dataclass(frozen=True, slots=True)

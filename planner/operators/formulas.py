@@ -4,8 +4,8 @@ A formula is Python arithmetic over names: `x / sqrt(mean(x * x) + k) * scale`.
 - A name stands for one tensor, the same wherever the name occurs: `scale`, `shift`, `ones`, `zeros` for stored ones
   (weights, tables), `cos`, `sin` for any, other names for computed ones. `k` stands for a number of any value, a number
   for itself.
-- `mean(..)` is the mean over the last dimensions, `sqrt(..)` a square root; any other function is the ONNX operator of
-  that name, applied to its first operands.
+- `mean(..)` is the mean over the last dimensions, `sqrt(..)` a square root, `shared(..)` a product that is read twice;
+  any other function is the ONNX operator of that name, applied to its first operands.
 - Factors may stand in any order, as products, quotients, reciprocals, squares or reciprocal square roots; numbers among
   them count only where the product has a `k`. Sums commute. Casts between floating-point types are passed over.
 """
@@ -70,6 +70,8 @@ def _term(tree: ast.expr) -> Term:
         return tree.id
     if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float):
         return float(tree.value)
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "shared":
+        return _term(tree.args[0])
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
         return Call(tree.func.id, tuple(map(_term, tree.args)))
     if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
@@ -204,6 +206,11 @@ def _solve_sqrt(graph: Graph, term: Term, node: Node, match: Match) -> Iterator[
 
 
 def _solve_mean(graph: Graph, term: Term, node: Node, match: Match) -> Iterator[Match]:
+    if node.op in ("Reshape", "Unsqueeze"):  # dimensions of size one that the mean left out
+        at, kept = graph.producer.get(node.inputs[0], -1), graph.tensors[node.outputs[0]].shape
+        if at < 0 or len(kept) != len(graph.tensors[graph.nodes[at].inputs[0]].shape) or kept[-1] != 1:
+            return
+        node, match = graph.nodes[at], match._replace(nodes=match.nodes | {at})
     if node.op in ("Mul", "Div"):  # a sum, times one over the number of its terms
         sums = [name for name in node.inputs if not is_number(graph, name)]
         at = graph.producer.get(sums[0], -1) if len(sums) == 1 else -1
@@ -219,7 +226,12 @@ def _solve_mean(graph: Graph, term: Term, node: Node, match: Match) -> Iterator[
 
 _NAMED = {"sqrt": _solve_sqrt, "mean": _solve_mean}
 
-_LAST = {"+": ("Add",), "-": ("Sub",), "sqrt": ("Sqrt", "Pow"), "mean": ("ReduceMean", "Mul", "Div")}
+_LAST = {
+    "+": ("Add",),
+    "-": ("Sub",),
+    "sqrt": ("Sqrt", "Pow"),
+    "mean": ("ReduceMean", "Mul", "Div", "Reshape", "Unsqueeze"),
+}
 """Operators that can compute a function last, where that is not the operator of its name; casts are not listed."""
 
 

@@ -261,6 +261,7 @@ class Rule:
         strides: how its first result lies in the storage of its first input, where frameworks make that a view.
         keeps_layout: results have the order of dimensions in memory of the first operand of their shape.
         hands_on: the result is the first input itself where shape and type are equal.
+        neutral: by position of a number that leaves the other operand as it is, that number.
         rearranges: its results hold elements of the first input, moved, picked or in another format.
         random: results differ from run to run.
         values: positions of inputs that hold a shape, an axis, a place or a count: needed by value, never by gradient.
@@ -285,6 +286,7 @@ class Rule:
     strides: Strides | None = None
     keeps_layout: bool = False
     hands_on: bool = False
+    neutral: Mapping[int, float] = field(default_factory=dict)
     rearranges: bool = False
     random: bool = False
     values: tuple[int, ...] = ()

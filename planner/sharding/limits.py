@@ -177,7 +177,8 @@ def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes:
         return not name
     for p, weight in _tables(call):
         even = all(size % sizes[axis] == 0 for size in weight.shape[-2:])
-        if even and weight.elements >= SMALL * elements and not reads[p][axis].cuts:
+        cut = p in reads and reads[p][axis].cuts  # an operator without a rule says of no operand how it is read
+        if even and weight.elements >= SMALL * elements and not cut:
             return False
     if rule_of(call.op).joint is JointCut.RING:
         return name in _HEADS

@@ -136,7 +136,7 @@ def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[MeshAxes, ...]
     """
     check_job(job)
     devices = min(job.devices or cluster.device_count, cluster.device_count)
-    experts, steps = expert_count(graph), sample_steps(graph)
+    experts, steps = dealt_experts(graph), sample_steps(graph)
     check_dealt(graph, job)
     if len(device_types(cluster, job)) > 1:
         return ()
@@ -186,7 +186,7 @@ def check_dealt(graph: Graph, job: Job) -> None:
     Raises:
         JobError: names the first.
     """
-    _check_widths(job.expert_parallel, expert_count(graph), "EP", "experts")
+    _check_widths(job.expert_parallel, dealt_experts(graph), "EP", "experts")
     _check_widths(job.context_parallel, sample_steps(graph), "CP", "steps of a sample")
     sizes = job.micro_batches or (job.global_batch,)
     if job.expert_parallel and all(size % width for size in sizes for width in job.expert_parallel):
@@ -211,9 +211,9 @@ def _check_widths(widths: Sequence[int], count: int, degree: str, what: str) -> 
 
 
 @per_graph
-def expert_count(graph: Graph) -> int:
-    """Experts of the model's widest mixture; 0 where there is none."""
-    most_experts = 0
+def _expert_counts(graph: Graph) -> frozenset[int]:
+    """Numbers of experts of the model's mixtures."""
+    counts = set()
     specs = graph_specs(graph)
     for i in call_classes(graph).first:
         if not specs[i].matrix_flops:
@@ -221,8 +221,19 @@ def expert_count(graph: Graph) -> int:
         call = OpCall.of(graph, graph.nodes[i])
         for position, dim in expert_dims(call, specs[i].nests).items():
             tensor = call.inputs[position]
-            most_experts = max(most_experts, tensor.shape[dim] if tensor is not None else 0)
-    return most_experts
+            if tensor is not None:
+                counts.add(tensor.shape[dim])
+    return frozenset(counts)
+
+
+def expert_count(graph: Graph) -> int:
+    """Experts of the model's widest mixture; 0 where there is none."""
+    return max(_expert_counts(graph), default=0)
+
+
+def dealt_experts(graph: Graph) -> int:
+    """The largest number of ranks that every mixture's experts can be dealt to evenly; 0 without a mixture."""
+    return math.gcd(*_expert_counts(graph))
 
 
 @per_graph

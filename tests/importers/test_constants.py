@@ -250,3 +250,53 @@ def test_attribute_values_are_plain_and_short() -> None:
     call = helper.make_node("LeakyRelu", ["x"], ["y"], alpha=0.1)
     graph = graph_from_proto(model([call], [value("x", [2])], [value("y", None)]))
     assert dict(graph.nodes[0].attributes) == {"alpha": 0.1}
+
+
+@pytest.mark.parametrize("op", ["Mul", "Div", "Add", "Sub", "Pow"])
+def test_arithmetic_that_changes_nothing_is_left_out(op: str) -> None:
+    neutral = 0.0 if op in ("Add", "Sub") else 1.0
+
+    def kept(number: float, name: str = "val_1") -> list[str]:
+        stored = [absent("w", [8, 4]), numpy_helper.from_array(np.array(number, np.float32), name)]
+        nodes = [node("MatMul", ["x", "w"], ["h"]), node(op, ["h", name], ["s"]), node("Relu", ["s"], ["y"])]
+        proto = model(nodes, [value("x", [2, 8])], [value("y", None)], stored)
+        return [n.op for n in graph_from_proto(proto).nodes]
+
+    assert kept(neutral) == ["MatMul", "Relu"]
+    assert kept(2.0) == ["MatMul", op, "Relu"]
+    assert kept(neutral, "layer.scale") == ["MatMul", op, "Relu"]
+
+
+def test_a_number_cast_like_an_activation_is_a_number() -> None:
+    stored = [absent("w", [8, 4]), numpy_helper.from_array(np.array(16, np.int64), "size")]
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]), node("CastLike", ["size", "h"], ["f"]), node("Sqrt", ["f"], ["r"]),
+        node("Div", ["h", "r"], ["y"]),
+    ]  # fmt: skip
+    proto = model(nodes, [value("x", [2, 8])], [value("y", None)], stored)
+    assert [n.op for n in graph_from_proto(proto).nodes] == ["MatMul", "Div"]
+
+
+def test_an_empty_piece_of_a_concatenation_is_left_out() -> None:
+    stored = [absent("w", [8, 4]), ints("four", [4]), ints("last", [-1])]
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]), node("Slice", ["h", "four", "four", "last"], ["nothing"]),
+        node("Concat", ["h", "nothing"], ["c"], axis=1), node("Relu", ["c"], ["y"]),
+    ]  # fmt: skip
+    proto = model(nodes, [value("x", [2, 8])], [value("y", None)], stored)
+    assert [n.op for n in graph_from_proto(proto).nodes] == ["MatMul", "Relu"]
+
+
+def test_sizes_that_a_fill_of_a_computed_shape_gives_are_known() -> None:
+    """As torch writes the amounts of a padding: zeros appended up to twice the rank, in another order."""
+    stored = [absent("w", [8, 4]), ints("amounts", [1, 1]), ints("wanted", [4]), ints("order", [2, 0, 3, 1])]
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]), node("Shape", ["amounts"], ["given"]),
+        node("Sub", ["wanted", "given"], ["missing"]),
+        node("ConstantOfShape", ["missing"], ["zeros"], value=ints("zero", [0])),
+        node("Concat", ["amounts", "zeros"], ["all"], axis=0), node("Gather", ["all", "order"], ["pads"]),
+        node("Pad", ["h", "pads"], ["p"]), node("MatMul", ["p", "v"], ["y"]),
+    ]  # fmt: skip
+    proto = model(nodes, [value("x", [2, 8])], [value("y", None)], [*stored, absent("v", [6, 3])])
+    graph = graph_from_proto(proto)
+    assert [graph.tensors[name].shape for name in ("p", "y")] == [(2, 6), (2, 3)]

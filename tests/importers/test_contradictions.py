@@ -129,3 +129,24 @@ def test_a_loop_that_runs_too_often_is_told_from_one_without_a_limit() -> None:
         loop(1 << 62)
     with pytest.raises(ModelError, match="how often Loop 'turns' runs is not in the file"):
         loop((1 << 63) - 1)
+
+
+def test_a_node_that_writes_what_it_reads() -> None:
+    with pytest.raises(ModelError, match="MatMul 'turn' computes 'x', which is an input or computed already"):
+        read([node("MatMul", ["x", "w"], ["x"], name="turn"), product()])
+
+
+def test_fewer_numbers_than_a_shape_needs() -> None:
+    short = TensorProto(name="v", data_type=TensorProto.FLOAT, dims=[8, 8], float_data=[1.0] * 5)
+    with pytest.raises(ModelError, match=r"'v' holds 5 numbers, its shape .8, 8. needs 64"):
+        read([node("MatMul", ["x", "v"], ["y"])], [short])
+
+
+def test_a_negative_size() -> None:
+    with pytest.raises(ModelError, match=r"'v' has the shape .8, -4."):
+        read([node("MatMul", ["x", "v"], ["y"])], [TensorProto(name="v", data_type=1, dims=[8, -4], raw_data=bytes(8))])
+
+
+def test_an_operator_set_without_a_version() -> None:
+    with pytest.raises(ModelError, match=r"operator set 'ai.onnx' has the version 0"):
+        read([product()], opset=0)

@@ -194,3 +194,27 @@ def test_batch_norm_statistics() -> None:
     graph = graph_from_proto(model(nodes, [value("x", [2, 4, 5, 5])], [value("y", None)], stored))
     assert [(p.name, p.trainable) for p in graph.parameters] == [("s", True), ("b", True), ("m", False), ("v", False)]
     assert graph.parameter_count() == 8
+
+
+def repeated(*, parts: bool) -> Graph:
+    """A module applied twice, whose weight the exporter turned round and stored for each use; or two parts of one."""
+    first = scoped(node("MatMul", ["x", "val_1"], ["a"]), "layer", "layer.fc", "matmul")
+    second = scoped(node("MatMul", ["x" if parts else "a", "val_2"], ["b"]), "layer", "layer.fc", "matmul_1")
+    kinds = [value("val_1", [8, 8]), value("val_2", [8, 8])]
+    for kind in kinds:
+        kind.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['layer.fc.weight']")
+    proto = model(
+        [first, second, node("Add", ["a", "b"], ["y"])], [value("x", [2, 8])], [value("y", None)],
+        [absent("val_1", [8, 8]), absent("val_2", [8, 8])], value_info=kinds,
+    )  # fmt: skip
+    return graph_from_proto(proto)
+
+
+def test_a_weight_stored_again_for_each_use_of_its_module_is_one_weight() -> None:
+    graph = repeated(parts=False)
+    assert graph.parameter_count() == 64
+    assert "tie-restored" in codes(graph)
+
+
+def test_parts_of_one_weight_are_read_beside_each_other_and_stay_apart() -> None:
+    assert repeated(parts=True).parameter_count() == 2 * 64

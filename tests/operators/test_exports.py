@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import planner
-from planner import Graph, Job
+from planner import Graph, Job, Plan
 from planner.costs import Profile
 from planner.graph import build_chain
 from planner.operators import SavedOptions, graph_specs, saved_for_backward, unique_bytes
 from tests.shared_data import shared_path
 
 SAME = [
+    ("families/clip.dynamo", "families/clip.noopt"),
     ("families/clip.legacy14", "families/clip.noopt"),
     ("families/llama_kv.dynamo", "families/llama_kv.noopt"),
     ("families/mobilenet.dynamo", "families/mobilenet.noopt"),
@@ -44,18 +45,13 @@ def priced(name: str) -> Profile:
 def test_exports_of_one_model_cost_the_same(one: str, other: str) -> None:
     assert len(build_chain(imported(one)).blocks) == len(build_chain(imported(other)).blocks)
     first, second = priced(one), priced(other)
+    counts = [imported(name).parameter_count() for name in (one, other)]
+    assert counts[0] == pytest.approx(counts[1], rel=0.01)
     assert first.forward_flops.sum() == second.forward_flops.sum()
     assert first.backward_flops.sum() == second.backward_flops.sum()
     assert unique_bytes(first.saved) == pytest.approx(unique_bytes(second.saved), rel=0.01)
     assert first.forward_s.sum() == pytest.approx(second.forward_s.sum(), rel=0.01)
     assert first.backward_s.sum() == pytest.approx(second.backward_s.sum(), rel=0.01)
-
-
-def test_an_optimised_export_of_clip_differs_by_its_constant_positions_alone() -> None:
-    """Its exporter computed the learned positions into constants, so that two sums need one gradient less."""
-    first, second = priced("families/clip.dynamo"), priced("families/clip.noopt")
-    assert first.forward_s.sum() == pytest.approx(second.forward_s.sum(), rel=0.01)
-    assert unique_bytes(first.saved) == pytest.approx(unique_bytes(second.saved), rel=0.01)
 
 
 def test_an_optimised_export_of_untrained_gpt_neox_merges_its_norms() -> None:
@@ -65,14 +61,30 @@ def test_an_optimised_export_of_untrained_gpt_neox_merges_its_norms() -> None:
     assert kept[1] - kept[0] == 3 * (normalised + statistics)
 
 
-@pytest.mark.parametrize(("one", "other"), SAME)
-def test_exports_of_one_model_get_one_plan(one: str, other: str) -> None:
-    cluster = planner.load_cluster("dgx-a100")
-    plans = [planner.plan(imported(name), cluster, Job(global_batch=64, backends=("any",))) for name in (one, other)]
-    first, second = (made.predictions.iteration_s for made in plans)
-    assert first == pytest.approx(second, rel=0.01)
-    shapes = [[(stage.blocks, len(stage.replicas)) for stage in made.stages] for made in plans]
-    assert shapes[0] == shapes[1]
+def planned(name: str, stages: tuple[int, ...]) -> Plan:
+    job = Job(global_batch=64, backends=("any",), pipeline_stages=stages)
+    return planner.plan(imported(name), planner.load_cluster("dgx-a100"), job)
+
+
+def shape(plan: Plan) -> list[tuple[tuple[int, int], int]]:
+    return [(stage.blocks, len(stage.replicas)) for stage in plan.stages]
+
+
+PLANNED = [(*pair, ()) for pair in SAME] + [(*pair, (2,)) for pair in SAME if pair[0].startswith("families")]
+
+
+@pytest.mark.parametrize(("one", "other", "stages"), PLANNED)
+def test_exports_of_one_model_get_one_plan(one: str, other: str, stages: tuple[int, ...]) -> None:
+    first, second = planned(one, stages), planned(other, stages)
+    assert first.predictions.iteration_s == pytest.approx(second.predictions.iteration_s, rel=0.01)
+    assert shape(first) == shape(second)
+
+
+def test_an_export_that_lost_norms_is_cut_like_the_one_that_has_them() -> None:
+    first, second = (planned(f"families/gpt_neox.{exporter}", (2,)) for exporter in ("dynamo", "noopt"))
+    assert shape(first) == shape(second)
+    flops = [priced(f"families/gpt_neox.{exporter}").forward_flops.sum() for exporter in ("dynamo", "noopt")]
+    assert flops[0] == flops[1]
 
 
 def test_a_loss_in_the_graph_costs_what_an_assumed_loss_costs() -> None:

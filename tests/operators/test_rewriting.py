@@ -46,9 +46,10 @@ def same(written: Graph, operator: Graph) -> None:
 
 NORM = {
     **dict.fromkeys(("c", "q", "n", "u"), WIDE), **dict.fromkeys(("m", "v", "e", "s", "r"), ROW),
-    "two": "c", "eps": "c", "half": "c", "one": "c", "g": "w 16", "b": "w 16",
+    "two": "c", "eps": "c", "half": "c", "one": "c", "g": "w 16", "b": "w 16", "h": "x 16", "flat": "x 2 6",
+    "last": "c:int64 1", **dict.fromkeys(("mm", "vv"), ROW), **dict.fromkeys(("i", "t"), WIDE),
 }  # fmt: skip
-SQUARES = {"two": (2.0,), "eps": (1e-5,), "half": (-0.5,), "one": (1.0,)}
+SQUARES = {"two": (2.0,), "eps": (1e-5,), "half": (-0.5,), "one": (1.0,), "last": (-1,)}
 MEAN = step("m = ReduceMean x", axes=(-1,))
 VARIANCE = step("v = ReduceMean q", axes=(-1,))
 
@@ -67,6 +68,20 @@ VARIANCE = step("v = ReduceMean q", axes=(-1,))
         [
             MEAN, step("c = Sub x m"), step("q = Mul c c"), VARIANCE, step("e = Add v eps"), step("r = Pow e half"),
             step("n = Mul r c"), step("u = Mul n g"), step("y = Add u b"),
+        ],
+        [
+            MEAN, step("c = Sub x m"), step("q = Mul c c"), step("flat = ReduceMean q", axes=(-1,), keepdims=0),
+            step("v = Unsqueeze flat last"), step("e = Add v eps"), step("s = Sqrt e"), step("n = Div c s"),
+            step("u = Mul n g"), step("y = Add u b"),
+        ],
+        [
+            MEAN, step("q = Mul x x"), VARIANCE, step("mm = Mul m m"), step("vv = Sub v mm"), step("e = Add vv eps"),
+            step("s = Sqrt e"), step("c = Sub x m"), step("n = Div c s"), step("u = Mul n g"), step("y = Add u b"),
+        ],
+        [
+            MEAN, step("c = Sub x m"), step("q = Mul c c"), VARIANCE, step("e = Add v eps"), step("s = Sqrt e"),
+            step("r = Reciprocal s"), step("i = Mul r g"), step("n = Mul x i"), step("t = Mul m i"),
+            step("u = Sub b t"), step("y = Add n u"),
         ],
     ],
 )  # fmt: skip
@@ -100,6 +115,13 @@ def test_rms_norm_spelled_out_keeps_the_normalised_input_as_well(inverse: str) -
     assert unique_bytes(first.saved) - unique_bytes(second.saved) == 4 * 2 * 6 * 16
 
 
+def test_a_norm_whose_scale_counts_from_one_is_that_norm() -> None:
+    root = [step("q = Mul x x"), VARIANCE, step("e = Add v eps"), step("s = Sqrt e"), step("n = Div x s")]
+    counted = [*root, step("h = Add g one"), step("y = Mul n h")]
+    plain = [*root, step("y = Mul n g")]
+    same(build(NORM, counted, SQUARES), rewritten(build(NORM, plain, SQUARES)))
+
+
 BY_ERF = [step("a = Mul x k"), step("c = Erf a"), step("d = Add one c"), step("e = Mul k x"), step("y = Mul e d")]
 SCALED_LAST = [step("a = Div x k"), step("c = Erf a"), step("d = Add c one"), step("e = Mul d x"), step("y = Mul e k")]
 CURVE = {**dict.fromkeys("acdefhij", WIDE), "k": "c", "one": "c"}
@@ -111,6 +133,14 @@ CURVE = {**dict.fromkeys("acdefhij", WIDE), "k": "c", "one": "c"}
         (BY_ERF, "Gelu"),
         (SCALED_LAST, "Gelu"),
         ([step("a = Sigmoid x"), step("y = Mul a x")], "Swish"),
+        ([step("a = Neg x"), step("c = Exp a"), step("d = Add c one"), step("y = Div x d")], "Swish"),
+        ([step("a = Softplus x"), step("c = Tanh a"), step("y = Mul x c")], "Mish"),
+        (
+            [
+                step("a = Mul x k"), step("c = Erf a"), step("d = Mul c k"), step("e = Add d k"), step("y = Mul x e"),
+            ],
+            "Gelu",
+        ),
         (
             [
                 step("a = Mul x x"), step("c = Mul a k"), step("d = Add c one"), step("e = Mul x k"),
@@ -152,11 +182,52 @@ def test_rotary_embedding() -> None:
     same(build(tensors, steps, {**SIZES, **places}), operator)
 
 
+PAIRS = {
+    **dict.fromkeys(("p", "q", "r"), "x 2 2 6 8"), **dict.fromkeys("fsnacdegk", "x 2 2 6 4"),
+    **dict.fromkeys(("uf", "un"), "x 2 2 6 4 1"), "st": "x 2 2 6 4 2", "cos": "c 1 1 6 8", "sin": "c 1 1 6 8",
+    "hc": "c 1 1 6 4", "hs": "c 1 1 6 4", **dict.fromkeys(("zero", "one", "eight", "last", "two"), "c:int64 1"),
+    "four": "c:int64 4",
+}  # fmt: skip
+HALVES = [step("f = Slice t zero eight last two"), step("s = Slice t one eight last two")]
+PAIRED = [
+    step("uf = Unsqueeze e last"), step("un = Unsqueeze k last"), step("st = Concat uf un", axis=-1),
+    step("z = Reshape st four"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "cos", "sin"),
+    [
+        (
+            [
+                *HALVES, step("n = Neg s"), step("un = Unsqueeze n last"), step("uf = Unsqueeze f last"),
+                step("st = Concat un uf", axis=-1), step("q = Reshape st four"), step("p = Mul t cos"),
+                step("r = Mul q sin"), step("z = Add p r"),
+            ],
+            "cos", "sin",
+        ),
+        (
+            [
+                *HALVES, step("a = Mul f hc"), step("c = Mul s hs"), step("e = Sub a c"), step("d = Mul f hs"),
+                step("g = Mul s hc"), step("k = Add d g"), *PAIRED,
+            ],
+            "hc", "hs",
+        ),
+    ],
+)  # fmt: skip
+def test_rotary_embedding_of_pairs(steps: list[Node], cos: str, sin: str) -> None:
+    tensors = {**HEADS, **SHAPES, **PAIRS}
+    places = {"zero": (0,), "one": (1,), "two": (2,), "eight": (8,), "last": (-1,), "four": (2, 2, 6, 8)}
+    operator = [*INTO, step(f"z = RotaryEmbedding t {cos} {sin}", interleaved=1), *OUT]
+    same(build(tensors, [*INTO, *steps, *OUT], {**SIZES, **places}), build(tensors, operator, SIZES))
+
+
 ATTENTION = {
     **HEADS, **SHAPES, "k": "c", **dict.fromkeys(("qs", "kr"), "x 2 2 6 8"),
     **dict.fromkeys(("kt", "k3", "ks"), "x 2 2 8 6"), "flatk": "x 4 6 8", "turned": "x 4 8 6",
     **dict.fromkeys(("s", "a", "p", "g"), "x 2 2 6 6"), "nan": "x:bool 2 2 6 6", "m": "c 1 1 6 6",
-    "three": "c:int64 3", "four": "c:int64 4",
+    "three": "c:int64 3", **dict.fromkeys(("four", "scores", "heads"), "c:int64 4"),
+    **dict.fromkeys(("t2", "v3", "z3"), "x 4 6 8"), **dict.fromkeys(("s3", "a3", "p3"), "x 4 6 6"),
 }  # fmt: skip
 KEYS_IN_THREE_STEPS = [
     step("flatk = Reshape t three"), step("turned = Transpose flatk", perm=(0, 2, 1)), step("kt = Reshape turned four"),
@@ -174,11 +245,29 @@ KEYS_IN_THREE_STEPS = [
             *KEYS_IN_THREE_STEPS, step("qs = Mul t k"), step("ks = Mul kt k"), step("s = MatMul qs ks"),
             step("p = Softmax s", axis=-1), step("nan = IsNaN p"), step("g = Where nan k p"), step("z = MatMul g t"),
         ],
+        [
+            step("qs = Mul t k"), step("kt = Transpose qs", perm=(0, 1, 3, 2)), step("s = MatMul t kt"),
+            step("p = Softmax s", axis=-1), step("z = MatMul p t"),
+        ],
+        [
+            step("flatk = Reshape t three"), step("turned = Transpose t2", perm=(0, 2, 1)),
+            step("s3 = MatMul flatk turned"), step("a3 = Mul s3 k"), step("a = Reshape a3 scores"),
+            step("p = Softmax a", axis=-1), step("z = MatMul p t"),
+        ],
+        [
+            step("flatk = Reshape t three"), step("turned = Transpose t2", perm=(0, 2, 1)),
+            step("s3 = MatMul flatk turned"), step("p3 = Softmax s3", axis=-1), step("z3 = MatMul p3 v3"),
+            step("z = Reshape z3 heads"),
+        ],
     ],
 )  # fmt: skip
 def test_attention(steps: list[Node]) -> None:
     operator = build(ATTENTION, [*INTO, step("z = Attention t t t"), *OUT], SIZES)
-    constants = {**SIZES, "k": (0.3,), "three": (4, 6, 8), "four": (2, 2, 8, 6)}
+    joined = [step(f"{name} = Reshape t three") for name in ("t2", "v3") if any(name in n.inputs for n in steps)]
+    steps = [*joined, *steps]
+    constants = {
+        **SIZES, "k": (0.3,), "three": (4, 6, 8), "four": (2, 2, 8, 6), "scores": (2, 2, 6, 6), "heads": (2, 2, 6, 8),
+    }  # fmt: skip
     same(build(ATTENTION, [*INTO, *steps, *OUT], constants), operator)
 
 

@@ -140,7 +140,8 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
         raise ModelError("an output of the model's graph has no name", where=where, hint=_AGAIN)
     for holder in (model, *model.functions):
         for entry in holder.opset_import:
-            if not 0 <= entry.version <= MOST_VERSION:
+            least = 1 if entry.domain in ("", "ai.onnx") else 0
+            if not least <= entry.version <= MOST_VERSION:
                 name = entry.domain or "ai.onnx"
                 raise ModelError(f"operator set {name!r} has the version {entry.version}", where=where, hint=_AGAIN)
             newest = newest_version(entry.domain)

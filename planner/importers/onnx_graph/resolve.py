@@ -26,7 +26,7 @@ from planner.importers.onnx_graph.attributes import (
 from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
 from planner.importers.onnx_graph.control_flow import call_function, loop_names
 from planner.importers.onnx_graph.inference import Inference, plain_domain
-from planner.importers.onnx_graph.order import in_order, live_nodes
+from planner.importers.onnx_graph.order import in_order, live_nodes, node_label
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
@@ -110,6 +110,10 @@ class Resolver:
         graph, work = self.model.graph, self.work
         self._read_statements(graph)
         self.store_initializers(graph, {})
+        for node in graph.node:
+            for name in node.output:
+                if name in self.work.types:
+                    raise self.damaged(f"{node_label(node)} computes {name!r}, which {self._origin(name)} already")
         nodes = in_order(list(graph.node), self.where)
         live = live_nodes(nodes, work.outputs)
         work.fates["dead"] += len(nodes) - len(live)
@@ -192,12 +196,14 @@ class Resolver:
             ModelError: the name is registered already, a size is negative, or the tensor has more than `MOST_ELEMENTS`.
         """
         if name in self.work.types:
-            before = "is stored" if name in self.work.stored else "is an input or computed"
             origin = "the file stores" if maker is None else f"{maker.label} computes"
-            raise self.damaged(f"{origin} {name!r}, which {before} already")
+            raise self.damaged(f"{origin} {name!r}, which {self._origin(name)} already")
         if min(kind.shape, default=0) < 0 or kind.elements > MOST_ELEMENTS:
             raise self.damaged(f"{name!r} has the shape {list(kind.shape)}")
         self.work.types[name] = kind
+
+    def _origin(self, name: str) -> str:
+        return "is stored" if name in self.work.stored else "is an input or computed"
 
     def store_initializers(self, graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         """Add a graph's initializers, under their new names."""
@@ -302,13 +308,15 @@ class Resolver:
         self.work.fates["folded"] += 1
 
     def filled(self, node: onnx.NodeProto, frame: Frame) -> None:
-        """Store the tensor that a ConstantOfShape node makes of a stored shape."""
-        if node.input[0] not in self.work.stored:
+        """Store the tensor that a ConstantOfShape node makes of a stored shape; of a computed one, know its value."""
+        stored = node.input[0] in self.work.stored
+        if not stored:
             self._ordinary(node, frame)
-            return
         dims = self.value(node.input[0])
         if dims is None:
-            raise self._missing_value(node.input[0], f"ConstantOfShape {node.output[0]!r}")
+            if stored:
+                raise self._missing_value(node.input[0], f"ConstantOfShape {node.output[0]!r}")
+            return
         content: Array = np.zeros(1, dtype=np.float32)
         element = 1
         for attribute in node.attribute:
@@ -318,8 +326,12 @@ class Resolver:
                 content = content if given is None else given
         kind = self._stored_type(node.output[0], tuple(int(d) for d in dims.reshape(-1)), element)
         small = kind.elements <= MAX_CONSTANT_ELEMENTS
-        self.store(node.output[0], kind, np.full(kind.shape, content.reshape(-1)[0]) if small else None)
-        self.work.fates["folded"] += 1
+        value = np.full(kind.shape, content.reshape(-1)[0]) if small else None
+        if stored:
+            self.store(node.output[0], kind, value)
+            self.work.fates["folded"] += 1
+        elif value is not None:
+            self.work.values[node.output[0]] = value
 
     def _ordinary(self, proto: onnx.NodeProto, frame: Frame) -> None:
         node = self.work_node(proto, frame)
@@ -433,6 +445,8 @@ class Resolver:
             raise ModelError(
                 f"tensor {name!r} has the unknown element type {element}", where=self.where, hint="update onnx"
             )
+        if min(shape, default=0) < 0:
+            raise self.damaged(f"{name!r} has the shape {list(shape)}")
         stored_type = TensorType(shape, element)
         return self._kinds.setdefault(stored_type, stored_type)
 
@@ -445,8 +459,19 @@ class Resolver:
         held, needed = len(tensor.raw_data), (kind.elements * kind.dtype.bits + 7) // 8
         if held and held != needed and kind.dtype is not DType.STRING:
             raise self.damaged(f"{name!r} holds {held:,} bytes of data, its shape {list(kind.shape)} needs {needed:,}")
+        entries = sum(len(getattr(tensor, field)) for field in _DATA)
+        if entries and kind.dtype in _ONE_ENTRY and entries != kind.elements:
+            raise self.damaged(
+                f"{name!r} holds {entries:,} numbers, its shape {list(kind.shape)} needs {kind.elements:,}"
+            )
         return tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None
 
+
+_DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
+"""Where a tensor message holds its numbers if not as bytes."""
+
+_ONE_ENTRY = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT64, DType.BOOL})
+"""Types of which each number is one entry there."""
 
 Handler = Callable[[Resolver, "onnx.NodeProto", Frame], None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.importers.formats import ImportOptions
+from planner.importers.onnx_graph.weights import is_path
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import rule_of
 
@@ -20,7 +21,8 @@ def fold_constant_regions(graph: WorkGraph, options: ImportOptions) -> None:
     kept = []
     for node in graph.nodes:
         is_shape = node.op in ("Shape", "Size")
-        if not is_shape and (not _foldable(node, graph) or not all(graph.is_constant(n) for n in node.inputs if n)):
+        read = node.inputs[:1] if node.op == "CastLike" else node.inputs  # of the second, only the type counts
+        if not is_shape and (not _foldable(node, graph) or not all(graph.is_constant(n) for n in read if n)):
             kept.append(node)
             continue
         plumbing = is_shape or any(name in from_shape for name in node.inputs)
@@ -41,13 +43,19 @@ def _foldable(node: WorkNode, graph: WorkGraph) -> bool:
 
 
 def collapse_aliases(graph: WorkGraph, options: ImportOptions) -> None:
-    """Take out nodes that hand on their first input unchanged, and let readers read that input."""
+    """Take out nodes that hand on one of their inputs unchanged, and let readers read that input.
+
+    Some exporters leave out factors of one, terms of zero and empty pieces of a concatenation, others write them.
+    """
     same: dict[str, str] = {}
     kept = []
     for node in graph.nodes:
         node.inputs = [same.get(name, name) for name in node.inputs]
-        if _hands_on(node, graph):
-            same[node.outputs[0]] = node.inputs[0]
+        if node.op == "Concat" and len(pieces := [n for n in node.inputs if graph.types[n].elements]) > 0:
+            node.inputs = pieces
+        source = _handed_on(node, graph)
+        if source:
+            same[node.outputs[0]] = source
             graph.identities.append(node.outputs[0])
             graph.fates["plumbing"] += 1
         else:
@@ -57,11 +65,21 @@ def collapse_aliases(graph: WorkGraph, options: ImportOptions) -> None:
     graph.outputs = list(dict.fromkeys(same.get(name, name) for name in graph.outputs))
 
 
-def _hands_on(node: WorkNode, graph: WorkGraph) -> bool:
-    if not node.inputs or not node.inputs[0]:
-        return False
-    source, target = graph.types[node.inputs[0]], graph.types.get(node.outputs[0])
-    if target is None or source != target:
+def _handed_on(node: WorkNode, graph: WorkGraph) -> str:
+    """The input that is a node's result; "" where it computes something."""
+    target = graph.types.get(node.outputs[0])
+    for place, source in enumerate(node.inputs[:2]):
+        if source and graph.types[source] == target and _is_handed_on(node, place, graph):
+            return source
+    return ""
+
+
+def _is_handed_on(node: WorkNode, place: int, graph: WorkGraph) -> bool:
+    """Whether a node's result is its input in that place, of the same type."""
+    neutral = rule_of(node.op).neutral
+    if neutral:
+        return 1 - place in neutral and _is_untrained(node.inputs[1 - place], neutral[1 - place], graph)
+    if place:
         return False
     if node.op == "Identity":
         return "pinned" not in node.attributes or not graph.is_constant(node.inputs[0])
@@ -75,8 +93,15 @@ def _hands_on(node: WorkNode, graph: WorkGraph) -> bool:
             len(node.inputs) < 5 or not node.inputs[4] or steps is not None
         )
     if node.op == "Transpose":
-        return node.attributes.get("perm") == tuple(range(len(source.shape)))
+        return node.attributes.get("perm") == tuple(range(len(graph.types[node.inputs[0]].shape)))
     return node.op == "Dropout" and not _drops(node, graph) and not any(node.outputs[1:])
+
+
+def _is_untrained(name: str, number: float, graph: WorkGraph) -> bool:
+    """Whether a tensor is one given number, and none that training could change."""
+    value = graph.values.get(name)
+    named = is_path(name) or graph.kinds.get(name) in ("PARAMETER", "BUFFER")
+    return value is not None and not value.shape and graph.is_constant(name) and not named and value == number
 
 
 def _drops(node: WorkNode, graph: WorkGraph) -> bool:

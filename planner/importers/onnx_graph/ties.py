@@ -19,7 +19,7 @@ from planner.errors import UsageError
 from planner.graph import Parameter
 from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.weights import Use, is_path, module_label, uses
-from planner.importers.onnx_graph.work import WorkGraph, WorkNode
+from planner.importers.onnx_graph.work import TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 from planner.registry import did_you_mean
 
@@ -83,13 +83,47 @@ def restore_ties(graph: WorkGraph, options: ImportOptions) -> None:
 
 def _tie_by_origin(graph: WorkGraph) -> None:
     """A stored tensor that the exporter computed from another stored weight is a copy of it."""
-    for name, weight in graph.weights.items():
+    for name in graph.weights:
         origin = graph.origins.get(name, ())
         if len(origin) != 1 or origin[0] == name or origin[0] not in graph.weights:
             continue
         if graph.types[name].elements == graph.types[origin[0]].elements:
-            graph.weights[name] = replace(weight, tied_to=origin[0])
-            graph.info("tie-restored", f"{name} is a copy of {origin[0]}, as the exporter's metadata says", name)
+            _tie(graph, name, origin[0], origin[0])
+    _tie_repeated(graph)
+
+
+def _tie(graph: WorkGraph, copy: str, original: str, origin: str) -> None:
+    graph.weights[copy] = replace(graph.weights[copy], tied_to=original)
+    graph.info("tie-restored", f"{copy} is a copy of {origin}, as the exporter's metadata says", copy)
+
+
+def _tie_repeated(graph: WorkGraph) -> None:
+    """A module that is applied again, for which an optimiser stored its weight again: one weight.
+
+    Parts of one weight also come from one stored tensor; they are read beside each other, not one after the other.
+    """
+    first: dict[tuple[str, TensorType], Use] = {}
+    for use in uses(graph):
+        origin = graph.origins.get(use.stored, ())
+        weight = graph.weights.get(use.stored)
+        if weight is None or weight.tied_to or use.role is not Role.MATRIX or len(origin) != 1:
+            continue
+        if origin[0] in graph.stored or origin[0].rpartition(".")[0] != use.node.scope.module:
+            continue
+        original = first.setdefault((origin[0], graph.types[use.stored]), use)
+        if original.stored != use.stored and _is_after(graph, use.node, original.node):
+            _tie(graph, use.stored, original.stored, origin[0])
+
+
+def _is_after(graph: WorkGraph, node: WorkNode, earlier: WorkNode) -> bool:
+    """Whether a node depends on an earlier one. O(nodes)."""
+    made = set(earlier.outputs)
+    for each in graph.nodes:
+        if not made.isdisjoint(each.inputs):
+            if each is node:
+                return True
+            made.update(filter(None, each.outputs))
+    return False
 
 
 def _candidates(graph: WorkGraph) -> list[tuple[str, str]]:

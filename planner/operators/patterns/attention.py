@@ -32,6 +32,7 @@ class _Spelling:
         mask: what selects or is added to the scores; "" without.
         attributes: of the attention: whether it is causal, whether probabilities are dropped.
         scaled: queries and keys stay scaled, as no one kernel can be given a mask that is trained.
+        heads: samples and heads, where queries and keys come with both in one dimension and values do not.
     """
 
     nodes: set[int] = field(default_factory=set)
@@ -41,6 +42,7 @@ class _Spelling:
     mask: str = ""
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
     scaled: bool = False
+    heads: tuple[int, ...] = ()
 
     def tensor(self, graph: Graph, name: str) -> Tensor:
         """A tensor of the graph, or one that was added."""
@@ -62,16 +64,19 @@ def _attention(graph: Graph, index: int) -> Rewrite | None:
     if softmax is None:
         return None
     scores = graph.tensors[softmax.inputs[0]]
+    value = _separate_heads(graph, last.inputs[1], spelling)
     product = _to_product(graph, softmax.inputs[0], scores, spelling)
     if product is None:
         return None
     query = _without_scale(graph, graph.nodes[product].inputs[0], spelling)
-    key, value = _keys(graph, product, last, spelling), last.inputs[1]
+    wanted = _with_heads(graph.tensors[query].shape, spelling)
+    query = query if graph.tensors[query].shape == wanted else _reshaped(graph, query, wanted, last, spelling)
+    key = _keys(graph, product, last, spelling)
     if not spelling.mask and scores.shape[-2] == scores.shape[-1]:
         key, value = _without_repeats(graph, key, value, spelling)
     operands = [spelling.tensor(graph, name) for name in (query, key, value)]
     mask = spelling.tensor(graph, spelling.mask).shape if spelling.mask else ()
-    if not _fit(operands, graph.tensors[graph.nodes[product].outputs[0]], mask):
+    if not _fit(operands, mask):
         return None
     heads = {"q_num_heads": 1, "kv_num_heads": 1} if len(operands[0].shape) == 3 else {}
     node = replace(
@@ -80,13 +85,52 @@ def _attention(graph: Graph, index: int) -> Rewrite | None:
         inputs=(query, key, value, *([spelling.mask] if spelling.mask else [])),
         attributes={**heads, **spelling.attributes},
     )
-    return Rewrite(frozenset(spelling.nodes), (*spelling.added, node), tuple(spelling.tensors), spelling.constants)
+    nodes = [node]
+    if len(graph.tensors[last.outputs[0]].shape) < len(operands[0].shape):
+        nodes = _join_heads(graph, node, operands, spelling)
+    return Rewrite(frozenset(spelling.nodes), (*spelling.added, *nodes), tuple(spelling.tensors), spelling.constants)
 
 
-def _fit(operands: Sequence[Tensor], scores: Tensor, mask: tuple[int, ...]) -> bool:
+def _separate_heads(graph: Graph, name: str, spelling: _Spelling) -> str:
+    """The values as [samples, heads, keys, head], before a reshape joined samples and heads, if there was one."""
+    shape = graph.tensors[name].shape
+    at = _producer(graph, name)
+    if len(shape) == 3 and at is not None and at[1].op == "Reshape" and _alone(graph, name):
+        before = graph.tensors[at[1].inputs[0]].shape
+        if len(before) == 4 and before[2:] == shape[1:]:
+            spelling.nodes.add(at[0])
+            name, shape = at[1].inputs[0], before
+    spelling.heads = shape[:2] if len(shape) == 4 else ()
+    return name
+
+
+def _join_heads(graph: Graph, node: Node, operands: Sequence[Tensor], spelling: _Spelling) -> list[Node]:
+    """The attention over separate heads, and a view of its result with samples and heads joined, if that is read."""
+    result = graph.tensors[node.outputs[0]]
+    made = replace(result, name=f"{result.name}@heads", shape=(*operands[0].shape[:-1], operands[2].shape[-1]))
+    readers = graph.consumers.get(result.name, ())
+    reader = graph.nodes[readers[0]] if _alone(graph, result.name) else node
+    if reader.op == "Reshape" and graph.tensors[reader.outputs[0]].shape == made.shape:
+        spelling.nodes.add(readers[0])
+        return [replace(node, key=reader.key, outputs=reader.outputs)]
+    sizes = f"{result.name}@sizes"
+    spelling.tensors += [made, Tensor(sizes, (3,), DType.INT64, TensorKind.CONSTANT)]
+    spelling.constants[sizes] = result.shape
+    joined = Node(node.key, "Reshape", (made.name, sizes), node.outputs, {}, node.module, node.name, node.repeat)
+    return [replace(node, key=made.name, outputs=(made.name,)), joined]
+
+
+def _with_heads(shape: tuple[int, ...], spelling: _Spelling) -> tuple[int, ...]:
+    """The shape of queries or keys with samples and heads as the values have them."""
+    heads = spelling.heads
+    joined = bool(heads) and len(shape) == 3 and shape[0] == heads[0] * heads[1]
+    return (*heads, *shape[1:]) if joined else shape
+
+
+def _fit(operands: Sequence[Tensor], mask: tuple[int, ...]) -> bool:
     """Whether query, key and value are one attention's: computed, of rank 3 or 4, heads grouped evenly, one mask."""
     query, key, value = (t.shape for t in operands)
-    if len({len(query), len(key), len(value), len(scores.shape)}) > 1 or len(query) not in _RANKS:
+    if len({len(query), len(key), len(value)}) > 1 or len(query) not in _RANKS:
         return False
     if any(t.kind is not TensorKind.ACTIVATION and t.kind is not TensorKind.INPUT for t in operands):
         return False
@@ -193,7 +237,8 @@ def _add_mask(graph: Graph, node: Node, name: str, spelling: _Spelling) -> None:
         return
     rank = len(graph.tensors[node.outputs[0]].shape)
     if len(tensor.shape) == 3 and rank == 3:
-        shape = (tensor.shape[0], 1, *tensor.shape[1:])
+        joined = _with_heads(tensor.shape, spelling)
+        shape = joined if len(joined) == 4 else (tensor.shape[0], 1, *tensor.shape[1:])
         sizes = f"{name}@sizes.{node.key}"
         made = replace(tensor, name=f"{name}@heads.{node.key}", shape=shape)
         spelling.tensors.append(Tensor(sizes, (4,), DType.INT64, TensorKind.CONSTANT))
@@ -234,7 +279,8 @@ def _without_scale(graph: Graph, name: str, spelling: _Spelling) -> str:
 def _keys(graph: Graph, product: int, last: Node, spelling: _Spelling) -> str:
     """The keys as [..., keys, head], back from where the product reads them as [..., head, keys]."""
     turned = graph.nodes[product].inputs[1]
-    rank, wanted = len(graph.tensors[turned].shape), _swapped(graph.tensors[turned].shape)
+    rank = len(graph.tensors[turned].shape)
+    wanted = _with_heads(_swapped(graph.tensors[turned].shape), spelling)
     name = turned
     for _ in range(_MOST_STEPS):
         name = _without_scale(graph, name, spelling)
@@ -248,7 +294,8 @@ def _keys(graph: Graph, product: int, last: Node, spelling: _Spelling) -> str:
             spelling.nodes.add(index)
             swapped = _swapped(perm)
             if swapped == tuple(range(len(perm))):
-                return _reshaped(graph, node.inputs[0], wanted, node, spelling)
+                source = _without_scale(graph, node.inputs[0], spelling)
+                return _reshaped(graph, source, wanted, node, spelling)
             made = Tensor(f"{name}@turned", wanted, graph.tensors[name].dtype, TensorKind.ACTIVATION)
             if _swapped(graph.tensors[name].shape) == wanted:
                 return spelling.make(node, "Transpose", (node.inputs[0],), made, perm=swapped)
@@ -258,8 +305,10 @@ def _keys(graph: Graph, product: int, last: Node, spelling: _Spelling) -> str:
         name = node.inputs[0]
     back = _swapped(tuple(range(rank)))
     spelling.nodes -= _steps_between(graph, turned, name)
-    made = Tensor(f"{turned}@turned", wanted, graph.tensors[turned].dtype, TensorKind.ACTIVATION)
-    return spelling.make(last, "Transpose", (turned,), made, perm=back)
+    flat = _swapped(graph.tensors[turned].shape)
+    made = Tensor(f"{turned}@turned", flat, graph.tensors[turned].dtype, TensorKind.ACTIVATION)
+    name = spelling.make(last, "Transpose", (turned,), made, perm=back)
+    return name if flat == wanted else _viewed(made, wanted, last, spelling)
 
 
 def _steps_between(graph: Graph, name: str, source: str) -> set[int]:
@@ -299,13 +348,16 @@ def _reshaped(graph: Graph, name: str, wanted: tuple[int, ...], like: Node, spel
     if at is not None and at[1].op == "Reshape" and _alone(graph, name):
         spelling.nodes.add(at[0])
         name = at[1].inputs[0]
-    if graph.tensors[name].shape == wanted:
-        return name
-    sizes = f"{name}@sizes.{like.key}"
+    return name if graph.tensors[name].shape == wanted else _viewed(graph.tensors[name], wanted, like, spelling)
+
+
+def _viewed(tensor: Tensor, wanted: tuple[int, ...], like: Node, spelling: _Spelling) -> str:
+    """Add a reshape of a tensor; the result's name."""
+    sizes = f"{tensor.name}@sizes.{like.key}"
     spelling.tensors.append(Tensor(sizes, (len(wanted),), DType.INT64, TensorKind.CONSTANT))
     spelling.constants[sizes] = wanted
-    made = replace(graph.tensors[name], name=f"{name}@keys.{like.key}", shape=wanted)
-    return spelling.make(like, "Reshape", (name, sizes), made)
+    made = replace(tensor, name=f"{tensor.name}@keys.{like.key}", shape=wanted)
+    return spelling.make(like, "Reshape", (tensor.name, sizes), made)
 
 
 def _permutation(node: Node, rank: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm as arithmetic, as operator sets before 17 and 23 write them."""
+"""LayerNorm and RMSNorm as arithmetic, as operator sets before 17 and 23 write them; Gemma's scale counts from one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from planner.operators.formulas import Match
 from planner.operators.rewriting import PATTERNS, Attributes, written_out
 
 _CENTRED = "(x - mean(x))"
-_LAYER_NORM = f"{_CENTRED} / sqrt(mean({_CENTRED} * {_CENTRED}) + k)"
+_ROOT = f"sqrt(mean({_CENTRED} * {_CENTRED}) + k)"
+_LAYER_NORM = f"{_CENTRED} / {_ROOT}"
+_BY_SQUARES = f"{_CENTRED} / sqrt(mean(x * x) - mean(x) * mean(x) + k)"
+_AS_SLOPE = f"x * shared(scale / {_ROOT}) + (shift - mean(x) * shared(scale / {_ROOT}))"
+"""As Keras writes it."""
+_LAYER_NORMS = (
+    *(form.format(norm) for norm in (_LAYER_NORM, _BY_SQUARES) for form in ("{} * scale + shift", "{} * scale", "{}")),
+    _AS_SLOPE,
+)
 _RMS_NORM = "x / sqrt(mean(x * x) + k)"
 
 
@@ -28,7 +36,7 @@ PATTERNS.register(
     "layer_norm",
     written_out(
         "LayerNormalization",
-        (f"{_LAYER_NORM} * scale + shift", f"{_LAYER_NORM} * scale", _LAYER_NORM),
+        _LAYER_NORMS,
         ("x", "scale", "shift"),
         _last_dimensions,
     ),
@@ -37,7 +45,7 @@ PATTERNS.register(
     "rms_norm",
     written_out(
         "RMSNormalization",
-        (f"{_RMS_NORM} * scale", _RMS_NORM),
+        (f"{_RMS_NORM} * scale", f"{_RMS_NORM} * (scale + 1)", _RMS_NORM),
         ("x", "scale"),
         _written_rms_norm,
         after=("layer_norm",),

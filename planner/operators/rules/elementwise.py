@@ -153,8 +153,10 @@ def _sum_backward(site: Site) -> tuple[Traffic, int]:
     return total, len(summed)
 
 
-@Rule(folds=True, keeps_layout=True, weights={0: Role.ADDED, 1: Role.ADDED}, linear=True).of("Add")
-@Rule(folds=True, keeps_layout=True, weights={1: Role.ADDED}, linear=True).of("Sub")
+@Rule(folds=True, keeps_layout=True, weights={0: Role.ADDED, 1: Role.ADDED}, neutral={0: 0.0, 1: 0.0}, linear=True).of(
+    "Add"
+)
+@Rule(folds=True, keeps_layout=True, weights={1: Role.ADDED}, neutral={1: 0.0}, linear=True).of("Sub")
 @Rule(folds=True, linear=True).of("Sum")
 @Rule().of("Mean")
 def add(site: Site) -> OpSpec:
@@ -212,19 +214,19 @@ def _binary(
     )
 
 
-@Rule(folds=True, keeps_layout=True, weights={0: Role.SCALE, 1: Role.SCALE}).of("Mul")
+@Rule(folds=True, keeps_layout=True, weights={0: Role.SCALE, 1: Role.SCALE}, neutral={0: 1.0, 1: 1.0}).of("Mul")
 def multiply(site: Site) -> OpSpec:
     """A factor is kept when the other one needs a gradient."""
     return _binary(site, tuple(1 - p for p in (0, 1) if site.need(p)), 1, 1)
 
 
-@Rule(folds=True, keeps_layout=True, weights={1: Role.SCALE}).of("Div")
+@Rule(folds=True, keeps_layout=True, weights={1: Role.SCALE}, neutral={1: 1.0}).of("Div")
 def divide(site: Site) -> OpSpec:
     """The divisor is kept for either gradient, the dividend for the divisor's."""
     return _binary(site, (0, 1) if site.need(1) else (1,), 1, 2)
 
 
-@Rule(folds=True, keeps_layout=True).of("Pow")
+@Rule(folds=True, keeps_layout=True, neutral={1: 1.0}).of("Pow")
 def power(site: Site) -> OpSpec:
     """The base is kept; with an exponent that needs a gradient also exponent and result."""
     if site.need(1):

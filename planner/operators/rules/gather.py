@@ -8,6 +8,7 @@ from functools import partial
 
 from planner.graph import Node, Tensor, TensorKind
 from planner.operators.assemble import (
+    ALIAS,
     Traffic,
     elements_like,
     keep_inputs,
@@ -65,13 +66,16 @@ def _picks_all(flow: Flow, node: Node, axis: int) -> bool:
     return sorted(values) == list(range(size))
 
 
+def _is_selection(site: Site) -> bool:
+    """Whether one fixed position of an activation or input is picked by a number: a view, where a list is a copy."""
+    fixed = site.has(1) and not site.input(1).shape and site.constant_ints(1) is not None
+    return fixed and site.input(0).kind in (TensorKind.ACTIVATION, TensorKind.INPUT)
+
+
 def _selected_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """One fixed position of an activation or input, which frameworks pick as a view."""
-    fixed = site.has(1) and site.input(1).elements == 1 and site.constant_ints(1) is not None
-    if not fixed or site.input(0).kind not in (TensorKind.ACTIVATION, TensorKind.INPUT):
-        return None
-    axis, new = site.axis("axis", 0, len(strides)), len(site.output().shape) - len(strides) + 1
-    return (*strides[:axis], *(0,) * new, *strides[axis + 1 :])
+    """The strides without the axis that one position is picked of."""
+    axis = site.axis("axis", 0, len(strides))
+    return (*strides[:axis], *strides[axis + 1 :]) if _is_selection(site) else None
 
 
 def _quantised_rows(site: Site) -> list[Shaped | None]:
@@ -96,8 +100,8 @@ def gather(site: Site) -> OpSpec:
     """Rows of a table by index: `v d, b s -> b s d`; a split of v gives partial sums, each row held by one rank."""
     table = site.input(0)
     axis = site.axis("axis", 0, len(table.shape))
-    nest = site.nest("a.. v c.., i.. -> a.. i.. c..", runs={"a": axis, "c": len(table.shape) - axis - 1})
-    return _pick(site, nest)
+    spec = _pick(site, site.nest("a.. v c.., i.. -> a.. i.. c..", runs={"a": axis, "c": len(table.shape) - axis - 1}))
+    return replace(spec, details={**spec.details, **ALIAS}) if _is_selection(site) else spec
 
 
 @replace(_TABLE, folds=True).of("GatherElements")

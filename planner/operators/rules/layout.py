@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 
 from planner.graph import Node
-from planner.operators.assemble import elements_like, plumbing, streaming, traffic, view
+from planner.operators.assemble import ALIAS, elements_like, plumbing, streaming, traffic, view
 from planner.operators.flow import BatchFactor, Flow, along_nests, places
 from planner.operators.rules.elementwise import broadcast_nest
 from planner.operators.site import Array, Rule, Site, as_first
 from planner.operators.storage import reshaped_strides
 from planner.operators.types import Access, Dim, DimKind, LoopNest, OpSpec
-
-ALIAS = {"alias": 1.0}
 
 
 def reshape_nest(before: tuple[int, ...], after: tuple[int, ...]) -> LoopNest:
