@@ -1,6 +1,7 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
 from planner.operators.batching import BatchConstants, batch_constants, batch_flow, rebatch
+from planner.operators.kept import keeping_nothing, kept_pairs
 from planner.operators.modules import find_expert_products
 from planner.operators.nest import gradient_nest, loop_nest
 from planner.operators.rewriting import rewritten
@@ -47,6 +48,8 @@ __all__ = [
     "find_expert_products",
     "gradient_nest",
     "graph_specs",
+    "keeping_nothing",
+    "kept_pairs",
     "like",
     "logits_of",
     "loop_nest",

@@ -9,15 +9,17 @@ Training also does what the file does not show: the loss, dropout, or that nothi
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
+from planner.operators.kept import KeptStorages
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
-from planner.operators.specs import nodes_where
+from planner.operators.specs import call_classes, nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 
@@ -165,7 +167,7 @@ def saved_for_backward(
     options: SavedOptions | None = None,
     storages: Storages | None = None,
     narrow: Mapping[int, float] | None = None,
-) -> tuple[tuple[SavedBytes, ...], ...]:
+) -> KeptStorages:
     """Storages that each node keeps between its forward and its backward pass.
 
     Args:
@@ -235,6 +237,25 @@ def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note
     return tuple(notes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Something that all nodes of a class of equal calls keep.
+
+    Attributes:
+        what: what a node makes for itself; "" for the storage of an operand or a result.
+        amount: bytes of what it makes, in all its runs; elements of the operand or result.
+        position: of the operand or result; None for what it makes.
+        width: bytes an element of the operand or result takes.
+        read: whether it is an operand.
+    """
+
+    what: str
+    amount: float
+    position: int | None = None
+    width: float = 1.0
+    read: bool = False
+
+
 class _Collector:
     """Collects kept storages node by node; one use."""
 
@@ -255,59 +276,79 @@ class _Collector:
         self.has_dropout = _draws(graph)
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
 
-    def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
-        for i in nodes_where(self.graph, lambda i: self.specs[i].saved):
-            self._keep_node(i, self.specs[i])
+    def collect(self) -> KeptStorages:
+        classes, known = call_classes(self.graph).index, dict[int, tuple[_Item, ...]]()
+        nodes = nodes_where(self.graph, lambda i: self.specs[i].saved)
+        for i, kind in zip(nodes, classes[nodes].tolist(), strict=True):
+            if kind not in known:
+                known[kind] = tuple(self._items(i))
+            self._keep(i, known[kind])
         attends = bool(nodes_where(self.graph, lambda i: self.specs[i].details.get("score_elements")))
         if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
         widths = {name: sum(forms) for name, forms in self.forms.items()}
-        saved_by_node: list[tuple[SavedBytes, ...]] = [()] * len(self.graph.nodes)
-        for i, items in self.kept.items():
-            saved_by_node[i] = tuple(
-                [SavedBytes(name, round(size * widths.get(name, 1.0))) for name, size in items.items()]
-            )
-        return tuple(saved_by_node)
+        starts, names, sizes = array("q", [0]), list[str](), array("q")
+        for i in range(len(self.graph.nodes)):
+            items = self.kept.get(i)
+            if items:
+                names += items
+                sizes.extend([round(size * widths.get(name, 1.0)) for name, size in items.items()])
+            starts.append(len(names))
+        return KeptStorages(starts, names, sizes)
 
     # -- what a node keeps
 
-    def _keep(self, node: int, name: str, form: float | None = None) -> None:
-        """Keep the storage a tensor lies in, unless it is resident anyway: its elements, in bytes each or as it is."""
-        root = self.storages.root(name)
-        at = self.graph.producer.get(root)
-        if at is None or root in self.unmade:
-            return
-        tensor = self.graph.tensors[root]
-        width = self.sizes[tensor.dtype] if form is None else form
-        forms = self.forms.setdefault(root, self.alone[width])
-        if width not in forms:
-            self.forms[root] = (*forms, width)
-        self.kept[node][root] = tensor.elements * self.graph.nodes[at].repeat
+    def _keep(self, i: int, items: Iterable[_Item]) -> None:
+        """Keep what nodes of a class keep; a storage that a tensor lies in, unless it is resident anyway."""
+        node, roots, producer, kept = self.graph.nodes[i], self.storages.views, self.graph.producer, self.kept[i]
+        for item in items:
+            if item.position is None:
+                kept[f"{node.key}#{item.what}"] = item.amount
+                continue
+            name = (node.inputs if item.read else node.outputs)[item.position]
+            root = roots.get(name, name)
+            at = producer.get(root)
+            if at is None or root in self.unmade:
+                continue
+            elements, width = item.amount, item.width
+            if root != name:
+                tensor = self.graph.tensors[root]
+                elements, width = tensor.elements, self.sizes[tensor.dtype]
+            if item.read:
+                width = self.narrow.get(i, width)
+            forms = self.forms.setdefault(root, self.alone[width])
+            if width not in forms:
+                self.forms[root] = (*forms, width)
+            kept[root] = elements * self.graph.nodes[at].repeat
 
     def _keep_own(self, node: int, what: str, byte_count: float) -> None:
         """Keep something that a node makes for itself."""
         self.kept[node][f"{self.graph.nodes[node].key}#{what}"] = byte_count * self.graph.nodes[node].repeat
 
-    def _keep_node(self, i: int, spec: OpSpec) -> None:
-        node = self.graph.nodes[i]
+    def _items(self, i: int) -> Iterable[_Item]:
+        """What a node keeps, and all that make the same call."""
+        node, spec = self.graph.nodes[i], self.specs[i]
         scores = spec.scores_in_memory(self.options.fused_attention) / node.repeat
         for item in spec.saved:
             if (item.random and not self.options.dropout) or (item.fused and scores):
                 continue
             if item.random:
                 elements = self.graph.tensors[node.outputs[0]].elements
-                self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
+                yield _Item("dropout", elements * self.options.dropout_mask_bytes * node.repeat)
             elif item.source == "extra":
                 scale = 1.0 if item.fixed else self._scale(node)
-                self._keep_own(i, str(item.position), item.byte_count * scale)
+                yield _Item(str(item.position), item.byte_count * scale * node.repeat)
             else:
                 names = node.inputs if item.source == "input" else node.outputs
-                if item.position < len(names) and names[item.position]:
-                    self._keep(i, names[item.position], self.narrow.get(i) if item.source == "input" else None)
+                tensor = self.graph.tensors.get(names[item.position]) if item.position < len(names) else None
+                if tensor is not None:
+                    width = self.sizes[tensor.dtype]
+                    yield _Item("", tensor.elements, item.position, width, read=item.source == "input")
         if scores:
-            self._keep_probabilities(i, scores)
+            for what, byte_count in self._probabilities(node, scores):
+                yield _Item(what, byte_count * node.repeat)
 
     def _scale(self, node: Node) -> float:
         """Training width over file width of a node's floating-point tensors."""
@@ -320,15 +361,14 @@ class _Collector:
     def _width(self, name: str) -> float:
         return self.sizes[self.graph.tensors[name].dtype]
 
-    def _keep_probabilities(self, i: int, elements: float) -> None:
+    def _probabilities(self, node: Node, elements: float) -> Iterable[tuple[str, float]]:
         """An attention that is not run as one kernel keeps its probabilities, and what dropout makes of them."""
-        node = self.graph.nodes[i]
         byte_count = elements * self._width(node.outputs[0])
-        self._keep_own(i, "probabilities", byte_count)
+        yield "probabilities", byte_count
         drops = self.has_dropout or "dropout" in node.attributes or self.options.assume_dropout
         if drops and self.options.dropout:
-            self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
-            self._keep_own(i, "dropped", byte_count)
+            yield "dropout", elements * self.options.dropout_mask_bytes
+            yield "dropped", byte_count
 
     # -- what the file does not show
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Block, Chain, Graph
+from planner.operators import kept_pairs
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Checked, Communication, evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
@@ -88,8 +89,8 @@ class BlockView:
         written = {n for i in members for n in graph.nodes[i].outputs}
         inputs = tuple(n for n in chain.crossing[b] if n in used and n not in written)
         outputs = tuple(n for n in chain.crossing[b + 1] if n in written)
-        kept = [s for i in members for s in facts.saved[i]]
-        names = tuple(dict.fromkeys([*used, *(s.storage for s in kept)]))
+        kept = kept_pairs(facts.saved, members)
+        names = tuple(dict.fromkeys([*used, *(storage for storage, _ in kept)]))
         return BlockView(members, inputs, outputs, names)
 
     def key(
@@ -118,8 +119,8 @@ class BlockView:
             tuple([number[n] for n in self.inputs]),
             tuple([number[n] for n in self.outputs]),
             tuple([n in facts.carrying for n in used]),
-            tuple([graph.tensors[n].shape for n in used]),
-            tuple([(storage_key(s.storage), s.byte_count) for i in members for s in facts.saved[i]]),
+            tuple(map(graph.shape_of, used)),
+            tuple([(storage_key(storage), size) for storage, size in kept_pairs(facts.saved, members)]),
             tuple([facts.forbidden[i] for i in members]),
             tuple([(parameters.setdefault(p, len(parameters)), n) for w in used for p, n in trained.get(w, ())]),
         )
