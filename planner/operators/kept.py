@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Collection, Iterable, Sequence
 from typing import overload
 
+import numpy as np
+
 from planner.operators.types import SavedBytes
 
 
@@ -21,6 +23,17 @@ class KeptStorages(Sequence[tuple[SavedBytes, ...]]):
     def __init__(self, starts: array[int], names: Sequence[str], sizes: array[int]) -> None:
         self._starts, self._names, self._sizes = starts, names, sizes
         self._made: dict[int, tuple[SavedBytes, ...]] = {}
+
+    @staticmethod
+    def of(count: int, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> KeptStorages:
+        """Of so many nodes, from entries in any order: the node that keeps, the name of the storage, and its bytes."""
+        at = np.array(nodes, dtype=np.int64)
+        order = np.argsort(at, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=count))]).astype(np.int64)
+        ordered = np.array(sizes, dtype=np.int64)[order]
+        return KeptStorages(
+            array("q", starts.tobytes()), list(map(names.__getitem__, order.tolist())), array("q", ordered.tobytes())
+        )
 
     def __len__(self) -> int:
         return len(self._starts) - 1

@@ -9,10 +9,11 @@ Training also does what the file does not show: the loss, dropout, or that nothi
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
@@ -257,7 +258,7 @@ class _Item:
 
 
 class _Collector:
-    """Collects kept storages node by node; one use."""
+    """Collects kept storages class by class; one use."""
 
     def __init__(
         self,
@@ -275,30 +276,45 @@ class _Collector:
         self.unmade = {output for kernel in kernels for i in kernel.inner for output in graph.nodes[i].outputs}
         self.has_dropout = _draws(graph)
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self.nodes, self.names, self.byte_counts = list[int](), list[str](), list[int]()
 
     def collect(self) -> KeptStorages:
-        classes, known = call_classes(self.graph).index, dict[int, tuple[_Item, ...]]()
-        nodes = nodes_where(self.graph, lambda i: self.specs[i].saved)
-        for i, kind in zip(nodes, classes[nodes].tolist(), strict=True):
-            if kind not in known:
-                known[kind] = tuple(self._items(i))
-            self._keep(i, known[kind])
+        for nodes in _by_class(self.graph, nodes_where(self.graph, lambda i: self.specs[i].saved)):
+            items = tuple(self._items(nodes[0]))
+            if not self._keep_alike(nodes, items):
+                for i in nodes:
+                    self._keep(i, items)
         attends = bool(nodes_where(self.graph, lambda i: self.specs[i].details.get("score_elements")))
         if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
         widths = {name: sum(forms) for name, forms in self.forms.items()}
-        starts, names, sizes = array("q", [0]), list[str](), array("q")
-        for i in range(len(self.graph.nodes)):
-            items = self.kept.get(i)
-            if items:
-                names += items
-                sizes.extend([round(size * widths.get(name, 1.0)) for name, size in items.items()])
-            starts.append(len(names))
-        return KeptStorages(starts, names, sizes)
+        for i, kept in self.kept.items():
+            self.nodes += [i] * len(kept)
+            self.names += kept
+            self.byte_counts += [round(size * widths.get(name, 1.0)) for name, size in kept.items()]
+        return KeptStorages.of(len(self.graph.nodes), self.nodes, self.names, self.byte_counts)
 
     # -- what a node keeps
+
+    def _keep_alike(self, nodes: Sequence[int], items: Sequence[_Item]) -> bool:
+        """Keep the one operand or result that nodes of a class keep, where none is a view or cast; false elsewhere."""
+        if len(items) != 1 or items[0].position is None or self.narrow:
+            return False
+        item, position, every, producer = items[0], items[0].position, self.graph.nodes, self.graph.producer
+        names = [(every[i].inputs if item.read else every[i].outputs)[position] for i in nodes]
+        lost = "loss_elements" in self.specs[nodes[0]].details
+        if lost or not (self.storages.views.keys().isdisjoint(names) and self.unmade.isdisjoint(names)):
+            return False
+        made = [
+            (i, name, every[producer[name]].repeat) for i, name in zip(nodes, names, strict=True) if name in producer
+        ]
+        byte_counts = {runs: round(item.amount * runs * item.width) for runs in {runs for _, _, runs in made}}
+        self.nodes += [i for i, _, _ in made]
+        self.names += [name for _, name, _ in made]
+        self.byte_counts += [byte_counts[runs] for _, _, runs in made]
+        return True
 
     def _keep(self, i: int, items: Iterable[_Item]) -> None:
         """Keep what nodes of a class keep; a storage that a tensor lies in, unless it is resident anyway."""
@@ -386,6 +402,14 @@ class _Collector:
         if logits:
             elements = self.graph.tensors[logits].elements
             self._keep_own(self.graph.producer[logits], "loss", elements * self.options.loss_bytes)
+
+
+def _by_class(graph: Graph, nodes: Sequence[int]) -> list[list[int]]:
+    """Nodes in groups that make the same call (`call_classes`), in order within each."""
+    classes = call_classes(graph).index[np.array(nodes, dtype=np.int64)]
+    order = np.argsort(classes, kind="stable")
+    grouped = np.array(nodes, dtype=np.int64)[order]
+    return [group.tolist() for group in np.split(grouped, np.flatnonzero(np.diff(classes[order])) + 1) if len(group)]
 
 
 def _draws(graph: Graph) -> bool:

@@ -18,6 +18,7 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -51,16 +52,24 @@ def factor(variables: Sequence[int], table: np.ndarray) -> Factor:
 
 def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[int]) -> np.ndarray:
     """The sum of factors as one table over the variables, which are ascending."""
-    shape = [sizes[v] for v in variables]
-    wide = [
-        f.table.reshape([n if v in f.variables else 1 for v, n in zip(variables, shape, strict=True)]) for f in factors
-    ]
-    if not wide:
+    shape = tuple([sizes[v] for v in variables])
+    return _total([(f.table, _shape(f, variables, shape)) for f in factors], shape)
+
+
+def _shape(f: Factor, variables: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a factor's table over more variables, of these sizes; 1 for those that it does not have."""
+    own = f.variables
+    return shape if own == variables else tuple([n if v in own else 1 for v, n in zip(variables, shape, strict=True)])
+
+
+def _total(tables: Sequence[tuple[np.ndarray, tuple[int, ...]]], shape: tuple[int, ...]) -> np.ndarray:
+    """The sum of tables, each with its shape among others, as one table of a shape."""
+    if not tables:
         return np.zeros(shape)
     total = np.empty(shape)
-    total[...] = wide[0]
-    for table in wide[1:]:
-        total += table
+    total[...] = tables[0][0].reshape(tables[0][1])
+    for table, own in tables[1:]:
+        total += table.reshape(own)
     return total
 
 
@@ -127,6 +136,12 @@ def table_entries(sizes: Sequence[int], factors: Sequence[Factor], keep: Sequenc
     return max((entries for _, entries, _ in _steps(sizes, map(_narrowed, factors), keep)), default=1)
 
 
+@functools.cache
+def _choice_type(count: int) -> np.dtype[Any]:
+    """The smallest integer type for choices among so many."""
+    return np.min_scalar_type(count)
+
+
 class _Elimination:
     """The tables that are left while variables are eliminated."""
 
@@ -171,13 +186,15 @@ class _Elimination:
         Equal tables over equal variables, as in layers that repeat, are minimised once.
         """
         variables = tuple(sorted((v, *others)))
-        place = {u: k for k, u in enumerate(variables)}
-        key = (place[v], *[(id(f.table), *[place[u] for u in f.variables]) for f in tables])
-        if key not in self._seen:
-            total = _sum(tables, variables, self.sizes)
-            best = total.argmin(axis=place[v]).astype(np.min_scalar_type(self.sizes[v]))
-            self._seen[key] = tables, np.minimum.reduce(total, axis=place[v]), best
-        return self._seen[key][1:]
+        shape, axis = tuple([self.sizes[u] for u in variables]), variables.index(v)
+        own = [(f.table, _shape(f, variables, shape)) for f in tables]
+        key = (axis, *[(id(table), wide) for table, wide in own])
+        known = self._seen.get(key)
+        if known is None:
+            total = _total(own, shape)
+            best = total.argmin(axis=axis).astype(_choice_type(self.sizes[v]))
+            known = self._seen[key] = tables, np.minimum.reduce(total, axis=axis), best
+        return known[1], known[2]
 
     def _add(self, table: Factor, numbers: Sequence[int]) -> None:
         if not table.variables:

@@ -67,6 +67,8 @@ def _plain_places(node: Node, nest: LoopNest) -> dict[str, list[tuple[str, int]]
 def interleaved_cuts(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> InterleavedCuts:
     """Interleaved cuts worth considering, by tensor name; O(rounds * nodes), with few rounds."""
     cuts: InterleavedCuts = {}
+    if not any(graph.nodes[i].op in _FUSED for i in nodes):
+        return cuts
     all_places: list[dict[str, list[tuple[str, int]]]] = []
     for i in nodes:
         node = graph.nodes[i]
