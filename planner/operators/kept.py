@@ -11,7 +11,7 @@ import numpy as np
 from planner.operators.types import SavedBytes
 
 
-class KeptStorages(Sequence[tuple[SavedBytes, ...]]):
+class SavedStorages(Sequence[tuple[SavedBytes, ...]]):
     """By node, the storages that it keeps; made from arrays on demand, since most are only summed.
 
     Args:
@@ -25,13 +25,13 @@ class KeptStorages(Sequence[tuple[SavedBytes, ...]]):
         self._made: dict[int, tuple[SavedBytes, ...]] = {}
 
     @staticmethod
-    def of(count: int, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> KeptStorages:
+    def of(count: int, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> SavedStorages:
         """Of so many nodes, from entries in any order: the node that keeps, the name of the storage, and its bytes."""
         at = np.array(nodes, dtype=np.int64)
         order = np.argsort(at, kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=count))]).astype(np.int64)
         ordered = np.array(sizes, dtype=np.int64)[order]
-        return KeptStorages(
+        return SavedStorages(
             array("q", starts.tobytes()), list(map(names.__getitem__, order.tolist())), array("q", ordered.tobytes())
         )
 
@@ -63,7 +63,7 @@ class KeptStorages(Sequence[tuple[SavedBytes, ...]]):
         starts, names, sizes = self._starts, self._names, self._sizes
         return [(names[k], sizes[k]) for i in nodes for k in range(starts[i], starts[i + 1])]
 
-    def without(self, nodes: Collection[int]) -> KeptStorages:
+    def without(self, nodes: Collection[int]) -> SavedStorages:
         """The same, but that some nodes keep nothing."""
         gone = frozenset(nodes)
         starts, names, sizes = array("q", [0]), list[str](), array("q")
@@ -72,12 +72,12 @@ class KeptStorages(Sequence[tuple[SavedBytes, ...]]):
             names += self._names[own]
             sizes += self._sizes[own]
             starts.append(len(names))
-        return KeptStorages(starts, names, sizes)
+        return SavedStorages(starts, names, sizes)
 
 
 def kept_pairs(saved: Sequence[tuple[SavedBytes, ...]], nodes: Iterable[int]) -> list[tuple[str, int]]:
     """Names and bytes of all storages that some nodes keep, in order; one that several keep comes several times."""
-    if isinstance(saved, KeptStorages):
+    if isinstance(saved, SavedStorages):
         return saved.pairs(nodes)
     return [(s.storage, s.byte_count) for i in nodes for s in saved[i]]
 
@@ -88,7 +88,7 @@ def keeping_nothing(
     """What each node keeps, but that some keep nothing."""
     if not nodes:
         return saved
-    if isinstance(saved, KeptStorages):
+    if isinstance(saved, SavedStorages):
         return saved.without(nodes)
     gone = frozenset(nodes)
     return tuple([() if i in gone else kept for i, kept in enumerate(saved)])

@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
-from planner.operators.kept import KeptStorages
+from planner.operators.kept import SavedStorages
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
 from planner.operators.specs import call_classes, nodes_where
@@ -168,7 +168,7 @@ def saved_for_backward(
     options: SavedOptions | None = None,
     storages: Storages | None = None,
     narrow: Mapping[int, float] | None = None,
-) -> KeptStorages:
+) -> SavedStorages:
     """Storages that each node keeps between its forward and its backward pass.
 
     Args:
@@ -278,7 +278,7 @@ class _Collector:
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self.nodes, self.names, self.byte_counts = list[int](), list[str](), list[int]()
 
-    def collect(self) -> KeptStorages:
+    def collect(self) -> SavedStorages:
         for nodes in _by_class(self.graph, nodes_where(self.graph, lambda i: self.specs[i].saved)):
             items = tuple(self._items(nodes[0]))
             if not self._keep_alike(nodes, items):
@@ -294,7 +294,7 @@ class _Collector:
             self.nodes += [i] * len(kept)
             self.names += kept
             self.byte_counts += [round(size * widths.get(name, 1.0)) for name, size in kept.items()]
-        return KeptStorages.of(len(self.graph.nodes), self.nodes, self.names, self.byte_counts)
+        return SavedStorages.of(len(self.graph.nodes), self.nodes, self.names, self.byte_counts)
 
     # -- what a node keeps
 
