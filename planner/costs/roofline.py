@@ -132,9 +132,9 @@ class _Roofline:
         if self.device.stack.waits:
             return np.asarray((gpu_s + launches)[kinds])
         if not len(layers):
-            return gpu_s[kinds]
+            return np.asarray(gpu_s[kinds])
         bound = np.bincount(layers, launches[kinds]) > np.bincount(layers, gpu_s[kinds])
-        return np.where(bound[layers], launches[kinds], gpu_s[kinds])
+        return np.asarray(np.where(bound[layers], launches[kinds], gpu_s[kinds]))
 
     def at(self, share: float) -> tuple[np.ndarray, np.ndarray]:
         """[nodes] seconds, forward and backward, when each node does that part of its work. O(nodes)."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Block, Chain, Graph
-from planner.operators import kept_pairs
+from planner.operators import call_classes, kept_pairs
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, Judged, evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
@@ -110,18 +110,21 @@ class BlockView:
         parameters: dict[str, int] = {}
 
         def storage_key(storage: str) -> object:
+            known = number[storage]
+            if storage in graph.tensors:
+                return known
             owner, _, position = storage.rpartition("#")
-            return (places[owner], position) if owner in places else number[storage]
+            return (places[owner], position) if owner in places else known
 
         return (
             block.signature,
             len(block.side),
-            tuple([number[n] for n in self.inputs]),
-            tuple([number[n] for n in self.outputs]),
-            tuple([n in facts.carrying for n in used]),
+            tuple(map(number.__getitem__, self.inputs)),
+            tuple(map(number.__getitem__, self.outputs)),
+            tuple(map(facts.carrying.__contains__, used)),
             tuple(map(graph.shape_of, used)),
             tuple([(storage_key(storage), size) for storage, size in kept_pairs(facts.saved, members)]),
-            tuple([facts.forbidden[i] for i in members]),
+            tuple(map(facts.forbidden.__getitem__, members)),
             tuple([(parameters.setdefault(p, len(parameters)), n) for w in used for p, n in trained.get(w, ())]),
         )
 
@@ -296,11 +299,14 @@ def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Cho
 def _workspace(block: BlockProblem, decision: Mapping[str, Choice]) -> float:
     """Transient bytes of a rank: those of the uncut operator times the fraction of operands and results it holds."""
     graph, sizes = block.setting.graph, block.setting.mesh.sizes
+    classes, known = call_classes(graph).index, set[tuple[int, float, int]]()
     peak_bytes = 0.0
     for i in block.setting.members:
         node, strategy = graph.nodes[i], decision[f"op:{graph.nodes[i].key}"]
-        if not block.workspace[i] or not isinstance(strategy, Strategy):
+        kind = int(classes[i]), float(block.workspace[i]), id(strategy)
+        if kind in known or not kind[1] or not isinstance(strategy, Strategy):
             continue
+        known.add(kind)
         reads, writes, replicated = dict(strategy.reads), dict(strategy.writes), (REPLICATED,) * len(sizes)
         placed = itertools.chain(
             ((name, reads.get(p, replicated)) for p, name in enumerate(node.inputs)),
