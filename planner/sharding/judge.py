@@ -247,7 +247,10 @@ class _Judge:
 
     def _legal(self, i: int, strategy: Strategy) -> None:
         """Check that the strategy is one that the loop nests of the operator allow."""
-        node, setting = self.graph.nodes[i], self.setting
+        key = "legal", int(self.calls[i]), self.forbids[i], id(strategy)
+        if key in self.judged:
+            return
+        node, setting, known_violations = self.graph.nodes[i], self.setting, len(self.violations)
         tags = {part.blocks for _, layout in (*strategy.reads, *strategy.writes) for part in layout} - {1}
         options = replace(setting.options, blocks=tuple(sorted(tags)), interleaved=setting.options.interleaved)
         call = OpCall.of(self.graph, node)
@@ -255,6 +258,8 @@ class _Judge:
             self.violations.append(f"{node.key} cannot be split as {strategy}")
         if not allowed((strategy,), call, self.forbids[i]):
             self.violations.append(f"{node.key} is split as {strategy}, which is forbidden")
+        if len(self.violations) == known_violations:
+            self.judged[key] = _Costs(), strategy
 
     def _results(self, costs: _Costs, i: int, strategy: Strategy) -> None:
         node, writes, gradients = self.graph.nodes[i], dict(strategy.writes), dict(strategy.write_gradients)
