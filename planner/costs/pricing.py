@@ -111,7 +111,7 @@ def profile(
         backward_flops=np.array(
             by_class(sized, lambda i: specs[i].input_grad_matrix_flops + specs[i].weight_grad_matrix_flops)
         ),
-        moved_bytes=work.bytes,
+        moved_bytes=work.bytes.copy(),
         output_bytes=outputs,
         workspace_bytes=workspace,
         origin=tuple(s.origin for s in specs),

@@ -142,6 +142,15 @@ class FastConvolutions:
         """bool [nodes]."""
         return np.asarray(self.product_bytes > 0)
 
+    @property
+    def columns(self) -> list[np.ndarray]:
+        """The arrays, in the order of the attributes."""
+        return [self.multiplied, self.transform_bytes, self.product_bytes]
+
+    def of(self, nodes: np.ndarray) -> FastConvolutions:
+        """The costs of some nodes, in arrays of their own."""
+        return FastConvolutions(*[column[nodes] for column in self.columns])
+
 
 def fast_convolutions(graph: Graph, sizes: Mapping[DType, float]) -> FastConvolutions:
     """The convolutions of a graph that have the method, with the bytes an element takes in training. O(nodes)."""

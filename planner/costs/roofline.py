@@ -65,21 +65,31 @@ def price(graph: Graph, work: Work, device: Device) -> Times:
     Raises:
         HardwareError: the device states no peak for a node's format, nor for one that can stand in for it.
     """
-    peaks, notes = _peaks(work, device)
-    roofline = _Roofline(work, device, peaks, _layers(graph))
+    nodes, kinds = work.kinds(graph)
+    distinct = work.of(nodes)
+    peaks, notes = _peaks(distinct, device)
+    roofline = _Roofline(distinct, device, peaks, kinds, _layers(graph))
     forward, backward = roofline.whole
     rates = roofline.rates_at(1.0)
-    input_s, weight_s = work.input_grad / rates, work.weight_grad / rates
-    share = weight_s / np.maximum(input_s + weight_s, 1e-30)
-    share[_only_weights(graph) & (input_s + weight_s == 0)] = 1.0
+    input_s, weight_s = distinct.input_grad / rates, distinct.weight_grad / rates
+    share = (weight_s / np.maximum(input_s + weight_s, 1e-30))[kinds]
+    share[_only_weights(graph) & (input_s + weight_s == 0)[kinds]] = 1.0
     return Times(forward, backward, backward * share, notes, roofline.at)
 
 
 class _Roofline:
-    """A graph's work on a device, at any share."""
+    """A graph's work on a device, at any share; nodes of equal work are priced once.
 
-    def __init__(self, work: Work, device: Device, peaks: np.ndarray, layers: np.ndarray) -> None:
-        self.work, self.device, self.layers = work, device, layers
+    Args:
+        work: of one node of each kind.
+        device: where it runs.
+        peaks: matrix peak of each kind.
+        kinds: [nodes] number of each node's kind.
+        layers: [nodes] number of each node's layer.
+    """
+
+    def __init__(self, work: Work, device: Device, peaks: np.ndarray, kinds: np.ndarray, layers: np.ndarray) -> None:
+        self.work, self.device, self.kinds, self.layers = work, device, kinds, layers
         self.peaks, self.moved = peaks * work.matrix_share, _fastest(device) / peaks
         self.fast = work.fast.applies & (peaks == _vector_peak(device))
         self.products = np.where(work.matrix > 0, work.matrix, work.input_grad + work.weight_grad)
@@ -117,21 +127,22 @@ class _Roofline:
         return np.asarray(device.stack.stretch * forward), np.asarray(device.stack.stretch * backward)
 
     def _with_launches(self, gpu_s: np.ndarray, launches: np.ndarray) -> np.ndarray:
-        """Where a layer's launches take longer than its work, each of its nodes takes its launches' time."""
+        """[nodes] seconds; where a layer's launches take longer than its work, each node takes its launches' time."""
+        kinds, layers = self.kinds, self.layers
         if self.device.stack.waits:
-            return np.asarray(gpu_s + launches)
-        if not len(self.layers):
-            return gpu_s
-        bound = np.bincount(self.layers, launches) > np.bincount(self.layers, gpu_s)
-        return np.where(bound[self.layers], launches, gpu_s)
+            return np.asarray((gpu_s + launches)[kinds])
+        if not len(layers):
+            return np.asarray(gpu_s[kinds])
+        bound = np.bincount(layers, launches[kinds]) > np.bincount(layers, gpu_s[kinds])
+        return np.asarray(np.where(bound[layers], launches[kinds], gpu_s[kinds]))
 
     def at(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds, forward and backward, when each node does that part of its work. O(nodes)."""
+        """[nodes] seconds, forward and backward, when each node does that part of its work. O(nodes)."""
         if share == 1.0 or not len(self.layers):
             return self.whole
         if self.device.stack.waits:
             forward, backward = map(np.add, self._gpu(share), self.launches)
-            return forward, backward
+            return forward[self.kinds], backward[self.kinds]
         made = zip(self._gpu(share), self.whole_gpu, self.launches, self.whole, strict=True)
         forward, backward = (self._part(share, *each) for each in made)
         return forward, backward
@@ -144,12 +155,12 @@ class _Roofline:
         Device times are held between the share of the whole and the whole, should a curve of efficiency fall with
         size or rise faster than it.
         """
-        layers = self.layers
-        part = np.clip(gpu_s, share * whole_gpu, whole_gpu)
-        work, most, least = (np.bincount(layers, each) for each in (part, whole_gpu, launches))
+        kinds, layers = self.kinds, self.layers
+        part = np.clip(gpu_s, share * whole_gpu, whole_gpu)[kinds]
+        work, most, least = (np.bincount(layers, each) for each in (part, whole_gpu[kinds], launches[kinds]))
         room = np.maximum(most - work, 1e-30)
         lift = np.clip((least - work) / room, 0.0, 1.0)[layers]
-        return np.where((least > most)[layers], whole, part + lift * (whole_gpu - part))
+        return np.where((least > most)[layers], whole, part + lift * (whole_gpu[kinds] - part))
 
 
 def _roof(matrix_s: np.ndarray, vector: np.ndarray, byte_count: np.ndarray, device: Device) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,7 +52,7 @@ class Profile:
     output_bytes: np.ndarray
     workspace_bytes: np.ndarray
     origin: tuple[Origin, ...]
-    saved: tuple[tuple[SavedBytes, ...], ...]
+    saved: Sequence[tuple[SavedBytes, ...]]
     formats: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     by_share: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = field(default=None, repr=False, compare=False)

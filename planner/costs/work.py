@@ -36,6 +36,8 @@ _COLUMNS = (
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
 
+_ARRAYS = (*_COLUMNS, "beside", "back_beside", "matrix_share", "scores")
+
 
 @dataclass(frozen=True)
 class Work:
@@ -74,6 +76,27 @@ class Work:
     matrix_share: np.ndarray
     fast: FastConvolutions
     scores: np.ndarray
+
+    def of(self, nodes: np.ndarray) -> Work:
+        """The work of some nodes, in arrays of their own."""
+        arrays = {name: getattr(self, name)[nodes] for name in _ARRAYS}
+        formats = tuple([self.formats[i] for i in nodes.tolist()])
+        return Work(**arrays, formats=formats, fast=self.fast.of(nodes))
+
+    def kinds(self, graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes with equal work, found among those that make the same call.
+
+        Returns:
+            A node of each kind, ascending, and for each node the number of its kind. O(nodes log nodes).
+        """
+        classes = call_classes(graph)
+        kind = np.asarray(classes.first, dtype=np.int64)[classes.index]
+        numbers = {name: k for k, name in enumerate(dict.fromkeys(self.formats))}
+        columns = [getattr(self, name) for name in _ARRAYS] + self.fast.columns
+        columns.append(np.array([numbers[name] for name in self.formats], dtype=np.int64))
+        own = np.logical_or.reduce([column != column[kind] for column in columns])
+        first, index = np.unique(np.where(own, np.arange(len(kind)), kind), return_inverse=True)
+        return first, index
 
 
 def node_work(

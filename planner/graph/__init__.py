@@ -28,6 +28,7 @@ from planner.graph.types import Node as Node
 from planner.graph.types import Note as Note
 from planner.graph.types import NoteLevel as NoteLevel
 from planner.graph.types import Parameter as Parameter
+from planner.graph.types import ScaledTensors as ScaledTensors
 from planner.graph.types import SourceFile as SourceFile
 from planner.graph.types import Tensor as Tensor
 from planner.graph.types import TensorKind as TensorKind

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -104,6 +105,56 @@ class Tensor:
     def byte_count(self) -> int:
         """Bytes the tensor takes, sub-byte types packed."""
         return (self.elements * self.dtype.bits + 7) // 8
+
+
+class ScaledTensors(Mapping[str, Tensor]):
+    """Tensors of a model at another batch size, made on demand: few nodes of a class of equal ones are looked at.
+
+    Args:
+        tensors: those at a known batch size, and what stays as it is.
+        marks: for tensors that follow the batch, what says how; equal marks of equal shapes give equal shapes.
+        scaled: the new shape for a shape and its marks.
+        further: tensors that are not there at the known batch size.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        marks: Mapping[str, Hashable],
+        scaled: Callable[[tuple[int, ...], Any], tuple[int, ...]],
+        further: Mapping[str, Tensor],
+    ) -> None:
+        self._tensors, self._marks, self._scaled = tensors, marks, scaled
+        self._made, self._shapes = dict(further), dict[Hashable, tuple[int, ...]]()
+        self._further = tuple(further)
+
+    def __getitem__(self, name: str) -> Tensor:
+        made = self._made.get(name)
+        if made is None:
+            made = self._tensors[name]
+            if name in self._marks:
+                made = self._made[name] = Tensor(name, self.shape_of(name), made.dtype, made.kind)
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors or name in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain(self._tensors, self._further)
+
+    def __len__(self) -> int:
+        return len(self._tensors) + len(self._further)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        marks = self._marks.get(name)
+        if marks is None:
+            return self[name].shape
+        key = self._tensors[name].shape, marks
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = self._scaled(*key)
+        return shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +356,11 @@ class Graph:
                     used[owner_of[self.parameter_index[source]]] = None
             result.append(tuple(used))
         return tuple(result)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, which is not made for it where tensors are made on demand."""
+        tensors = self.tensors
+        return tensors.shape_of(name) if isinstance(tensors, ScaledTensors) else tensors[name].shape
 
     def parameter_count(self) -> int:
         """Number of trainable weight elements, a tied copy counted once."""

@@ -1,6 +1,7 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
 from planner.operators.batching import BatchConstants, batch_constants, rebatch
+from planner.operators.kept import keeping_nothing, kept_pairs
 from planner.operators.nest import gradient_nest, loop_nest
 from planner.operators.rewriting import rewritten
 from planner.operators.saved import (
@@ -42,6 +43,8 @@ __all__ = [
     "evaluate",
     "gradient_nest",
     "graph_specs",
+    "keeping_nothing",
+    "kept_pairs",
     "loop_nest",
     "needs_gradient",
     "rebatch",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
-from planner.graph import ConstantValue, Graph, Node, Tensor, hand_on, per_graph, per_model, remember
+from planner.graph import ConstantValue, Graph, Node, ScaledTensors, Tensor, hand_on, per_graph, per_model, remember
 from planner.operators.flow import BatchFactor, BatchFactors, Flow, along_nests
 from planner.operators.site import rule_of
 from planner.operators.specs import CallClasses, call_classes, group_calls
@@ -135,14 +137,10 @@ def rebatch(graph: Graph, batch: int) -> Graph:
     if batch == graph.batch:
         return graph
     flow = batch_flow(graph)
-    tensors, shapes = dict(graph.tensors), dict[Hashable, tuple[int, ...]]()
-    for name, marks in flow.marks.items():
-        tensor = tensors[name]
-        key = (tensor.shape, marks)
-        if key not in shapes:
-            shapes[key] = _scaled(tensor.shape, marks, flow.batch, batch)
-        tensors[name] = Tensor(name, shapes[key], tensor.dtype, tensor.kind)
-    constants, nodes = _apply_edits(graph, flow, batch, tensors)
+    further = dict[str, Tensor]()
+    constants, nodes = _apply_edits(graph, flow, batch, further)
+    scaled = functools.partial(_scaled, old=flow.batch, new=batch)
+    tensors = ScaledTensors(graph.tensors, flow.marks, scaled, further)
     result = replace(graph, nodes=nodes, tensors=tensors, constants=constants, batch=batch)
     remember(result, batch_flow, replace(flow, batch=batch))
     remember(result, call_classes, _lasting_classes(graph))
@@ -195,16 +193,20 @@ def _scaled(shape: tuple[int, ...], marks: BatchFactors, old: int, new: int) -> 
 
 
 def _apply_edits(
-    graph: Graph, flow: BatchFlow, batch: int, tensors: dict[str, Tensor]
+    graph: Graph, flow: BatchFlow, batch: int, further: dict[str, Tensor]
 ) -> tuple[Mapping[str, ConstantValue], tuple[Node, ...]]:
-    """Constants with the values that hold the batch rewritten; a constant that serves two purposes becomes two."""
+    """Constants with the values that hold the batch rewritten, and the nodes that read them.
+
+    A constant that serves two purposes becomes two; its copies are put into `further`."""
     constants = dict(graph.constants)
     for name, values in flow.values.items():
         constants.pop(name, None)
         if batch == flow.origin:
             constants[name] = values
         elif len(set(values)) == 1:
-            constants[name] = values[:1] * tensors[name].elements
+            constants[name] = values[:1] * math.prod(
+                _scaled(graph.tensors[name].shape, flow.marks[name], flow.batch, batch)
+            )
     nodes = list(graph.nodes)
     renamed = False
     wanted: dict[str, dict[tuple[bool, ...], list[tuple[int, int]]]] = {}
@@ -219,7 +221,7 @@ def _apply_edits(
             target = f"{name}@batch{number}" if shared else name
             constants[target] = edited
             if shared:
-                tensors[target] = replace(graph.tensors[name], name=target)
+                further[target] = replace(graph.tensors[name], name=target)
                 for i, position in users:
                     inputs = list(nodes[i].inputs)
                     inputs[position], renamed = target, True

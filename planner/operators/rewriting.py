@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.errors import HardwareError
-from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_graph
+from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_model
 from planner.operators.formulas import Match, find, last_operators, rare_operators
 from planner.operators.site import rule_of
 from planner.registry import Registry, did_you_mean
@@ -230,7 +230,7 @@ def _in_order() -> list[str]:
     return order
 
 
-@per_graph
+@per_model
 def _places(graph: Graph) -> Mapping[str, Sequence[int]]:
     """Indices of nodes by operator."""
     places: dict[str, list[int]] = {}

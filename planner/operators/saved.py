@@ -13,11 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
+from planner.operators.kept import SavedStorages
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
-from planner.operators.specs import nodes_where
+from planner.operators.specs import call_classes, nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 
@@ -165,7 +168,7 @@ def saved_for_backward(
     options: SavedOptions | None = None,
     storages: Storages | None = None,
     narrow: Mapping[int, float] | None = None,
-) -> tuple[tuple[SavedBytes, ...], ...]:
+) -> SavedStorages:
     """Storages that each node keeps between its forward and its backward pass.
 
     Args:
@@ -235,8 +238,27 @@ def saved_notes(graph: Graph, options: SavedOptions | None = None) -> tuple[Note
     return tuple(notes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Something that all nodes of a class of equal calls keep.
+
+    Attributes:
+        what: what a node makes for itself; "" for the storage of an operand or a result.
+        amount: bytes of what it makes, in all its runs; elements of the operand or result.
+        position: of the operand or result; None for what it makes.
+        width: bytes an element of the operand or result takes.
+        read: whether it is an operand.
+    """
+
+    what: str
+    amount: float
+    position: int | None = None
+    width: float = 1.0
+    read: bool = False
+
+
 class _Collector:
-    """Collects kept storages node by node; one use."""
+    """Collects kept storages class by class; one use."""
 
     def __init__(
         self,
@@ -254,60 +276,95 @@ class _Collector:
         self.unmade = {output for kernel in kernels for i in kernel.inner for output in graph.nodes[i].outputs}
         self.has_dropout = _draws(graph)
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self.nodes, self.names, self.byte_counts = list[int](), list[str](), list[int]()
 
-    def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
-        for i in nodes_where(self.graph, lambda i: self.specs[i].saved):
-            self._keep_node(i, self.specs[i])
+    def collect(self) -> SavedStorages:
+        for nodes in _by_class(self.graph, nodes_where(self.graph, lambda i: self.specs[i].saved)):
+            items = tuple(self._items(nodes[0]))
+            if not self._keep_alike(nodes, items):
+                for i in nodes:
+                    self._keep(i, items)
         attends = bool(nodes_where(self.graph, lambda i: self.specs[i].details.get("score_elements")))
         if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
         widths = {name: sum(forms) for name, forms in self.forms.items()}
-        saved_by_node: list[tuple[SavedBytes, ...]] = [()] * len(self.graph.nodes)
-        for i, items in self.kept.items():
-            saved_by_node[i] = tuple(
-                [SavedBytes(name, round(size * widths.get(name, 1.0))) for name, size in items.items()]
-            )
-        return tuple(saved_by_node)
+        for i, kept in self.kept.items():
+            self.nodes += [i] * len(kept)
+            self.names += kept
+            self.byte_counts += [round(size * widths.get(name, 1.0)) for name, size in kept.items()]
+        return SavedStorages.of(len(self.graph.nodes), self.nodes, self.names, self.byte_counts)
 
     # -- what a node keeps
 
-    def _keep(self, node: int, name: str, form: float | None = None) -> None:
-        """Keep the storage a tensor lies in, unless it is resident anyway: its elements, in bytes each or as it is."""
-        root = self.storages.root(name)
-        at = self.graph.producer.get(root)
-        if at is None or root in self.unmade:
-            return
-        tensor = self.graph.tensors[root]
-        width = self.sizes[tensor.dtype] if form is None else form
-        forms = self.forms.setdefault(root, self.alone[width])
-        if width not in forms:
-            self.forms[root] = (*forms, width)
-        self.kept[node][root] = tensor.elements * self.graph.nodes[at].repeat
+    def _keep_alike(self, nodes: Sequence[int], items: Sequence[_Item]) -> bool:
+        """Keep the one operand or result that nodes of a class keep, where none is a view or cast; false elsewhere."""
+        if len(items) != 1 or items[0].position is None or self.narrow:
+            return False
+        item, position, every, producer = items[0], items[0].position, self.graph.nodes, self.graph.producer
+        names = [(every[i].inputs if item.read else every[i].outputs)[position] for i in nodes]
+        lost = "loss_elements" in self.specs[nodes[0]].details
+        if lost or not (self.storages.views.keys().isdisjoint(names) and self.unmade.isdisjoint(names)):
+            return False
+        made = [
+            (i, name, every[producer[name]].repeat) for i, name in zip(nodes, names, strict=True) if name in producer
+        ]
+        byte_counts = {runs: round(item.amount * runs * item.width) for runs in {runs for _, _, runs in made}}
+        self.nodes += [i for i, _, _ in made]
+        self.names += [name for _, name, _ in made]
+        self.byte_counts += [byte_counts[runs] for _, _, runs in made]
+        return True
+
+    def _keep(self, i: int, items: Iterable[_Item]) -> None:
+        """Keep what nodes of a class keep; a storage that a tensor lies in, unless it is resident anyway."""
+        node, roots, producer, kept = self.graph.nodes[i], self.storages.views, self.graph.producer, self.kept[i]
+        for item in items:
+            if item.position is None:
+                kept[f"{node.key}#{item.what}"] = item.amount
+                continue
+            name = (node.inputs if item.read else node.outputs)[item.position]
+            root = roots.get(name, name)
+            at = producer.get(root)
+            if at is None or root in self.unmade:
+                continue
+            elements, width = item.amount, item.width
+            if root != name:
+                tensor = self.graph.tensors[root]
+                elements, width = tensor.elements, self.sizes[tensor.dtype]
+            if item.read:
+                width = self.narrow.get(i, width)
+            forms = self.forms.setdefault(root, self.alone[width])
+            if width not in forms:
+                self.forms[root] = (*forms, width)
+            kept[root] = elements * self.graph.nodes[at].repeat
 
     def _keep_own(self, node: int, what: str, byte_count: float) -> None:
         """Keep something that a node makes for itself."""
         self.kept[node][f"{self.graph.nodes[node].key}#{what}"] = byte_count * self.graph.nodes[node].repeat
 
-    def _keep_node(self, i: int, spec: OpSpec) -> None:
-        node = self.graph.nodes[i]
+    def _items(self, i: int) -> Iterable[_Item]:
+        """What a node keeps, and all that make the same call."""
+        node, spec = self.graph.nodes[i], self.specs[i]
         scores = spec.scores_in_memory(self.options.fused_attention) / node.repeat
         for item in spec.saved:
             if (item.random and not self.options.dropout) or (item.fused and scores):
                 continue
             if item.random:
                 elements = self.graph.tensors[node.outputs[0]].elements
-                self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
+                yield _Item("dropout", elements * self.options.dropout_mask_bytes * node.repeat)
             elif item.source == "extra":
                 scale = 1.0 if item.fixed else self._scale(node)
-                self._keep_own(i, str(item.position), item.byte_count * scale)
+                yield _Item(str(item.position), item.byte_count * scale * node.repeat)
             else:
                 names = node.inputs if item.source == "input" else node.outputs
-                if item.position < len(names) and names[item.position]:
-                    self._keep(i, names[item.position], self.narrow.get(i) if item.source == "input" else None)
+                tensor = self.graph.tensors.get(names[item.position]) if item.position < len(names) else None
+                if tensor is not None:
+                    width = self.sizes[tensor.dtype]
+                    yield _Item("", tensor.elements, item.position, width, read=item.source == "input")
         if scores:
-            self._keep_probabilities(i, scores)
+            for what, byte_count in self._probabilities(node, scores):
+                yield _Item(what, byte_count * node.repeat)
 
     def _scale(self, node: Node) -> float:
         """Training width over file width of a node's floating-point tensors."""
@@ -320,15 +377,14 @@ class _Collector:
     def _width(self, name: str) -> float:
         return self.sizes[self.graph.tensors[name].dtype]
 
-    def _keep_probabilities(self, i: int, elements: float) -> None:
+    def _probabilities(self, node: Node, elements: float) -> Iterable[tuple[str, float]]:
         """An attention that is not run as one kernel keeps its probabilities, and what dropout makes of them."""
-        node = self.graph.nodes[i]
         byte_count = elements * self._width(node.outputs[0])
-        self._keep_own(i, "probabilities", byte_count)
+        yield "probabilities", byte_count
         drops = self.has_dropout or "dropout" in node.attributes or self.options.assume_dropout
         if drops and self.options.dropout:
-            self._keep_own(i, "dropout", elements * self.options.dropout_mask_bytes)
-            self._keep_own(i, "dropped", byte_count)
+            yield "dropout", elements * self.options.dropout_mask_bytes
+            yield "dropped", byte_count
 
     # -- what the file does not show
 
@@ -346,6 +402,14 @@ class _Collector:
         if logits:
             elements = self.graph.tensors[logits].elements
             self._keep_own(self.graph.producer[logits], "loss", elements * self.options.loss_bytes)
+
+
+def _by_class(graph: Graph, nodes: Sequence[int]) -> list[list[int]]:
+    """Nodes in groups that make the same call (`call_classes`), in order within each."""
+    classes = call_classes(graph).index[np.array(nodes, dtype=np.int64)]
+    order = np.argsort(classes, kind="stable")
+    grouped = np.array(nodes, dtype=np.int64)[order]
+    return [group.tolist() for group in np.split(grouped, np.flatnonzero(np.diff(classes[order])) + 1) if len(group)]
 
 
 def _draws(graph: Graph) -> bool:

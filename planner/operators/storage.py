@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.graph import Graph, Node, Tensor
 from planner.operators.site import Site, rule_of
-from planner.operators.specs import call_classes
+from planner.operators.specs import call_classes, nodes_where
 from planner.operators.types import OpCall
 
 
@@ -59,6 +59,12 @@ def reshaped_strides(shape: Sequence[int], strides: Sequence[int], target: Seque
     return tuple(reversed(result))
 
 
+def _arranges(node: Node) -> bool:
+    """Whether results may lie otherwise than row-major in a storage of their own."""
+    rule = rule_of(node.op)
+    return rule.keeps_layout or rule.strides is not None
+
+
 _Results = tuple[tuple[bool, tuple[int, ...] | None], ...]
 """By result of a node, whether it is a view of the first input, and its strides; None for an absent result."""
 
@@ -86,10 +92,12 @@ class Storages:
         self._strides: dict[str, tuple[int, ...]] = {}
         self._known: dict[object, _Results] = {}
         aliased = aliases or {}
-        classes = call_classes(graph).index.tolist()
+        classes = call_classes(graph).index
         strides_of, known = self._strides.get, self._known
-        for i, (node, call) in enumerate(zip(graph.nodes, classes, strict=True)):
-            key: tuple[object, ...] = (call, i in identity, i in dense, *map(strides_of, node.inputs))
+        arranged = nodes_where(graph, lambda i: _arranges(graph.nodes[i]))
+        for i in sorted({*arranged, *identity, *(graph.producer[name] for name in aliased)}):
+            node = graph.nodes[i]
+            key: tuple[object, ...] = (int(classes[i]), i in identity, i in dense, *map(strides_of, node.inputs))
             results = known.get(key)
             if results is None:
                 results = known[key] = self._lay_results(node, i in identity, i in dense)
@@ -126,10 +134,15 @@ class Storages:
     def strides(self, name: str) -> tuple[int, ...]:
         """Elements between neighbours along each dimension of a tensor, 0 for a broadcast one.
 
-        Tensors that no node writes own their storage and are row-major.
+        Tensors that no node writes, and results that no rule lays out, own their storage and are row-major.
         """
         known = self._strides.get(name)
         return dense_strides(self._graph.tensors[name].shape) if known is None else known
+
+    @property
+    def views(self) -> Mapping[str, str]:
+        """By tensor that lies in another one's storage, the name of that one."""
+        return self._roots
 
     def root(self, name: str) -> str:
         """Name of the tensor that owns a tensor's storage."""

@@ -12,12 +12,12 @@ from typing import Literal
 from planner.costs import Profile
 from planner.costs.precision import Precision
 from planner.errors import PlanError
-from planner.graph import Chain, Graph, NoteLevel
+from planner.graph import Chain, Graph, NoteLevel, per_graph
 from planner.hardware.types import Cluster
 from planner.plans.collectives import with_exchange
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
-from planner.plans.model import Block, compress
+from planner.plans.model import Block, BlockRun, compress
 from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tied_groups
 from planner.plans.readings import requirements
 from planner.plans.records import (
@@ -118,7 +118,7 @@ def assemble(
     _check_devices(cluster, rank_schedule.world_size)
     duplicated = _duplicated(chain, decision)
     staging = _staging(graph, chain, decision, duplicated, formats)
-    blocks = tuple(_block(graph, chain, at) for at in range(len(chain.blocks)))
+    blocks = _blocks(chain)
     used = used_shardings(decision, shardings)
     stages = _named_stages(staging, chain, blocks, decision, rank_schedule, used)
     shared = staging.shared_parameters(summed=rank_schedule.section.weight_policy == WeightPolicy.SYNC)
@@ -158,7 +158,7 @@ def assemble(
             *NOT_MODELLED,
             *_left_out(cluster, sharded=bool(used), repeated=any(len(s) > 1 for _, s in duplicated)),
         ),
-        blocks=compress(blocks),
+        blocks=_block_runs(chain),
         shardings=sharding_sections(graph, decision, used, blocks),
         headline=headline_of(
             graph,
@@ -384,7 +384,19 @@ def _staging(
     return Staging(graph, stage_of, copies, formats)
 
 
-def _block(graph: Graph, chain: Chain, at: int) -> Block:
+@per_graph
+def _blocks(chain: Chain) -> tuple[Block, ...]:
+    """The blocks of a chain by the names of what is in them; the same at every micro-batch size."""
+    return tuple(_block(chain, at) for at in range(len(chain.blocks)))
+
+
+@per_graph
+def _block_runs(chain: Chain) -> tuple[BlockRun, ...]:
+    """The blocks of a chain, those that repeat written once."""
+    return compress(_blocks(chain))
+
+
+def _block(chain: Chain, at: int) -> Block:
     nodes = _block_nodes(chain, at)
-    keys = tuple(graph.nodes[node].key for node in nodes)
-    return Block(chain.blocks[at].name, keys, block_parameters(graph, nodes))
+    keys = tuple(chain.graph.nodes[node].key for node in nodes)
+    return Block(chain.blocks[at].name, keys, block_parameters(chain.graph, nodes))

@@ -22,7 +22,7 @@ from planner.plans.types import Plan
 from planner.plans.words import module_ranges, significant
 from planner.sharding import ShardingProblem, Strategy, Verdict, WeightChoice, evaluate, formulate, layout_text
 from planner.sharding.elimination import Factor, minima
-from planner.sharding.judge import Checked
+from planner.sharding.judge import Judged
 
 MOST_EXCHANGES = 8
 """Collectives that are shown of a sharding, the costliest ones."""
@@ -306,8 +306,8 @@ class _SplitBlock:
             {v: np.asarray([free.choices[v].index(decision[free.names[v]])]) for v in ends}
         )
         self.chosen = [c.index(decision[name]) for name, c in zip(free.names, self.problem.choices, strict=True)]
-        self.checked: set[Checked] = set()
-        self.verdict = evaluate(self.setting, decision, facts=rebuilt.facts, checked=self.checked)
+        self.judged: Judged = {}
+        self.verdict = evaluate(self.setting, decision, facts=rebuilt.facts, judged=self.judged)
 
     def reasons(self, most: int) -> Iterator[SplitReason]:
         """Reasons for the costliest operators, costliest first."""
@@ -382,7 +382,7 @@ class _SplitBlock:
         return isinstance(self.problem.choices[v][0], WeightChoice)
 
     def _judged(self, answer: Sequence[int]) -> Verdict:
-        return evaluate(self.setting, self.problem.decision(answer), facts=self.rebuilt.facts, checked=self.checked)
+        return evaluate(self.setting, self.problem.decision(answer), facts=self.rebuilt.facts, judged=self.judged)
 
     @staticmethod
     def _held(verdict: Verdict) -> tuple[float, float]:

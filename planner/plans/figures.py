@@ -429,7 +429,8 @@ def tokens_per_sample(graph: Graph, prices: Profile) -> int:
     Tokens are the steps of the longest integer input `[batch, steps]`, if some weights are multiplied with each step:
     rows of images and indices of embedding tables alone are no tokens.
     """
-    inputs = (t for t in graph.tensors.values() if t.kind is TensorKind.INPUT and t.dtype in _INTEGERS)
+    fed = (graph.tensors[name] for name in graph.inputs if name in graph.tensors)
+    inputs = (t for t in fed if t.kind is TensorKind.INPUT and t.dtype in _INTEGERS)
     steps = max((t.shape[1] for t in inputs if len(t.shape) == 2), default=0)
     rows = prices.micro_batch * steps
     for node, owned, flops in zip(graph.nodes, graph.node_parameters, prices.forward_flops, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,15 +84,6 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
     def _first(self) -> Minima:
         return self._joint.fastest()
 
-    @functools.cached_property
-    def _priced(self) -> Minima | None:
-        first = self._first
-        if not np.isfinite(first.totals).any():
-            return None
-        priced = self._joint.priced(first, int(first.totals.argmin()))
-        first.forget_choices()
-        return priced
-
     def least_s(self, boundary: Boundaries) -> float:
         """Least seconds of forward, backward and a micro-batch's part of the update; infinite where nothing is legal.
 
@@ -106,23 +97,26 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
             raise KeyError(boundary)
         if boundary not in self._points_by_boundary:
             self._points_by_boundary[boundary] = self._points(boundary)
-            if len(self._points_by_boundary) == len(self._boundaries):
-                self._forget_tables()
         return self._points_by_boundary[boundary]
 
-    def _forget_tables(self) -> None:
-        """Free the memory of what only further points would need."""
-        _ = self._first, self.tied, self.uncut
-        self.__dict__.pop("_priced", None)
-        self.__dict__.pop("_joint", None)
+    @functools.cached_property
+    def _priced_choices(self) -> np.ndarray:
+        """[boundary layouts, prices, variables] the best choices; the tables that they come from are forgotten."""
+        joint, first = self._joint, self._first
+        priced = joint.priced(first, int(first.totals.argmin()))
+        first.forget_choices()
+        layouts, prices = priced.totals.shape
+        rows = priced.choices_of(np.indices((layouts, prices)).reshape(2, -1).T)[:, : joint.count]
+        self.__dict__["_joint"] = joint.without_tables()
         self.block.forget_tables()
+        return rows.reshape(layouts, prices, -1).astype(np.min_scalar_type(max(map(len, joint.problem.choices))))
 
     def _points(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
         b = self._boundaries.index(boundary)
-        if not np.isfinite(self._first.totals[b]) or self._priced is None:
+        if not np.isfinite(self._first.totals[b]):
             return ()
-        choices = self._priced.choices_of(np.asarray([(b, p) for p in range(self._priced.totals.shape[1])]))
-        decisions = [self._joint.decision(at, b) for at in dict.fromkeys(c[: self._joint.count] for c in choices)]
+        choices = dict.fromkeys(map(tuple, self._priced_choices[b].tolist()))
+        decisions = [self._joint.decision(at, b) for at in choices]
         points = undominated([point(self.block, boundary, decision) for decision in decisions])
         return tuple(sorted(points, key=lambda p: (p.forward_s + p.backward_s, p.figures)))
 
@@ -207,6 +201,10 @@ class _Joint:
             return factor([last if v in ends else v for v in link.variables], table)
 
         return _Joint(block, problem, tied, uncut, ends, tuple(map(joined, problem.links)), len(boundaries))
+
+    def without_tables(self) -> _Joint:
+        """The names and choices alone, which `decision` needs."""
+        return replace(self, problem=replace(self.problem, seconds=(), bytes=(), links=()), links=())
 
     @property
     def count(self) -> int:

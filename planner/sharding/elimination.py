@@ -18,6 +18,7 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -51,17 +52,25 @@ def factor(variables: Sequence[int], table: np.ndarray) -> Factor:
 
 def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[int]) -> np.ndarray:
     """The sum of factors as one table over the variables, which are ascending."""
-    shape = [sizes[v] for v in variables]
-    wide = [
-        f.table.reshape([n if v in f.variables else 1 for v, n in zip(variables, shape, strict=True)]) for f in factors
-    ]
-    if not wide:
-        return np.zeros(shape)
-    total = np.empty(shape)
-    total[...] = wide[0]
-    for table in wide[1:]:
-        total += table
-    return total
+    shape = tuple([sizes[v] for v in variables])
+    return _total([(f.table, _shape(f.variables, variables, shape)) for f in factors], shape)
+
+
+def _shape(own: tuple[int, ...], variables: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a table over some of more variables, of these sizes; 1 for those that it does not have."""
+    return shape if own == variables else tuple([n if v in own else 1 for v, n in zip(variables, shape, strict=True)])
+
+
+def _total(tables: Iterable[tuple[np.ndarray, tuple[int, ...]]], shape: tuple[int, ...]) -> np.ndarray:
+    """The sum of tables, each with its shape among others, as one table of a shape."""
+    total = None
+    for table, own in tables:
+        if total is None:
+            total = np.empty(shape)
+            total[...] = table.reshape(own)
+        else:
+            total += table.reshape(own)
+    return np.zeros(shape) if total is None else total
 
 
 def _narrowed(f: Factor) -> Factor:
@@ -91,7 +100,7 @@ class _Order:
     def _entries(self, v: int) -> int:
         return self.sizes[v] * math.prod(self.sizes[n] for n in self.near[v])
 
-    def pop(self) -> tuple[int, int, tuple[int, ...]] | None:
+    def pop(self) -> _Next | None:
         """The next variable, the entries of its table and its neighbours; None when none is left."""
         while self.heap:
             entries, v = heapq.heappop(self.heap)
@@ -108,23 +117,73 @@ class _Order:
         return None
 
 
-_Steps = tuple[tuple[int, int, tuple[int, ...]], ...]
-"""Variables in the order of their elimination, each with the entries of its table and its neighbours."""
+_Next = tuple[int, int, tuple[int, ...]]
+"""A variable to eliminate, the entries of its table and its neighbours."""
+Variables = tuple[tuple[int, ...], ...]
+"""By table, its variables."""
 
 
-def _steps(sizes: Sequence[int], factors: Iterable[Factor], keep: Sequence[int]) -> _Steps:
-    """The order in which all variables but some are eliminated; found once for problems of one shape."""
-    return _steps_of(tuple(sizes), tuple([f.variables for f in factors if len(f.variables) > 1]), tuple(keep))
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The elimination of one variable.
+
+    Attributes:
+        variable: which one.
+        entries: of the table of its sums.
+        others: the variables that its tables have beside it.
+        tables: numbers of its tables; the first becomes that of what is left of them.
+        axis: of the variable in the table of sums.
+        shape: of the table of sums.
+        wide: shape of each of its tables among the variables of the sum.
+        kind: a number, equal for steps with equal axes and shapes.
+        choice: the smallest integer type for a choice of the variable.
+    """
+
+    variable: int
+    entries: int
+    others: tuple[int, ...]
+    tables: tuple[int, ...]
+    axis: int
+    shape: tuple[int, ...]
+    wide: tuple[tuple[int, ...], ...]
+    kind: int
+    choice: np.dtype[Any]
 
 
 @functools.lru_cache(maxsize=32)
-def _steps_of(sizes: tuple[int, ...], tables: tuple[tuple[int, ...], ...], keep: tuple[int, ...]) -> _Steps:
+def _order(sizes: tuple[int, ...], tables: Variables, keep: tuple[int, ...]) -> tuple[_Next, ...]:
+    """The order in which all variables but some are eliminated; found once for problems of one shape."""
     return tuple(iter(_Order(sizes, tables, keep).pop, None))
+
+
+@functools.lru_cache(maxsize=16)
+def _steps(sizes: tuple[int, ...], tables: Variables, keep: tuple[int, ...]) -> tuple[_Step, ...]:
+    """What eliminates all variables but some; found once for problems with tables over the same variables."""
+    tables_of: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
+    for i, own in enumerate(tables):
+        for v in own:
+            tables_of[v].add(i)
+    variables, kinds, steps = dict(enumerate(tables)), dict[object, int](), list[_Step]()
+    for v, entries, others in _order(sizes, tuple([own for own in tables if len(own) > 1]), keep):
+        numbers = tuple(sorted(tables_of.pop(v)))
+        together = tuple(sorted((v, *others)))
+        shape, axis = tuple([sizes[u] for u in together]), together.index(v)
+        wide = tuple([_shape(variables.pop(i), together, shape) for i in numbers])
+        for u in others:
+            tables_of[u].difference_update(numbers)
+            if numbers:
+                tables_of[u].add(numbers[0])
+        if numbers:
+            variables[numbers[0]] = others
+        kind = kinds.setdefault((axis, shape, wide), len(kinds))
+        steps.append(_Step(v, entries, others, numbers, axis, shape, wide, kind, np.min_scalar_type(sizes[v])))
+    return tuple(steps)
 
 
 def table_entries(sizes: Sequence[int], factors: Sequence[Factor], keep: Sequence[int] = ()) -> int:
     """Entries of the widest table that elimination of all variables but `keep` makes, without making it."""
-    return max((entries for _, entries, _ in _steps(sizes, map(_narrowed, factors), keep)), default=1)
+    tables = tuple([own for f in factors if len(own := _narrowed(f).variables) > 1])
+    return max((entries for _, entries, _ in _order(tuple(sizes), tables, tuple(keep))), default=1)
 
 
 class _Elimination:
@@ -133,27 +192,31 @@ class _Elimination:
     def __init__(self, sizes: Sequence[int], factors: Sequence[Factor]) -> None:
         self.sizes, narrowed = sizes, [_narrowed(f) for f in factors]
         self.tables: dict[int, Factor] = dict(enumerate(f for f in narrowed if f.variables))
-        self.of: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
-        for i, f in self.tables.items():
-            for v in f.variables:
-                self.of[v].add(i)
         self.constant = sum(float(f.table) for f in narrowed if not f.variables)
         self.done: list[tuple[int, tuple[int, ...], np.ndarray]] = []
-        self._seen: dict[tuple[object, ...], tuple[list[Factor], np.ndarray, np.ndarray]] = {}
 
     def run(self, limit: int, keep: Sequence[int] = ()) -> bool:
-        """Eliminate all variables but `keep`; false when a table would exceed the limit."""
-        for v, entries, others in _steps(self.sizes, self.tables.values(), keep):
-            if entries > limit:
+        """Eliminate all variables but `keep`; false when a table would exceed the limit.
+
+        Equal tables over equal variables, as in layers that repeat, are minimised once.
+        """
+        seen: dict[tuple[int, ...], tuple[list[np.ndarray], np.ndarray, np.ndarray]] = {}
+        tables, done = self.tables, self.done
+        for step in _steps(tuple(self.sizes), tuple([f.variables for f in tables.values()]), tuple(keep)):
+            if step.entries > limit:
                 return False
-            numbers = sorted(self.of.pop(v))
-            tables = [self.tables.pop(i) for i in numbers]
-            for u in others:
-                self.of[u] -= set(numbers)
-            least, best = self._minimum(tables, v, others)
-            self.done.append((v, others, best))
-            self._add(Factor(others, least), numbers)
-        self._seen.clear()
+            own = [tables.pop(i).table for i in step.tables]
+            key = (step.kind, *map(id, own))
+            known = seen.get(key)
+            if known is None:
+                total = _total(zip(own, step.wide, strict=True), step.shape)
+                best = total.argmin(axis=step.axis).astype(step.choice)
+                known = seen[key] = own, np.minimum.reduce(total, axis=step.axis), best
+            done.append((step.variable, step.others, known[2]))
+            if not step.others:
+                self.constant += float(known[1])
+            elif own:
+                tables[step.tables[0]] = Factor(step.others, known[1])
         return True
 
     def complete(self, choices: np.ndarray) -> None:
@@ -164,29 +227,6 @@ class _Elimination:
         """
         for v, others, best in reversed(self.done):
             choices[v] = best[tuple(choices[u] for u in others)]
-
-    def _minimum(self, tables: list[Factor], v: int, others: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """The least sums of a variable's tables, and the choices that reach them, by the choices of its neighbours.
-
-        Equal tables over equal variables, as in layers that repeat, are minimised once.
-        """
-        variables = tuple(sorted((v, *others)))
-        place = {u: k for k, u in enumerate(variables)}
-        key = (place[v], *[(id(f.table), *[place[u] for u in f.variables]) for f in tables])
-        if key not in self._seen:
-            total = _sum(tables, variables, self.sizes)
-            best = total.argmin(axis=place[v]).astype(np.min_scalar_type(self.sizes[v]))
-            self._seen[key] = tables, np.minimum.reduce(total, axis=place[v]), best
-        return self._seen[key][1:]
-
-    def _add(self, table: Factor, numbers: Sequence[int]) -> None:
-        if not table.variables:
-            self.constant += float(table.table)
-            return
-        name = numbers[0]
-        self.tables[name] = table
-        for u in table.variables:
-            self.of[u].add(name)
 
 
 @dataclass(frozen=True)
@@ -207,14 +247,14 @@ class Minima:
 
     def choices(self, at: Sequence[int]) -> tuple[int, ...]:
         """The choice of every variable that reaches the least sum under one choice of each kept variable."""
-        return self.choices_of(np.asarray([at], dtype=np.int64))[0]
+        return tuple(self.choices_of(np.asarray([at], dtype=np.int64))[0].tolist())
 
-    def choices_of(self, at: np.ndarray) -> list[tuple[int, ...]]:
-        """`choices` for many rows of choices of the kept variables, int64 [rows, kept variables]."""
+    def choices_of(self, at: np.ndarray) -> np.ndarray:
+        """[rows, variables] `choices` for many rows of choices of the kept variables, int64 [rows, kept variables]."""
         choices = np.zeros((len(self._left.sizes), len(at)), dtype=np.int64)
         choices[list(self._kept)] = at.T
         self._left.complete(choices)
-        return [tuple(row) for row in choices.T.tolist()]
+        return choices.T
 
 
 def minima(

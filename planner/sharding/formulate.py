@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Graph, Node, Tensor, TensorKind
-from planner.operators import DimKind, LoopNest, OpCall, OpSpec
+from planner.operators import DimKind, LoopNest, OpCall, OpSpec, call_classes
 from planner.sharding.choices import MOST_BLOCKS, expert_dims
 from planner.sharding.elimination import Factor
 from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
@@ -89,6 +89,8 @@ def _plain_places(node: Node, nest: LoopNest) -> dict[str, list[tuple[str, int]]
 def interleaved_cuts(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> InterleavedCuts:
     """Interleaved cuts worth considering, by tensor name; O(rounds * nodes), with few rounds."""
     cuts: InterleavedCuts = {}
+    if not any(graph.nodes[i].op in _FUSED for i in nodes):
+        return cuts
     all_places: list[dict[str, list[tuple[str, int]]]] = []
     for i in nodes:
         node = graph.nodes[i]
@@ -128,7 +130,7 @@ class _Builder:
     def __init__(self, setting: Setting, facts: GraphFacts) -> None:
         self.setting, self.graph, self.mesh = setting, setting.graph, setting.mesh
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
-        self.kept = facts.kept(setting.members)
+        self.kept, self.calls = facts.kept(setting.members), call_classes(setting.graph).index
         self.members = frozenset(setting.members)
         self.tags = interleaved_cuts(setting.graph, setting.members, self.specs) if setting.options.interleaved else {}
         self.experts = self._experts() if AxisRole.EXPERT in setting.options.roles else {}
@@ -260,12 +262,12 @@ class _Builder:
 
     def operator(self, i: int) -> None:
         """Add the variable of a node, and links to all tensors that it reads and writes."""
-        node, call = self.graph.nodes[i], OpCall.of(self.graph, self.graph.nodes[i])
+        node = self.graph.nodes[i]
         trains = any(n in self.carrying for n in node.inputs)
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
-        kind = (call.signature(), id(self.specs[i]), tags, self.forbids[i])
-        choices, shares = self.once(("strategies", kind), lambda: self._strategies(i, call))
+        kind = (int(self.calls[i]), tags, self.forbids[i])
+        choices, shares = self.once(("strategies", kind), lambda: self._strategies(i))
         work = tuple(self.setting.node_s(i, share) for share in shares)
         key = ("operator", kind, work, trains, extra, node.repeat)
         columns = self.once(
@@ -284,9 +286,10 @@ class _Builder:
             if tensor_var is not None:
                 self._link(op_var, tensor_var, name, p, written=True)
 
-    def _strategies(self, i: int, call: OpCall) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
+    def _strategies(self, i: int) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
         """The allowed strategies of a node, and the shares of its work that they leave a rank."""
         node, options = self.graph.nodes[i], self.setting.options
+        call = OpCall.of(self.graph, node)
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
         if blocks:
             options = replace(options, interleaved=True, blocks=blocks)

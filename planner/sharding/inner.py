@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.graph import Chain, Graph, per_model
+from planner.operators import keeping_nothing
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.choices import Options
@@ -76,7 +77,7 @@ class NodePrices(Protocol):
         """[nodes] transient bytes."""
 
     @property
-    def saved(self) -> tuple[tuple[SavedBytes, ...], ...]:
+    def saved(self) -> Sequence[tuple[SavedBytes, ...]]:
         """By node, the storages that it keeps for backward."""
 
 
@@ -355,9 +356,6 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
     Side nodes have no backward and keep nothing of their own.
     """
     side = sorted({i for block in chain.blocks for i in block.side})
-    saved = list(prices.saved)
-    for i in side:
-        saved[i] = ()
 
     @functools.cache
     def work_s(share: float) -> tuple[np.ndarray, np.ndarray]:
@@ -372,7 +370,7 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
         mesh,
         forward_s=forward,
         backward_s=backward,
-        saved=tuple(saved),
+        saved=keeping_nothing(prices.saved, side),
         item_bytes=options.item_bytes,
         state=options.state,
         micro_batches=options.micro_batches,

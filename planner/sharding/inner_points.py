@@ -11,8 +11,9 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Block, Chain, Graph
+from planner.operators import call_classes, kept_pairs
 from planner.sharding.formulate import formulate
-from planner.sharding.judge import Checked, Communication, evaluate
+from planner.sharding.judge import Communication, Judged, evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, GraphFacts, Setting, ShardingProblem
 from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
@@ -88,8 +89,8 @@ class BlockView:
         written = {n for i in members for n in graph.nodes[i].outputs}
         inputs = tuple(n for n in chain.crossing[b] if n in used and n not in written)
         outputs = tuple(n for n in chain.crossing[b + 1] if n in written)
-        kept = [s for i in members for s in facts.saved[i]]
-        names = tuple(dict.fromkeys([*used, *(s.storage for s in kept)]))
+        kept = kept_pairs(facts.saved, members)
+        names = tuple(dict.fromkeys([*used, *(storage for storage, _ in kept)]))
         return BlockView(members, inputs, outputs, names)
 
     def key(
@@ -109,18 +110,21 @@ class BlockView:
         parameters: dict[str, int] = {}
 
         def storage_key(storage: str) -> object:
+            known = number[storage]
+            if storage in graph.tensors:
+                return known
             owner, _, position = storage.rpartition("#")
-            return (places[owner], position) if owner in places else number[storage]
+            return (places[owner], position) if owner in places else known
 
         return (
             block.signature,
             len(block.side),
-            tuple([number[n] for n in self.inputs]),
-            tuple([number[n] for n in self.outputs]),
-            tuple([n in facts.carrying for n in used]),
-            tuple([graph.tensors[n].shape for n in used]),
-            tuple([(storage_key(s.storage), s.byte_count) for i in members for s in facts.saved[i]]),
-            tuple([facts.forbidden[i] for i in members]),
+            tuple(map(number.__getitem__, self.inputs)),
+            tuple(map(number.__getitem__, self.outputs)),
+            tuple(map(facts.carrying.__contains__, used)),
+            tuple(map(graph.shape_of, used)),
+            tuple([(storage_key(storage), size) for storage, size in kept_pairs(facts.saved, members)]),
+            tuple(map(facts.forbidden.__getitem__, members)),
             tuple([(parameters.setdefault(p, len(parameters)), n) for w in used for p, n in trained.get(w, ())]),
         )
 
@@ -134,14 +138,14 @@ class BlockProblem:
         facts: facts of the full graph.
         ends: the block with its boundary tensors.
         workspace: [nodes of the graph] transient bytes of each node when it is not cut.
-        checked: strategies that the judge has found legal so far.
+        judged: what the judge has found so far.
     """
 
     setting: Setting
     facts: GraphFacts
     ends: BlockView
     workspace: np.ndarray
-    checked: set[Checked] = field(default_factory=set)
+    judged: Judged = field(default_factory=dict)
 
     @functools.cached_property
     def free(self) -> ShardingProblem:
@@ -203,7 +207,7 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
     """
     setting, graph = block.setting, block.setting.graph
     sizes = setting.mesh.sizes
-    verdict = evaluate(setting, decision, facts=block.facts, checked=block.checked)
+    verdict = evaluate(setting, decision, facts=block.facts, judged=block.judged)
     if verdict.violations:
         raise InfeasibleError(f"a sharded block is not legal: {verdict.violations[0]}", hint="report this as a defect")
     weights = tuple(
@@ -244,7 +248,7 @@ def rerun_s(block: BlockProblem, point: InnerPoint, members: Sequence[int]) -> f
     names = {name for i in members for name in (*graph.nodes[i].inputs, *graph.nodes[i].outputs)}
     names = {setting.tied.get(name, name) for name in names} | {f"op:{graph.nodes[i].key}" for i in members}
     part = {name: choice for name, choice in point.decision.items() if name in names}
-    rerun = evaluate(setting, part, facts=block.facts, checked=block.checked)
+    rerun = evaluate(setting, part, facts=block.facts, judged=block.judged)
     results = (name for i in members for name in graph.nodes[i].outputs)
     passed_on = {name for name in results if not run.intersection(graph.consumers.get(name, ()))}
     partial = {name for name in passed_on if _is_partial(point.decision.get(name))}
@@ -295,11 +299,14 @@ def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Cho
 def _workspace(block: BlockProblem, decision: Mapping[str, Choice]) -> float:
     """Transient bytes of a rank: those of the uncut operator times the fraction of operands and results it holds."""
     graph, sizes = block.setting.graph, block.setting.mesh.sizes
+    classes, known = call_classes(graph).index, set[tuple[int, float, int]]()
     peak_bytes = 0.0
     for i in block.setting.members:
         node, strategy = graph.nodes[i], decision[f"op:{graph.nodes[i].key}"]
-        if not block.workspace[i] or not isinstance(strategy, Strategy):
+        kind = int(classes[i]), float(block.workspace[i]), id(strategy)
+        if kind in known or not kind[1] or not isinstance(strategy, Strategy):
             continue
+        known.add(kind)
         reads, writes, replicated = dict(strategy.reads), dict(strategy.writes), (REPLICATED,) * len(sizes)
         placed = itertools.chain(
             ((name, reads.get(p, replicated)) for p, name in enumerate(node.inputs)),

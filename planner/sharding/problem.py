@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.graph import Graph, Tensor
-from planner.operators import OpSpec, graph_specs, needs_gradient
+from planner.operators import OpSpec, graph_specs, kept_pairs, needs_gradient
 from planner.operators.types import SavedBytes
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
@@ -62,7 +62,7 @@ class Setting:
     nodes: tuple[int, ...] = ()
     forward_s: np.ndarray | None = None
     backward_s: np.ndarray | None = None
-    saved: tuple[tuple[SavedBytes, ...], ...] | None = None
+    saved: Sequence[tuple[SavedBytes, ...]] | None = None
     item_bytes: float = 2.0
     state: StateBytes = field(default_factory=StateBytes)
     micro_batches: int = 1
@@ -207,7 +207,7 @@ def _carrying(setting: Setting) -> frozenset[str]:
     return carrying
 
 
-def _saved(setting: Setting, specs: Sequence[OpSpec]) -> tuple[tuple[SavedBytes, ...], ...]:
+def _saved(setting: Setting, specs: Sequence[OpSpec]) -> Sequence[tuple[SavedBytes, ...]]:
     """By node of the graph, the storages that it keeps for backward."""
     if setting.saved is not None:
         return setting.saved
@@ -239,7 +239,7 @@ class GraphFacts:
 
     specs: tuple[OpSpec, ...]
     carrying: frozenset[str]
-    saved: tuple[tuple[SavedBytes, ...], ...]
+    saved: Sequence[tuple[SavedBytes, ...]]
     forbidden: tuple[tuple[str, ...], ...]
 
     @staticmethod
@@ -252,7 +252,6 @@ class GraphFacts:
     def kept(self, nodes: Sequence[int]) -> dict[str, int]:
         """Bytes of each storage that some nodes keep; the largest size that any of them says."""
         bytes_by_storage: dict[str, int] = {}
-        for i in nodes:
-            for s in self.saved[i]:
-                bytes_by_storage[s.storage] = max(bytes_by_storage.get(s.storage, 0), s.byte_count)
+        for storage, byte_count in kept_pairs(self.saved, nodes):
+            bytes_by_storage[storage] = max(bytes_by_storage.get(storage, 0), byte_count)
         return bytes_by_storage

@@ -11,6 +11,7 @@ from planner.costs.precision import Precision, optimizer_state_bytes
 from planner.costs.types import Profile
 from planner.graph import Chain, Graph, per_graph
 from planner.hardware.types import Device
+from planner.operators import kept_pairs
 from planner.operators.saved import logits_of
 from planner.space.types import BlockCosts, Tie
 
@@ -193,7 +194,7 @@ def kept_table(blocks: Sequence[Iterable[tuple[str, float]]], alone_bytes: Seque
 
 def block_storages(chain: Chain, profile: Profile) -> list[dict[str, float]]:
     """By block, the storages that it keeps for the backward pass, and their bytes."""
-    return [{s.storage: float(s.byte_count) for i in b.nodes for s in profile.saved[i]} for b in chain.blocks]
+    return [{name: float(size) for name, size in kept_pairs(profile.saved, b.nodes)} for b in chain.blocks]
 
 
 def head_bytes(chain: Chain, saved: Iterable[tuple[str, float]], alone_bytes: float = 0.0) -> np.ndarray:

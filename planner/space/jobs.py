@@ -251,7 +251,8 @@ def experts_of_row(graph: Graph) -> int:
 @per_graph
 def sample_steps(graph: Graph) -> int:
     """Steps of a sample: the second dimension of the longest input of two; 0 where there is none."""
-    inputs = (t for t in graph.tensors.values() if t.kind is TensorKind.INPUT and len(t.shape) == 2)
+    fed = (graph.tensors[name] for name in graph.inputs if name in graph.tensors)
+    inputs = (t for t in fed if t.kind is TensorKind.INPUT and len(t.shape) == 2)
     return max((tensor.shape[1] for tensor in inputs), default=0)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from planner.costs.types import Profile
 from planner.errors import JobError, UsageError
 from planner.graph import Chain, Graph, TensorKind
+from planner.operators import kept_pairs
 from planner.operators.modules import MODULE_KINDS, drops_output, module_nodes, node_names
 from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
@@ -101,14 +102,28 @@ class Reruns:
     ) -> None:
         self.chain, self._graph, self._profile = chain, chain.graph, profile
         self._root, self._size_of = root, size_of
-        self._kept_by = [frozenset(each.storage for each in own) for own in profile.saved]
-        self._last_keeper: dict[str, int] = {}
-        for b, block in enumerate(chain.blocks):
-            self._last_keeper.update((storage, b) for i in block.nodes for storage in self._kept_by[i])
-        self._in_chain = frozenset(i for block in chain.blocks for i in block.nodes)
-        self._owners = {node.key: i for i, node in enumerate(self._graph.nodes)}
         self._cache: dict[object, Rerun] = {}
         self.of = functools.cache(self._of)
+
+    @functools.cached_property
+    def _kept_by(self) -> list[frozenset[str]]:
+        """Names of the storages that each node keeps."""
+        saved = self._profile.saved
+        return [frozenset(name for name, _ in kept_pairs(saved, (i,))) for i in range(len(saved))]
+
+    @functools.cached_property
+    def _last_keeper(self) -> dict[str, int]:
+        """By storage, the last block that keeps it."""
+        kept_by = self._kept_by
+        return {name: b for b, block in enumerate(self.chain.blocks) for i in block.nodes for name in kept_by[i]}
+
+    @functools.cached_property
+    def _in_chain(self) -> frozenset[int]:
+        return frozenset(i for block in self.chain.blocks for i in block.nodes)
+
+    @functools.cached_property
+    def _owners(self) -> dict[str, int]:
+        return {node.key: i for i, node in enumerate(self._graph.nodes)}
 
     def _of(self, repeats: tuple[str, ...]) -> tuple[Rerun, ...]:
         """By block, what it recomputes for a list of modules; O(nodes).
@@ -270,7 +285,7 @@ class Reruns:
         return freed, seconds
 
     def _sizes(self, b: int) -> dict[str, int]:
-        return {s.storage: s.byte_count for i in self.chain.blocks[b].nodes for s in self._profile.saved[i]}
+        return dict(kept_pairs(self._profile.saved, self.chain.blocks[b].nodes))
 
 
 def _unknown_module(graph: Graph, name: str) -> JobError:
