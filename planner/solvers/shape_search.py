@@ -33,11 +33,15 @@ from planner.space.types import BlockCosts, Evaluation, Job
 WAITING = 0.1
 """Bubble fraction of a pipeline with one stage per worker above which other schedules are searched too."""
 
-FAR = 0.1
+FAR = 0.05
 """Shapes whose estimate is slower than the best by more than this fraction are bounded, not cut."""
 
 MAX_SHAPES = 8
-"""Most shapes of one sharding group that are cut, apart from those whose cuts are enumerated."""
+"""Most shapes of one sharding group that are cut, apart from those whose cuts are enumerated; variants of a shape, which
+differ in its ZeRO stage or in where its copies lie, count once."""
+
+VARIANT_WITHIN = 0.005
+"""Variants of a shape are cut if what the first took lets expect that they take no more than this above the best."""
 
 MAX_GROUPS = 6
 """Most sharding groups whose shapes are cut."""
@@ -284,7 +288,7 @@ class ShapeSearch:
         """Cut the most promising shapes of a sharding group and bound the others."""
         self._groups_solved += 1
         self._groups_by_sharding |= {(costs.micro_batch, costs.sharding): group.costs for costs in group.costs}
-        left_out_s, cut = math.inf, 0
+        left_out_s, cut, reached = math.inf, 0, dict[tuple[object, ...], list[tuple[Shape, float]]]()
         options_of = functools.cache(
             lambda whole_stages: stage_options(group.costs, dataclasses.replace(self._job, whole_stages=whole_stages))
         )
@@ -295,10 +299,12 @@ class ShapeSearch:
             ):
                 continue
             enumerated = enumerable(shape, options, self._job)
-            far = shape.estimate_s > self._candidates.best_s * (1 + FAR) or cut >= MAX_SHAPES
+            variants = reached.setdefault((shape.schedule.name, shape.workers, shape.copies), [])
+            far = shape.estimate_s > self._candidates.best_s * (1 + FAR) or (not variants and cut >= MAX_SHAPES)
+            far = far or any(self._slower(shape, other, other_s) for other, other_s in variants)
             if enumerated or not far:
-                cut += not enumerated
-                self._cut_shape(shape, options)
+                cut += not enumerated and not variants
+                variants.append((shape, self._cut_shape(shape, options)))
             if (
                 not enumerated or shape.zero > 1
             ):  # Bytes of gathered weights are an estimate, so a cut left out may fit.
@@ -307,15 +313,29 @@ class ShapeSearch:
         if group.floor is not None:
             self._bound(list(self._shapes.of((group.floor,), self._candidates.best_s)), only_bounds=True)
 
-    def _cut_shape(self, shape: Shape, options: StageOptions) -> None:
-        """Judge cuts of a shape; if all stages must be alike, for each option on its own."""
+    def _slower(self, shape: Shape, other: Shape, other_s: float) -> bool:
+        """True if a variant of a shape that took `other_s` seconds, and needs no more memory, tells that it is too slow."""
+        expected_s = other_s * shape.estimate_s / other.estimate_s
+        return other.zero >= shape.zero and expected_s > self._candidates.best_s * (1 + VARIANT_WITHIN)
+
+    def _cut_shape(self, shape: Shape, options: StageOptions) -> float:
+        """Judge cuts of a shape; if all stages must be alike, for each option on its own.
+
+        Returns the seconds of the fastest; infinity if none fits or may beat the best.
+        """
         cutter = Cutter(shape, options, self._cluster, self._job)
+        fastest_s = math.inf
         for variant in cutter.alike() if self._job.structure.alike else (cutter,):
             if variant.bound_s < self._candidates.best_s:
-                self._judge_cuts(variant)
+                fastest_s = min(fastest_s, self._judge_cuts(variant))
+        return fastest_s
 
-    def _judge_cuts(self, cutter: Cutter) -> None:
-        """Judge cuts; if the judge finds that none fits, again with cuts that fill less of the memory."""
+    def _judge_cuts(self, cutter: Cutter) -> float:
+        """Judge cuts; if the judge finds that none fits, again with cuts that fill less of the memory.
+
+        Returns the seconds of the fastest; infinity if none fits or may beat the best.
+        """
+        seconds: list[float] = []
         for fraction in MEMORY_FRACTIONS:
             smaller = cutter.within(fraction)
             cuts = smaller.cuts(self._candidates.best_s)
@@ -325,6 +345,7 @@ class ShapeSearch:
             ]
             if cutter.enumerates_all or not seconds or min(seconds) < math.inf or cuts[0].excess > MAX_EXCESS:
                 break
+        return min(seconds, default=math.inf)
 
     def _worth_judging(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
         """Cuts that may fit and beat the best; the first one in any case while nothing fits, for the error message."""
