@@ -10,7 +10,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.errors import InfeasibleError, JobError
@@ -37,11 +37,12 @@ FAR = 0.05
 """Shapes whose estimate is slower than the best by more than this fraction are bounded, not cut."""
 
 MAX_SHAPES = 8
-"""Most shapes of one sharding group that are cut, apart from those whose cuts are enumerated; variants of a shape, which
-differ in its ZeRO stage or in where its copies lie, count once."""
+"""Most shapes of one sharding group that are cut, apart from those whose cuts are enumerated.
+
+Variants of a shape, which differ in the ZeRO stage or in where copies lie, count once."""
 
 VARIANT_WITHIN = 0.005
-"""Variants of a shape are cut if what the first took lets expect that they take no more than this above the best."""
+"""Fraction by which a further variant of a shape may be expected to exceed the best time, for it to be cut."""
 
 MAX_GROUPS = 6
 """Most sharding groups whose shapes are cut."""
@@ -227,6 +228,11 @@ class ShapeSearch:
         for _, _, _, shapes in heap:
             self._bound(shapes, only_bounds=False)
 
+    def estimate_s(self, groups: Iterable[Sequence[BlockCosts]]) -> float:
+        """Least estimated seconds of a shape, over shardings that stages of one pipeline may mix; infinite if none."""
+        best_s = self._candidates.best_s
+        return min((shape.estimate_s for group in groups for shape in self._shapes.of(group, best_s)), default=math.inf)
+
     def error(self, largest: int) -> InfeasibleError:
         """The error to raise if no shape fits: what the nearest configuration lacks.
 
@@ -314,7 +320,7 @@ class ShapeSearch:
             self._bound(list(self._shapes.of((group.floor,), self._candidates.best_s)), only_bounds=True)
 
     def _slower(self, shape: Shape, other: Shape, other_s: float) -> bool:
-        """True if a variant of a shape that took `other_s` seconds, and needs no more memory, tells that it is too slow."""
+        """True if another variant, which took `other_s` and needs no more memory, makes a shape look too slow."""
         expected_s = other_s * shape.estimate_s / other.estimate_s
         return other.zero >= shape.zero and expected_s > self._candidates.best_s * (1 + VARIANT_WITHIN)
 
