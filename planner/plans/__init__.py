@@ -45,7 +45,7 @@ from planner.plans.rules import RULES, Gate, Metric, Severity, gate, read_rules
 from planner.plans.shardings import BlockSeries, GroupCollective, Holding, MeshAxis, ShardedBlock, Sharding, dealt
 from planner.plans.types import Plan
 from planner.plans.validate import validate
-from planner.plans.words import summary
+from planner.plans.words import chunks_of, summary
 
 diff_plans, explain_plan, plan_schema = diff, explain, json_schema
 dump_plan, load_plan, read_plan, write_plan = dumps, loads, read, write
@@ -90,6 +90,7 @@ __all__ = [
     "assemble",
     "assemble_priced",
     "block_names",
+    "chunks_of",
     "compare_answers",
     "compare_plans",
     "compress",
