@@ -272,7 +272,7 @@ class _Search:
             self._account.lower(limit_s if slow else math.inf)
             ended |= slow | {key for f, key in floors if not self._any_block_fits(f)}
             floors_by_size += [(f, key) for f, key in floors if key not in ended]
-            if len(ended) >= len(floors) and all(key in ended for _, key in floors):
+            if size >= self._shardings.fewest_samples and all(key in ended for _, key in floors):
                 break
         return floors_by_size
 
