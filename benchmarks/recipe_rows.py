@@ -100,6 +100,7 @@ class Recipe:
         stack: framework and release.
         device: by the row's name.
         job: what was trained, on how many devices: rows of one job differ in configuration or software.
+        mixture: its model is a mixture of experts.
         measured_s: seconds of an iteration; 0 where not stated.
         lacks: features of the row that the program cannot state; empty where it takes all.
         assumed: what the row does not say.
@@ -111,6 +112,7 @@ class Recipe:
     stack: tuple[str, str]
     device: str
     job: tuple[Any, ...]
+    mixture: bool
     measured_s: float
     lacks: tuple[str, ...]
     assumed: tuple[str, ...]
@@ -156,6 +158,7 @@ def _recipe(row: Mapping[str, Any], model: str, known: set[str]) -> Recipe:
         stack=(FRAMEWORKS.get(row["source"], row["source"]), row["release"]),
         device=row["system"]["device"],
         job=(row["model"], row["system"]["device"], row["system"]["gpus"], row["gbs"], row["seq"], row.get("task")),
+        mixture=model in known and planner.bundled_info(model).active is not None,
         measured_s=row["measured"].get("iteration_s") or 0.0,
         lacks=lacks,
         statement=None if lacks else _statement(row, model, assumed),

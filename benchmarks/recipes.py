@@ -145,12 +145,15 @@ def factor(predictions: Sequence[Prediction]) -> float:
     return statistics.median(statistics.median(one.ratio for one in job) for job in jobs)
 
 
-def left_out_errors(predictions: Sequence[Prediction]) -> list[float]:
-    """Absolute relative error of each job under the factor of the others: the median over its rows."""
+def left_out_errors(predictions: Sequence[Prediction], mixtures: bool | None = None) -> list[float]:
+    """Absolute relative error of each job under the factor of the others: the median over its rows.
+
+    With `mixtures`, errors of mixtures or of dense models alone, still under the factor of all others.
+    """
     errors = []
     for name, job in grouped(predictions, lambda recipe: recipe.job).items():
         others = [one for one in predictions if one.recipe.job != name]
-        if others:
+        if others and mixtures in (None, job[0].recipe.mixture):
             reached = factor(others)
             errors.append(statistics.median(abs(one.ratio / reached - 1) for one in job))
     return errors
@@ -159,6 +162,7 @@ def left_out_errors(predictions: Sequence[Prediction]) -> list[float]:
 def _factor_row(name: str, chosen: Sequence[Prediction]) -> list[str]:
     ratios, errors = [one.ratio for one in chosen], left_out_errors(chosen)
     enough = len(errors) >= FEWEST_JOBS
+    by_kind = [left_out_errors(chosen, mixtures) for mixtures in (False, True)]
     return [
         name,
         str(len(chosen)),
@@ -167,6 +171,7 @@ def _factor_row(name: str, chosen: Sequence[Prediction]) -> list[str]:
         f"{min(ratios):.2f} to {max(ratios):.2f}",
         f"{statistics.median(errors):.1%}" if enough else "-",
         f"{max(errors):.0%}" if enough else "-",
+        *(f"{statistics.median(own):.1%} of {len(own)}" if enough and own else "-" for own in by_kind),
     ]
 
 
@@ -290,7 +295,7 @@ def measured_errors(predictions: Iterable[Prediction]) -> list[tuple[JobClass, M
 def tables(predictions: Sequence[Prediction], pairs: Sequence[Mapping[str, Any]], *, every_row: bool) -> str:
     """The report in Markdown."""
     stated = [one for one in predictions if not one.refused]
-    head = ["rows", "jobs", "predicted / measured", "from to", "left out: error", "worst"]
+    head = ["rows", "jobs", "predicted / measured", "from to", "left out: error", "worst", "dense", "mixtures"]
     parts = [
         f"{len(stated)} of {len(predictions)} rows stated whole ({len(stated) / len(predictions):.0%}).",
         "By source:",

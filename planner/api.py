@@ -27,7 +27,7 @@ from planner.hardware.types import Cluster, with_headroom
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
-from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, gap_to, seal, summary
+from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, chunks_of, gap_to, seal, summary
 from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, custom_schedule, read_orders
 from planner.sharding import unmatched
@@ -434,10 +434,11 @@ def _played_s(candidate: Candidate) -> float:
 
 
 def _complexity(decision: Configuration) -> tuple[int, ...]:
-    """Sort key, smaller for simpler plans: stages, ranks of a replica, recomputation, ZeRO stage, copies."""
+    """Sort key, smaller for simpler plans: stages, ranks, recomputation, ZeRO stage, pipeline depth, copies."""
     ranks = max(stage.ranks for stage in decision.stages)
     again = max((stage.recompute, len(stage.repeats)) for stage in decision.stages)
-    return len(decision.stages), ranks, *map(int, again), decision.zero, decision.copies
+    depth = len(decision.stages) // chunks_of(decision.schedule)
+    return len(decision.stages), ranks, *map(int, again), decision.zero, depth, decision.copies
 
 
 def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configuration]) -> tuple[Candidate, ...]:

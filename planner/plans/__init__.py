@@ -86,6 +86,7 @@ from planner.plans.shardings import Sharding as Sharding
 from planner.plans.shardings import dealt as dealt
 from planner.plans.types import Plan as Plan
 from planner.plans.validate import validate as validate
+from planner.plans.words import chunks_of as chunks_of
 from planner.plans.words import summary as summary
 
 diff_plans, explain_plan, plan_schema = diff, explain, json_schema

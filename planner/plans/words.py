@@ -116,7 +116,7 @@ def degree_words(configuration: Configuration) -> str:
     DP counts all replicas of a stage, one number a stage where they differ; PP counts the workers of a pipeline.
     """
     stages = configuration.stages
-    chunks = _chunks(configuration.schedule)
+    chunks = chunks_of(configuration.schedule)
     by_stage = {
         "DP": [configuration.copies * s.replicas * s.expert for s in stages],
         "TP": [s.ranks // (s.context * s.expert) for s in stages],
@@ -133,7 +133,7 @@ def degree_words(configuration: Configuration) -> str:
     return " x ".join(parts) + expert_words + (f", {chunks} chunks a worker" if chunks > 1 else "")
 
 
-def _chunks(schedule: str) -> int:
+def chunks_of(schedule: str) -> int:
     """Stages per worker in a schedule; 1 for a schedule that is not registered."""
     try:
         return get(schedule).chunks_per_worker

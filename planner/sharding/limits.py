@@ -123,6 +123,9 @@ SMALL = 0.005
 _HEADS = frozenset("grh")
 """Iteration dimensions of attention that count heads: groups, heads of a group, heads."""
 
+STEP_SPLITS = ("s", "u", "ring")
+"""Splits of attention, and of the rotation before it, by queries, by keys, or by both in turn."""
+
 
 @per_graph
 def attention_heads(graph: Graph) -> tuple[int, int]:
@@ -182,6 +185,8 @@ def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes:
             return False
     if rule_of(call.op).joint is JointCut.RING:
         return name in _HEADS
+    if name in STEP_SPLITS:  # queries and keys that no head divides are gathered before they are rotated
+        return False
     if spec.matrix_flops and not weights:
         return bool(name) and _by_heads(strategy, call, axis)
     normed = any(t is not None and t.kind is TensorKind.PARAMETER for t in call.inputs) and not weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -15,6 +16,7 @@ from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule
+from planner.space.cuts import stage_starts
 from planner.space.jobs import precision_of
 from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
@@ -92,6 +94,8 @@ class ShapeCosts:
             repeated = shardings[0].repeated
             both_s = both_s + (forward_s if job.whole_stages or repeated is None else forward_s * repeated)
         self.work_s, self._largest_block_s = float(both_s.sum()), float(both_s.max())
+        self._block_s = np.add.reduceat(both_s, np.flatnonzero(stage_starts(shardings[0], job)[:-1])).tolist()
+        self._uneven_cache: dict[int, float] = {}
         self._forward_before_s = np.concatenate([[0.0], np.cumsum(forward_s)])
         self._backward_before_s = np.concatenate([[0.0], np.cumsum(backward_s)])
         self._forward_share = float(forward_s.sum()) / max(float((forward_s + backward_s).sum()), 1e-300)
@@ -154,7 +158,7 @@ class ShapeCosts:
         return self._tail_cache[group, parts]
 
     def even_s(self, outline: Outline, shards: int) -> float:
-        """Seconds that a worker with equal stages works and idles, without transfers; infinite if these cannot fit.
+        """Seconds that the slowest worker works and idles, without transfers; infinite if equal stages cannot fit.
 
         Args:
             outline: the schedule on its pipeline.
@@ -164,9 +168,19 @@ class ShapeCosts:
         if math.isinf(work_s):
             return work_s
         schedule, pipeline = outline.schedule, outline.pipeline
+        work_s *= self._unevenness(len(outline.hosted))
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._forward_share * each_s, (1 - self._forward_share) * each_s)
         return outline.passes * work_s / len(outline.hosted) + idle_s
+
+    def _unevenness(self, workers: int) -> float:
+        """Work of the slowest worker over that of the mean one, in the most even cut into so many parts; at least 1.
+
+        Blocks are not divided: 96 layers and a loss as long as a third of one leave a twelfth 8 layers and the loss.
+        """
+        if workers not in self._uneven_cache:
+            self._uneven_cache[workers] = slowest_part(self._block_s, workers) * workers / max(self.work_s, 1e-300)
+        return self._uneven_cache[workers]
 
     def estimate_s(self, outline: Outline, even_s: float, copies: int, zero: int, *, adjacent: bool) -> float:
         """Estimated iteration time of equal stages: `even_s` with transfers and gradient exchange."""
@@ -239,6 +253,30 @@ class ShapeCosts:
 def exchanged_elements(costs: BlockCosts) -> np.ndarray:
     """int64 [n], trainable elements of each block that replicas exchange."""
     return costs.parameter_elements if costs.shard_elements is None else costs.shard_elements
+
+
+HALVINGS = 14
+"""Halvings of the range in which the slowest part of a chain is sought."""
+
+
+def slowest_part(seconds: Sequence[float], parts: int) -> float:
+    """Work of the slowest part of a chain in its most even cut, to a few ten-thousandths of the largest block.
+
+    Args:
+        seconds: by block.
+        parts: at most as many; some may be empty.
+
+    A limit can be kept if parts that are filled up to it, first to last, suffice: O(halvings parts log(blocks)).
+    """
+    ends = list(itertools.accumulate(seconds))
+    least = max(ends[-1] / parts, *seconds)
+    most = least + max(seconds)
+    for _ in range(HALVINGS):
+        limit, end = (least + most) / 2, 0
+        for _ in range(parts):
+            end = bisect.bisect_right(ends, (ends[end - 1] if end else 0.0) + limit)
+        least, most = (least, limit) if end >= len(ends) else (limit, most)
+    return most
 
 
 def _hull(shardings: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.errors import InfeasibleError, JobError
@@ -33,11 +33,16 @@ from planner.space.types import BlockCosts, Evaluation, Job
 WAITING = 0.1
 """Bubble fraction of a pipeline with one stage per worker above which other schedules are searched too."""
 
-FAR = 0.1
+FAR = 0.05
 """Shapes whose estimate is slower than the best by more than this fraction are bounded, not cut."""
 
 MAX_SHAPES = 8
-"""Most shapes of one sharding group that are cut, apart from those whose cuts are enumerated."""
+"""Most shapes of one sharding group that are cut, apart from those whose cuts are enumerated.
+
+Variants of a shape, which differ in the ZeRO stage or in where copies lie, count once."""
+
+VARIANT_WITHIN = 0.005
+"""Fraction by which a further variant of a shape may be expected to exceed the best time, for it to be cut."""
 
 MAX_GROUPS = 6
 """Most sharding groups whose shapes are cut."""
@@ -223,6 +228,11 @@ class ShapeSearch:
         for _, _, _, shapes in heap:
             self._bound(shapes, only_bounds=False)
 
+    def estimate_s(self, groups: Iterable[Sequence[BlockCosts]]) -> float:
+        """Least estimated seconds of a shape, over shardings that stages of one pipeline may mix; infinite if none."""
+        best_s = self._candidates.best_s
+        return min((shape.estimate_s for group in groups for shape in self._shapes.of(group, best_s)), default=math.inf)
+
     def error(self, largest: int) -> InfeasibleError:
         """The error to raise if no shape fits: what the nearest configuration lacks.
 
@@ -284,7 +294,7 @@ class ShapeSearch:
         """Cut the most promising shapes of a sharding group and bound the others."""
         self._groups_solved += 1
         self._groups_by_sharding |= {(costs.micro_batch, costs.sharding): group.costs for costs in group.costs}
-        left_out_s, cut = math.inf, 0
+        left_out_s, cut, reached = math.inf, 0, dict[tuple[object, ...], list[tuple[Shape, float]]]()
         options_of = functools.cache(
             lambda whole_stages: stage_options(group.costs, dataclasses.replace(self._job, whole_stages=whole_stages))
         )
@@ -295,10 +305,12 @@ class ShapeSearch:
             ):
                 continue
             enumerated = enumerable(shape, options, self._job)
-            far = shape.estimate_s > self._candidates.best_s * (1 + FAR) or cut >= MAX_SHAPES
+            variants = reached.setdefault((shape.schedule.name, shape.workers, shape.copies), [])
+            far = shape.estimate_s > self._candidates.best_s * (1 + FAR) or (not variants and cut >= MAX_SHAPES)
+            far = far or any(self._slower(shape, other, other_s) for other, other_s in variants)
             if enumerated or not far:
-                cut += not enumerated
-                self._cut_shape(shape, options)
+                cut += not enumerated and not variants
+                variants.append((shape, self._cut_shape(shape, options)))
             if (
                 not enumerated or shape.zero > 1
             ):  # Bytes of gathered weights are an estimate, so a cut left out may fit.
@@ -307,15 +319,29 @@ class ShapeSearch:
         if group.floor is not None:
             self._bound(list(self._shapes.of((group.floor,), self._candidates.best_s)), only_bounds=True)
 
-    def _cut_shape(self, shape: Shape, options: StageOptions) -> None:
-        """Judge cuts of a shape; if all stages must be alike, for each option on its own."""
+    def _slower(self, shape: Shape, other: Shape, other_s: float) -> bool:
+        """True if another variant, which took `other_s` and needs no more memory, makes a shape look too slow."""
+        expected_s = other_s * shape.estimate_s / other.estimate_s
+        return other.zero >= shape.zero and expected_s > self._candidates.best_s * (1 + VARIANT_WITHIN)
+
+    def _cut_shape(self, shape: Shape, options: StageOptions) -> float:
+        """Judge cuts of a shape; if all stages must be alike, for each option on its own.
+
+        Returns the seconds of the fastest; infinity if none fits or may beat the best.
+        """
         cutter = Cutter(shape, options, self._cluster, self._job)
+        fastest_s = math.inf
         for variant in cutter.alike() if self._job.structure.alike else (cutter,):
             if variant.bound_s < self._candidates.best_s:
-                self._judge_cuts(variant)
+                fastest_s = min(fastest_s, self._judge_cuts(variant))
+        return fastest_s
 
-    def _judge_cuts(self, cutter: Cutter) -> None:
-        """Judge cuts; if the judge finds that none fits, again with cuts that fill less of the memory."""
+    def _judge_cuts(self, cutter: Cutter) -> float:
+        """Judge cuts; if the judge finds that none fits, again with cuts that fill less of the memory.
+
+        Returns the seconds of the fastest; infinity if none fits or may beat the best.
+        """
+        seconds: list[float] = []
         for fraction in MEMORY_FRACTIONS:
             smaller = cutter.within(fraction)
             cuts = smaller.cuts(self._candidates.best_s)
@@ -325,6 +351,7 @@ class ShapeSearch:
             ]
             if cutter.enumerates_all or not seconds or min(seconds) < math.inf or cuts[0].excess > MAX_EXCESS:
                 break
+        return min(seconds, default=math.inf)
 
     def _worth_judging(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
         """Cuts that may fit and beat the best; the first one in any case while nothing fits, for the error message."""

@@ -51,6 +51,10 @@ class Shardings(Protocol):
     A floor is a lower bound on the costs of a family of shardings on one mesh.
     """
 
+    @property
+    def fewest_samples(self) -> int:
+        """Samples that a micro-batch needs for every mesh to have a floor."""
+
     def in_words(self) -> str:
         """The searched shardings in words, for the description of the bound's space."""
 

@@ -284,30 +284,33 @@ class Pricer:
 
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, FloorKey]]:
         """By mesh, lower bounds on the costs of any sharding: no communication, and everything split evenly."""
-        meshes = [mesh for mesh in self.meshes if self._divides_samples(mesh, micro_batch)]
+        meshes = [mesh for mesh in self.meshes if micro_batch % self._dealt_ways(mesh) == 0]
         by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(ranks_of, meshes))}
         return [(by_ranks[ranks_of(mesh)], (mesh,)) for mesh in meshes]
 
     @staticmethod
-    def _divides_samples(mesh: MeshAxes, micro_batch: int) -> bool:
-        """True if the expert axes of a mesh divide the samples of a micro-batch."""
-        return micro_batch % math.prod(axis.size for axis in mesh if axis.role is AxisRole.EXPERT) == 0
+    def _dealt_ways(mesh: MeshAxes) -> int:
+        """Ranks along the expert axes of a mesh, to which the samples of a micro-batch are dealt."""
+        return math.prod(axis.size for axis in mesh if axis.role is AxisRole.EXPERT)
+
+    @property
+    def fewest_samples(self) -> int:
+        """Samples that a micro-batch needs to be dealt to the ranks of any mesh."""
+        return max(map(self._dealt_ways, self.meshes), default=1)
 
     def shardings_of(self, micro_batch: int, ranks: int, context: int = 1, expert: int = 1) -> list[BlockCosts]:
         """Every sharding worth trying with TP, CP and EP of so many ranks; the unsharded chain if all are 1."""
         mesh = mesh_axes((ranks,), context, expert)
         if not mesh:
             return [self.costs(micro_batch)]
-        keys = (
-            (key for _, key in self._floors_on(micro_batch, mesh)) if self._divides_samples(mesh, micro_batch) else ()
-        )
+        keys = () if micro_batch % self._dealt_ways(mesh) else [key for _, key in self._floors_on(micro_batch, mesh)]
         return [costs for key in keys for costs in self._shardings_on(micro_batch, *key)]
 
     def even_split(self, micro_batch: int) -> list[BlockCosts]:
         """Shardings on the two largest meshes inside a node, each with its fastest layout of boundaries."""
         node = self.cluster.node_size or self.cluster.device_count
         shardings: list[BlockCosts] = []
-        usable = [mesh for mesh in self.meshes if ranks_of(mesh) <= node and self._divides_samples(mesh, micro_batch)]
+        usable = [mesh for mesh in self.meshes if ranks_of(mesh) <= node and micro_batch % self._dealt_ways(mesh) == 0]
         for mesh in ([mesh for mesh in usable if not roles_of(mesh)] or usable)[-MOST_MESHES:]:
             floors = [(float(f.backward_s.sum()), key) for f, key in self._floors_on(micro_batch, mesh)]
             shardings += self._shardings_on(micro_batch, *min(floors)[1]) if floors else ()

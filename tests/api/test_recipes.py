@@ -112,6 +112,16 @@ def test_a_job_is_left_out_of_its_own_factor(tmp_path: Path) -> None:
     assert left_out_errors(rows) == pytest.approx([1 - 1 / 1.65, (0.2 + 1 / 15) / 2, 2 / 1.15 - 1])
 
 
+def test_errors_of_mixtures_and_of_dense_models_stand_apart_under_one_factor(tmp_path: Path) -> None:
+    mixture = recipe(tmp_path, model="deepseek-v3", tp=1, ep=4)
+    assert mixture.mixture
+    rows = [*(made(tmp_path, str(gbs), gbs / 64, 1.0, gbs) for gbs in (64, 128)), Prediction(mixture, 8.0)]
+    assert left_out_errors(rows, mixtures=False) == pytest.approx(
+        [1 - 1 / 3, 1 - 2 / 2.5]
+    )  # factors (2 + 4)/2, (1 + 4)/2
+    assert left_out_errors(rows, mixtures=True) == pytest.approx([4 / 1.5 - 1])
+
+
 def test_pairs_and_ranks(tmp_path: Path) -> None:
     rows = [made(tmp_path, "a", 3.0, 10.0, 64), made(tmp_path, "b", 2.0, 8.0, 64), made(tmp_path, "c", 2.5, 7.0, 64)]
     pair = {"slower": "a", "faster": "b", "ratio": 1.25, "differs": {"vp": [1, 2]}, "same_release": True}

@@ -40,6 +40,11 @@ class Ways:
         """Groups by number of ranks."""
         return f"groups of {sorted({c.ranks for ways in self.sharded.values() for c in ways})} devices"
 
+    @property
+    def fewest_samples(self) -> int:
+        """Any size has all groups."""
+        return 1
+
     def costs(self, micro_batch: int) -> BlockCosts:
         """Of single devices."""
         return self.plain[micro_batch]

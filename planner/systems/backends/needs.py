@@ -14,7 +14,7 @@ from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
 from planner.sharding import Axis, AxisRole
 from planner.sharding.layout import parse_layout
-from planner.sharding.limits import SMALL
+from planner.sharding.limits import SMALL, STEP_SPLITS
 from planner.space.blocks import layer_starts
 from planner.systems.backends import PIPELINE, Backend
 
@@ -157,7 +157,7 @@ def _in_entry(
     weights = {place.tensor for place in entry.tensors if place.optimizer}
     gathered = [c.of for c in entry.collectives if c.of in weights and c.phase != "step" and c.kind == "all_gather"]
     tensor = [axis for axis, role in enumerate(roles) if role is AxisRole.TENSOR]
-    by_steps = [o.operator for o in entry.operators if any(o.splits[a] in _STEPS for a in tensor)]
+    by_steps = [o.operator for o in entry.operators if any(o.splits[a] in STEP_SPLITS for a in tensor)]
     for words, names in (
         ("weights gathered inside a group in every pass", gathered),
         ("weights of products whole on all ranks of a group", _whole_weights(plan, entry, sharding, roles)),
@@ -185,9 +185,6 @@ def _whole_weights(plan: Plan, entry: ShardedBlock, sharding: Sharding, roles: S
             found.append(place.tensor)
     return found
 
-
-_STEPS = ("s", "u", "ring")
-"""Splits of attention by queries, keys, or both in turn."""
 
 _INSIDE = frozenset({
     Requirement.RING_ATTENTION, Requirement.HALO_EXCHANGE, Requirement.SHARED_STATISTICS, Requirement.PADDED_SPLIT,
