@@ -11,33 +11,34 @@
 
 from __future__ import annotations
 
-from planner.exchange.choosing import choose
-from planner.exchange.collectives import step_traffic
-from planner.exchange.fabric import Fabric, LevelTraffic, Servers, Traffic, fabric_of
-from planner.exchange.recipe import (
-    Content,
-    ExchangeStep,
-    Group,
-    ModelStateBytes,
-    Phase,
-    Recipe,
-    groups_of,
-    kept_bytes,
-    parts_of,
-    phase_s,
-    recipe_of,
-    recipes,
-    sent_bytes,
-    step_s,
-    step_terms,
-)
-from planner.exchange.scheme import Scheme, SchemeSummary
-from planner.exchange.types import (
-    Exchange,
-    Step,
-    Variable,
-    step_of,
-)
+from planner.exchange.choosing import choose as choose
+from planner.exchange.collectives import step_traffic as step_traffic
+from planner.exchange.fabric import Fabric as Fabric
+from planner.exchange.fabric import LevelTraffic as LevelTraffic
+from planner.exchange.fabric import Servers as Servers
+from planner.exchange.fabric import Traffic as Traffic
+from planner.exchange.fabric import fabric_of as fabric_of
+from planner.exchange.recipe import Content as Content
+from planner.exchange.recipe import ExchangeStep as ExchangeStep
+from planner.exchange.recipe import Group as Group
+from planner.exchange.recipe import ModelStateBytes as ModelStateBytes
+from planner.exchange.recipe import Phase as Phase
+from planner.exchange.recipe import Recipe as Recipe
+from planner.exchange.recipe import groups_of as groups_of
+from planner.exchange.recipe import kept_bytes as kept_bytes
+from planner.exchange.recipe import parts_of as parts_of
+from planner.exchange.recipe import phase_s as phase_s
+from planner.exchange.recipe import recipe_of as recipe_of
+from planner.exchange.recipe import recipes as recipes
+from planner.exchange.recipe import sent_bytes as sent_bytes
+from planner.exchange.recipe import step_s as step_s
+from planner.exchange.recipe import step_terms as step_terms
+from planner.exchange.scheme import Scheme as Scheme
+from planner.exchange.scheme import SchemeSummary as SchemeSummary
+from planner.exchange.types import Exchange as Exchange
+from planner.exchange.types import Step as Step
+from planner.exchange.types import Variable as Variable
+from planner.exchange.types import step_of as step_of
 from planner.registry import Registry
 
 SCHEMES: Registry[Scheme] = Registry(__name__, "exchange scheme")
@@ -56,38 +57,3 @@ def get(name: str) -> Scheme:
 def names() -> tuple[str, ...]:
     """Names of all schemes, sorted."""
     return SCHEMES.names()
-
-
-__all__ = [
-    "SCHEMES",
-    "Content",
-    "Exchange",
-    "ExchangeStep",
-    "Fabric",
-    "Group",
-    "LevelTraffic",
-    "ModelStateBytes",
-    "Phase",
-    "Recipe",
-    "Scheme",
-    "SchemeSummary",
-    "Servers",
-    "Step",
-    "Traffic",
-    "Variable",
-    "choose",
-    "fabric_of",
-    "get",
-    "groups_of",
-    "kept_bytes",
-    "names",
-    "parts_of",
-    "phase_s",
-    "recipe_of",
-    "recipes",
-    "sent_bytes",
-    "step_of",
-    "step_s",
-    "step_terms",
-    "step_traffic",
-]

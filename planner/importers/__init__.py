@@ -1,33 +1,19 @@
 """Model files to graphs, one module a format; ONNX passes live in `onnx_graph`."""
 
-from planner.importers.formats import FORMATS, Format, ImportOptions, load_graph
-from planner.importers.onnx import graph_from_proto
-from planner.importers.operator_graph import (
-    OperatorGraph,
-    OperatorNode,
-    is_operator_graph,
-    load_operator_graph,
-    operator_graph_from,
-)
-from planner.importers.piper import PiperFile, PiperNode, piper_from_document, read_piper, sniff_piper
-from planner.importers.rebatched import RebatchedFile, rebatched_file
-
-__all__ = [
-    "FORMATS",
-    "Format",
-    "ImportOptions",
-    "OperatorGraph",
-    "OperatorNode",
-    "PiperFile",
-    "PiperNode",
-    "RebatchedFile",
-    "graph_from_proto",
-    "is_operator_graph",
-    "load_graph",
-    "load_operator_graph",
-    "operator_graph_from",
-    "piper_from_document",
-    "read_piper",
-    "rebatched_file",
-    "sniff_piper",
-]
+from planner.importers.formats import FORMATS as FORMATS
+from planner.importers.formats import Format as Format
+from planner.importers.formats import ImportOptions as ImportOptions
+from planner.importers.formats import load_graph as load_graph
+from planner.importers.onnx import graph_from_proto as graph_from_proto
+from planner.importers.operator_graph import OperatorGraph as OperatorGraph
+from planner.importers.operator_graph import OperatorNode as OperatorNode
+from planner.importers.operator_graph import is_operator_graph as is_operator_graph
+from planner.importers.operator_graph import load_operator_graph as load_operator_graph
+from planner.importers.operator_graph import operator_graph_from as operator_graph_from
+from planner.importers.piper import PiperFile as PiperFile
+from planner.importers.piper import PiperNode as PiperNode
+from planner.importers.piper import piper_from_document as piper_from_document
+from planner.importers.piper import read_piper as read_piper
+from planner.importers.piper import sniff_piper as sniff_piper
+from planner.importers.rebatched import RebatchedFile as RebatchedFile
+from planner.importers.rebatched import rebatched_file as rebatched_file

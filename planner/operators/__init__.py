@@ -1,59 +1,40 @@
 """What each operator is: its loop nest, from which work, saved tensors, gradients and legal splits follow."""
 
-from planner.operators.batching import BatchConstants, batch_constants, rebatch
-from planner.operators.kept import keeping_nothing, kept_pairs
-from planner.operators.nest import gradient_nest, loop_nest
-from planner.operators.rewriting import rewritten
-from planner.operators.saved import (
-    SavedOptions,
-    element_bytes,
-    require_trained,
-    saved_for_backward,
-    saved_notes,
-    unique_bytes,
-)
-from planner.operators.site import RULES, JointCut, OutputTypes, Role, Site, Statistics, evaluate, rule_of
-from planner.operators.specs import call_classes, graph_specs, needs_gradient, spec
-from planner.operators.storage import Storages, dense_strides, reshaped_strides
-from planner.operators.types import Access, Dim, DimKind, LoopNest, OpCall, OpSpec, Origin, Saved, SavedBytes
-
-__all__ = [
-    "RULES",
-    "Access",
-    "BatchConstants",
-    "Dim",
-    "DimKind",
-    "JointCut",
-    "LoopNest",
-    "OpCall",
-    "OpSpec",
-    "Origin",
-    "OutputTypes",
-    "Role",
-    "Saved",
-    "SavedBytes",
-    "SavedOptions",
-    "Site",
-    "Statistics",
-    "Storages",
-    "batch_constants",
-    "call_classes",
-    "dense_strides",
-    "element_bytes",
-    "evaluate",
-    "gradient_nest",
-    "graph_specs",
-    "keeping_nothing",
-    "kept_pairs",
-    "loop_nest",
-    "needs_gradient",
-    "rebatch",
-    "require_trained",
-    "reshaped_strides",
-    "rewritten",
-    "rule_of",
-    "saved_for_backward",
-    "saved_notes",
-    "spec",
-    "unique_bytes",
-]
+from planner.operators.batching import BatchConstants as BatchConstants
+from planner.operators.batching import batch_constants as batch_constants
+from planner.operators.batching import rebatch as rebatch
+from planner.operators.kept import keeping_nothing as keeping_nothing
+from planner.operators.kept import kept_pairs as kept_pairs
+from planner.operators.nest import gradient_nest as gradient_nest
+from planner.operators.nest import loop_nest as loop_nest
+from planner.operators.rewriting import rewritten as rewritten
+from planner.operators.saved import SavedOptions as SavedOptions
+from planner.operators.saved import element_bytes as element_bytes
+from planner.operators.saved import require_trained as require_trained
+from planner.operators.saved import saved_for_backward as saved_for_backward
+from planner.operators.saved import saved_notes as saved_notes
+from planner.operators.saved import unique_bytes as unique_bytes
+from planner.operators.site import RULES as RULES
+from planner.operators.site import JointCut as JointCut
+from planner.operators.site import OutputTypes as OutputTypes
+from planner.operators.site import Role as Role
+from planner.operators.site import Site as Site
+from planner.operators.site import Statistics as Statistics
+from planner.operators.site import evaluate as evaluate
+from planner.operators.site import rule_of as rule_of
+from planner.operators.specs import call_classes as call_classes
+from planner.operators.specs import graph_specs as graph_specs
+from planner.operators.specs import needs_gradient as needs_gradient
+from planner.operators.specs import spec as spec
+from planner.operators.storage import Storages as Storages
+from planner.operators.storage import dense_strides as dense_strides
+from planner.operators.storage import reshaped_strides as reshaped_strides
+from planner.operators.types import Access as Access
+from planner.operators.types import Dim as Dim
+from planner.operators.types import DimKind as DimKind
+from planner.operators.types import LoopNest as LoopNest
+from planner.operators.types import OpCall as OpCall
+from planner.operators.types import OpSpec as OpSpec
+from planner.operators.types import Origin as Origin
+from planner.operators.types import Saved as Saved
+from planner.operators.types import SavedBytes as SavedBytes

@@ -10,23 +10,24 @@ True
 from __future__ import annotations
 
 from planner.registry import Registry
-from planner.schedules.compiling import compile_orders
-from planner.schedules.custom_orders import custom_schedule
-from planner.schedules.orders import with_transfers
-from planner.schedules.orders_file import parse_action, read_orders
-from planner.schedules.program import peak_versions, staleness, version_use
-from planner.schedules.schedule import Schedule
-from planner.schedules.types import (
-    Action,
-    ActionKind,
-    ActivationUnit,
-    OrderError,
-    Pipeline,
-    WeightPolicy,
-    Work,
-    evaluate,
-    printed,
-)
+from planner.schedules.compiling import compile_orders as compile_orders
+from planner.schedules.custom_orders import custom_schedule as custom_schedule
+from planner.schedules.orders import with_transfers as with_transfers
+from planner.schedules.orders_file import parse_action as parse_action
+from planner.schedules.orders_file import read_orders as read_orders
+from planner.schedules.program import peak_versions as peak_versions
+from planner.schedules.program import staleness as staleness
+from planner.schedules.program import version_use as version_use
+from planner.schedules.schedule import Schedule as Schedule
+from planner.schedules.types import Action as Action
+from planner.schedules.types import ActionKind as ActionKind
+from planner.schedules.types import ActivationUnit as ActivationUnit
+from planner.schedules.types import OrderError as OrderError
+from planner.schedules.types import Pipeline as Pipeline
+from planner.schedules.types import WeightPolicy as WeightPolicy
+from planner.schedules.types import Work as Work
+from planner.schedules.types import evaluate as evaluate
+from planner.schedules.types import printed as printed
 
 SCHEDULES: Registry[Schedule] = Registry(__name__, "schedule")
 """All schedules by name; a module of this package registers its own."""
@@ -44,28 +45,3 @@ def get(name: str) -> Schedule:
 def names() -> tuple[str, ...]:
     """Names of all schedules, sorted."""
     return SCHEDULES.names()
-
-
-__all__ = [
-    "SCHEDULES",
-    "Action",
-    "ActionKind",
-    "ActivationUnit",
-    "OrderError",
-    "Pipeline",
-    "Schedule",
-    "WeightPolicy",
-    "Work",
-    "compile_orders",
-    "custom_schedule",
-    "evaluate",
-    "get",
-    "names",
-    "parse_action",
-    "peak_versions",
-    "printed",
-    "read_orders",
-    "staleness",
-    "version_use",
-    "with_transfers",
-]

@@ -1,91 +1,56 @@
 """Layouts of tensors on a device mesh, changes of layout, and the legal splits of every operator."""
 
-from planner.sharding.choices import Options, splits
-from planner.sharding.formulate import formulate
-from planner.sharding.inner import (
-    InnerCache,
-    InnerCosts,
-    InnerOptions,
-    NodePrices,
-    inner_costs,
-    inner_setting,
-    priced_once,
-)
-from planner.sharding.inner_points import InnerPoint
-from planner.sharding.judge import CollectiveUse, Verdict, collective_uses, evaluate
-from planner.sharding.layout import (
-    PARTIAL,
-    REPLICATED,
-    Part,
-    TensorLayout,
-    layout_text,
-    layouts,
-    parse_layout,
-    refusal,
-    shard_elements,
-    shard_shape,
-)
-from planner.sharding.limits import attention_heads, unmatched
-from planner.sharding.mesh import Axis, AxisRole, Mesh, axes_text, ideal_mesh, mesh_on, roles_of
-from planner.sharding.problem import GraphFacts, Setting, ShardingProblem
-from planner.sharding.reshard import Mixture, ReshardStep, reshard, reshard_table
-from planner.sharding.resting import Boundaries, Boundary, StateBytes, TensorChoice, WeightChoice, canonical_layout
-from planner.sharding.sharded import StageSharding, sharded_costs
-from planner.sharding.strategies import Reason, Strategy, exchange_bytes, exchange_s, strategies
-
-__all__ = [
-    "PARTIAL",
-    "REPLICATED",
-    "Axis",
-    "AxisRole",
-    "Boundaries",
-    "Boundary",
-    "CollectiveUse",
-    "GraphFacts",
-    "InnerCache",
-    "InnerCosts",
-    "InnerOptions",
-    "InnerPoint",
-    "Mesh",
-    "Mixture",
-    "NodePrices",
-    "Options",
-    "Part",
-    "Reason",
-    "ReshardStep",
-    "Setting",
-    "ShardingProblem",
-    "StageSharding",
-    "StateBytes",
-    "Strategy",
-    "TensorChoice",
-    "TensorLayout",
-    "Verdict",
-    "WeightChoice",
-    "attention_heads",
-    "axes_text",
-    "canonical_layout",
-    "collective_uses",
-    "evaluate",
-    "exchange_bytes",
-    "exchange_s",
-    "formulate",
-    "ideal_mesh",
-    "inner_costs",
-    "inner_setting",
-    "layout_text",
-    "layouts",
-    "mesh_on",
-    "parse_layout",
-    "priced_once",
-    "refusal",
-    "reshard",
-    "reshard_table",
-    "roles_of",
-    "shard_elements",
-    "shard_shape",
-    "sharded_costs",
-    "splits",
-    "strategies",
-    "unmatched",
-]
+from planner.sharding.choices import Options as Options
+from planner.sharding.choices import splits as splits
+from planner.sharding.formulate import formulate as formulate
+from planner.sharding.inner import InnerCache as InnerCache
+from planner.sharding.inner import InnerCosts as InnerCosts
+from planner.sharding.inner import InnerOptions as InnerOptions
+from planner.sharding.inner import NodePrices as NodePrices
+from planner.sharding.inner import inner_costs as inner_costs
+from planner.sharding.inner import inner_setting as inner_setting
+from planner.sharding.inner import priced_once as priced_once
+from planner.sharding.inner_points import InnerPoint as InnerPoint
+from planner.sharding.judge import CollectiveUse as CollectiveUse
+from planner.sharding.judge import Verdict as Verdict
+from planner.sharding.judge import collective_uses as collective_uses
+from planner.sharding.judge import evaluate as evaluate
+from planner.sharding.layout import PARTIAL as PARTIAL
+from planner.sharding.layout import REPLICATED as REPLICATED
+from planner.sharding.layout import Part as Part
+from planner.sharding.layout import TensorLayout as TensorLayout
+from planner.sharding.layout import layout_text as layout_text
+from planner.sharding.layout import layouts as layouts
+from planner.sharding.layout import parse_layout as parse_layout
+from planner.sharding.layout import refusal as refusal
+from planner.sharding.layout import shard_elements as shard_elements
+from planner.sharding.layout import shard_shape as shard_shape
+from planner.sharding.limits import attention_heads as attention_heads
+from planner.sharding.limits import unmatched as unmatched
+from planner.sharding.mesh import Axis as Axis
+from planner.sharding.mesh import AxisRole as AxisRole
+from planner.sharding.mesh import Mesh as Mesh
+from planner.sharding.mesh import axes_text as axes_text
+from planner.sharding.mesh import ideal_mesh as ideal_mesh
+from planner.sharding.mesh import mesh_on as mesh_on
+from planner.sharding.mesh import roles_of as roles_of
+from planner.sharding.problem import GraphFacts as GraphFacts
+from planner.sharding.problem import Setting as Setting
+from planner.sharding.problem import ShardingProblem as ShardingProblem
+from planner.sharding.reshard import Mixture as Mixture
+from planner.sharding.reshard import ReshardStep as ReshardStep
+from planner.sharding.reshard import reshard as reshard
+from planner.sharding.reshard import reshard_table as reshard_table
+from planner.sharding.resting import Boundaries as Boundaries
+from planner.sharding.resting import Boundary as Boundary
+from planner.sharding.resting import StateBytes as StateBytes
+from planner.sharding.resting import TensorChoice as TensorChoice
+from planner.sharding.resting import WeightChoice as WeightChoice
+from planner.sharding.resting import canonical_layout as canonical_layout
+from planner.sharding.sharded import StageSharding as StageSharding
+from planner.sharding.sharded import sharded_costs as sharded_costs
+from planner.sharding.strategies import Reason as Reason
+from planner.sharding.strategies import Strategy as Strategy
+from planner.sharding.strategies import exchange_bytes as exchange_bytes
+from planner.sharding.strategies import exchange_s as exchange_s
+from planner.sharding.strategies import strategies as strategies

@@ -5,46 +5,24 @@ BlockCosts, Cluster, Job --formulate--> StageProblem --a solver--> Configuration
 
 from __future__ import annotations
 
-from planner.space.configuration import Configuration
-from planner.space.evaluate import Timed, evaluate
-from planner.space.formulate import Formulator
-from planner.space.problem import StageProblem
-from planner.space.timing import Timing, play_terms, played_s
-from planner.space.types import (
-    BlockCosts,
-    Candidate,
-    Certificate,
-    Evaluation,
-    InnerReplicas,
-    Job,
-    MemoryBytes,
-    StageChoice,
-    StageTerms,
-    Violation,
-    WorkerMemory,
-)
-from planner.space.workers import Workers, lay_workers
-
-__all__ = [
-    "BlockCosts",
-    "Candidate",
-    "Certificate",
-    "Configuration",
-    "Evaluation",
-    "Formulator",
-    "InnerReplicas",
-    "Job",
-    "MemoryBytes",
-    "StageChoice",
-    "StageProblem",
-    "StageTerms",
-    "Timed",
-    "Timing",
-    "Violation",
-    "WorkerMemory",
-    "Workers",
-    "evaluate",
-    "lay_workers",
-    "play_terms",
-    "played_s",
-]
+from planner.space.configuration import Configuration as Configuration
+from planner.space.evaluate import Timed as Timed
+from planner.space.evaluate import evaluate as evaluate
+from planner.space.formulate import Formulator as Formulator
+from planner.space.problem import StageProblem as StageProblem
+from planner.space.timing import Timing as Timing
+from planner.space.timing import play_terms as play_terms
+from planner.space.timing import played_s as played_s
+from planner.space.types import BlockCosts as BlockCosts
+from planner.space.types import Candidate as Candidate
+from planner.space.types import Certificate as Certificate
+from planner.space.types import Evaluation as Evaluation
+from planner.space.types import InnerReplicas as InnerReplicas
+from planner.space.types import Job as Job
+from planner.space.types import MemoryBytes as MemoryBytes
+from planner.space.types import StageChoice as StageChoice
+from planner.space.types import StageTerms as StageTerms
+from planner.space.types import Violation as Violation
+from planner.space.types import WorkerMemory as WorkerMemory
+from planner.space.workers import Workers as Workers
+from planner.space.workers import lay_workers as lay_workers
