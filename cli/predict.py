@@ -65,6 +65,11 @@ _WITH_CONFIG = frozenset(
     help="Activation recomputation: `never`, `always` (all layers), or modules as in `plan`: layernorm,moe_act.",
 )  # fmt: skip
 @click.option(
+    "--offload", metavar="MODULES",
+    help="Modules whose kept activations lie in the host's memory until their backward: core_attn,expert_fc1; or "
+    "`layer_input`, with `--recompute always`. [default: none]",
+)  # fmt: skip
+@click.option(
     "--starts", help="First block of the second and each further stage, such as 12,24,36. [default: equal layers]"
 )
 @click.option(
@@ -232,6 +237,7 @@ def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
         exchange=options["exchange"] or "",
         recompute=options["recompute"] == "always",
         repeats=_modules(options["recompute"]),
+        offload=planner.recomputed_modules(options["offload"] or ""),
         starts=_starts(options["starts"]),
         layout=options["layout"] or "",
         first_layers=options["first_layers"] or 0,

@@ -88,6 +88,8 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield f"ZeRO-{plan.configuration.zero}", tuple(_zero(plan, degrees))
     if readings.recomputes(plan) or readings.repeated_modules(plan):
         yield "recomputation", tuple(_recompute(plan))
+    if offload := plan.stages[0].offload:
+        yield "offload", ("--fine-grained-activation-offloading", f"--offload-modules {' '.join(offload)}")
     yield f"precision {plan.options.precision}", tuple(_precision(plan))
     yield "the model's layers and steps", tuple(_model(plan))
 
@@ -272,6 +274,7 @@ def read_arguments(text: str) -> FrameworkJob:
         zero=int("--use-distributed-optimizer" in words),
         recompute=words.get("--recompute-granularity") == "full",
         repeats=tuple(modules) if selective else (),
+        offload=tuple(words.get("--offload-modules", "").split()),
         layout=words.get("--pipeline-model-parallel-layout", ""),
         first_layers=_number(words, "--decoder-first-pipeline-num-layers", 0),
         last_layers=_number(words, "--decoder-last-pipeline-num-layers", 0),

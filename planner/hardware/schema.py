@@ -228,6 +228,9 @@ class DeviceBody(Strict):
         None,
         description="host time of passing a micro-batch to another stage; none beside a `launch`, else the stack's",
     )
+    host_link: PeerLink | None = Field(
+        None, description="what copies between the device and its host's memory reach; 24 GB/s each way when absent"
+    )
     price: Figure[Price] | None = Field(None, description="a device and hour, such as `4.10 $/h`")
 
     @field_validator("reserve")
@@ -357,6 +360,9 @@ class ClusterFile(Strict):
     network: list[LevelEntry] = Field(default_factory=list, description="levels that join nodes, innermost first")
     nodes: Count = Field(1, description="nodes when the user gives no number")
     max_nodes: Count | None = Field(None, description="most nodes there can be")
+    host_memory: Figure[Bytes] | None = Field(
+        None, description="memory of a node's host that training may fill, such as `1.5 TB`; no limit when absent"
+    )
     node_price: Figure[Price] | None = Field(None, description="a node and hour, such as `32.77 $/h`")
     sources: dict[str, str] = Field(default_factory=dict, description="citations by short name")
 

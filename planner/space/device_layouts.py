@@ -147,6 +147,7 @@ class DeviceLayouts:
         for stage in configuration.stages:
             if (
                 stage.repeats
+                or stage.offload
                 or stage.start != stop
                 or stage.stop <= stop
                 or (stage.ranks, stage.sharding) != (costs.ranks, costs.sharding)

@@ -224,6 +224,7 @@ class Degrees:
         replicas: of each worker within a copy, which take its micro-batches in turn.
         exchange: scheme by which gradients travel (`planner.exchange`), with its options; empty for the recipe of the
             ZeRO stage.
+        offload: names of modules whose kept activations lie in the host's memory; `layer_input` with `recompute`.
 
     The samples of `micro_batch` are those of one of the `expert` ranks.
     """
@@ -246,6 +247,7 @@ class Degrees:
     expert: int = 1
     repeats: tuple[str, ...] = ()
     exchange: str = ""
+    offload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse words where numbers are meant.
@@ -311,7 +313,7 @@ def configuration_of(degrees: Degrees, chain: Chain, costs: BlockCosts, cluster:
         )
     return Configuration(
         stages=tuple(
-            costs.stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats)
+            costs.stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats, degrees.offload)
             for a, b in itertools.pairwise(edges)
         ),
         copies=copies,

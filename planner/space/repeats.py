@@ -1,9 +1,12 @@
-"""Selective recomputation: which operators of a block run again, which bytes that frees, and how long it takes.
+"""What modules keep of a forward: which operators of a block run again instead, and which storages lie in the host.
 
 A module whose kind drops its output (norms, activation functions) is recomputed before its output is read next. A
 module that keeps its output (an MLP, attention) is recomputed as a whole before its backward; what operators outside
 keep of its results stays. In both cases the inputs of the recomputed operators stay, or are recomputed themselves.
 Blocks are handled one by one, since no module spans two. The head (`head_block`) is never recomputed.
+
+Modules that are offloaded keep the same storages, but in the host's memory: those that no other operator keeps, since a
+storage that is needed on the device stays there.
 """
 
 from __future__ import annotations
@@ -106,6 +109,10 @@ class Reruns:
         for b, block in enumerate(chain.blocks):
             self._last_keeper.update((storage, b) for i in block.nodes for storage in self._kept_by[i])
         self._in_chain = frozenset(i for block in chain.blocks for i in block.nodes)
+        self._keepers: dict[str, set[int]] = {}
+        for i in sorted(self._in_chain):
+            for storage in self._kept_by[i]:
+                self._keepers.setdefault(storage, set()).add(i)
         self._owners = {node.key: i for i, node in enumerate(self._graph.nodes)}
         self._cache: dict[object, Rerun] = {}
         self.of = functools.cache(self._of)
@@ -216,6 +223,22 @@ class Reruns:
                     pending += neighbours[node]
         return group_of
 
+    def moves(self, offload: Sequence[str]) -> Callable[[str, int], bool]:
+        """Tells of a tensor and the operator that keeps it whether it moves to the host with some modules.
+
+        Raises:
+            JobError: the model has no module of a name.
+        """
+        head = head_block(self.chain)
+        nodes = frozenset[int]().union(*self._modules_nodes(offload))
+        nodes -= frozenset(self.chain.blocks[head].nodes) if head >= 0 else frozenset()
+
+        def is_moved(name: str, keeper: int) -> bool:
+            keepers = self._keepers.get(self._root(name), set()) | ({keeper} if keeper >= 0 else set())
+            return bool(keepers) and keepers <= nodes
+
+        return is_moved
+
     def storage(self, b: int, slot: Slot) -> str:
         """Name of a storage of a block, by its slot."""
         place, name = slot
@@ -276,13 +299,13 @@ class Reruns:
 def _unknown_module(graph: Graph, name: str) -> JobError:
     if name in MODULE_KINDS:
         present = ", ".join(kind for kind in MODULE_KINDS if module_nodes(graph, kind)) or "none that has a name"
-        return JobError(f"the model has no {name} to recompute", hint=f"its modules: {present}")
+        return JobError(f"the model has no {name} to recompute or offload", hint=f"its modules: {present}")
     known = {*CHOICES, *MODULE_KINDS, *(part for node in graph.nodes for part in node_names(node))}
-    return JobError(f"nothing to recompute is called {name!r}", hint=did_you_mean(name, known))
+    return JobError(f"nothing to recompute or offload is called {name!r}", hint=did_you_mean(name, known))
 
 
 class RepeatedModules:
-    """Prices of recomputing modules (`planner.space.types.Selective`).
+    """Prices of recomputing and offloading modules (`planner.space.types.Selective`).
 
     Args:
         reruns: gives the recomputed operators; called at the first price.
@@ -306,24 +329,38 @@ class RepeatedModules:
         """Lists of modules worth trying."""
         return self._reruns().offered
 
-    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """Prices of recomputing a list of modules."""
-        return self._priced(repeats)
+    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+        """Prices of recomputing some modules, and of moving what others keep to the host."""
+        return self._priced(repeats, offload)
 
-    def _price(self, repeats: tuple[str, ...]) -> RepeatCosts:
+    def _price(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> RepeatCosts:
         seconds, kept, working = [], [], []
         reruns, saved = self._reruns(), self._saved()
+        is_moved = reruns.moves(offload)
+        moved: list[list[tuple[str, float]]] = []
         for b, rerun in enumerate(reruns.of(repeats)):
             freed = {reruns.storage(b, slot): group for slot, group in rerun.freed}
             brought_back = dict.fromkeys(freed.values(), 0.0)
             for storage, size in saved[b]:
                 if storage in freed:
                     brought_back[freed[storage]] += size
-            added = [(reruns.operand(b, *at), self._size_of(b, *at)) for at in rerun.added]
-            kept.append([*((name, size) for name, size in saved[b] if name not in freed), *added])
+            nodes = reruns.chain.blocks[b].nodes
+            added = [(reruns.operand(b, *at), self._size_of(b, *at), nodes[at[0]]) for at in rerun.added]
+            own = [*((name, size, -1) for name, size in saved[b] if name not in freed), *added]
+            away = {name for name, _, keeper in own if offload and is_moved(name, keeper)}
+            kept.append([(name, size) for name, size, _ in own if name not in away])
+            moved.append([(name, size) for name, size, _ in own if name in away])
             seconds.append(self._forward_s(b, rerun.places))
             working.append(max(brought_back.values(), default=0.0))
-        return RepeatCosts(repeats, np.array(seconds).T, kept_table(kept), np.array(working))
+        saved_bytes = kept_table(kept)
+        return RepeatCosts(
+            repeats,
+            np.array(seconds).T,
+            saved_bytes,
+            np.array(working),
+            kept_table(moved) if offload else np.zeros_like(saved_bytes),
+            np.array([sum(size for _, size in sizes) for sizes in moved], dtype=float),
+        )
 
 
 @dataclass(frozen=True)
@@ -347,15 +384,20 @@ class EvenRepeats:
         """Lists of modules worth trying."""
         return self.whole.offered
 
-    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """Lower bounds for a list of modules."""
-        whole, reruns = self.whole(repeats), self.reruns()
+    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+        """Lower bounds for lists of modules."""
+        whole, reruns = self.whole(repeats, offload), self.reruns()
         seconds = [
             float(self.forward_s[[block.nodes[place] for place in rerun.places]].sum())
             for block, rerun in zip(reruns.chain.blocks, reruns.of(repeats), strict=True)
         ]
         return RepeatCosts(
-            repeats, np.array([seconds]), whole.saved_bytes / self.ranks, whole.working_bytes / self.ranks
+            repeats,
+            np.array([seconds]),
+            whole.saved_bytes / self.ranks,
+            whole.working_bytes / self.ranks,
+            whole.moved_bytes / self.ranks,
+            whole.block_moved_bytes / self.ranks,
         )
 
 
@@ -370,24 +412,24 @@ class LeastRepeats:
         """Lists of modules worth trying."""
         return self.several[0].offered
 
-    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """Lower bounds for a list of modules."""
-        prices = [each(repeats) for each in self.several]
+    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+        """Lower bounds for lists of modules."""
+        prices = [each(repeats, offload) for each in self.several]
         least = [
             np.minimum.reduce([getattr(p, name) for p in prices])
-            for name in ("repeat_s", "saved_bytes", "working_bytes")
+            for name in ("repeat_s", "saved_bytes", "working_bytes", "moved_bytes", "block_moved_bytes")
         ]
         return RepeatCosts(repeats, *least)
 
 
-def selective_costs(costs: BlockCosts, repeats: tuple[str, ...]) -> RepeatCosts:
-    """Prices of recomputing modules.
+def selective_costs(costs: BlockCosts, repeats: tuple[str, ...], offload: tuple[str, ...] = ()) -> RepeatCosts:
+    """Prices of recomputing some modules, and of moving what others keep to the host.
 
     Raises:
         UsageError: the costs have none.
         JobError: the model has no module of a name.
     """
     if costs.selective is None:
-        hint = f"use {', '.join(CHOICES[:-1])} or {CHOICES[-1]}"
-        raise UsageError(f"recompute {','.join(repeats)}: the price of single modules is not known", hint=hint)
-    return costs.selective(repeats)
+        hint = f"recompute {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, without offload"
+        raise UsageError(f"{','.join((*repeats, *offload))}: the price of single modules is not known", hint=hint)
+    return costs.selective(repeats, offload)
