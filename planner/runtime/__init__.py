@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from planner.runtime.model_file import read_model as read_model
     from planner.runtime.operators import RULES as RULES
     from planner.runtime.requirements import EXECUTED as EXECUTED
-    from planner.runtime.requirements import REFUSED as REFUSED
     from planner.runtime.requirements import refusals as refusals
     from planner.runtime.requirements import require_executable as require_executable
     from planner.runtime.trainer import Trainer as Trainer
@@ -40,7 +39,6 @@ _WHERE = {
     "EXECUTED": "requirements",
     "GradientCheck": "jobs",
     "LinkFigures": "links",
-    "REFUSED": "requirements",
     "RULES": "operators",
     "RankMemory": "jobs",
     "RunReport": "jobs",

@@ -85,6 +85,11 @@ def test_tied_weights_experts_modules_and_formats_for_megatron() -> None:
     ]
     assert "--recompute-modules layernorm moe_act" in lines
     assert {"--bf16", "--fp8-format hybrid", "--fp8-recipe delayed", "--num-experts 8"} <= set(lines)
+    moving = plan("mixtral-8x7b", expert=4, tensor=2, zero=1, repeats=("moe_act",), offload=("expert_fc1", "moe_act"))
+    lines = files(moving, "megatron")["arguments.txt"].splitlines()
+    assert lines[lines.index("--recompute-modules moe_act") :][1:3] == [
+        "--fine-grained-activation-offloading", "--offload-modules expert_fc1 moe_act"
+    ]  # fmt: skip
     context = files(plan("llama3-8b", context=2, tensor=2, zero=0), "megatron")["arguments.txt"].splitlines()
     assert "--context-parallel-size 2" in context
     assert "--use-distributed-optimizer" not in context

@@ -138,6 +138,14 @@ def _cases() -> list[Case]:
         Case("tensor 2, 2 stages, gpipe", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "gpipe"}),
         Case("tensor 2, 2 stages, zb-h1", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "zb-h1"}),
     ]
+    found += [
+        Case("attention and MLPs offloaded", "gpt", 1, {"offload": ("core_attn", "attn_proj", "mlp", "layernorm")}, 2),
+        Case("2 stages, offloaded", "gpt", 2, {"pipeline": 2, "offload": ("core_attn", "attn_proj", "mlp")}),
+        Case("zb-h1, offloaded", "gpt", 2, {"pipeline": 2, "schedule": "zb-h1", "offload": ("act", "layernorm")}),
+        Case("2 stages, recomputed and offloaded", "gpt", 2, {"pipeline": 2, "recompute": True, "offload": ("layer_input",)}),
+        Case("tensor 2, ZeRO-3, offloaded", "gpt, wide", 4, {"tensor": 2, "zero": 3, "offload": ("qkv_linear", "core_attn")}),
+        Case("experts offloaded", "mixtral", 2, {"pipeline": 2, "repeats": ("moe_act",), "offload": ("expert_fc1", "moe_act")}, 2),
+    ]  # fmt: skip
     for splits in (2, 4):
         parts = {"pipeline": 2, "schedule": f"seq1f1b:splits={splits}"}
         found += [
