@@ -61,6 +61,10 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         if stage.blocks[0] not in heads:
             name = plan.block_table[stage.blocks[0]].name
             yield Gap(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
+    if "attn_proj" in plan.stages[0].offload and "core_attn" not in plan.stages[0].offload:
+        yield Gap(
+            "attn_proj in the host's memory without core_attn", "`shardplan predict --offload core_attn,attn_proj`"
+        )
     if not readings.is_loop(plan):
         yield Gap("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)

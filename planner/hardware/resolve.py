@@ -367,7 +367,9 @@ def _fingerprint(
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
     content = {
-        "devices": [_figures(each, "stack", "sources", "about", "host_byte_per_s", format_rates={}) for each in devices],
+        "devices": [
+            _figures(each, "stack", "sources", "about", "host_byte_per_s", format_rates={}) for each in devices
+        ],
         "ranks": runs,
         "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
         "stack": _figures(

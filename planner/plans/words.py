@@ -86,7 +86,7 @@ def summary(decision: Configuration) -> str:
 
 
 def keeping_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
-    """What stages recompute and offload: `recompute in 2 stages`, `recompute layernorm+act`; nothing where none does."""
+    """What stages recompute and offload: `recompute in 2 stages`, `offload core_attn`; nothing where none does."""
     counts = Counter(word for stage in stages for word in stage_keeping(stage))
     stage_count = len(stages)
     return [

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from planner.play import Transfers
 
-
 LAYER_INPUT = "layer_input"
 """In place of modules that are offloaded: all that a stage keeps that recomputes its layers."""
 
@@ -21,8 +20,8 @@ class StageChoice:
     `recompute` runs the forward of all its layers again in the backward pass, `repeats` that of modules by name only
     (`planner.operators.modules`). `offload` names modules whose activations, as far as they are kept for the backward
     pass and no other module keeps them, lie in the host's memory until then; `LAYER_INPUT` where all layers are
-    recomputed, which keep nothing else. Of the ranks, `context` share the sequence (CP), and to `expert` samples and experts
-    are dealt (EP).
+    recomputed, which keep nothing else. Of the ranks, `context` share the sequence (CP), and to `expert` samples and
+    experts are dealt (EP).
     """
 
     start: int

@@ -91,7 +91,9 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
             message = f"stage {index} repeats all layers, and {', '.join(stage.repeats)} with them: say one of the two"
             yield Violation("option", index, message)
         if stage.recompute and stage.offload not in ((), (LAYER_INPUT,)):
-            message = f"stage {index} recomputes all layers and keeps only their inputs: offload {LAYER_INPUT}, nothing else"
+            message = (
+                f"stage {index} recomputes all layers and keeps only their inputs: offload {LAYER_INPUT}, nothing else"
+            )
             yield Violation("option", index, message)
         elif LAYER_INPUT in stage.offload and not stage.recompute:
             message = f"stage {index} keeps more than {LAYER_INPUT}: recompute all layers, or name modules to offload"
@@ -237,7 +239,9 @@ def overfull_hosts(cluster: Cluster, workers: Workers, stages: Sequence[StageTer
     needed, available = float(nodes.max()), cluster.host_memory_bytes
     if fits(needed, available):
         return []
-    message = f"node {int(nodes.argmax())} keeps {needed / 2**30:.2f} GiB in a host's memory of {available / 2**30:.2f} GiB"
+    message = (
+        f"node {int(nodes.argmax())} keeps {needed / 2**30:.2f} GiB in a host's memory of {available / 2**30:.2f} GiB"
+    )
     first = next(k for k, terms in enumerate(stages) if terms.host_bytes)
     return [Violation("host", first, message, needed, available)]
 

@@ -29,7 +29,6 @@ from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
 from planner.space.workers import Workers, sending_at_once
 
-
 BUFFERS = 2
 """Blocks whose offloaded activations are on the device at a time: those at work, and those on their way."""
 

@@ -371,7 +371,7 @@ class RepeatCosts:
         repeat_s: [t, n] seconds of recomputation in each block's backward, communication included.
         saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes that a stage of blocks i..j still keeps.
         working_bytes: [n] largest number of recomputed activation bytes that a block holds at a time.
-        moved_bytes: [n, n] `moved_bytes[i, j]`: activation bytes that a stage of blocks i..j keeps in the host's memory.
+        moved_bytes: [n, n] `moved_bytes[i, j]`: activation bytes that a stage of blocks i..j keeps in its host.
         block_moved_bytes: [n] those of each block alone.
     """
 

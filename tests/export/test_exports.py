@@ -90,6 +90,10 @@ def test_tied_weights_experts_modules_and_formats_for_megatron() -> None:
     assert lines[lines.index("--recompute-modules moe_act") :][1:3] == [
         "--fine-grained-activation-offloading", "--offload-modules expert_fc1 moe_act"
     ]  # fmt: skip
+    with pytest.raises(PlanError, match="attn_proj in the host's memory without core_attn"):
+        files(plan("llama3.2-1b", zero=1, offload=("attn_proj",)), "megatron")
+    with pytest.raises(PlanError, match=r"torchtitan lacks activations in the host's memory \(core_attn\)"):
+        files(plan("llama3.2-1b", zero=2, offload=("core_attn",)), "torchtitan")
     context = files(plan("llama3-8b", context=2, tensor=2, zero=0), "megatron")["arguments.txt"].splitlines()
     assert "--context-parallel-size 2" in context
     assert "--use-distributed-optimizer" not in context

@@ -44,7 +44,9 @@ def test_kept_tensors_leave_their_buffers_and_gradients_are_the_same() -> None:
 def test_a_moved_tensor_is_a_leaf_of_another_buffer() -> None:
     x = torch.ones(2, requires_grad=True)
     copy = moved(x * 2, torch.device("cpu"))
-    assert copy.is_leaf and copy.requires_grad and torch.equal(copy, torch.full((2,), 2.0))
+    assert copy.is_leaf
+    assert copy.requires_grad
+    assert torch.equal(copy, torch.full((2,), 2.0))
     assert moved(torch.ones(2), torch.device("cpu")).requires_grad is False
 
 

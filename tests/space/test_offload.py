@@ -81,7 +81,10 @@ def test_what_is_repeated_does_not_move(
 
 def test_the_way_to_the_host_hides_behind_half_of_a_pass(gpt: Pricer) -> None:
     plain = terms(gpt)
-    some, many = terms(gpt, offload=("qkv_linear",)), terms(gpt, offload=("qkv_linear", "core_attn", "attn_proj", "mlp"))
+    some, many = (
+        terms(gpt, offload=("qkv_linear",)),
+        terms(gpt, offload=("qkv_linear", "core_attn", "attn_proj", "mlp")),
+    )
     assert some.host_bytes == 12 * STREAM
     assert many.host_bytes == 12 * ((1 + 4 + 9) * STREAM + ROWS)
     for own in (some, many):

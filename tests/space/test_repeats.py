@@ -146,7 +146,8 @@ def test_modules_are_found_in_exports(name: str, kinds: set[str]) -> None:
 
 
 @pytest.mark.parametrize(("choice", "message"), [
-    ("moe_act", "the model has no moe_act to recompute or offload"), ("layrnorm", "nothing to recompute or offload is called 'layrnorm'"),
+    ("moe_act", "the model has no moe_act to recompute or offload"),
+    ("layrnorm", "nothing to recompute or offload is called 'layrnorm'"),
     ("layernorm,*.nothing.*", "nothing to recompute or offload is called '\\*.nothing.\\*'"),
 ])  # fmt: skip
 def test_what_the_model_lacks_is_said_by_name(choice: str, message: str) -> None:

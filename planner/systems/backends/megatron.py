@@ -28,8 +28,8 @@ register(
             "unequal grids only between modules (examples/mimo/training/topology.py)",
             "alike": "one set of layers and of --recompute-granularity, --recompute-method, --recompute-modules",
             "modules": "--recompute-granularity selective --recompute-modules (core/transformer/transformer_config.py)",
-            "offloads": "--fine-grained-activation-offloading --offload-modules (user guide of Megatron Core 0.19, Fine-"
-            "Grained Activation Offloading)",
+            "offloads": "--fine-grained-activation-offloading --offload-modules (user guide of Megatron Core 0.19, "
+            "Fine-Grained Activation Offloading)",
             "whole_layers": "--pipeline-model-parallel-layout counts decoder layers, embedding and loss "
             "(pipeline_parallel_layer_layout.py); stages may have unequally many",
             "axes": "core/tensor_parallel/layers.py: ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding; "

@@ -94,7 +94,8 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
         some = sum(stage.recompute or bool(stage.repeats) for stage in stages)
         yield f"recomputation in some stages ({some} of {len(stages)}), or of unlike modules"
     if structure.alike and len({stage.offload for stage in stages}) > 1:
-        yield f"offload in some stages ({sum(map(bool, (s.offload for s in stages)))} of {len(stages)}), or of unlike modules"
+        some = sum(bool(stage.offload) for stage in stages)
+        yield f"offload in some stages ({some} of {len(stages)}), or of unlike modules"
     kept = {name for stage in stages for name in stage.offload} - set(backend.offloads)
     if kept:
         yield f"activations in the host's memory ({', '.join(sorted(kept))})"
