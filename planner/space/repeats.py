@@ -223,8 +223,8 @@ class Reruns:
                     pending += neighbours[node]
         return group_of
 
-    def moves(self, offload: Sequence[str]) -> Callable[[str, int], bool]:
-        """Tells of a tensor and the operator that keeps it whether it moves to the host with some modules.
+    def moved(self, repeats: tuple[str, ...], offload: Sequence[str]) -> tuple[frozenset[str], ...]:
+        """By block, names of what lies in the host's memory when some modules are recomputed and others offloaded.
 
         Raises:
             JobError: the model has no module of a name.
@@ -232,12 +232,16 @@ class Reruns:
         head = head_block(self.chain)
         nodes = frozenset[int]().union(*self._modules_nodes(offload))
         nodes -= frozenset(self.chain.blocks[head].nodes) if head >= 0 else frozenset()
-
-        def is_moved(name: str, keeper: int) -> bool:
-            keepers = self._keepers.get(self._root(name), set()) | ({keeper} if keeper >= 0 else set())
-            return bool(keepers) and keepers <= nodes
-
-        return is_moved
+        alone = {storage for storage, keepers in self._keepers.items() if keepers <= nodes}
+        found = []
+        for b, (block, rerun) in enumerate(zip(self.chain.blocks, self.of(repeats), strict=True)):
+            own = {storage for i in block.nodes for storage in self._kept_by[i]} & alone
+            inputs = (self.operand(b, *at) for at in rerun.added if block.nodes[at[0]] in nodes)
+            roots = {name: self._root(name) for name in inputs}
+            found.append(
+                frozenset(own | {n for n, root in roots.items() if root in alone or root not in self._keepers})
+            )
+        return tuple(found)
 
     def storage(self, b: int, slot: Slot) -> str:
         """Name of a storage of a block, by its slot."""
@@ -336,30 +340,24 @@ class RepeatedModules:
     def _price(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> RepeatCosts:
         seconds, kept, working = [], [], []
         reruns, saved = self._reruns(), self._saved()
-        is_moved = reruns.moves(offload)
-        moved: list[list[tuple[str, float]]] = []
         for b, rerun in enumerate(reruns.of(repeats)):
             freed = {reruns.storage(b, slot): group for slot, group in rerun.freed}
             brought_back = dict.fromkeys(freed.values(), 0.0)
             for storage, size in saved[b]:
                 if storage in freed:
                     brought_back[freed[storage]] += size
-            nodes = reruns.chain.blocks[b].nodes
-            added = [(reruns.operand(b, *at), self._size_of(b, *at), nodes[at[0]]) for at in rerun.added]
-            own = [*((name, size, -1) for name, size in saved[b] if name not in freed), *added]
-            away = {name for name, _, keeper in own if offload and is_moved(name, keeper)}
-            kept.append([(name, size) for name, size, _ in own if name not in away])
-            moved.append([(name, size) for name, size, _ in own if name in away])
+            added = [(reruns.operand(b, *at), self._size_of(b, *at)) for at in rerun.added]
+            kept.append([*((name, size) for name, size in saved[b] if name not in freed), *added])
             seconds.append(self._forward_s(b, rerun.places))
             working.append(max(brought_back.values(), default=0.0))
-        saved_bytes = kept_table(kept)
+        moved_bytes, block_moved_bytes = np.zeros((len(kept), len(kept))), np.zeros(len(kept))
+        if offload:
+            away = reruns.moved(repeats, offload)
+            moved = [[each for each in own if each[0] in names] for own, names in zip(kept, away, strict=True)]
+            kept = [[each for each in own if each[0] not in names] for own, names in zip(kept, away, strict=True)]
+            moved_bytes, block_moved_bytes = kept_table(moved), np.array([sum(s for _, s in own) for own in moved])
         return RepeatCosts(
-            repeats,
-            np.array(seconds).T,
-            saved_bytes,
-            np.array(working),
-            kept_table(moved) if offload else np.zeros_like(saved_bytes),
-            np.array([sum(size for _, size in sizes) for sizes in moved], dtype=float),
+            repeats, np.array(seconds).T, kept_table(kept), np.array(working), moved_bytes, block_moved_bytes
         )
 
 
