@@ -223,8 +223,13 @@ class Reruns:
                     pending += neighbours[node]
         return group_of
 
-    def moved(self, repeats: tuple[str, ...], offload: Sequence[str]) -> tuple[frozenset[str], ...]:
+    def moved(self, repeats: tuple[str, ...], offload: Sequence[str], kept: KeptStorages) -> tuple[frozenset[str], ...]:
         """By block, names of what lies in the host's memory when some modules are recomputed and others offloaded.
+
+        Args:
+            repeats: modules that are recomputed.
+            offload: modules that are offloaded.
+            kept: what blocks keep, by name of a storage or of a tensor that lies in one.
 
         Raises:
             JobError: the model has no module of a name.
@@ -232,15 +237,12 @@ class Reruns:
         head = head_block(self.chain)
         nodes = frozenset[int]().union(*self._modules_nodes(offload))
         nodes -= frozenset(self.chain.blocks[head].nodes) if head >= 0 else frozenset()
-        alone = {storage for storage, keepers in self._keepers.items() if keepers <= nodes}
         found = []
         for b, (block, rerun) in enumerate(zip(self.chain.blocks, self.of(repeats), strict=True)):
-            own = {storage for i in block.nodes for storage in self._kept_by[i]} & alone
-            inputs = (self.operand(b, *at) for at in rerun.added if block.nodes[at[0]] in nodes)
-            roots = {name: self._root(name) for name in inputs}
-            found.append(
-                frozenset(own | {n for n, root in roots.items() if root in alone or root not in self._keepers})
-            )
+            readers = {self._root(self.operand(b, *at)): {block.nodes[at[0]]} for at in rerun.added}
+            keepers = {name: self._keepers.get(root := self._root(name), set()) | readers.get(root, set())
+                       for name, _ in kept[b]}  # fmt: skip
+            found.append(frozenset(name for name, own in keepers.items() if own and own <= nodes))
         return tuple(found)
 
     def storage(self, b: int, slot: Slot) -> str:
@@ -352,7 +354,7 @@ class RepeatedModules:
             working.append(max(brought_back.values(), default=0.0))
         moved_bytes, block_moved_bytes = np.zeros((len(kept), len(kept))), np.zeros(len(kept))
         if offload:
-            away = reruns.moved(repeats, offload)
+            away = reruns.moved(repeats, offload, kept)
             moved = [[each for each in own if each[0] in names] for own, names in zip(kept, away, strict=True)]
             kept = [[each for each in own if each[0] not in names] for own, names in zip(kept, away, strict=True)]
             moved_bytes, block_moved_bytes = kept_table(moved), np.array([sum(s for _, s in own) for own in moved])

@@ -159,6 +159,16 @@ def test_ranks_of_a_group_move_their_parts() -> None:
     assert (prices.moved_bytes + prices.saved_bytes)[first, last] == costs.saved_bytes[first, last]
 
 
+@pytest.mark.parametrize(("modules", "width"), [(("expert_fc1",), 4096), (("moe_act",), 2 * 14336)])
+def test_experts_move_their_rows(modules: tuple[str, ...], width: int) -> None:
+    """256 tokens go to 2 of 8 experts each: 512 rows, and as many on each of 8 ranks with samples of their own."""
+    own = pricer("mixtral-8x7b", seq=256, dropout=False)
+    for costs in (own.costs(1), own.shardings_of(8, 1, 1, 8)[0]):
+        assert costs.selective is not None
+        first = costs.names.index("model.layers.5[1/2]")
+        assert costs.selective((), modules).moved_bytes[first, first + 1] == 512 * width * 2
+
+
 def test_a_plan_file_says_what_moves_and_is_checked_by_it() -> None:
     graph, cluster = planner.load_graph("gpt3-125m", dims={"seq": 256}), planner.load_cluster("dgx-a100")
     degrees = planner.Degrees(pipeline=2, offload=("core_attn", "mlp"))
