@@ -30,7 +30,7 @@ class StageWeights:
         pieces: this rank's piece of each weight.
         group: process group of the replicas of these pieces; None for a single replica.
         ranks: number of replicas.
-        place: this rank's place among the replicas.
+        place: this rank's place in the process group, which need not be that of its replica.
         zero: ZeRO stage.
         together: whether the replicas run the same actions in the same order.
         make: makes the optimizer.

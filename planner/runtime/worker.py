@@ -139,12 +139,13 @@ class Worker:
         weights_of_stage = {name: self.model.weight(name, self._dtype) for name in program.owned}
         pieces = {name: sharded.piece(name, x) if sharded else x for name, x in weights_of_stage.items()}
         finish = sharded.complete if sharded else lambda name, gradient: gradient
-        group = self._groups.get(tuple(sorted(holders)))
+        members = tuple(sorted(holders))
+        group, place = self._groups.get(members), members.index(self.rank)
         untied_pieces = {name: x for name, x in pieces.items() if name not in summed}
         tied_pieces = {name: x for name, x in pieces.items() if name in summed}
         kind = StageWeights if plan.schedule.clock_distance is None else WaveWeights
         weights = kind(
-            untied_pieces, group=group, ranks=len(holders), place=replica, zero=stage.zero, together=together,
+            untied_pieces, group=group, ranks=len(holders), place=place, zero=stage.zero, together=together,
             make=self._make, stash=self._versions(index), finish=finish, corrected=self._corrected(index),
         )  # fmt: skip
         tied = StageWeights(

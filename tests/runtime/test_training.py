@@ -110,7 +110,8 @@ MOVES = [
     ("one process", {}, 1),
     ("2 stages, 2 replicas, ZeRO-1", {"pipeline": 2, "zero": 1}, 4),
     ("tensor 2, ZeRO-3", {"tensor": 2, "zero": 3}, 4),
-    ("chimera", {"pipeline": 2, "schedule": "chimera"}, 2),
+    ("chimera, ZeRO-1", {"pipeline": 2, "schedule": "chimera", "zero": 1}, 2),
+    ("chimera, 2 copies, ZeRO-3", {"pipeline": 2, "schedule": "chimera", "zero": 3}, 4),
 ]
 
 
