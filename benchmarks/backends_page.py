@@ -39,9 +39,10 @@ def _rows(backend: Backend) -> Iterator[tuple[str, str, str]]:
     """What, which values, and the source."""
     yield "schedules", ", ".join(f"`{name}`" for name in backend.schedules) or "none", backend.sources["schedules"]
     yield "ZeRO stages", ", ".join(map(str, backend.zero)), backend.sources["zero"]
-    if backend.modules:
-        kinds = ", ".join(f"`{name}`" for name in backend.modules) if backend.modules != ("*",) else "any"
-        yield "modules run again alone", kinds, backend.sources["modules"]
+    for what, field in (("modules run again alone", "modules"), ("modules kept in the host's memory", "offloads")):
+        if kinds := getattr(backend, field):
+            named = ", ".join(f"`{name}`" for name in kinds) if kinds != ("*",) else "any"
+            yield what, named, backend.sources[field]
     for field, words in LIMITS.items():
         value = getattr(backend.structure, field)
         if value or field in backend.sources:

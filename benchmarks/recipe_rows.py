@@ -180,14 +180,20 @@ def _lacks(row: Mapping[str, Any], model: str, known: set[str]) -> Iterator[str]
         "context parallelism": (row.get("cp") or 1) > 1 and "context" not in ABLE,
         "expert parallelism": (row.get("ep") or 1) > 1 and "expert" not in ABLE,
         "tensor, context and expert axes at once": min((row.get(name) or 1) for name in ("tp", "cp", "ep")) > 1,
-        "recomputation by module": bool(modules) and "repeats" not in ABLE,
-        "recomputation of operators that are not named": recompute.get("granularity") == "selective" and not modules,
+        "recomputation of operators that are not named": recompute.get("granularity") == "selective"
+        and not (modules or _offload(row)),
         "recomputation of some layers": bool(recompute.get("num_layers")),
-        "activations in the host's memory": any((row.get("offload") or {}).values()),
+        "activations in the host's memory": any((row.get("offload") or {}).values()) and not _offload(row),
         "weights that are not trained (LoRA)": row.get("task") == "lora",
         "sharding over a part of the copies": fsdp not in (0, row.get("dp")),
     }
     return (reason for reason, applies in reasons.items() if applies)
+
+
+def _offload(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Modules whose activations lie in the host's memory, or `layer_input`; none where the row has another way."""
+    said = row.get("offload") or {}
+    return ("layer_input",) if said.get("layer_input") else tuple(said.get("fine_grained") or ())
 
 
 def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statement:
@@ -258,6 +264,9 @@ def _chunks(row: Mapping[str, Any], layers: int) -> list[int]:
 def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[planner.Degrees, ...]:
     """The row's configuration, once for each value of what it leaves open."""
     recompute, optimizer = row.get("recompute") or {}, row.get("optimizer") or {}
+    offload = _offload(row)
+    if offload == ("layer_input",):
+        assumed.append("all but the layers' inputs is recomputed")
     cores = max(1, row["tp"] * row["pp"] * row["cp"] * row["dp"] // row["system"]["gpus"])
     if cores > 1:
         assumed.append(f"a device with {cores} cores is one rank")
@@ -284,10 +293,10 @@ def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[pla
         "data": row["dp"] // cores,
         "layout": _layout(row),
         "zero": _zero(row),
-        "recompute": recompute.get("granularity") == "full",
+        "recompute": recompute.get("granularity") == "full" or offload == ("layer_input",),
+        "repeats": tuple(recompute.get("modules") or ()),
+        "offload": offload,
     }
-    if "repeats" in ABLE:
-        named["repeats"] = tuple(recompute.get("modules") or ())
     return tuple(
         planner.Degrees(**named, micro_batch=size * cores, chunks=1 if _layout(row) else count)
         for size, count in itertools.product(micro_batches, chunks)

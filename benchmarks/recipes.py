@@ -120,7 +120,8 @@ def _words(degrees: planner.Degrees) -> str:
         "vp": degrees.chunks, "mb": degrees.micro_batch, "zero": degrees.zero,
     }  # fmt: skip
     words = " ".join(f"{name}{value}" for name, value in named.items()) + f" {degrees.layout}".rstrip()
-    return words + _recomputed({*degrees.repeats} | ({"all layers"} if degrees.recompute else set()))
+    words += _recomputed({*degrees.repeats} | ({"all layers"} if degrees.recompute else set()))
+    return words + (f", offloads {' '.join(degrees.offload)}" if degrees.offload else "")
 
 
 def _recomputed(modules: Set[str]) -> str:

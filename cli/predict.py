@@ -66,6 +66,11 @@ _WITH_CONFIG = frozenset(
     help="Activation recomputation: `never`, `always` (all layers), or modules as in `plan`: layernorm,moe_act.",
 )  # fmt: skip
 @click.option(
+    "--offload", metavar="MODULES",
+    help="Modules whose kept activations lie in the host's memory until their backward: core_attn,expert_fc1; or "
+    "`layer_input`, with `--recompute always`. [default: none]",
+)  # fmt: skip
+@click.option(
     "--starts", help="First block of the second and each further stage, such as 12,24,36. [default: equal layers]"
 )
 @click.option(
@@ -216,6 +221,7 @@ def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
     names = {field.name for field in dataclasses.fields(planner.Degrees)}
     given = {name: value for name, value in options.items() if name in names and value}
     given |= {"recompute": options["recompute"] == "always", "repeats": _modules(options["recompute"])}
+    given["offload"] = planner.recomputed_modules(options["offload"] or "")
     return planner.Degrees(**{**given, "starts": _starts(options["starts"])})
 
 

@@ -459,7 +459,7 @@ def _shown(chosen: Candidate, others: Sequence[Candidate], trivial: Set[Configur
 
 def _shape(decision: Configuration) -> tuple[object, ...]:
     """The shape of a plan: all but the exact cuts, and replicas of a stage counted over all copies."""
-    stages = tuple((decision.copies * s.replicas, s.ranks, s.recompute, s.repeats) for s in decision.stages)
+    stages = tuple((decision.copies * s.replicas, s.ranks, s.keeping) for s in decision.stages)
     return stages, decision.micro_batch, decision.schedule, decision.zero
 
 

@@ -249,7 +249,7 @@ def _repeating_stage(stage: R, module: str) -> R:
     if stage.recompute or module in stage.repeats:
         return stage
     repeats = (*stage.repeats, module) if module else ()
-    return dataclasses.replace(stage, recompute=not module, repeats=repeats)
+    return dataclasses.replace(stage, recompute=not module, repeats=repeats, offload=stage.offload if module else ())
 
 
 def _narrower(asked: C) -> dict[str, C]:

@@ -61,6 +61,10 @@ def _missing_features(plan: Plan) -> Iterator[Gap]:
         if stage.blocks[0] not in heads:
             name = plan.block_table[stage.blocks[0]].name
             yield Gap(f"a stage that begins with {name} (stage {stage.index}), which is no item of a layout", alone)
+    if "attn_proj" in plan.stages[0].offload and "core_attn" not in plan.stages[0].offload:
+        yield Gap(
+            "attn_proj in the host's memory without core_attn", "`shardplan predict --offload core_attn,attn_proj`"
+        )
     if not readings.is_loop(plan):
         yield Gap("stages that are not dealt to the workers in turn", "`shardplan plan --for megatron`")
     yield from readings.unlisted(plan, FORMATS, OPTIMIZERS)
@@ -88,6 +92,8 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield f"ZeRO-{plan.configuration.zero}", tuple(_zero(plan, degrees))
     if readings.recomputes(plan) or readings.repeated_modules(plan):
         yield "recomputation", tuple(_recompute(plan))
+    if offload := plan.stages[0].offload:
+        yield "offload", ("--fine-grained-activation-offloading", f"--offload-modules {' '.join(offload)}")
     yield f"precision {plan.options.precision}", tuple(_precision(plan))
     yield "the model's layers and steps", tuple(_model(plan))
 
@@ -272,6 +278,7 @@ def read_arguments(text: str) -> FrameworkJob:
         zero=int("--use-distributed-optimizer" in words),
         recompute=words.get("--recompute-granularity") == "full",
         repeats=tuple(modules) if selective else (),
+        offload=tuple(words.get("--offload-modules", "").split()),
         layout=words.get("--pipeline-model-parallel-layout", ""),
         first_layers=_number(words, "--decoder-first-pipeline-num-layers", 0),
         last_layers=_number(words, "--decoder-last-pipeline-num-layers", 0),

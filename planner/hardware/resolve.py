@@ -30,7 +30,17 @@ from planner.hardware.schema import (
     SizeCurve,
     StackFile,
 )
-from planner.hardware.types import NARROW_FORMATS, Cluster, CollectiveFit, Curve, Device, Level, Stack, slowest_levels
+from planner.hardware.types import (
+    HOST_BYTE_PER_S,
+    NARROW_FORMATS,
+    Cluster,
+    CollectiveFit,
+    Curve,
+    Device,
+    Level,
+    Stack,
+    slowest_levels,
+)
 from planner.hardware.validate import arrange, too_many
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
@@ -63,6 +73,11 @@ def with_defaults(body: DeviceBody) -> DeviceBody:
             points={_rounded(size * moved): part for size, part in _MEMORY_SHAPE.items()},
             **_assumed("shape of an A100"),
         ),
+        "host_link": PeerLink.model_construct(
+            value=HOST_BYTE_PER_S,
+            direction="per-direction",
+            **_assumed("three quarters of PCIe of generation 4 with 16 lanes"),
+        ),
     }
     return body.model_copy(update={key: value for key, value in default.items() if getattr(body, key) is None})
 
@@ -80,7 +95,12 @@ def build_device(
 ) -> Device:
     """A device in SI units, driven by a stack; `price` replaces its own where the price of a node is known."""
     full = with_defaults(body)
-    if full.reserve is None or full.matrix_efficiency is None or full.memory_efficiency is None:
+    if (
+        full.reserve is None
+        or full.matrix_efficiency is None
+        or full.memory_efficiency is None
+        or full.host_link is None
+    ):
         raise HardwareError(f"device {name!r} has no defaults")
     sources = {
         key: f"stack {stack.name}: {text}" for key, text in stack.sources.items() if key in ("launch", "handover")
@@ -103,6 +123,7 @@ def build_device(
         sources=sources | {key: cite(item, own_sources) for key, item in _cited(full)},
         about=full.about,
         stack=stack,
+        host_byte_per_s=full.host_link.byte_per_s,
     )
 
 
@@ -270,6 +291,7 @@ def build_cluster(
         about=spec.about,
         sources=_sources(spec),
         unlike=unlike,
+        host_memory_bytes=spec.host_memory.value if spec.host_memory else 0.0,
     )
 
 
@@ -294,7 +316,7 @@ def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tu
 
 def _sources(spec: ClusterFile) -> dict[str, str]:
     """By name, the source of each figure of the levels, and of the price of a node."""
-    cited: dict[str, Cited | None] = {"node_price": spec.node_price}
+    cited: dict[str, Cited | None] = {"node_price": spec.node_price, "host_memory": spec.host_memory}
     for entry in (*spec.node, *spec.network):
         figures: list[tuple[str, LevelEntry | LinkFigures]] = [(entry.level, entry)]
         figures += [(f"{entry.level} of {device}", own) for device, own in entry.nodes_of.items()]
@@ -336,13 +358,18 @@ def _fingerprint(
     levels: Sequence[Level],
     unlike: Sequence[Sequence[Level]] = (),
 ) -> str:
-    """sha256 of all that a plan depends on: figures, sizes and device names, but not names of levels or sources."""
+    """sha256 of all that a plan depends on: figures, sizes and device names, but not names of levels or sources.
+
+    The host's figures are left out: only plans that move activations there depend on them, and checks price those anew.
+    """
     changes = np.flatnonzero(np.diff(device_types, prepend=-1))
     runs = [
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
     content = {
-        "devices": [_figures(each, "stack", "sources", "about", format_rates={}) for each in devices],
+        "devices": [
+            _figures(each, "stack", "sources", "about", "host_byte_per_s", format_rates={}) for each in devices
+        ],
         "ranks": runs,
         "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
         "stack": _figures(

@@ -225,6 +225,8 @@ class DeviceBody(Strict, use_attribute_docstrings=True):
     """host time of one forward operation, whatever the software; the stack's when absent"""
     handover: Figure[Seconds] | None = None
     """host time of passing a micro-batch to another stage; none beside a `launch`, else the stack's"""
+    host_link: PeerLink | None = None
+    """what copies between the device and its host's memory reach; 24 GB/s each way when absent"""
     price: Figure[Price] | None = None
     """a device and hour, such as `4.10 $/h`"""
 
@@ -376,6 +378,8 @@ class ClusterFile(Strict, use_attribute_docstrings=True):
     """nodes when the user gives no number"""
     max_nodes: Count | None = None
     """most nodes there can be"""
+    host_memory: Figure[Bytes] | None = None
+    """memory of a node's host that training may fill, such as `1.5 TB`; no limit when absent"""
     node_price: Figure[Price] | None = None
     """a node and hour, such as `32.77 $/h`"""
     sources: dict[str, str] = Field(default_factory=dict)

@@ -136,6 +136,10 @@ NO_STACK = Stack()
 """A stack without overheads: kernels run one after the other."""
 
 
+HOST_BYTE_PER_S = 24e9
+"""Assumed rate of copies between a device and its host's memory: three quarters of PCIe of generation 4, 16 lanes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator, and the software that drives it.
@@ -160,6 +164,7 @@ class Device:
             (`planner.hardware.types`).
         headroom: fraction of the memory that plans leave free.
         format_rates: by number format, the fraction of `matrix_efficiency` that products reach, where below 1.
+        host_byte_per_s: what copies between the device and its host's memory reach, one direction.
     """
 
     name: str
@@ -179,6 +184,7 @@ class Device:
     neighbour_bytes: int = 0
     headroom: float = 0.0
     format_rates: Mapping[str, float] = field(default_factory=dict)
+    host_byte_per_s: float = HOST_BYTE_PER_S
 
     @property
     def capacity_bytes(self) -> int:
@@ -257,6 +263,7 @@ class Cluster:
         about: one line on what this machine is.
         sources: by `level.figure`, where the figure comes from.
         unlike: by index in `devices`, the levels of nodes of that device type; empty if all nodes have equal links.
+        host_memory_bytes: memory of a node's host that training may fill; 0 when unknown, which limits nothing.
     """
 
     name: str
@@ -268,6 +275,7 @@ class Cluster:
     about: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
     unlike: tuple[tuple[Level, ...], ...] = ()
+    host_memory_bytes: float = 0.0
 
     @property
     def device_count(self) -> int:

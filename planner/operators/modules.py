@@ -6,7 +6,8 @@ paths: the part of its layer that holds the experts.
 
 A mixture of experts may be written as a product with weights that are gathered for each token (`ExpertProduct`).
 
-The names are those of Megatron-Core's `recompute_modules`, and `act`, the activation functions of all layers.
+The names are those of Megatron-Core's `recompute_modules` and `offload_modules`, and `act`, the activation functions of
+all layers.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _ELEMENTWISE = ACTIVATIONS | frozenset({
     "Add", "BiasAdd", "Cast", "Clip", "Concat", "Div", "Dropout", "Expand", "Identity", "Max", "Min", "Mul", "Neg",
     "Pow", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 })  # fmt: skip
+_MOVES = frozenset({"Cast", "Dropout", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 _ROTARY = frozenset({"RotaryEmbedding", "com.microsoft.RotaryEmbedding", "Cos", "Sin"})
 
 
@@ -100,11 +102,13 @@ class Mlp:
     Attributes:
         inner: operators between the products.
         nodes: those, the products, and the bias of the last one.
+        firsts: the products that the operators between read.
         experts: the products are with the weights of experts.
     """
 
     inner: frozenset[int]
     nodes: frozenset[int]
+    firsts: frozenset[int]
     experts: bool
 
 
@@ -121,7 +125,7 @@ def mlps(graph: Graph) -> tuple[Mlp, ...]:
         if ups and all(_is_product(graph, up) for up in ups) and _acts(graph, inner):
             members = frozenset({*inner, *ups, down, *_biases(graph, down)})
             experts = any(_is_of_experts(graph, node) for node in (*ups, down))
-            modules.append(Mlp(inner, members, experts))
+            modules.append(Mlp(inner, members, ups, experts))
     return tuple(modules)
 
 
@@ -175,6 +179,7 @@ def _is_of_experts(graph: Graph, node: int) -> bool:
     return stacked or any("expert" in step for step in steps)
 
 
+@per_graph
 def _norms(graph: Graph) -> frozenset[int]:
     ends = ("LayerNormalization", "RMSNormalization")
     return frozenset(i for i, node in enumerate(graph.nodes) if node.op.endswith(ends))
@@ -193,6 +198,7 @@ def _expert_activations(graph: Graph) -> frozenset[int]:
     return _activations(graph).intersection(i for mlp in mlps(graph) if mlp.experts for i in mlp.inner)
 
 
+@per_graph
 def _attentions(graph: Graph) -> frozenset[int]:
     return frozenset(i for i, node in enumerate(graph.nodes) if node.op.endswith("Attention"))
 
@@ -254,15 +260,69 @@ def _is_compressed(graph: Graph, product: int) -> bool:
     return any(_is_product(graph, end) for norm in norms for end in _behind(graph, norm, frozenset({"Split"}))[1])
 
 
+def _before(graph: Graph, nodes: Iterable[int]) -> tuple[frozenset[int], frozenset[int]]:
+    """What some operators read, back to the norms of the residual stream: these norms, and the products on the way.
+
+    Norms of queries, keys or compressed values, which read a product's result, are passed.
+    """
+    norms, products, left = set[int](), set[int](), list(nodes)
+    seen = set(left)
+    while left:
+        for name in graph.nodes[left.pop()].inputs:
+            at = graph.producer.get(name, -1)
+            if at < 0 or at in seen or graph.tensors[name].kind is not TensorKind.ACTIVATION:
+                continue
+            seen.add(at)
+            if at in _norms(graph) and not all(_is_product(graph, end) for end in _behind(graph, at, _MOVES)[1]):
+                norms.add(at)
+            elif at not in _attentions(graph):
+                products.update((at,) if _is_product(graph, at) else ())
+                left.append(at)
+    return frozenset(norms), frozenset(products)
+
+
+@per_graph
+def _before_attention(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
+    return _before(graph, _attentions(graph))
+
+
+def _attention_norms(graph: Graph) -> frozenset[int]:
+    return _before_attention(graph)[0]
+
+
+def _projections(graph: Graph) -> frozenset[int]:
+    """Products that make the queries, keys and values of attention."""
+    return _before_attention(graph)[1]
+
+
+def _output_projections(graph: Graph) -> frozenset[int]:
+    """Products with weights that read the results of attention."""
+    products = (i for i in range(len(graph.nodes)) if _is_product(graph, i))
+    return frozenset(i for i in products if _behind(graph, i, _MOVES)[1] & _attentions(graph))
+
+
+def _mlp_norms(graph: Graph) -> frozenset[int]:
+    return _before(graph, (up for mlp in mlps(graph) for up in mlp.firsts))[0]
+
+
+def _expert_firsts(graph: Graph) -> frozenset[int]:
+    return frozenset(up for mlp in mlps(graph) if mlp.experts for up in mlp.firsts)
+
+
 MODULE_KINDS: Mapping[str, ModuleKind] = {
-    "layernorm": ModuleKind(per_graph(_norms), drops_output=True),
+    "layernorm": ModuleKind(_norms, drops_output=True),
     "act": ModuleKind(per_graph(_activations), drops_output=True, usual=False),
     "moe_act": ModuleKind(per_graph(_expert_activations), drops_output=True),
     "mla_up_proj": ModuleKind(per_graph(_mla_up_projections), drops_output=True),
-    "core_attn": ModuleKind(per_graph(_attentions), drops_output=False),
+    "core_attn": ModuleKind(_attentions, drops_output=False),
     "mlp": ModuleKind(per_graph(_dense), drops_output=False),
     "shared_experts": ModuleKind(per_graph(_beside_experts), drops_output=False),
     "moe": ModuleKind(per_graph(_mixtures), drops_output=False),
+    "attn_norm": ModuleKind(per_graph(_attention_norms), drops_output=True, usual=False),
+    "qkv_linear": ModuleKind(per_graph(_projections), drops_output=False, usual=False),
+    "attn_proj": ModuleKind(per_graph(_output_projections), drops_output=False, usual=False),
+    "mlp_norm": ModuleKind(per_graph(_mlp_norms), drops_output=True, usual=False),
+    "expert_fc1": ModuleKind(per_graph(_expert_firsts), drops_output=False, usual=False),
 }
 """Modules by name."""
 

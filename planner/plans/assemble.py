@@ -14,6 +14,7 @@ from planner.costs.precision import Precision
 from planner.errors import PlanError
 from planner.graph import Chain, Graph, NoteLevel, per_graph
 from planner.hardware.types import Cluster
+from planner.operators.modules import module_nodes
 from planner.plans.collectives import with_exchange
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
@@ -27,7 +28,7 @@ from planner.plans.records import (
     SharedParameter,
     Stage,
 )
-from planner.plans.requirement import OF_MINOR_1
+from planner.plans.requirement import minor_of
 from planner.plans.sections import (
     Staging,
     alternative_section,
@@ -53,6 +54,7 @@ from planner.plans.words import module_ranges, significant
 from planner.schedules import Schedule, WeightPolicy
 from planner.sharding import StageSharding
 from planner.space.blocks import head_block
+from planner.space.configuration import StageChoice
 from planner.space.jobs import precision_of, settled
 from planner.space.pricer import Pricer
 from planner.space.timing import certificate_alone
@@ -177,7 +179,7 @@ def assemble(
     if scheme is not None and scheme.scheme.zero is None:  # what a ZeRO stage exchanges stands with the stages
         plan = with_exchange(plan, scheme.exchange, scheme.step)
     needed = requirements(plan, divided=bool(staging.divided_modules()))
-    return dataclasses.replace(plan, requires=needed, minor=int(not OF_MINOR_1.isdisjoint(needed)))
+    return dataclasses.replace(plan, requires=needed, minor=minor_of(needed))
 
 
 def _configuration_section(
@@ -310,9 +312,19 @@ def _named_stages(
                 rank_parameters=rank_parameters(entry, choice.start, choice.stop) if entry else 0,
                 rank_replicas=rank_replicas(entry, choice.start, choice.stop) if entry else (),
                 repeats=choice.repeats,
+                offload=choice.offload,
+                offloaded=_members(chain, choice),
             )
         )
     return tuple(stages)
+
+
+def _members(chain: Chain, choice: StageChoice) -> tuple[str, ...]:
+    """The operators of a stage's offloaded modules, without those of the head, which stays on the device."""
+    graph, head = chain.graph, head_block(chain)
+    nodes = frozenset[int]().union(*(module_nodes(graph, name) for name in choice.offload))
+    kept = (node for b in range(choice.start, choice.stop) if b != head for node in chain.blocks[b].nodes)
+    return tuple(graph.nodes[node].key for node in kept if node in nodes)
 
 
 def _check_stages(chain: Chain, decision: Configuration) -> None:

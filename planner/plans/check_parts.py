@@ -301,6 +301,11 @@ def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
         if part_s > total_s * (1 + RELATIVE):
             message = f"stage {stage.index}: {part} is {format_seconds(part_s)}, {total_name} {format_seconds(total_s)}"
             yield Finding(Fault.PREDICTIONS, message, PLAN_AGAIN, stage.index)
+    if terms.host_bytes and not stage.offload:
+        message = (
+            f"stage {stage.index} offloads nothing, but keeps {format_bytes(terms.host_bytes)} in the host's memory"
+        )
+        yield Finding(Fault.PREDICTIONS, message, PLAN_AGAIN, stage.index)
     recomputes = stage.recompute or (bool(stage.repeats) and terms.recompute_s > 0)
     if recomputes != (terms.recompute_s > 0) and stage.kept_blocks != tuple(range(*stage.blocks)):
         claim = "recomputes" if stage.recompute else "does not recompute"

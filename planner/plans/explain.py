@@ -20,7 +20,7 @@ from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.words import one_or_all, short_list, words_of
 from planner.schedules import WeightPolicy
-from planner.units import format_seconds, plural
+from planner.units import format_bytes, format_seconds, plural
 
 ROUNDING = 1e-7
 """TimePart of an iteration that the rounding of a plan's figures explains."""
@@ -320,6 +320,7 @@ def _assumptions(plan: Plan) -> tuple[str, ...]:
         *_software(plan),
         _exchange(plan),
         *_recomputation(plan),
+        *_offload(plan),
         *_semantics(plan),
         f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
     )
@@ -381,6 +382,17 @@ def _recomputation(plan: Plan) -> tuple[str, ...]:
     exception = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
     words = "a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward"
     return (words + exception, *module_words)
+
+
+def _offload(plan: Plan) -> tuple[str, ...]:
+    """What lies in the host's memory, and the time of the way there."""
+    modules = dict.fromkeys(name for stage in plan.stages for name in stage.offload)
+    if not modules:
+        return ()
+    most = max(plan.predictions.stages, key=lambda terms: terms.host_bytes)
+    moved = f"{format_bytes(most.host_bytes)} a micro-batch at most, {format_seconds(most.move_s)} each way"
+    hidden = "what the work of a pass does not hide is part of forward and backward"
+    return (f"what {', '.join(modules)} keep lies in the host's memory from forward to backward: {moved}; {hidden}",)
 
 
 def _dropout(plan: Plan) -> str:

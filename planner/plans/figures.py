@@ -92,6 +92,10 @@ class StagePrediction:
         inside_s: communication among the ranks of a group: the part of forward and backward (without recomputation)
             that it takes; left out for groups of one rank.
         inside_bytes: bytes that a rank sends in it; left out with `inside_s`.
+        host_bytes: activations of each micro-batch in flight that a rank keeps in the host's memory; left out where
+            none are. `memory` has what of them is on the device at a time.
+        move_s: copying these there, or back; what work does not hide is in `forward_s` and `backward_s`. Left out with
+            `host_bytes`.
     """
 
     forward_s: float
@@ -110,6 +114,8 @@ class StagePrediction:
     collectives: tuple[StageCollective, ...]
     inside_s: float = 0.0
     inside_bytes: int = 0
+    host_bytes: int = 0
+    move_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

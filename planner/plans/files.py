@@ -244,6 +244,7 @@ def configuration_of(plan: Plan) -> Configuration:
             numbers.get(stage.sharding, 0),
             *_dealing_sizes(plan, stage.index),
             repeats=stage.repeats,
+            offload=stage.offload,
         )
         for stage in plan.stages
     )

@@ -118,6 +118,7 @@ class StageDecision:
         mesh: axes and sizes of their mesh, `tensor 8`.
         layouts: layout of tensors between blocks, by axis.
         recompute: what is recomputed in the backward pass.
+        offload: modules whose activations lie in the host's memory.
         kept: blocks of a recomputed stage that are kept, counted from its first.
         zero: ZeRO stage.
     """
@@ -128,6 +129,7 @@ class StageDecision:
     mesh: str
     layouts: str
     recompute: str
+    offload: str
     kept: tuple[int, ...]
     zero: int
 
@@ -139,6 +141,7 @@ class StageDecision:
             "mesh": self.mesh or "none",
             "layout between blocks": self.layouts or "whole",
             "recompute": self.recompute,
+            "offload": self.offload,
             "ZeRO": str(self.zero),
         }
 
@@ -154,6 +157,7 @@ def stage_decision(plan: Plan, index: int) -> StageDecision:
         " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) if sharding else "",
         "/".join(sharding.boundaries) if sharding else "",
         recomputed,
+        "+".join(stage.offload) or "nothing",
         tuple(block - stage.blocks[0] for block in stage.kept_blocks) if stage.recompute else (),
         stage.zero,
     )

@@ -238,13 +238,13 @@ def _of_stages(plan: Plan) -> Iterator[Requirement]:
         Requirement.SEPARATE_COPIES: any(s.reduction == "none" for s in plan.shared_parameters),
         Requirement.RECOMPUTE: any(recompute or repeats for recompute, repeats in repeated),
         Requirement.MODULE_RECOMPUTE: any(repeats for _, repeats in repeated),
-        Requirement.MIXED_RECOMPUTE: len(set(repeated)) > 1,
+        Requirement.MIXED_RECOMPUTE: len({stage.keeping for stage in plan.stages}) > 1,
         Requirement.ZERO1: 1 in sharded,
         Requirement.ZERO2: 2 in sharded,
         Requirement.ZERO3: 3 in sharded,
         Requirement.MULTI_STAGE_RANK: any(len(plan.stages_of(rank)) > 1 for s in plan.stages for rank in s.ranks),
         Requirement.IDLE_RANKS: bool(plan.idle_ranks),
-        Requirement.OFFLOAD: bool(plan.configuration.offload),
+        Requirement.OFFLOAD: any(stage.offload for stage in plan.stages),
         Requirement.EXCHANGE_SCHEME: plan.exchange is not None,
     }
     yield from (requirement for requirement, is_needed in needs.items() if is_needed)

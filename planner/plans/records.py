@@ -139,6 +139,10 @@ class Stage:
             are summed over these ranks first, and what ZeRO shards is sharded over them too.
         repeats: names of the modules whose forward is run again in the backward pass (`layernorm`, `moe_act`, or
             patterns of operators), where the stage is not recomputed as a whole; left out where none is.
+        offload: names of the modules whose activations lie in the host's memory from forward to backward, as far as
+            they are kept and no other module keeps them; `layer_input` where the stage is recomputed as a whole: what
+            that keeps. Left out where none do.
+        offloaded: operators of these modules in the stage's blocks, by name; left out where there are none.
     """
 
     index: int
@@ -155,6 +159,13 @@ class Stage:
     rank_parameters: int = 0
     rank_replicas: tuple[RankReplicas, ...] = ()
     repeats: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
+
+    @property
+    def keeping(self) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+        """What is done with activations: `recompute`, `repeats` and `offload`."""
+        return self.recompute, self.repeats, self.offload
 
     @property
     def group_ranks(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 
 
@@ -87,11 +88,11 @@ class Requirement(StrEnum):
     CORRECTIONS = "corrections"
     """Learning rates, momentum or weights are corrected for delay or for another batch."""
     MIXED_RECOMPUTE = "mixed_recompute"
-    """Stages differ in what they compute again."""
+    """Stages differ in what they compute again or keep in the host's memory."""
     MODULE_RECOMPUTE = "module_recompute"
     """A stage repeats the forward of some of its modules alone."""
     OFFLOAD = "offload"
-    """State or activations lie in host memory."""
+    """Activations lie in the host's memory from forward to backward."""
     EXCHANGE_SCHEME = "exchange_scheme"
     """Gradients travel tensor by tensor, by several methods or over servers."""
     MIXED_SHARDINGS = "mixed_shardings"
@@ -108,3 +109,10 @@ class Requirement(StrEnum):
 
 OF_MINOR_1 = frozenset(list(Requirement)[list(Requirement).index(Requirement.ORDER_ROUTING) :])
 """Requirements that files of minor version 0 do not list."""
+OF_MINOR_2 = frozenset({Requirement.OFFLOAD})
+"""Requirements of what files have since minor version 2: readers of before refuse their keys."""
+
+
+def minor_of(needed: Collection[Requirement]) -> int:
+    """The least minor version of the schema that can say these requirements."""
+    return 2 if OF_MINOR_2.intersection(needed) else int(not OF_MINOR_1.isdisjoint(needed))

@@ -210,7 +210,7 @@ def bubble_fraction(
 
 _SECONDS = (
     "forward_s", "backward_s", "recompute_s", "receive_s", "return_s", "sync_s", "exposed_sync_s", "tied_sync_s",
-    "update_s",
+    "update_s", "move_s",
 )  # fmt: skip
 """Fields with the same name in `StageTerms` and `StagePrediction`."""
 
@@ -222,6 +222,7 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...
         **seconds,
         in_flight=int(terms.in_flight),
         unit_bytes=math.floor(terms.unit_bytes),
+        host_bytes=math.floor(terms.host_bytes),
         memory=StageMemory(**{kind: math.ceil(getattr(terms.memory, kind.removesuffix("_bytes"))) for kind in kinds}),
         capacity_bytes=math.floor(terms.capacity_bytes),
         collectives=collectives,

@@ -80,7 +80,7 @@ class Plan:
         free_choice: what no framework needs to take, beside it; left out where the plan is for none.
         headline: the figures that people compare training runs by; left out in files of before.
         minor: minor version of this schema; left out at 0. From 1 on `requires` is complete: files of 0 say nothing of
-            order_routing and what follows it in the list.
+            order_routing and what follows it in the list. From 2 on stages say what they offload.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}

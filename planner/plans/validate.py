@@ -220,8 +220,8 @@ def _memory(plan: Plan) -> Iterator[Finding]:
             prediction.unit_bytes,
             prediction.memory.activations_bytes,
         )
-        excess_bytes, recomputes = total_bytes - count * unit_bytes, stage.recompute or stage.repeats
-        if excess_bytes < 0 or (excess_bytes > count + 1 and not recomputes):
+        excess_bytes = total_bytes - count * unit_bytes
+        if excess_bytes < 0 or (excess_bytes > count + 1 and not any(stage.keeping)):
             kept = f"{count} x {unit_bytes} bytes of activations"
             message = f"stage {stage.index} keeps {kept}, but says {total_bytes} in all"
             yield Finding(Fault.MEMORY, message, PLAN_AGAIN, stage.index)
@@ -293,6 +293,7 @@ def _configured_stages(plan: Plan) -> Iterator[_Pair]:
         yield f"{own}.stop", choice.stop, f"{other}.blocks[1]", stage.blocks[1]
         yield f"{own}.recompute", choice.recompute, f"{other}.recompute", stage.recompute
         yield f"{own}.repeats", ", ".join(choice.repeats), f"{other}.repeats", ", ".join(stage.repeats)
+        yield f"{own}.offload", ", ".join(choice.offload), f"{other}.offload", ", ".join(stage.offload)
         yield "configuration.zero", plan.configuration.zero, f"{other}.zero", stage.zero
         yield f"{own}.ranks", choice.ranks, f"{other}.replicas: ranks of a group", stage.group_ranks
         named = names[choice.sharding] if 0 <= choice.sharding < len(names) else choice.sharding

@@ -73,15 +73,15 @@ def summary(decision: Configuration) -> str:
         parts.append(plural(decision.copies, "copy"))
     parts.append(f"micro-batch {decision.micro_batch} x {decision.micro_batches}")
     parts.append(decision.schedule)
-    parts += recompute_words(decision.stages)
+    parts += keeping_words(decision.stages)
     if decision.zero:
         parts.append(f"ZeRO-{decision.zero}")
     return ", ".join(parts)
 
 
-def recompute_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
-    """What stages recompute: `recompute in 2 stages`, `recompute layernorm+act`; nothing where none does."""
-    counts = Counter(filter(None, map(recompute_word, stages)))
+def keeping_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
+    """What stages recompute and offload: `recompute in 2 stages`, `offload core_attn`; nothing where none does."""
+    counts = Counter(word for stage in stages for word in stage_keeping(stage))
     stage_count = len(stages)
     return [
         word if count == stage_count else f"{word} in {plural(count, 'stage')}"
@@ -89,9 +89,10 @@ def recompute_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
     ]
 
 
-def recompute_word(stage: Stage | StageChoice) -> str:
-    """What one stage recomputes: `recompute`, `recompute layernorm+act`, or nothing."""
-    return "recompute" if stage.recompute else f"recompute {'+'.join(stage.repeats)}" if stage.repeats else ""
+def stage_keeping(stage: Stage | StageChoice) -> list[str]:
+    """What one stage recomputes and offloads: `recompute`, `recompute layernorm+act`, `offload core_attn`."""
+    words = ["recompute"] if stage.recompute else [f"recompute {'+'.join(stage.repeats)}"] if stage.repeats else []
+    return [*words, *([f"offload {'+'.join(stage.offload)}"] if stage.offload else [])]
 
 
 def one_or_all(values: Sequence[int]) -> str:
@@ -153,10 +154,9 @@ def words_of(configuration: Configuration, schedule: str = "") -> str:
     text = degree_words(configuration) + (", placed stage by stage" if configuration.adjacent else "")
     micro_batches = configuration.micro_batches // (stages[0].replicas if len({s.replicas for s in stages}) == 1 else 1)
     text += f", micro-batch {configuration.micro_batch} x {micro_batches}" + (f", {schedule}" if schedule else "")
-    if configuration.whole_stages and all(s.recompute for s in stages):
-        text += ", recompute whole stages"
-    else:
-        text += "".join(f", {words}" for words in recompute_words(stages))
+    whole = configuration.whole_stages and all(s.recompute for s in stages)
+    words = keeping_words(stages)
+    text += "".join(f", {'recompute whole stages' if whole and word == 'recompute' else word}" for word in words)
     return text + (f", ZeRO-{configuration.zero}" if configuration.zero else "")
 
 

@@ -208,6 +208,7 @@ def _device_figures(device: Device) -> Figures:
         ("launch", format_seconds(device.launch_s, 4)),
     ]
     rows += [("handover", format_seconds(device.handover_s, 4))] if device.handover_s else []
+    rows.append(("host_link", format_rate(device.host_byte_per_s, 4)))
     return rows + ([("price", f"{device.price_per_hour:.4g} $/h")] if device.price_per_hour else [])
 
 

@@ -11,7 +11,7 @@ from planner.plans.figures import StagePrediction
 from planner.plans.rebuild import alternative_configuration
 from planner.plans.records import PlanNote, Stage
 from planner.plans.shardings import Sharding
-from planner.plans.words import degree_words, recompute_word, why_not, words_of
+from planner.plans.words import degree_words, stage_keeping, why_not, words_of
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.simulate import rank_ranges
 from planner.units import format_bytes, format_seconds, plural, short_count
@@ -170,7 +170,7 @@ def _stages(plan: Plan) -> list[Section]:
 
 
 def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ...]:
-    options = [*filter(None, [recompute_word(stage)]), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
+    options = [*stage_keeping(stage), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
     pace = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
     ranks = rank_ranges(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas)
     width, inside_s = ((stage.group_ranks,), (_inside_s(plan, stage),)) if plan.shardings else ((), ())

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from planner.runtime.operators import RULES as RULES
     from planner.runtime.passes import measure_passes as measure_passes
     from planner.runtime.requirements import EXECUTED as EXECUTED
-    from planner.runtime.requirements import REFUSED as REFUSED
     from planner.runtime.requirements import refusals as refusals
     from planner.runtime.requirements import require_executable as require_executable
     from planner.runtime.trainer import Trainer as Trainer
@@ -41,7 +40,6 @@ _WHERE = {
     "EXECUTED": "requirements",
     "GradientCheck": "jobs",
     "LinkFigures": "links",
-    "REFUSED": "requirements",
     "RULES": "operators",
     "RankMemory": "jobs",
     "RunReport": "jobs",

@@ -36,7 +36,8 @@ def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -
             }
         outputs = len(step.outputs)
         call = Call(step.op, step.name, inputs, attributes, outputs, step.opset, context, given)
-        result = RULES[step.op](call)
+        with context.keeping(step.name):
+            result = RULES[step.op](call)
     except ShardplanError:
         raise
     except (RuntimeError, ValueError, IndexError, KeyError, TypeError, NotImplementedError) as error:

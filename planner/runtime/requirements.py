@@ -1,11 +1,11 @@
-"""Requirements of a plan that the runtime executes, and those that it refuses before a process starts."""
+"""How the runtime executes what a plan requires, and the plans that it refuses before a process starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from planner.errors import PlanError
-from planner.plans import Fault, Plan, Requirement, requirements, validate
+from planner.plans import Fault, Plan, Requirement, validate
 from planner.units import plural
 
 EXECUTED: Mapping[Requirement, str] = {
@@ -50,6 +50,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.BOUNDED_STALENESS: "a copy waits for the waves that its order names and has no newer ones",
     Requirement.MIXED_RECOMPUTE: "as it stands",
     Requirement.MODULE_RECOMPUTE: "the modules are kept: the same values, more memory",
+    Requirement.OFFLOAD: "copied to the host by operator; operators that keep the same tensor have a copy each",
     Requirement.EXCHANGE_SCHEME: "as one reduction of all gradients of a stage",
     Requirement.MIXED_SHARDINGS: "as it stands",
     Requirement.CONTEXT_PARALLEL: "as it stands",
@@ -59,18 +60,13 @@ EXECUTED: Mapping[Requirement, str] = {
 }
 """How each requirement of a plan is executed."""
 
-REFUSED: Mapping[Requirement, str] = {
-    Requirement.OFFLOAD: "state is not moved to the host",
-}
-"""Requirements that the runtime refuses, with the reason."""
-
 _NOT_EXECUTED = frozenset({Fault.DIGEST, Fault.MEMORY, Fault.PREDICTIONS})
 """Faults in predictions or in the text of a plan, which change nothing in its execution."""
 
 
 def refusals(plan: Plan) -> tuple[str, ...]:
     """Reasons why the runtime does not execute a plan; () where it does."""
-    reasons = [f"{needed}: {REFUSED[needed]}" for needed in requirements(plan, divided=False) if needed in REFUSED]
+    reasons = list[str]()
     if plan.schedule.parts > 1 and not plan.schedule.causal:
         reasons.append(f"{Requirement.SUB_SEQUENCES}: parts of a micro-batch that are not runs of its sequence")
     if plan.schedule.parts > 1 and plan.shardings:

@@ -11,6 +11,7 @@ from planner.errors import PlanError
 from planner.plans import Plan
 from planner.plans.records import Boundary
 from planner.runtime.data import Batch, Loss
+from planner.runtime.host import steps_of
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
 from planner.runtime.operators import Context
@@ -30,6 +31,7 @@ class StageProgram:
         outputs: model outputs that the stage makes.
         parameters: for each trained weight, by its name in the file, the parameter that it is tied to (itself mostly).
         constants: other initializers.
+        offloaded: operators, by first output, that keep their tensors in the host's memory.
     """
 
     index: int
@@ -40,6 +42,7 @@ class StageProgram:
     outputs: tuple[str, ...]
     parameters: Mapping[str, str]
     constants: tuple[str, ...]
+    offloaded: frozenset[str]
 
     @property
     def owned(self) -> tuple[str, ...]:
@@ -77,6 +80,7 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     return StageProgram(
         index, steps, received, sent, tuple(name for name in model.inputs if name in read or name in wanted),
         stage.outputs, parameters, tuple(name for name in weights if name not in parameters),
+        steps_of(stage.offloaded, nodes, steps),
     )  # fmt: skip
 
 
@@ -94,6 +98,7 @@ class Pass:
         earlier: tensors of earlier parts that this part reads, by name and part, as leaves of autograd.
         carried: tensors of this part that later parts read, by name.
         carried_gradients: gradients of `carried`, summed over the later parts.
+        device: that of `received`, where it lies in the host's memory until the forward is repeated.
     """
 
     unit: Unit
@@ -105,6 +110,7 @@ class Pass:
     earlier: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     carried: Values = field(default_factory=dict)
     carried_gradients: Values = field(default_factory=dict)
+    device: torch.device | None = None
 
 
 def run_stage(

@@ -123,17 +123,24 @@ class Trainer:
 
         states: dict[str, Any] = {"iteration": torch.tensor(self.iteration)}
         for index, (values, kinds) in self._states().items():
-            stage = self.plan.stages[index]
-            if self.rank != stage.replicas[0][0]:
+            replica = self.worker.stages[index].replica
+            if self.rank != self.plan.stages[index].replicas[replica][0] or (replica and not self._apart):
                 continue
-            states.update({f"weights/{name}": x for name, x in values.items()})
+            if not replica:
+                states.update({f"weights/{name}": x for name, x in values.items()})
             for kind, held in kinds.items():
-                states.update({f"optimizer/{kind}/{name}": x for name, x in held.items() if name})
-                states.update({f"optimizer/{kind}/": x for name, x in held.items() if not name})
+                states.update({f"{_of_copy(replica)}{kind}/{name}": x for name, x in held.items()})
         checkpoint.save(states, checkpoint_id=str(folder))
+
+    @property
+    def _apart(self) -> bool:
+        """Whether each copy has an optimizer state of its own: copies that run ahead of each other update alone."""
+        return self.plan.schedule.clock_distance is not None
 
     def load(self, folder: str | Path) -> None:
         """Load what `save` wrote under this or another plan of the same model.
+
+        Copies with optimizer states of their own get theirs, or that of the first where the checkpoint has no other.
 
         Raises:
             PlanError: the checkpoint lacks a weight.
@@ -143,18 +150,20 @@ class Trainer:
         stored = checkpoint.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
         wanted: dict[str, Any] = {"iteration": torch.tensor(0)}
         kinds = sorted({key.split("/")[1] for key in stored if key.startswith("optimizer/")})
+
+        def key(replica: int, kind: str, name: str) -> str:
+            own = f"{_of_copy(replica)}{kind}/{name}"
+            return own if self._apart and own in stored else f"{_of_copy(0)}{kind}/{name}"
+
         for stage in self.worker.stages.values():
             for name in stage.program.owned:
                 if f"weights/{name}" not in stored:
                     raise PlanError(f"no weight {name!r}", where=str(folder), hint="is it of the same model?")
                 whole_weight = self.worker.whole_shape(name)
-                wanted[f"weights/{name}"] = torch.empty(whole_weight, dtype=self._dtype)
-                for kind in kinds:
-                    if f"optimizer/{kind}/{name}" in stored:
-                        wanted[f"optimizer/{kind}/{name}"] = torch.empty(whole_weight, dtype=self._dtype)
-        for kind in kinds:
-            if f"optimizer/{kind}/" in stored:
-                wanted[f"optimizer/{kind}/"] = torch.zeros((), dtype=torch.float32)
+                keys = [f"weights/{name}", *(key(stage.replica, kind, name) for kind in kinds)]
+                wanted.update({at: torch.empty(whole_weight, dtype=self._dtype) for at in keys if at in stored})
+            numbers = (key(stage.replica, kind, "") for kind in kinds)
+            wanted.update({at: torch.zeros((), dtype=torch.float32) for at in numbers if at in stored})
         checkpoint.load(wanted, checkpoint_id=str(folder))
         self.iteration = int(wanted["iteration"])
         for stage in self.worker.stages.values():
@@ -162,12 +171,9 @@ class Trainer:
                 values = {n: stage.piece(n, wanted[f"weights/{n}"]) for n in weights.shapes}
                 held: dict[str, Values] = {}
                 for kind in kinds:
-                    pieces = {
-                        n: stage.piece(n, wanted[f"optimizer/{kind}/{n}"])
-                        for n in weights.shapes
-                        if f"optimizer/{kind}/{n}" in wanted
-                    }
-                    number = wanted.get(f"optimizer/{kind}/")
+                    places = {n: key(stage.replica, kind, n) for n in weights.shapes}
+                    number = wanted.get(key(stage.replica, kind, ""))
+                    pieces = {n: stage.piece(n, wanted[at]) for n, at in places.items() if at in wanted}
                     held[kind] = {"": number} if number is not None else pieces
                 weights.restore(values, held)
 
@@ -190,6 +196,11 @@ class Trainer:
             }
             states_by_stage[index] = whole_values, whole_kinds
         return states_by_stage
+
+
+def _of_copy(replica: int) -> str:
+    """What begins the names of a copy's optimizer state in a checkpoint."""
+    return f"optimizer of copy {replica}/" if replica else "optimizer/"
 
 
 def load(

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from planner.errors import PlanError
+from planner.runtime.interpreter import Values
 from planner.runtime.weights import StageWeights
 
 
@@ -20,7 +22,7 @@ class WaveWeights(StageWeights):
 
     def __init__(self, pieces: dict[str, torch.Tensor], **options: Any) -> None:  # noqa: ANN401
         super().__init__(pieces, **options)
-        self._wave = torch.zeros_like(self.flat)
+        self._wave, self._inside = torch.zeros_like(self.flat), False
         self._pushed: dict[int, tuple[Any, torch.Tensor, torch.Tensor]] = {}
 
     def update(self, factor: float = 1.0) -> None:
@@ -29,13 +31,14 @@ class WaveWeights(StageWeights):
         self.summed = self._flat_gradient()
         super().update(factor)
         self._wave += self.flat.detach() - before
+        self._inside = True
 
     def launch(self, number: int = -1) -> None:
         """Push the updates of a wave."""
         own, total = self._wave, self._wave.clone()
         work = dist.all_reduce(total, group=self._group, async_op=True) if self._ranks > 1 else None
         self._pushed[number] = work, own, total
-        self._wave = torch.zeros_like(own)
+        self._wave, self._inside = torch.zeros_like(own), False
 
     def exchange(self, number: int = -1) -> None:
         """Pull the updates of the other workers in a wave: wait until all have pushed it."""
@@ -52,3 +55,15 @@ class WaveWeights(StageWeights):
         """Pull all waves that are left, so that all workers have the weights of the parameter servers."""
         for number in sorted(self._pushed):
             self.exchange(number)
+        super().drain()
+
+    def state(self) -> tuple[Values, dict[str, Values]]:
+        """As of `StageWeights`; the optimizer's state is this worker's own.
+
+        Raises:
+            PlanError: some updates were not pushed: the workers have different weights.
+        """
+        if self._inside:
+            message = "no checkpoint inside a wave: the copies have different weights until all have pushed it"
+            raise PlanError(message, where="schedule", hint="let orders end with whole waves")
+        return super().state()

@@ -30,7 +30,7 @@ class StageWeights:
         pieces: this rank's piece of each weight.
         group: process group of the replicas of these pieces; None for a single replica.
         ranks: number of replicas.
-        place: this rank's place among the replicas.
+        place: this rank's place in the process group, which need not be that of its replica.
         zero: ZeRO stage.
         together: whether the replicas run the same actions in the same order.
         make: makes the optimizer.
@@ -198,7 +198,8 @@ class StageWeights:
             self._kept = {version: kept for version, kept in self._kept.items() if version > self.version - self._stash}
 
     def drain(self) -> None:
-        """Finish all exchanges that are still under way; none are here."""
+        """End an iteration, or as many as orders span: finish what is under way, and count versions anew."""
+        self.version, self._kept = 0, {0: self.leaves}
 
     def whole_gradient(self) -> Values:
         """The summed gradients by name, gathered over replicas. A collective call."""
@@ -251,6 +252,9 @@ class StageWeights:
         each = self._padded // self._ranks
         if self.zero >= 3:
             self.share.data.copy_(flat[self._place * each : (self._place + 1) * each])
+        if self._stash > 1:
+            self.leaves = self._leaves(self.flat.clone())
+        self.version, self._kept = 0, {0: self.leaves}
         self.release()
         if self.corrections is not None:
             self.corrections.restore(kinds)

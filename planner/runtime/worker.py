@@ -15,6 +15,7 @@ from planner.errors import PlanError
 from planner.plans import Plan
 from planner.plans.records import SharedParameter
 from planner.runtime.data import Batch, Data, Loss
+from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
 from planner.runtime.model_file import ModelFile
@@ -138,12 +139,13 @@ class Worker:
         weights_of_stage = {name: self.model.weight(name, self._dtype) for name in program.owned}
         pieces = {name: sharded.piece(name, x) if sharded else x for name, x in weights_of_stage.items()}
         finish = sharded.complete if sharded else lambda name, gradient: gradient
-        group = self._groups.get(tuple(sorted(holders)))
+        members = tuple(sorted(holders))
+        group, place = self._groups.get(members), members.index(self.rank)
         untied_pieces = {name: x for name, x in pieces.items() if name not in summed}
         tied_pieces = {name: x for name, x in pieces.items() if name in summed}
         kind = StageWeights if plan.schedule.clock_distance is None else WaveWeights
         weights = kind(
-            untied_pieces, group=group, ranks=len(holders), place=replica, zero=stage.zero, together=together,
+            untied_pieces, group=group, ranks=len(holders), place=place, zero=stage.zero, together=together,
             make=self._make, stash=self._versions(index), finish=finish, corrected=self._corrected(index),
         )  # fmt: skip
         tied = StageWeights(
@@ -266,6 +268,9 @@ class Worker:
             with torch.no_grad():
                 sent, loss = self._run_forward(stage, current, batch)
             current.results = sent
+            if self.plan.stages[index].offload:
+                current.device = next((x.device for x in current.received.values()), None)
+                current.received = {name: moved(x, torch.device("cpu")) for name, x in current.received.items()}
         else:
             sent, loss = self._run_forward(stage, current, batch)
             current.results, current.loss = sent, loss
@@ -277,7 +282,9 @@ class Worker:
             self._send_results(stage, current)
 
     def _run_forward(self, stage: _Stage, current: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
-        context = Context(self._dtype, self._seed, current.unit.micro_batch)
+        resident = (*current.parameters.values(), *stage.constants.values())
+        host = HostMemory(stage.program.offloaded, resident if stage.program.offloaded else ())
+        context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping)
         named = {name: current.parameters[parameter] for name, parameter in stage.program.parameters.items()}
         values = {**stage.constants, **current.received, **named}
         if stage.parted is not None:
@@ -290,7 +297,9 @@ class Worker:
         return stage.sharded.run(values, batch, self._loss, context)
 
     def _recompute(self, stage: _Stage, current: Pass, batch: Batch) -> None:
-        """Repeat a forward whose activations were dropped."""
+        """Repeat a forward whose activations were dropped, from inputs that may lie in the host's memory."""
+        if current.device is not None:
+            current.received = {name: moved(x, current.device) for name, x in current.received.items()}
         current.results, current.loss = self._run_forward(stage, current, batch)
 
     def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:

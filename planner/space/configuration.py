@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from planner.play import Transfers
 
+LAYER_INPUT = "layer_input"
+"""In place of modules that are offloaded: all that a stage keeps that recomputes its layers."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
@@ -15,8 +18,10 @@ class StageChoice:
     `sharding` says: an index into the shardings of the micro-batch size (`BlockCosts.sharding`), 0 for none.
 
     `recompute` runs the forward of all its layers again in the backward pass, `repeats` that of modules by name only
-    (`planner.operators.modules`). Of the ranks, `context` share the sequence (CP), and to `expert` samples and experts
-    are dealt (EP).
+    (`planner.operators.modules`). `offload` names modules whose activations, as far as they are kept for the backward
+    pass and no other module keeps them, lie in the host's memory until then; `LAYER_INPUT` where all layers are
+    recomputed, which keep nothing else. Of the ranks, `context` share the sequence (CP), and to `expert` samples and
+    experts are dealt (EP).
     """
 
     start: int
@@ -28,6 +33,12 @@ class StageChoice:
     context: int = 1
     expert: int = 1
     repeats: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+
+    @property
+    def keeping(self) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+        """What is done with activations: `recompute`, `repeats` and `offload`."""
+        return self.recompute, self.repeats, self.offload
 
     @property
     def devices(self) -> int:
@@ -60,7 +71,6 @@ class Configuration:
         precision: number formats of weights, activations, gradients and their sums, by name (`Job.precision`); empty
             for the job's.
         overlap: the part of a pass behind which exchanges hide, from 0 to 1; None for the job's.
-        offload: kinds of state that are kept in the host's memory; none can be priced so far.
     """
 
     stages: tuple[StageChoice, ...]
@@ -77,4 +87,3 @@ class Configuration:
     exchange: str = ""
     precision: str = ""
     overlap: float | None = None
-    offload: tuple[str, ...] = ()

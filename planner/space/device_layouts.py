@@ -144,7 +144,8 @@ class DeviceLayouts:
         if any(unpriced(self.job, configuration)):
             return False
         for stage in configuration.stages:
-            if stage.repeats or stage.start != stop or stage.stop <= stop or stage.ranks != costs.ranks:
+            keeps_all = not stage.repeats and not stage.offload
+            if not keeps_all or stage.start != stop or stage.stop <= stop or stage.ranks != costs.ranks:
                 return False
             if stage.replicas < 1 or configuration.micro_batches % stage.replicas:
                 return False

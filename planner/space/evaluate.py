@@ -34,7 +34,14 @@ from planner.play import Transfers
 from planner.schedules import Schedule, get
 from planner.schedules.held import HeldUnits
 from planner.space.configuration import Configuration
-from planner.space.limits import forbidden_choices, malformations, missing_devices, overfull_workers, unlike_repeats
+from planner.space.limits import (
+    forbidden_choices,
+    malformations,
+    missing_devices,
+    overfull_hosts,
+    overfull_workers,
+    unlike_repeats,
+)
 from planner.space.schemes import judged_exchange
 from planner.space.terms import Setting, TermCache, stage_terms
 from planner.space.timing import least_s, play_terms
@@ -111,7 +118,11 @@ def evaluate(
     )
     stages = stage_terms(setting)
     memory = _worker_memory(setting, stages)
-    violations = (*forbidden_choices(job, configuration, names, workers), *overfull_workers(memory))
+    violations = (
+        *forbidden_choices(job, configuration, names, workers),
+        *overfull_workers(memory),
+        *overfull_hosts(cluster, workers, stages),
+    )
     iteration_s = _iteration_s(configuration, scheduler, stages, timed)
     return Evaluation(iteration_s, stages, violations, _bottleneck(workers, stages), memory, exchange)
 

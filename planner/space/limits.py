@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
 from planner.space.blocks import layer_starts
-from planner.space.configuration import Configuration
+from planner.space.configuration import LAYER_INPUT, Configuration
 from planner.space.cuts import pinned_blocks
 from planner.space.job_options import allowed_ranks, as_written
 from planner.space.repeats import is_allowed
-from planner.space.types import BlockCosts, Job, Structure, Violation, WorkerMemory
+from planner.space.types import BlockCosts, Job, StageTerms, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 
 EXCLUDED = "excluded by "
@@ -88,8 +90,14 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
         if stage.repeats and stage.recompute:
             message = f"stage {index} repeats all layers, and {', '.join(stage.repeats)} with them: say one of the two"
             yield Violation("option", index, message)
-    if configuration.offload:
-        yield Violation("option", 0, f"{', '.join(configuration.offload)} in the host's memory has no price yet")
+        if stage.recompute and stage.offload not in ((), (LAYER_INPUT,)):
+            message = (
+                f"stage {index} recomputes all layers and keeps only their inputs: offload {LAYER_INPUT}, nothing else"
+            )
+            yield Violation("option", index, message)
+        elif LAYER_INPUT in stage.offload and not stage.recompute:
+            message = f"stage {index} keeps more than {LAYER_INPUT}: recompute all layers, or name modules to offload"
+            yield Violation("option", index, message)
 
 
 def _coverage(costs: BlockCosts, decision: Configuration) -> list[Violation]:
@@ -182,7 +190,7 @@ def _outside_structure(structure: Structure, decision: Configuration, names: Seq
     if zero and len(decision.stages) > 1 and decision.zero not in zero:
         yield 0
     for index, stage in enumerate(decision.stages):
-        alike = (stage.sharding, stage.recompute, stage.repeats) == (first.sharding, first.recompute, first.repeats)
+        alike = (stage.sharding, stage.keeping) == (first.sharding, first.keeping)
         equal = stage.replicas == first.replicas or not structure.equal_replicas
         whole = len(starts) == 0 or starts[stage.start] == stage.start
         if not (equal and whole and (alike or not structure.alike)):
@@ -218,6 +226,24 @@ def overfull_workers(workers: Sequence[WorkerMemory]) -> list[Violation]:
             message = f"{stages} {verb} {needed / 2**30:.2f} GiB on a device of {worker.capacity_bytes / 2**30:.2f} GiB"
             found.append(Violation("memory", worker.stages[0], message, needed, worker.capacity_bytes))
     return found
+
+
+def overfull_hosts(cluster: Cluster, workers: Workers, stages: Sequence[StageTerms]) -> list[Violation]:
+    """The violation of the fullest node whose host lacks memory for what its devices keep there; none if unknown."""
+    if not cluster.host_memory_bytes or not any(terms.host_bytes for terms in stages):
+        return []
+    kept_bytes, node_size = np.zeros(cluster.device_count), max(1, cluster.node_size)
+    for stage, terms in enumerate(stages):
+        kept_bytes[workers.groups(stage).ravel()] += terms.in_flight * terms.host_bytes
+    nodes = np.bincount(np.arange(len(kept_bytes)) // node_size, kept_bytes)
+    needed, available = float(nodes.max()), cluster.host_memory_bytes
+    if fits(needed, available):
+        return []
+    message = (
+        f"node {int(nodes.argmax())} keeps {needed / 2**30:.2f} GiB in a host's memory of {available / 2**30:.2f} GiB"
+    )
+    first = next(k for k, terms in enumerate(stages) if terms.host_bytes)
+    return [Violation("host", first, message, needed, available)]
 
 
 def _listed(stages: Sequence[int]) -> str:

@@ -230,6 +230,7 @@ class Degrees:
         replicas: of each worker within a copy, which take its micro-batches in turn.
         exchange: scheme by which gradients travel (`planner.exchange`), with its options; empty for the recipe of the
             ZeRO stage.
+        offload: names of modules whose kept activations lie in the host's memory; `layer_input` with `recompute`.
 
     The samples of `micro_batch` are those of one of the `expert` ranks.
     """
@@ -252,6 +253,7 @@ class Degrees:
     expert: int = 1
     repeats: tuple[str, ...] = ()
     exchange: str = ""
+    offload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse words where numbers are meant.
@@ -308,7 +310,7 @@ def configurations_of(
             )
         configuration = Configuration(
             stages=tuple(
-                members[0].stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats)
+                members[0].stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats, degrees.offload)
                 for a, b in itertools.pairwise(edges)
             ),
             copies=copies,

@@ -1,9 +1,12 @@
-"""Selective recomputation: which operators of a block run again, which bytes that frees, and how long it takes.
+"""What modules keep of a forward: which operators of a block run again instead, and which storages lie in the host.
 
 A module whose kind drops its output (norms, activation functions) is recomputed before its output is read next. A
 module that keeps its output (an MLP, attention) is recomputed as a whole before its backward; what operators outside
 keep of its results stays. In both cases the inputs of the recomputed operators stay, or are recomputed themselves.
 Blocks are handled one by one, since no module spans two. The head (`head_block`) is never recomputed.
+
+Modules that are offloaded keep the same storages, but in the host's memory: those that no other operator keeps, since a
+storage that is needed on the device stays there.
 """
 
 from __future__ import annotations
@@ -116,6 +119,15 @@ class Reruns:
         """By storage, the last block that keeps it."""
         kept_by = self._kept_by
         return {name: b for b, block in enumerate(self.chain.blocks) for i in block.nodes for name in kept_by[i]}
+
+    @functools.cached_property
+    def _keepers(self) -> dict[str, set[int]]:
+        """By storage, the operators of the chain that keep it."""
+        keepers: dict[str, set[int]] = {}
+        for i in sorted(self._in_chain):
+            for storage in self._kept_by[i]:
+                keepers.setdefault(storage, set()).add(i)
+        return keepers
 
     @functools.cached_property
     def _in_chain(self) -> frozenset[int]:
@@ -231,6 +243,28 @@ class Reruns:
                     pending += neighbours[node]
         return group_of
 
+    def moved(self, repeats: tuple[str, ...], offload: Sequence[str], kept: KeptStorages) -> tuple[frozenset[str], ...]:
+        """By block, names of what lies in the host's memory when some modules are recomputed and others offloaded.
+
+        Args:
+            repeats: modules that are recomputed.
+            offload: modules that are offloaded.
+            kept: what blocks keep, by name of a storage or of a tensor that lies in one.
+
+        Raises:
+            JobError: the model has no module of a name.
+        """
+        head = head_block(self.chain)
+        nodes = frozenset[int]().union(*self._modules_nodes(offload))
+        nodes -= frozenset(self.chain.blocks[head].nodes) if head >= 0 else frozenset()
+        found = []
+        for b, (block, rerun) in enumerate(zip(self.chain.blocks, self.of(repeats), strict=True)):
+            readers = {self._root(self.operand(b, *at)): {block.nodes[at[0]]} for at in rerun.added}
+            keepers = {name: self._keepers.get(root := self._root(name), set()) | readers.get(root, set())
+                       for name, _ in kept[b]}  # fmt: skip
+            found.append(frozenset(name for name, own in keepers.items() if own and own <= nodes))
+        return tuple(found)
+
     def storage(self, b: int, slot: Slot) -> str:
         """Name of a storage of a block, by its slot."""
         place, name = slot
@@ -291,13 +325,13 @@ class Reruns:
 def _unknown_module(graph: Graph, name: str) -> JobError:
     if name in MODULE_KINDS:
         present = ", ".join(kind for kind in MODULE_KINDS if module_nodes(graph, kind)) or "none that has a name"
-        return JobError(f"the model has no {name} to recompute", hint=f"its modules: {present}")
+        return JobError(f"the model has no {name} to recompute or offload", hint=f"its modules: {present}")
     known = {*CHOICES, *MODULE_KINDS, *(part for node in graph.nodes for part in node_names(node))}
-    return JobError(f"nothing to recompute is called {name!r}", hint=did_you_mean(name, known))
+    return JobError(f"nothing to recompute or offload is called {name!r}", hint=did_you_mean(name, known))
 
 
 class RepeatedModules:
-    """Prices of recomputing modules (`planner.space.types.Selective`).
+    """Prices of recomputing and offloading modules (`planner.space.types.Selective`).
 
     Args:
         reruns: gives the recomputed operators; called at the first price.
@@ -321,11 +355,11 @@ class RepeatedModules:
         """Lists of modules worth trying."""
         return self._reruns().offered
 
-    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """Prices of recomputing a list of modules."""
-        return self._priced(repeats)
+    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+        """Prices of recomputing some modules, and of moving what others keep to the host."""
+        return self._priced(repeats, offload)
 
-    def _price(self, repeats: tuple[str, ...]) -> RepeatCosts:
+    def _price(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> RepeatCosts:
         seconds, kept, working = [], [], []
         reruns, saved = self._reruns(), self._saved()
         for b, rerun in enumerate(reruns.of(repeats)):
@@ -338,7 +372,15 @@ class RepeatedModules:
             kept.append([*((name, size) for name, size in saved[b] if name not in freed), *added])
             seconds.append(self._forward_s(b, rerun.places))
             working.append(max(brought_back.values(), default=0.0))
-        return RepeatCosts(repeats, np.array(seconds).T, kept_table(kept), np.array(working))
+        moved_bytes, block_moved_bytes = np.zeros((len(kept), len(kept))), np.zeros(len(kept))
+        if offload:
+            away = reruns.moved(repeats, offload, kept)
+            moved = [[each for each in own if each[0] in names] for own, names in zip(kept, away, strict=True)]
+            kept = [[each for each in own if each[0] not in names] for own, names in zip(kept, away, strict=True)]
+            moved_bytes, block_moved_bytes = kept_table(moved), np.array([sum(s for _, s in own) for own in moved])
+        return RepeatCosts(
+            repeats, np.array(seconds).T, kept_table(kept), np.array(working), moved_bytes, block_moved_bytes
+        )
 
 
 @dataclass(frozen=True)
@@ -362,15 +404,20 @@ class EvenRepeats:
         """Lists of modules worth trying."""
         return self.whole.offered
 
-    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """Lower bounds for a list of modules."""
-        whole, reruns = self.whole(repeats), self.reruns()
+    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+        """Lower bounds for lists of modules."""
+        whole, reruns = self.whole(repeats, offload), self.reruns()
         seconds = [
             float(self.forward_s[[block.nodes[place] for place in rerun.places]].sum())
             for block, rerun in zip(reruns.chain.blocks, reruns.of(repeats), strict=True)
         ]
         return RepeatCosts(
-            repeats, np.array([seconds]), whole.saved_bytes / self.ranks, whole.working_bytes / self.ranks
+            repeats,
+            np.array([seconds]),
+            whole.saved_bytes / self.ranks,
+            whole.working_bytes / self.ranks,
+            whole.moved_bytes / self.ranks,
+            whole.block_moved_bytes / self.ranks,
         )
 
 
@@ -385,24 +432,24 @@ class LeastRepeats:
         """Lists of modules worth trying."""
         return self.several[0].offered
 
-    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """Lower bounds for a list of modules."""
-        prices = [each(repeats) for each in self.several]
+    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+        """Lower bounds for lists of modules."""
+        prices = [each(repeats, offload) for each in self.several]
         least = [
             np.minimum.reduce([getattr(p, name) for p in prices])
-            for name in ("repeat_s", "saved_bytes", "working_bytes")
+            for name in ("repeat_s", "saved_bytes", "working_bytes", "moved_bytes", "block_moved_bytes")
         ]
         return RepeatCosts(repeats, *least)
 
 
-def selective_costs(costs: BlockCosts, repeats: tuple[str, ...]) -> RepeatCosts:
-    """Prices of recomputing modules.
+def selective_costs(costs: BlockCosts, repeats: tuple[str, ...], offload: tuple[str, ...] = ()) -> RepeatCosts:
+    """Prices of recomputing some modules, and of moving what others keep to the host.
 
     Raises:
         UsageError: the costs have none.
         JobError: the model has no module of a name.
     """
     if costs.selective is None:
-        hint = f"use {', '.join(CHOICES[:-1])} or {CHOICES[-1]}"
-        raise UsageError(f"recompute {','.join(repeats)}: the price of single modules is not known", hint=hint)
-    return costs.selective(repeats)
+        hint = f"recompute {', '.join(CHOICES[:-1])} or {CHOICES[-1]}, without offload"
+        raise UsageError(f"{','.join((*repeats, *offload))}: the price of single modules is not known", hint=hint)
+    return costs.selective(repeats, offload)

@@ -3,7 +3,8 @@
 Exchanges among equal ranks, and what each rank holds, are read off the recipe of the ZeRO stage
 (`planner.exchange.recipe_of`). Steps in a pass run block by block, hidden behind the fraction `overlap` of that pass.
 State is sharded over the replicas of the stage, and over the ranks of a replica that hold the same elements
-(`InnerReplicas`).
+(`InnerReplicas`). Activations that are offloaded go over the device's link to its host in the forward pass and come
+back in the backward pass, hidden behind the same fraction of it; both links are used at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from planner.space.repeats import selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
 from planner.space.workers import Workers, sending_at_once
+
+BUFFERS = 2
+"""Blocks whose offloaded activations are on the device at a time: those at work, and those on their way."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def _terms(
     blocks = range(choice.start, choice.stop)
     types = np.unique(cluster.device_types[groups[index]]).tolist()
     repeated = _repeated(setting, costs, choice)
-    modules = selective_costs(costs, choice.repeats) if choice.repeats else None
+    modules = selective_costs(costs, choice.repeats, choice.offload) if choice.repeats else None
 
     def slowest_s(seconds: np.ndarray, of_blocks: Sequence[int] = blocks) -> float:
         return max(sum(float(seconds[t, b]) for b in of_blocks) for t in types)
@@ -232,13 +236,14 @@ def _terms(
     reserve = reserve_bytes(
         device, choice.ranks, groups[index].shape[0] * groups[index].shape[1], len(configuration.stages) > 1
     )
-    unit_bytes, working_bytes = _activations(setting, costs, choice, repeated)
+    unit_bytes, working_bytes, host_bytes = _activations(setting, costs, choice, repeated)
+    move_s = host_bytes / min(cluster.devices[t].host_byte_per_s for t in types)
     workspace = float(costs.workspace_bytes[choice.start : choice.stop].max())
     activation_bytes = in_flight * unit_bytes + working_bytes
     updated_fraction = elements / charged_elements if charged_elements else 0.0
     return StageTerms(
-        forward_s=forward_s + max(0.0, pass_s[0] - overlap * forward_s),
-        backward_s=backward_s + max(0.0, pass_s[1] - overlap * backward_s),
+        forward_s=forward_s + max(0.0, max(pass_s[0], move_s) - overlap * forward_s),
+        backward_s=backward_s + max(0.0, max(pass_s[1], move_s) - overlap * backward_s),
         recompute_s=recompute_s,
         receive_s=receive_s,
         sync_s=sync_s,
@@ -258,6 +263,8 @@ def _terms(
         return_s=return_s,
         tied_sync_s=tied_s,
         unit_bytes=unit_bytes,
+        host_bytes=host_bytes,
+        move_s=move_s,
     )
 
 
@@ -375,27 +382,41 @@ def _transfers_s(setting: Setting, costs: BlockCosts, groups: Sequence[np.ndarra
 
 def _activations(
     setting: Setting, costs: BlockCosts, choice: StageChoice, repeated: Sequence[int]
-) -> tuple[float, float]:
-    """Activation bytes of each micro-batch in flight, and further bytes of the one whose backward runs.
+) -> tuple[float, float, float]:
+    """Activation bytes of each micro-batch in flight, further bytes of the one that runs, and bytes in the host's
+    memory of each in flight.
 
     A stage that recomputes modules keeps what these do not produce, and holds the results of one module at a time.
     A stage that recomputes layers keeps the inputs of its layers and all activations of blocks that it does not repeat
     (logits and loss). These come last, so they are freed by the time a layer is repeated. A stage that is recomputed
-    whole keeps its input, and its backward needs all activations at once.
+    whole keeps its input, and its backward needs all activations at once. Of what moves to the host, that of `BUFFERS`
+    blocks is on the device at a time.
     """
     first, last = choice.start, choice.stop - 1
     kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
-    if choice.repeats:
-        modules = selective_costs(costs, choice.repeats)
+    if choice.repeats or (choice.offload and not choice.recompute):
+        modules = selective_costs(costs, choice.repeats, choice.offload)
         largest = max(float(size) for size in modules.working_bytes[first : last + 1])
-        return float(modules.saved_bytes[first, last]), max(0.0, largest - kept)
+        moved = float(modules.moved_bytes[first, last])
+        buffered = _buffered(moved, modules.block_moved_bytes[first : last + 1])
+        return float(modules.saved_bytes[first, last]), max(0.0, largest - kept) + buffered, moved
     if not choice.recompute:
-        return float(costs.saved_bytes[first, last]), 0.0
+        return float(costs.saved_bytes[first, last]), 0.0, 0.0
     if setting.configuration.whole_stages:
-        return float(costs.boundary_bytes[first]), float(costs.saved_bytes[first, last])
-    starts = range(len(costs.parameter_elements)) if costs.layer_starts is None else costs.layer_starts
-    largest = max((float(costs.saved_bytes[max(first, int(starts[b])), b]) for b in repeated), default=0.0)
-    return float(costs.checkpoint_bytes[first, last]) + kept, max(0.0, largest - kept)
+        checkpoints, working = float(costs.boundary_bytes[first]), float(costs.saved_bytes[first, last])
+        kept = 0.0
+    else:
+        starts = range(len(costs.parameter_elements)) if costs.layer_starts is None else costs.layer_starts
+        largest = max((float(costs.saved_bytes[max(first, int(starts[b])), b]) for b in repeated), default=0.0)
+        checkpoints, working = float(costs.checkpoint_bytes[first, last]), max(0.0, largest - kept)
+    if not choice.offload:
+        return checkpoints + kept, working, 0.0
+    return kept, working + _buffered(checkpoints, costs.checkpoint_bytes.diagonal()[first : last + 1]), checkpoints
+
+
+def _buffered(moved_bytes: float, by_block: np.ndarray) -> float:
+    """Bytes on the device of what moves to the host and back: at most those of `BUFFERS` blocks, in a stage."""
+    return min(moved_bytes, BUFFERS * float(by_block.max()))
 
 
 def _tied_s(setting: Setting, groups: Sequence[np.ndarray]) -> list[float]:

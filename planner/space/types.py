@@ -180,6 +180,8 @@ class StageTerms:
             what the micro-batch needs whose forward a recomputed stage is repeating.
         evict_s: time to move the activations of a micro-batch to the worker that stores them, or back; 0 where the
             schedule evicts none.
+        host_bytes: activations of each micro-batch in flight that one rank keeps in the host's memory.
+        move_s: time to copy these there, or back; the part that no work hides is in `forward_s` and `backward_s`.
     """
 
     forward_s: float
@@ -196,6 +198,8 @@ class StageTerms:
     tied_sync_s: float = 0.0
     unit_bytes: float = 0.0
     evict_s: float = 0.0
+    host_bytes: float = 0.0
+    move_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -223,7 +227,7 @@ class Violation:
     """A limit that a configuration breaks.
 
     Attributes:
-        kind: "memory", "coverage", "devices", "divisibility", "sharding" or "option".
+        kind: "memory", "host" (the host's memory), "coverage", "devices", "divisibility", "sharding" or "option".
         stage: index of the stage.
         message: in words.
         needed, available: amounts of what is exceeded, bytes or devices; 0 where there is no such amount.
@@ -360,30 +364,34 @@ class ExchangedStep(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RepeatCosts:
-    """Costs and savings of recomputing some modules in the backward pass.
+    """Costs and savings of recomputing some modules in the backward pass, and of offloading others.
 
     Attributes:
         repeats: names of the modules (`planner.operators.modules`).
         repeat_s: [t, n] seconds of recomputation in each block's backward, communication included.
         saved_bytes: [n, n] `saved_bytes[i, j]`: activation bytes that a stage of blocks i..j still keeps.
         working_bytes: [n] largest number of recomputed activation bytes that a block holds at a time.
+        moved_bytes: [n, n] `moved_bytes[i, j]`: activation bytes that a stage of blocks i..j keeps in its host.
+        block_moved_bytes: [n] those of each block alone.
     """
 
     repeats: tuple[str, ...]
     repeat_s: np.ndarray
     saved_bytes: np.ndarray
     working_bytes: np.ndarray
+    moved_bytes: np.ndarray
+    block_moved_bytes: np.ndarray
 
 
 class Selective(Protocol):
-    """Gives the prices of selective recomputation."""
+    """Gives the prices of selective recomputation and offload."""
 
     @property
     def offered(self) -> tuple[tuple[str, ...], ...]:
         """Lists of modules worth trying, each containing the list before it."""
 
-    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
-        """The prices of a list of modules.
+    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
+        """The prices of modules that are recomputed, and of modules whose kept activations move to the host.
 
         Raises:
             JobError: the model has no module of a name.
@@ -471,8 +479,14 @@ class BlockCosts:
         return self.parameter_elements if self.shard_elements is None else self.shard_elements
 
     def stage(
-        self, start: int, stop: int, replicas: int = 1, recompute: bool = False, repeats: tuple[str, ...] = ()
+        self,
+        start: int,
+        stop: int,
+        replicas: int = 1,
+        recompute: bool = False,
+        repeats: tuple[str, ...] = (),
+        offload: tuple[str, ...] = (),
     ) -> StageChoice:
         """A stage of blocks `start` to `stop` (exclusive) with the sharding of these costs."""
         sharding = self.ranks, self.sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, recompute, *sharding, repeats)
+        return StageChoice(start, stop, replicas, recompute, *sharding, repeats, offload)

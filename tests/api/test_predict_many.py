@@ -75,15 +75,15 @@ def test_formats_and_overlap_of_a_configuration_are_priced(small: tuple[planner.
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"offload": ("optimizer",)}, "optimizer in the host's memory has no price yet"),
+        ({"offload": ("layer_input",)}, "keeps more than layer_input"),
     ],
 )
-def test_choices_without_a_price_are_named(
+def test_choices_that_contradict_each_other_are_named(
     small: tuple[planner.Graph, planner.Cluster], change: dict[str, Any], said: str
 ) -> None:
     plain = planner.predict(*small, Job(64), Degrees(data=4)).configuration
-    own = change if "offload" in change else {"stages": (dataclasses.replace(plain.stages[0], sharding=0, **change),)}
-    configuration = dataclasses.replace(plain, **own)
+    stages = (dataclasses.replace(plain.stages[0], sharding=0, **change),)
+    configuration = dataclasses.replace(plain, stages=stages)
     with pytest.raises(JobError, match=said):
         planner.predict(*small, Job(64), configuration)
     assert said in planner.predict_many(*small, Job(64), [configuration]).reasons[0]

@@ -74,7 +74,7 @@ def test_predictors_are_in_the_model_where_layout_or_flops_have_them(tmp_path: P
         ({"system": {"device": "H900", "gpus": 16}}, ("system: H900",)),
         ({"cp": 2, "ep": 2}, ("tensor, context and expert axes at once",)),
         ({"fsdp": 2}, ("sharding over a part of the copies",)),
-        ({"offload": {"layer_input": True}}, ("activations in the host's memory",)),
+        ({"offload": {"optimizer": True}}, ("activations in the host's memory",)),
         ({"recompute": {"granularity": "selective"}}, ("recomputation of operators that are not named",)),
         ({"dp": None, "measured": {}}, ("not measured as an iteration", "parallelism not stated")),
     ],
@@ -83,6 +83,24 @@ def test_what_cannot_be_stated_is_named(changes: dict[str, Any], lacks: tuple[st
     found = recipe(tmp_path, **changes)
     assert (found.lacks, found.statement) == (lacks, None)
     assert predict(found).refused == "; ".join(lacks)
+
+
+@pytest.mark.parametrize(
+    ("offload", "recompute", "stated"),
+    [
+        ({"layer_input": True}, {"granularity": "selective", "detail": "of others"}, (True, (), ("layer_input",))),
+        ({"fine_grained": ["moe_act"]}, {"granularity": "selective", "modules": ["layernorm"]},
+         (False, ("layernorm",), ("moe_act",))),
+    ],
+)  # fmt: skip
+def test_offload_is_stated(
+    offload: dict[str, Any], recompute: dict[str, Any], stated: tuple[Any, ...], tmp_path: Path
+) -> None:
+    found = recipe(tmp_path, offload=offload, recompute=recompute)
+    assert found.statement is not None
+    (degrees,) = found.statement.tried
+    assert (degrees.recompute, degrees.repeats, degrees.offload) == stated
+    assert ("all but the layers' inputs is recomputed" in found.assumed) == degrees.recompute
 
 
 def test_what_a_source_leaves_open_is_tried_and_said(tmp_path: Path) -> None:

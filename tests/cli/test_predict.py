@@ -28,6 +28,22 @@ def test_a_configuration_is_priced_and_written(capsys: pytest.CaptureFixture[str
     assert path.exists()
 
 
+def test_offload_is_named_by_option_or_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("--pp", "2", "--recompute", "act", "--offload", "core_attn,mlp", "--format", "json")
+    code, out, _ = run(capsys, *GPT2, *options)
+    assert code == 0
+    stages = json.loads(out)["configuration"]["stages"]
+    assert [(stage["repeats"], stage["offload"]) for stage in stages] == [(["act"], ["core_attn", "mlp"])] * 2
+    degrees = {"pipeline": 2, "repeats": ["act"], "offload": ["core_attn", "mlp"]}
+    path = tmp_path / "named.json"
+    path.write_text(json.dumps({"format": "shardplan-configuration", "version": 1, "degrees": degrees}))
+    code, from_file, _ = run(capsys, *GPT2, "--config", str(path), "--format", "json")
+    assert (code, json.loads(from_file)) == (0, json.loads(out))
+    code, _, error = run(capsys, *GPT2, "--offload", "layer_input")
+    assert code
+    assert "recompute all layers, or name modules to offload" in error
+
+
 def test_json_has_every_worker_and_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["gpt2-xl", "-H", "p3.16xlarge", "-b", "8", "--dim", "seq=128", "--format", "json"]
     code, out, _ = run(capsys, *arguments)

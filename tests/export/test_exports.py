@@ -85,6 +85,15 @@ def test_tied_weights_experts_modules_and_formats_for_megatron() -> None:
     ]
     assert "--recompute-modules layernorm moe_act" in lines
     assert {"--bf16", "--fp8-format hybrid", "--fp8-recipe delayed", "--num-experts 8"} <= set(lines)
+    moving = plan("mixtral-8x7b", expert=4, tensor=2, zero=1, repeats=("moe_act",), offload=("expert_fc1", "moe_act"))
+    lines = files(moving, "megatron")["arguments.txt"].splitlines()
+    assert lines[lines.index("--recompute-modules moe_act") :][1:3] == [
+        "--fine-grained-activation-offloading", "--offload-modules expert_fc1 moe_act"
+    ]  # fmt: skip
+    with pytest.raises(PlanError, match="attn_proj in the host's memory without core_attn"):
+        files(plan("llama3.2-1b", zero=1, offload=("attn_proj",)), "megatron")
+    with pytest.raises(PlanError, match=r"torchtitan lacks activations in the host's memory \(core_attn\)"):
+        files(plan("llama3.2-1b", zero=2, offload=("core_attn",)), "torchtitan")
     context = files(plan("llama3-8b", context=2, tensor=2, zero=0), "megatron")["arguments.txt"].splitlines()
     assert "--context-parallel-size 2" in context
     assert "--use-distributed-optimizer" not in context

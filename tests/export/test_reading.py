@@ -37,6 +37,7 @@ PLANS: list[tuple[str, str, dict[str, Any]]] = [
     ("megatron", "llama3.2-1b", {"context": 2, "zero": 1}),
     ("megatron", "mixtral-8x7b", {"expert": 4, "tensor": 2, "zero": 1}),
     ("torchtitan", "llama3-8b", {"tensor": 2, "pipeline": 2, "micro_batch": 2, "recompute": True}),
+    ("megatron", "llama3-8b", {"zero": 1, "offload": ("core_attn", "attn_proj"), "repeats": ("layernorm",)}),
     ("torchtitan", "llama3-8b", {"pipeline": 2, "chunks": 2, "schedule": "zb-v"}),
     ("torchtitan", "llama3-8b", {"pipeline": 4, "chunks": 2}),
     ("torchtitan", "llama3-8b", {"zero": 3, "micro_batch": 2}),

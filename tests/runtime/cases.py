@@ -118,6 +118,17 @@ SYNCHRONOUS = (
 )  # fmt: skip
 
 
+_OFFLOADED: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    ("offloaded", "gpt", 1, {"offload": ("core_attn", "attn_proj", "mlp", "layernorm")}),
+    ("2 stages, offloaded", "gpt", 2, {"pipeline": 2, "offload": ("core_attn", "attn_proj", "mlp")}),
+    ("zb-h1, offloaded", "gpt", 2, {"pipeline": 2, "schedule": "zb-h1", "offload": ("act", "layernorm")}),
+    ("recomputed, inputs offloaded", "gpt", 2, {"pipeline": 2, "recompute": True, "offload": ("layer_input",)}),
+    ("tensor 2, ZeRO-3, offloaded", "gpt, wide", 4, {"tensor": 2, "zero": 3, "offload": ("qkv_linear", "core_attn")}),
+    ("experts repeated and offloaded", "mixtral", 2,
+     {"pipeline": 2, "repeats": ("moe_act",), "offload": ("expert_fc1", "moe_act")}),
+)  # fmt: skip
+
+
 def _cases() -> list[Case]:
     found = [Case(f"{name}, 2 stages", "gpt", 2, {"pipeline": 2, "schedule": name}) for name in SYNCHRONOUS]
     found += [Case(f"{name}, 4 stages", "gpt", 4, {"pipeline": 4, "schedule": name}) for name in SYNCHRONOUS]
@@ -138,6 +149,7 @@ def _cases() -> list[Case]:
         Case("tensor 2, 2 stages, gpipe", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "gpipe"}),
         Case("tensor 2, 2 stages, zb-h1", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "zb-h1"}),
     ]
+    found += [Case(name, of, ranks, degrees, 2) for name, of, ranks, degrees in _OFFLOADED]
     for splits in (2, 4):
         parts = {"pipeline": 2, "schedule": f"seq1f1b:splits={splits}"}
         found += [

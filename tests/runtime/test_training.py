@@ -110,7 +110,8 @@ MOVES = [
     ("one process", {}, 1),
     ("2 stages, 2 replicas, ZeRO-1", {"pipeline": 2, "zero": 1}, 4),
     ("tensor 2, ZeRO-3", {"tensor": 2, "zero": 3}, 4),
-    ("chimera", {"pipeline": 2, "schedule": "chimera"}, 2),
+    ("chimera, ZeRO-1", {"pipeline": 2, "schedule": "chimera", "zero": 1}, 2),
+    ("chimera, 2 copies, ZeRO-3", {"pipeline": 2, "schedule": "chimera", "zero": 3}, 4),
 ]
 
 
@@ -140,6 +141,54 @@ def test_training_goes_on_under_another_plan(tmp_path: Path) -> None:
     for _, held in results:
         for name, x in held.items():
             torch.testing.assert_close(torch.from_numpy(x), weights[name], rtol=1e-9, atol=1e-11)
+
+
+def _momentum(weights: Any) -> Any:
+    return torch.optim.SGD(list(weights), lr=RATE, momentum=0.9)
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw", "pipemare", "hetpipe:concurrent=2,distance=1"])
+def test_stale_training_goes_on_from_a_checkpoint(schedule: str, tmp_path: Path) -> None:
+    """Each copy of HetPipe has a momentum of its own; rounding differs, since a copy adds its own changes first."""
+    ranks = 4 if "hetpipe" in schedule else 2
+    plan = cases.plan(cases.Case("", "gpt, untied", ranks, {"pipeline": 2, "schedule": schedule}, 2 * ranks))
+    model = runtime.read_model(cases.model("gpt, untied"))
+    data = runtime.synthetic(plan, model, torch.float64)
+
+    def trained(calls: int, load: bool, save: bool) -> Any:
+        def body(rank: int, link: Any) -> Any:
+            trainer = runtime.Trainer(plan, model, rank, dtype=torch.float64, optimizer=_momentum, report=link.at)
+            if load:
+                trainer.load(tmp_path / "saved")
+            losses = [trainer.steps(data) for _ in range(calls)]
+            if save:
+                trainer.save(tmp_path / "saved")
+            return losses, {name: x.numpy() for name, x in trainer.weights().items()}
+
+        return runtime.run_ranks(plan, body)
+
+    expected, before = trained(2, False, False), trained(1, False, True)
+    found = trained(1, True, False)
+    assert expected[0][0] == [pytest.approx(losses, rel=1e-12) for losses in (*before[0][0], *found[0][0])]
+    for (_, whole), (_, held) in zip(expected, found, strict=True):
+        for name, x in held.items():
+            torch.testing.assert_close(torch.from_numpy(x), torch.from_numpy(whole[name]), rtol=1e-12, atol=1e-13)
+
+
+def test_there_is_no_checkpoint_inside_a_wave() -> None:
+    from planner.runtime.waves import WaveWeights
+
+    weights = WaveWeights(
+        {"w": torch.ones(2)}, group=None, ranks=1, place=0, zero=0, together=True,
+        make=_momentum, stash=2, finish=lambda name, gradient: gradient,
+    )  # fmt: skip
+    weights.add({"w": torch.ones(2)})
+    weights.update()
+    with pytest.raises(planner.PlanError, match="no checkpoint inside a wave"):
+        weights.state()
+    weights.launch(0)
+    weights.drain()
+    torch.testing.assert_close(weights.state()[0]["w"], torch.full((2,), 1 - RATE))
 
 
 def test_four_trainings_have_one_loss_curve() -> None:
@@ -221,8 +270,7 @@ def test_what_is_not_executed_is_refused_by_name() -> None:
 def test_every_requirement_has_a_word() -> None:
     from planner.plans import Requirement
 
-    assert {*runtime.EXECUTED, *runtime.REFUSED} == set(Requirement)
-    assert not set(runtime.EXECUTED) & set(runtime.REFUSED)
+    assert set(runtime.EXECUTED) == set(Requirement)
 
 
 def test_the_loss_is_the_output_that_computes_it(tmp_path: Path) -> None:

@@ -152,10 +152,11 @@ class Modules:
     working: np.ndarray
     costs: BlockCosts
 
-    def __call__(self, repeats: tuple[str, ...], /) -> RepeatCosts:
+    def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         at, n = (("a",), ("a", "b")).index(repeats), len(self.working)
         saved = np.array([[self.saved[at, i : j + 1].sum() for j in range(n)] for i in range(n)])
-        return RepeatCosts(repeats, self.costs.forward_s * self.forward[at], saved, self.working)
+        nothing = np.zeros_like(saved), np.zeros_like(self.working)
+        return RepeatCosts(repeats, self.costs.forward_s * self.forward[at], saved, self.working, *nothing)
 
 
 def _random_modules(seed: int, costs: BlockCosts) -> Modules | None:

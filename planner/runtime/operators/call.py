@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,11 +24,13 @@ class Context:
         float_dtype: type of all floating-point work; the file's float types (but bool and integers) give way to it.
         seed: of dropout masks and random tensors.
         micro_batch: number of the micro-batch, so that a repeated pass draws the same numbers.
+        keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`HostMemory.keeping`).
     """
 
     float_dtype: torch.dtype = torch.float32
     seed: int = 0
     micro_batch: int = 0
+    keeping: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)

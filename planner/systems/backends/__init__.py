@@ -51,6 +51,7 @@ class Backend:
         zero: ZeRO stages of plans with one stage; of those with several `structure.zero_in_pipelines`, if it says some.
         structure: what its plans are like beside.
         modules: kinds of modules whose forward can be run again alone (`planner.operators.modules`), `*` for any.
+        offloads: kinds of modules whose activations it can keep in the host's memory.
         sources: what each of these is known from, by the field's name here or in `Structure`.
         usual: whether plans are made for it where nobody says for what.
         notes: what must be known of it beside.
@@ -63,6 +64,7 @@ class Backend:
     zero: tuple[int, ...]
     structure: Structure
     modules: tuple[str, ...] = ()
+    offloads: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     usual: bool = False
     notes: tuple[str, ...] = ()

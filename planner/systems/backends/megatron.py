@@ -20,6 +20,7 @@ register(
             head_groups="heads",
         ),
         modules=("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"),
+        offloads=("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_act", "qkv_linear"),
         sources={
             "schedules": "megatron/core/pipeline_parallel/schedules.py; --num-layers-per-virtual-pipeline-stage",
             "zero": "--use-distributed-optimizer (arguments.py)",
@@ -27,6 +28,8 @@ register(
             "unequal grids only between modules (examples/mimo/training/topology.py)",
             "alike": "one set of layers and of --recompute-granularity, --recompute-method, --recompute-modules",
             "modules": "--recompute-granularity selective --recompute-modules (core/transformer/transformer_config.py)",
+            "offloads": "--fine-grained-activation-offloading --offload-modules (user guide of Megatron Core 0.19, "
+            "Fine-Grained Activation Offloading)",
             "whole_layers": "--pipeline-model-parallel-layout counts decoder layers, embedding and loss "
             "(pipeline_parallel_layer_layout.py); stages may have unequally many",
             "axes": "core/tensor_parallel/layers.py: ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding; "

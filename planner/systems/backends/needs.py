@@ -93,6 +93,12 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
     if structure.alike and len({(stage.recompute, stage.repeats) for stage in stages}) > 1:
         some = sum(stage.recompute or bool(stage.repeats) for stage in stages)
         yield f"recomputation in some stages ({some} of {len(stages)}), or of unlike modules"
+    if structure.alike and len({stage.offload for stage in stages}) > 1:
+        some = sum(bool(stage.offload) for stage in stages)
+        yield f"offload in some stages ({some} of {len(stages)}), or of unlike modules"
+    kept = {name for stage in stages for name in stage.offload} - set(backend.offloads)
+    if kept:
+        yield f"activations in the host's memory ({', '.join(sorted(kept))})"
     unknown = {name for stage in stages if not backend.repeats(stage.repeats) for name in stage.repeats}
     if unknown:
         yield f"modules recomputed alone ({', '.join(sorted(unknown))})"

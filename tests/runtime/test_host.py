@@ -1,0 +1,71 @@
+"""Activations in the host's memory: what is moved, from which operators, and how it compares with the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from planner.runtime.host import HostMemory, moved, steps_of  # noqa: E402
+from planner.runtime.interpreter import run  # noqa: E402
+from planner.runtime.model_file import Step, read_model  # noqa: E402
+from planner.runtime.operators import Context  # noqa: E402
+from planner.runtime.stages import stage_program  # noqa: E402
+from tests.runtime import cases  # noqa: E402
+
+
+def product(name: str, *inputs: str) -> Step:
+    return Step("MatMul", inputs, (name,), {}, 13)
+
+
+def test_kept_tensors_leave_their_buffers_and_gradients_are_the_same() -> None:
+    x, w, v = (torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    steps = (product("y", "x", "w"), product("z", "y", "v"))
+
+    def gradients(keeping: Any, *, overwritten: bool) -> Any:
+        context = Context(torch.float64, keeping=keeping)
+        found = run(steps, {"x": x, "w": w, "v": v}, context, wanted=("y", "z"))
+        if overwritten:
+            with torch.no_grad():
+                found["y"].zero_()
+        return torch.autograd.grad(found["z"].sum(), (x, w, v))
+
+    kept = gradients(HostMemory((), ()).keeping, overwritten=False)
+    host = HostMemory({"z"}, (w, v))
+    found = gradients(host.keeping, overwritten=True)  # only the copy has what the backward needs
+    assert all(torch.equal(a, b) for a, b in zip(kept, found, strict=True))
+    assert host.moved_bytes == 9 * 8  # y, and not the weight
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(HostMemory({"y"}, (w, v)).keeping, overwritten=True)
+
+
+def test_a_moved_tensor_is_a_leaf_of_another_buffer() -> None:
+    x = torch.ones(2, requires_grad=True)
+    copy = moved(x * 2, torch.device("cpu"))
+    assert copy.is_leaf
+    assert copy.requires_grad
+    assert torch.equal(copy, torch.full((2,), 2.0))
+    assert moved(torch.ones(2), torch.device("cpu")).requires_grad is False
+
+
+def test_an_operator_that_is_not_listed_goes_with_its_readers() -> None:
+    steps = (product("a", "x"), product("b", "a"), product("c", "a"), product("d", "b"), product("e", "d", "c"))
+    assert steps_of({"e"}, {"e", "x"}, steps) == {"a", "b", "c", "d", "e"}
+    assert steps_of({"e"}, {"c", "e"}, steps) == {"b", "d", "e"}  # a also serves c
+    assert steps_of((), {"e"}, steps) == set()
+
+
+@pytest.mark.parametrize("modules", [("act",), ("qkv_linear",), ("mlp",)])
+def test_as_much_is_moved_as_the_plan_says(modules: tuple[str, ...]) -> None:
+    plan = cases.plan(cases.Case("", "gpt", 1, {"offload": modules}, 2))
+    model = read_model(cases.model("gpt"))
+    program = stage_program(plan, model, 0)
+    weights = {name: model.weight(name, torch.float32) for name in model.weights}
+    for name in filter(model.trained, weights):
+        weights[name].requires_grad_(True)
+    ids = {spec.name: torch.zeros(spec.shape, dtype=torch.int64) for spec in plan.model.inputs}
+    host = HostMemory(program.offloaded, weights.values())
+    run(program.steps, {**weights, **ids}, Context(torch.float32, keeping=host.keeping), wanted=model.outputs)
+    assert host.moved_bytes == plan.predictions.stages[0].host_bytes > 0
