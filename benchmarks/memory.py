@@ -22,7 +22,8 @@ import planner
 from benchmarks.published import graph_of, job_of, mape, markdown
 from benchmarks.runs import SINGLE_NODE, Run, read_runs
 from planner.hardware import HEADROOM
-from planner.prediction import FEWEST_WEIGHTS_MARGIN, driver_bytes, judge, ways_to_share, without_limits
+from planner.named_shardings import FEWEST_WEIGHTS_MARGIN, ways_to_share
+from planner.prediction import driver_bytes, judge, without_limits
 from planner.space import WorkerMemory
 from planner.space.named import Degrees
 from planner.space.pricer import Pricer

@@ -17,11 +17,12 @@ from planner.api import plan as plan_job
 from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, Level, with_headroom
+from planner.named_shardings import NamedConfiguration
 from planner.operators.modules import MODULE_KINDS, module_nodes
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
 from planner.plans.figures import Headline
-from planner.prediction import NamedConfiguration, Prediction, predict, predict_many
+from planner.prediction import Prediction, predict, predict_many
 from planner.registry import did_you_mean
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.job_options import LIMITS, as_written, given, without

@@ -14,10 +14,11 @@ from enum import StrEnum
 from planner.errors import ShardplanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
+from planner.named_shardings import NamedConfiguration
 from planner.plans import Plan
 from planner.plans.comparison import fullest
 from planner.plans.matching import match_blocks, stage_decision
-from planner.prediction import NamedConfiguration, predict
+from planner.prediction import predict
 from planner.space import Configuration
 
 
