@@ -22,15 +22,15 @@ def _plan(name: str) -> planner.Plan:
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
 def test_all_moments_of_the_passes_are_counted_with_operators(name: str) -> None:
-    before = time.thread_time()
+    before, threads = time.thread_time(), torch.get_num_threads()
     seconds = measure_passes(_plan(name), cases.model(name), passes=5)
     spent = time.thread_time() - before
     profile = planner.costs.passes_profile(cases.graph(name), seconds, machine="here")
-    assert torch.get_num_threads() >= 1
+    assert torch.get_num_threads() == threads
     assert min(min(times) for times in seconds.values()) >= 0.0
     total = sum(map(sum, seconds.values()))
     assert float(profile.forward_s.sum() + profile.backward_s.sum()) == pytest.approx(total)
-    assert 0.0 < 5 * total <= spent * 2  # medians of five passes, which ran in this time
+    assert 0.0 < total <= spent / 3  # six passes ran in this time; medians may lie above the mean
     products = [i for i, node in enumerate(cases.graph(name).nodes) if node.op in ("MatMul", "Gemm", "Conv")]
     assert profile.forward_s[products].min() > 0.0
     assert profile.backward_s[products].min() > 0.0
