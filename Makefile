@@ -32,12 +32,12 @@ plan: $(BIN)/.ready
 	$(BIN)/shardplan simulate $(MODEL).plan.json
 
 $(BIN)/.torch: $(BIN)/.ready torch-constraints.txt
-	$(PIP) --constraint torch-constraints.txt "torch==$(CPU_TORCH)" \
+	$(PIP) --constraint torch-constraints.txt "torch==$(CPU_TORCH)" onnxscript \
 	|| echo "no torch for CPUs in this index: tests that run plans are skipped ('make torch' installs the one for GPUs)"
 	@touch $@
 
 torch: $(BIN)/.torch
-	$(PIP) --constraint torch-constraints.txt torch
+	$(PIP) --constraint torch-constraints.txt torch onnxscript
 
 test: $(BIN)/.torch
 	$(BIN)/python -m pytest -n 2

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from planner.bundled import bundled_info as bundled_info
     from planner.bundled import bundled_names as bundled_names
     from planner.graph import Graph as Graph
+    from planner.importers import from_torch as from_torch
     from planner.importers import graph_from_proto as graph_from_proto
     from planner.operators import rebatch as rebatch
 
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from planner.hardware import load_cluster as load_cluster
     from planner.hardware import load_device as load_device
     from planner.hardware import load_stack as load_stack
-    from planner.hardware import stack_names as stack_names
 
     # the job and planning
     from planner import sharding as sharding

@@ -17,3 +17,4 @@ from planner.importers.piper import read_piper as read_piper
 from planner.importers.piper import sniff_piper as sniff_piper
 from planner.importers.rebatched import RebatchedFile as RebatchedFile
 from planner.importers.rebatched import rebatched_file as rebatched_file
+from planner.importers.torch_module import from_torch as from_torch
