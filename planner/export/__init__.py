@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import PlanError, Problem, UsageError
+from planner.export.hosts import host_files, host_lines
 from planner.graph import Graph
 from planner.importers.onnx_graph.read import read_model
 from planner.plans import Plan
@@ -57,11 +58,15 @@ class Export:
         files: text (of a model, bytes) by file name; `EXPORT.md` is one of them.
         mapped: the parts of the plan that the files express.
         left_out: the parts that they do not express, one sentence each.
+        order: the plan's rank of each rank of the framework; empty for frameworks that are not started rank by rank.
+        hosts: how launchers place the ranks, one sentence each.
     """
 
     files: Mapping[str, str | bytes]
     mapped: tuple[MappedPart, ...]
     left_out: tuple[str, ...]
+    order: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +196,14 @@ def export(
             raise UsageError(f"{exporter.backend.title} is the model itself with annotations", hint="add --model FILE")
         proto = read_model(Path(model)) if isinstance(model, (str, Path)) else model
         files |= exporter.files_of_model(plan, graph, proto)
-    complete = Export({**files, **written.files}, written.mapped, (*written.left_out, *_never_written(plan)))
-    return Export({**complete.files, PAGE: _page(plan, exporter, complete)}, complete.mapped, complete.left_out)
+    placed = host_files(plan, written.order)
+    complete = replace(
+        written,
+        files={**files, **written.files, **placed},
+        left_out=(*written.left_out, *_never_written(plan)),
+        hosts=tuple(host_lines(plan, written.order)) if placed else (),
+    )
+    return replace(complete, files={**complete.files, PAGE: _page(plan, exporter, complete)})
 
 
 def _never_written(plan: Plan) -> Iterator[str]:
@@ -228,6 +239,7 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
         "|---|---|",
         *(f"| {mapped.part} | {mapped.written.replace('|', BAR)} |" for mapped in written.mapped),
         "",
+        *(("## Machines", "", *(f"- {text}" for text in written.hosts), "") if written.hosts else ()),
         "## Not mapped",
         "",
         *(f"- {text}" for text in written.left_out),

@@ -121,7 +121,7 @@ def _write(plan: Plan) -> Export:
         ('--deepspeed --deepspeed_config "${here}/ds_config.json"',),
         ("# TRAIN: your training program", 'here="$(cd "$(dirname "$0")" && pwd)"'),
     )
-    pipeline, ranks = _pipeline(plan), readings.ranks_file(plan)
+    pipeline = _pipeline(plan)
     mapped = [MappedPart(key, f"`{json.dumps(value)}`") for key, value in document.items()]
     if piped:
         mapped.append(MappedPart(f"{len(plan.stages)} stages", "`PlannedPipeline` in `pipeline.py`"))
@@ -137,12 +137,11 @@ def _write(plan: Plan) -> Export:
         left_out.append(
             "Tied weights: `TiedLayerSpec` for " + ", ".join(s.parameter for s in plan.shared_parameters) + "."
         )
-    if ranks:
-        left_out.append("The order of devices: `ranks.json` has the plan's device of each DeepSpeed rank.")
     return Export(
-        {"ds_config.json": pretty(document) + "\n", "launch.sh": script, **pipeline, **ranks},
+        {"ds_config.json": pretty(document) + "\n", "launch.sh": script, **pipeline},
         tuple(mapped),
         tuple(left_out),
+        readings.rank_order(plan),
     )
 
 

@@ -128,7 +128,6 @@ def _write(plan: Plan) -> Export:
             'here="$(cd "$(dirname "$0")" && pwd)"',
         ),
     )
-    ranks = readings.ranks_file(plan)
     mapped = [MappedPart(key, f"`{value}`") for key, value in (*document.items(), *settings.items())]
     left_out = [
         "Widths, heads and vocabulary of the model, the optimizer's settings and the data: `CONFIG`.",
@@ -137,11 +136,8 @@ def _write(plan: Plan) -> Export:
     ]
     if readings.recomputes(plan):
         left_out.append("Recomputation of the embedding and the logits: layers alone have a flag.")
-    if ranks:
-        left_out.append("The order of devices: `ranks.json` has the plan's device of each Galvatron rank.")
-    return Export(
-        {"strategy.json": pretty(document) + "\n", "launch.sh": script, **ranks}, tuple(mapped), tuple(left_out)
-    )
+    files = {"strategy.json": pretty(document) + "\n", "launch.sh": script}
+    return Export(files, tuple(mapped), tuple(left_out), readings.rank_order(plan))
 
 
 register(

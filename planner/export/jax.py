@@ -159,9 +159,8 @@ def _write(plan: Plan) -> Export:
         "Which collectives run, and what they hide behind: the compiler's choice.",
         f"The optimizer {plan.options.optimizer} and the accumulation of gradients: your training step.",
     )
-    return Export(
-        {"sharding.json": pretty(document) + "\n", "sharding.py": PROGRAM, "launch.sh": _launch(plan)}, mapped, left_out
-    )
+    files = {"sharding.json": pretty(document) + "\n", "sharding.py": PROGRAM, "launch.sh": _launch(plan)}
+    return Export(files, mapped, left_out, tuple(range(plan.world_size)))
 
 
 def _launch(plan: Plan) -> str:

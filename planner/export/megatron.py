@@ -184,7 +184,7 @@ def _write(plan: Plan) -> Export:
     parts = list(_arguments(plan))
     arguments = list(itertools.chain.from_iterable(written for _, written in parts))
     inside = "--use-tp-pp-dp-mapping" in arguments
-    ranks = readings.ranks_file(plan, readings.PIPELINE_INSIDE if inside else readings.GRID)
+    order = readings.rank_order(plan, readings.PIPELINE_INSIDE if inside else readings.GRID)
     before = (
         "# MODEL_ARGS: arguments of the model itself, as --hidden-size, --num-attention-heads and --vocab-size;",
         "# DATA_ARGS: data, tokenizer, learning rate, --train-iters; PROGRAM: pretrain_bert.py and others.",
@@ -199,11 +199,8 @@ def _write(plan: Plan) -> Export:
         for part, written in parts
     ]
     left_out = list(_left_out(plan))
-    if ranks:
-        left_out.append("The order of devices: `ranks.json` has the plan's device of each Megatron rank.")
-    return Export(
-        {"launch.sh": script, "arguments.txt": "\n".join(arguments) + "\n", **ranks}, tuple(mapped), tuple(left_out)
-    )
+    files = {"launch.sh": script, "arguments.txt": "\n".join(arguments) + "\n"}
+    return Export(files, tuple(mapped), tuple(left_out), order)
 
 
 FLAGS = re.compile(r"--(bf16|fp16|fp8|fp4|grad-reduce-in-bf16|first-last-layers-bf16|reuse-grad-buf|num-layers-at-)")

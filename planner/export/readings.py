@@ -15,7 +15,6 @@ from planner.errors import UsageError
 from planner.export import Gap
 from planner.graph.blocks import layer_of
 from planner.plans import Block, Plan, ShardedBlock, Sharding
-from planner.plans.documents import pretty
 from planner.schedules import ActionKind
 from planner.sharding import Axis, AxisRole
 from planner.sharding.layout import parse_layout
@@ -269,12 +268,6 @@ def schedule_csv(plan: Plan) -> str:
             cells.append(cell)
         rows.append(",".join(cells))
     return "\n".join(rows) + "\n"
-
-
-def ranks_file(plan: Plan, grid: Sequence[str] = GRID) -> Mapping[str, str]:
-    """`ranks.json`: the plan's rank (device) of each rank of the framework; no file where they are equal."""
-    order = rank_order(plan, grid)
-    return {} if order == tuple(range(len(order))) else {"ranks.json": pretty({"device_of_rank": list(order)}) + "\n"}
 
 
 def table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:

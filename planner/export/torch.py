@@ -187,7 +187,7 @@ def _write(plan: Plan) -> Export:
         "module around them gathers once.",
         "Modules without parameters (rotary tables, masks): every stage keeps them.",
     ]
-    return Export(files, tuple(mapped), tuple(left_out))
+    return Export(files, tuple(mapped), tuple(left_out), tuple(range(plan.world_size)))
 
 
 register(

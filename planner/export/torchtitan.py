@@ -116,7 +116,7 @@ def _toml(tables: Mapping[str, Table]) -> str:
 
 def _write(plan: Plan) -> Export:
     tables = _tables(plan)
-    files = {"config.toml": _toml(tables), **readings.ranks_file(plan)}
+    files = {"config.toml": _toml(tables)}
     if "pipeline_parallel_schedule_csv" in tables["parallelism"]:
         files["schedule.csv"] = readings.schedule_csv(plan)
     files["launch.sh"] = readings.launch(
@@ -148,9 +148,7 @@ def _write(plan: Plan) -> Export:
     ]
     if readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
         left_out.append("Tensors between layers whole on all ranks of a group: torchtitan cuts them by the sequence.")
-    if "ranks.json" in files:
-        left_out.append("The order of devices: `ranks.json` has the plan's device of each torchtitan rank.")
-    return Export(files, tuple(mapped), tuple(left_out))
+    return Export(files, tuple(mapped), tuple(left_out), readings.rank_order(plan))
 
 
 def read_toml(text: str) -> FrameworkJob:

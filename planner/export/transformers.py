@@ -113,7 +113,6 @@ def _write(plan: Plan) -> Export:
         "distributed_config.json": pretty(document) + "\n",
         "training_arguments.json": pretty(trainer_arguments) + "\n",
         "launch.sh": readings.launch(plan, '"${TRAIN:?}"', (), ("# TRAIN: your training program",)),
-        **readings.ranks_file(plan),
     }
     mapped = [MappedPart(f"`{key}`", f"`{value}`") for key, value in (*document.items(), *trainer_arguments.items())]
     left_out = [
@@ -125,9 +124,7 @@ def _write(plan: Plan) -> Export:
         left_out.append("Modules that the plan keeps whole and the model's own `tp_plan` cuts: their rules stay.")
     if "ep_size" in document:
         left_out.append("How experts are dealt: the model's own `ep_plan`.")
-    if "ranks.json" in files:
-        left_out.append("The order of devices: `ranks.json` has the plan's device of each rank.")
-    return Export(files, tuple(mapped), tuple(left_out))
+    return Export(files, tuple(mapped), tuple(left_out), readings.rank_order(plan))
 
 
 register(

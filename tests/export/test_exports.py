@@ -104,13 +104,29 @@ def test_ranks_are_in_megatrons_order_or_said() -> None:
     assert [stage.replicas for stage in inside.stages] == [((0, 1), (4, 5)), ((2, 3), (6, 7))]
     written = files(inside, "megatron")
     assert "--use-tp-pp-dp-mapping" in written["arguments.txt"]
-    assert "ranks.json" not in written
+    assert "hosts.csv" not in written  # one machine, in the plan's order
     outside = files(plan("llama3-8b", tensor=2, pipeline=2, zero=1), "megatron")
     assert "--use-tp-pp-dp-mapping" not in outside["arguments.txt"]
-    assert "ranks.json" not in outside
+    assert "hosts.csv" not in outside
     # torchtitan counts pipeline ranks slowest: its ranks 2 and 3 are the second replica of stage 0, devices 4 and 5
     titan = files(plan("llama3-8b", tensor=2, pipeline=2, zero=2, adjacent=False), "torchtitan")
-    assert json.loads(titan["ranks.json"]) == {"device_of_rank": [0, 1, 4, 5, 2, 3, 6, 7]}
+    assert titan["hosts.csv"].splitlines()[:5] == [
+        "rank,plan_rank,machine,device", "0,0,node0,0", "1,1,node0,1", "2,4,node0,4", "3,5,node0,5"
+    ]  # fmt: skip
+    assert "`CUDA_VISIBLE_DEVICES=0,1,4,5,2,3,6,7`" in titan["EXPORT.md"]
+
+
+def test_launchers_place_ranks_on_the_machines_of_the_plan() -> None:
+    plain = files(plan("llama3-8b", nodes=2, tensor=8, pipeline=2, zero=0), "megatron")
+    assert plain["hostfile"] == "node0 slots=8\nnode1 slots=8\n"
+    assert plain["slurm.hosts"] == "node0\n" * 8 + "node1\n" * 8
+    assert "`node0`, `node1`." in plain["EXPORT.md"]
+    # a replica a machine, two stages on it: torchtitan counts the first stages of both machines before the second ones
+    apart = files(plan("llama3-8b", nodes=2, tensor=4, pipeline=2, zero=2, adjacent=False), "torchtitan")
+    assert apart["slurm.hosts"].split() == [f"node{n}" for n in (0, 1, 0, 1) for _ in range(4)]
+    assert apart["hosts.csv"].splitlines()[5] == "4,8,node1,0"
+    assert "hostfile" not in apart
+    assert "torchrun and host files cannot place these ranks" in apart["EXPORT.md"]
 
 
 def test_torchtitan_configuration() -> None:
