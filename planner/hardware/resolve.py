@@ -41,7 +41,7 @@ from planner.hardware.types import (
     Stack,
     slowest_levels,
 )
-from planner.hardware.validate import arrange, too_many
+from planner.hardware.validate import unfit_nodes
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
 _MATRIX_SHAPE = {0.1e9: 0.09, 1e9: 0.45, 16e9: 0.65, 128e9: 0.75, 10e12: 0.80}
@@ -169,18 +169,13 @@ def cite(item: Cited, own_sources: Mapping[str, str]) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def node_size_of(spec: ClusterFile) -> int:
-    """Devices of a node."""
-    return math.prod(entry.size or 1 for entry in spec.node)
-
-
 def nodes_of(spec: ClusterFile, nodes: int | str | None, devices: int | None = None) -> tuple[int, int]:
     """Number of nodes, and of devices of each that are used; arguments as of `load_cluster`.
 
     Raises:
         HardwareError: neither a number of nodes nor `4x64`, or a number of devices that no nodes can give equally.
     """
-    full = node_size_of(spec)
+    full = spec.node_size
     if devices is not None:
         splits = ((n, devices // n) for n in range(max(1, -(-devices // full)), devices + 1) if devices % n == 0)
         fewest = next((split for split in splits if nodes is None and _sizes_within(spec, split[1])), None)
@@ -214,7 +209,7 @@ def part_of_nodes(spec: ClusterFile, used: int) -> ClusterFile:
     Raises:
         HardwareError: a node has fewer devices, or they do not fill its levels.
     """
-    full = node_size_of(spec)
+    full = spec.node_size
     if used == full:
         return spec
     sizes = _sizes_within(spec, used)
@@ -262,14 +257,9 @@ def build_cluster(
         HardwareError: the number of nodes, or of their devices, does not fit the sizes of the levels.
     """
     nodes, node_size = wanted
-    full = node_size_of(spec)
+    full = spec.node_size
     spec = part_of_nodes(spec, node_size)
-    errors = arrange([entry.size or 1 for entry in spec.network[:-1]], bool(spec.network), nodes)
-    if spec.max_nodes is not None and nodes > spec.max_nodes:
-        errors.append((("nodes",), f"{nodes} nodes are more than there can be", f"at most {spec.max_nodes}"))
-    errors += too_many(node_size, nodes)
-    if errors:
-        _, message, hint = errors[0]
+    for _, message, hint in unfit_nodes(spec, nodes):
         raise HardwareError(message, where=spec.cluster, hint=hint)
     price = spec.node_price.value / node_size if spec.node_price else None
     pattern = [part.type for part in spec.devices for _ in range(part.count)]
@@ -296,20 +286,20 @@ def build_cluster(
 
 
 def _links_differ(spec: ClusterFile) -> bool:
-    return any(entry.nodes_of for entry in (*spec.node, *spec.network))
+    return any(entry.nodes_of for _, entry in spec.levels())
 
 
 def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tuple[Level, ...]:
     """The levels that join more than one child, innermost first, for nodes of a device type."""
     levels: list[Level] = []
     child, left = 1, nodes
-    for i, entry in enumerate((*spec.node, *spec.network)):
-        size = entry.size or left
-        if i >= len(spec.node):
+    for (section, _), entry in spec.levels():
+        size, across = entry.size or left, section == "network"
+        if across:
             size = min(size, left)
             left //= size
         if size > 1:
-            levels.append(_level(entry.of(device), size, child, stack, across=i >= len(spec.node)))
+            levels.append(_level(entry.of(device), size, child, stack, across=across))
         child *= size
     return tuple(levels)
 
@@ -317,7 +307,7 @@ def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tu
 def _sources(spec: ClusterFile) -> dict[str, str]:
     """By name, the source of each figure of the levels, and of the price of a node."""
     cited: dict[str, Cited | None] = {"node_price": spec.node_price, "host_memory": spec.host_memory}
-    for entry in (*spec.node, *spec.network):
+    for _, entry in spec.levels():
         figures: list[tuple[str, LevelEntry | LinkFigures]] = [(entry.level, entry)]
         figures += [(f"{entry.level} of {device}", own) for device, own in entry.nodes_of.items()]
         for name, own in figures:

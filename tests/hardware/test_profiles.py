@@ -162,7 +162,7 @@ def test_the_fingerprint_is_of_the_machine() -> None:
         ("missing.yaml", None, "no such hardware profile file"),
         ("dgx-a100", 0, "0 nodes make no cluster"),
         ("v100-pcie-4", 2, "no level joins nodes"),
-        ("tpu-v3-pod", 257, "at most 256"),
+        ("tpu-v3-pod", 257, "more than max_nodes: 256"),
     ],
 )
 def test_what_is_not_there(name: str, nodes: int | None, message: str) -> None:
