@@ -13,7 +13,6 @@ from planner.exports import exported, exports_of
 if TYPE_CHECKING:
     from planner.report.answers import prediction_report as prediction_report
     from planner.report.answers import sweep_report as sweep_report
-    from planner.report.answers import sweep_svg as sweep_svg
     from planner.report.answers import target_report as target_report
     from planner.report.answers import why_not_report as why_not_report
     from planner.report.answers import worth_report as worth_report
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
-    from planner.report.plot import comparison_svg as comparison_svg
     from planner.report.render import report_to_csv as report_to_csv
     from planner.report.render import report_to_lines as report_to_lines
     from planner.report.render import report_to_markdown as report_to_markdown
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from planner.report.runs import measured_iteration_s as measured_iteration_s
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
+    from planner.report.scatter import comparison_svg as comparison_svg
+    from planner.report.scatter import sweep_svg as sweep_svg
     from planner.report.tables import Form as Form
     from planner.report.tables import Report as Report
     from planner.report.tables import Section as Section
