@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import operator
 import os
 import re
@@ -160,20 +161,18 @@ SAMPLES_A_DEVICE = 8
 """Samples per device of the default global batch."""
 
 
-def job_values(options: Mapping[str, Any], device_count: int) -> dict[str, Any]:
-    """Fields of `planner.Job` from `--global-batch`, `--devices`, `--precision` and `--optimizer`.
+def job_of(options: Mapping[str, Any], device_count: int, **fields: Any) -> Any:  # noqa: ANN401
+    """The `planner.Job` of the options that have the names of its fields; the library's defaults for the others.
 
     Args:
         options: values of options by name.
         device_count: devices of the cluster, for the default batch.
+        fields: further fields.
     """
-    devices = options["devices"] or 0
-    return {
-        "global_batch": options["global_batch"] or SAMPLES_A_DEVICE * (devices or device_count),
-        "precision": options["precision"] or "",
-        "optimizer": options["optimizer"],
-        "devices": devices,
-    }
+    names = (field.name for field in dataclasses.fields(planner.Job))
+    given = {name: options[name] for name in names if options.get(name) not in (None, (), "")}
+    batch = SAMPLES_A_DEVICE * (options["devices"] or device_count)
+    return planner.Job(**{"global_batch": batch, **given, **fields})
 
 
 def format_option(*forms: str) -> Decorator:
