@@ -66,10 +66,10 @@ def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -
     content["nodes"] = count
     if len(spec.devices) == 1 and spec.devices[0].count == 1:
         content["devices"] = spec.devices[0].type
-    content["device_types"] = {name: _plain(with_defaults(body)) for name, (body, _) in types.items()}
+    content["device_types"] = {name: _plain(with_defaults(body)) for name, body in types.items()}
     sources = dict(spec.sources)
-    for _, extra in types.values():
-        sources.update(extra)
+    for body in types.values():
+        sources.update(getattr(body, "sources", {}))
     return _with_sources(content, sources)
 
 
