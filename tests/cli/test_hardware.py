@@ -98,13 +98,13 @@ def test_unknown_hardware_is_one_line(capsys: Capture) -> None:
 def test_lint_prints_every_finding(tmp_path: Path, capsys: Capture) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     assert _run("init", "-o", good) == 0
-    bad.write_text(good.read_text().replace("200 Gbit/s", "200 Gb/s").replace("nodes: 1", "nods: 1"))
+    bad.write_text(good.read_text().replace("25 GB/s", "25 Gb/s").replace("nodes: 1", "nods: 1"))
     capsys.readouterr()
     assert _run("lint", good, bad, tmp_path / "none.yaml") == 4
     out = capsys.readouterr().out
     assert "unknown key 'nods' (did you mean 'nodes'" in out
     assert "write Gbit/s for bits or GB/s for bytes" in out
-    assert re.search(r"port: \{value: 200 Gb/s.*\n +\| +\^{8}\n", out)
+    assert re.search(r"port: \{value: 25 Gb/s.*\n +\| +\^{7}\n", out)
     assert "none.yaml: cannot read the file" in out
     assert out.endswith("3 files checked: 3 errors\n")
     assert _run("lint", good) == 0
