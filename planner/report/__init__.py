@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
-    from planner.report.render import report_to_csv as report_to_csv
-    from planner.report.render import report_to_lines as report_to_lines
-    from planner.report.render import report_to_markdown as report_to_markdown
-    from planner.report.render import report_to_rows as report_to_rows
-    from planner.report.render import report_to_text as report_to_text
     from planner.report.runs import measured_iteration_s as measured_iteration_s
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
@@ -50,6 +45,11 @@ if TYPE_CHECKING:
     from planner.report.tables import Section as Section
     from planner.report.tables import Table as Table
     from planner.report.tables import bar as bar
+    from planner.report.tables import report_to_csv as report_to_csv
+    from planner.report.tables import report_to_lines as report_to_lines
+    from planner.report.tables import report_to_markdown as report_to_markdown
+    from planner.report.tables import report_to_rows as report_to_rows
+    from planner.report.tables import report_to_text as report_to_text
     from planner.report.tables import table as table
     from planner.report.timeline import draw_gantt as draw_gantt
     from planner.report.timeline import timeline_report as timeline_report

@@ -12,8 +12,7 @@ from planner.plans.comparison import PlanComparison, value_words
 from planner.plans.diff import Area, Change, Value
 from planner.plans.rules import Cost, Metric, Severity
 from planner.plans.words import module_ranges
-from planner.report.render import report_to_markdown
-from planner.report.tables import Form, Report, Section, Table, table
+from planner.report.tables import Form, Report, Section, Table, report_to_markdown, table
 from planner.units import format_bytes, format_seconds, plural
 
 _LONGEST = 60
