@@ -169,10 +169,6 @@ def for_option(text: str) -> Decorator:
     return click.option("--for", "backends", multiple=True, metavar="NAME", help=text)
 
 
-SAMPLES_A_DEVICE = 8
-"""Samples per device of the default global batch."""
-
-
 def job_of(options: Mapping[str, Any], device_count: int, **fields: Any) -> Any:  # noqa: ANN401
     """The `planner.Job` of the options that have the names of its fields; the library's defaults for the others.
 
@@ -183,7 +179,7 @@ def job_of(options: Mapping[str, Any], device_count: int, **fields: Any) -> Any:
     """
     names = (field.name for field in dataclasses.fields(planner.Job))
     given = {name: options[name] for name in names if options.get(name) not in (None, (), "")}
-    batch = SAMPLES_A_DEVICE * (options["devices"] or device_count)
+    batch = planner.ask.SAMPLES_A_DEVICE * (options["devices"] or device_count)
     return planner.Job(**{"global_batch": batch, **given, **fields})
 
 
