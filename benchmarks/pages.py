@@ -48,10 +48,10 @@ def scheme_rows() -> str:
 
 
 def algorithm_rows() -> str:
-    """What each algorithm of collectives does, as the first line of its module says it."""
+    """What each algorithm of collectives does, as the first line of its function says it."""
     rows = [
-        f"| `{name}` | {(inspect.getdoc(inspect.getmodule(algorithm.affine)) or '').splitlines()[0]} |"
-        for name, algorithm in sorted(ALGORITHMS.items(), key=lambda entry: entry[1].order)
+        f"| `{name}` | {(inspect.getdoc(algorithm.affine) or '').splitlines()[0]} |"
+        for name, algorithm in ALGORITHMS.items()
     ]
     return "\n".join(["| algorithm of a collective | what it does |", "|---|---|", *rows]) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import operator
 import os
 import re
@@ -87,6 +88,19 @@ def _nodes(text: str) -> int | str | None:
     return text.lower() if "x" in text.lower() else int(text)
 
 
+def fraction(most: float) -> Parsed:
+    """`5%` or `0.05`: a fraction from 0 to below `most`."""
+
+    def read(text: str) -> float | None:
+        try:
+            value = planner.units.parse(text, planner.units.Dimension.FRACTION)
+        except planner.UsageError:
+            return None
+        return value if 0 <= value < most else None
+
+    return Parsed("PERCENT", read, "not a part such as 5% or 0.05")
+
+
 NODES = Parsed("N[xDEVICES]", _nodes, "not a number of nodes of at least 1, nor one such as 4x64")
 """`4`, or `4x64`: a number of nodes, and how many devices of each are used."""
 
@@ -134,8 +148,7 @@ strict_option: Decorator = click.option(
     "--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule."
 )
 headroom_option: Decorator = click.option(
-    "--headroom", metavar="PERCENT", default="5%", show_default=True,
-    callback=lambda _, __, value: parse_headroom(value),
+    "--headroom", type=fraction(1.0), default="5%", show_default=True,
     help="Part of each device's memory that plans leave free, for fragmentation and caches of the allocator.",
 )  # fmt: skip
 
@@ -156,24 +169,18 @@ def for_option(text: str) -> Decorator:
     return click.option("--for", "backends", multiple=True, metavar="NAME", help=text)
 
 
-SAMPLES_A_DEVICE = 8
-"""Samples per device of the default global batch."""
-
-
-def job_values(options: Mapping[str, Any], device_count: int) -> dict[str, Any]:
-    """Fields of `planner.Job` from `--global-batch`, `--devices`, `--precision` and `--optimizer`.
+def job_of(options: Mapping[str, Any], device_count: int, **fields: Any) -> Any:  # noqa: ANN401
+    """The `planner.Job` of the options that have the names of its fields; the library's defaults for the others.
 
     Args:
         options: values of options by name.
         device_count: devices of the cluster, for the default batch.
+        fields: further fields.
     """
-    devices = options["devices"] or 0
-    return {
-        "global_batch": options["global_batch"] or SAMPLES_A_DEVICE * (devices or device_count),
-        "precision": options["precision"] or "",
-        "optimizer": options["optimizer"],
-        "devices": devices,
-    }
+    names = (field.name for field in dataclasses.fields(planner.Job))
+    given = {name: options[name] for name in names if options.get(name) not in (None, (), "")}
+    batch = planner.ask.SAMPLES_A_DEVICE * (options["devices"] or device_count)
+    return planner.Job(**{"global_batch": batch, **given, **fields})
 
 
 def format_option(*forms: str) -> Decorator:
@@ -255,19 +262,6 @@ def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[st
     if not inputs["nodes"] and planner.load_cluster(inputs["hardware"]).device_count != plan.hardware.device_count:
         inputs["nodes"] = plan.hardware.nodes
     return inputs
-
-
-def parse_headroom(text: str) -> float:
-    """`5%` or `0.05` as a fraction.
-
-    Raises:
-        click.BadParameter: the text is none of these, or leaves no memory.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
-    value = float(match[1]) / (100 if match[2] else 1) if match else 1.0
-    if value >= 1:
-        raise click.BadParameter(f"{text!r} is not a part of the memory such as 5%", param_hint="--headroom")
-    return value
 
 
 def _numbers(text: str) -> tuple[int, ...] | None:

@@ -48,7 +48,7 @@ def command(model: str, runs: str, output: str | None, form: str, **options: Any
     measured = planner.calibration.parse_runs(text, _options.shown_name(runs))
     graph = planner.load_graph(model, dims=_options.parse_dims(options["dims"]))
     base = planner.load_stack(options["stack"])
-    job = planner.Job(**_options.job_values({**options, "global_batch": 1}, 1))
+    job = _options.job_of(options, 1, global_batch=1)
 
     def cluster_of(own: Any) -> Any:  # noqa: ANN401
         return _options.load_hardware(options, stack=own)

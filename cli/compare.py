@@ -79,7 +79,7 @@ def command(
     with progress_line(form == "json", counted=False, doing="reading the model and asking every system"):
         graph = _options.load_graph(model, options["dims"], options["costs"])
         cluster = _options.load_hardware(options)
-        job = planner.Job(**_options.job_values(options, cluster.device_count), headroom=options["headroom"])
+        job = _options.job_of(options, cluster.device_count)
         comparison = planner.compare_systems(
             planner.Pricer(graph, cluster, job),
             cluster,

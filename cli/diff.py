@@ -10,7 +10,7 @@ import click
 import planner
 
 from . import _partition
-from ._options import dims_option, file_at, format_option, parse_dims, read_file, shown_name
+from ._options import dims_option, file_at, format_option, fraction, parse_dims, read_file, shown_name
 from ._report import show, written
 
 AREAS = (
@@ -19,27 +19,15 @@ AREAS = (
 )  # fmt: skip
 
 
-def _fraction(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Read `1%` or `0.01` as 0.01."""
-    number, percent = (value[:-1], True) if value.endswith("%") else (value, False)
-    try:
-        fraction = float(number) / (100.0 if percent else 1.0)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no fraction such as 1% or 0.01", ctx, param) from error
-    if not 0.0 <= fraction < float("inf"):
-        raise click.BadParameter(f"{value!r} is not at least 0", ctx, param)
-    return fraction
-
-
 @click.command("diff")
 @click.argument("old")
 @click.argument("new")
 @format_option("text", "json", "markdown", "github")
 @click.option(
     "--tolerance",
+    type=fraction(float("inf")),
     default="0%",
     show_default=True,
-    callback=_fraction,
     help="Treat predicted numbers as equal if they differ by at most this, such as 1%.",
 )
 @click.option("--ignore", multiple=True, type=click.Choice(AREAS), help="Leave out this part of the plans; repeatable.")

@@ -81,7 +81,8 @@ def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str |
     elif form == "yaml" or (resolved and form is None):
         click.echo(planner.hardware.profile_yaml(planner.hardware.resolved_profile(name, nodes)), nl=False)
     else:
-        show(planner.report.cluster_report(planner.load_cluster(name, nodes=nodes)))
+        profile = planner.hardware.resolved_profile(name, nodes)
+        show(planner.report.cluster_report(planner.load_cluster(name, nodes=nodes), profile))
 
 
 @command.command("lint", short_help="Check profile files.")

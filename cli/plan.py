@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import click
@@ -12,6 +13,9 @@ import planner
 from . import _options
 from ._partition import OWN, partition_options, plan_partition, planned_as_partition
 from ._report import Draw, best_so_far, progress_line, say_where, show
+
+_sizes = functools.partial(click.option, type=_options.NUMBERS)
+"""An option of allowed sizes: `8` or `1,2,4`."""
 
 
 @click.command("plan")
@@ -68,32 +72,20 @@ from ._report import Draw, best_so_far, progress_line, say_where, show
     type=click.IntRange(min=0),
     help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: 0 and 1]",
 )
-@click.option(
-    "--tp",
-    "tensor_parallel",
-    type=_options.NUMBERS,
-    help="Allow only these tensor-parallel sizes: ranks that share every operator.",
-)
-@click.option(
+@_sizes("--tp", "tensor_parallel", help="Allow only these tensor-parallel sizes: ranks that share every operator.")
+@_sizes(
     "--cp",
     "context_parallel",
-    type=_options.NUMBERS,
     help="Allow only these context-parallel sizes: ranks that share the sequence. [default: any for sequences of "
     "32,768 and more, else 1]",
 )
-@click.option(
+@_sizes(
     "--ep",
     "expert_parallel",
-    type=_options.NUMBERS,
     help="Allow only these expert-parallel sizes. [default: any for mixtures of experts, else 1]",
 )
-@click.option("--pp", "pipeline_stages", type=_options.NUMBERS, help="Allow only these numbers of pipeline stages.")
-@click.option(
-    "--dp",
-    "data_parallel",
-    type=_options.NUMBERS,
-    help="Allow only these data-parallel sizes: replicas of every stage.",
-)
+@_sizes("--pp", "pipeline_stages", help="Allow only these numbers of pipeline stages.")
+@_sizes("--dp", "data_parallel", help="Allow only these data-parallel sizes: replicas of every stage.")
 @click.option(
     "--mesh",
     "meshes",
@@ -251,7 +243,13 @@ def _planned(
     draw: Draw | None,
 ) -> Any:  # noqa: ANN401
     """The plan of the joint search, or of a published system."""
-    job = _job(cluster.device_count, options)
+    job = _options.job_of(
+        options,
+        cluster.device_count,
+        micro_batches=tuple(sorted(set(options["micro_batches"]))),
+        fused_attention=options["attention"] == "fused",
+        dropout=not options["no_dropout"],
+    )
     arguments = {"strict_ops": options["strict_ops"], "provenance": provenance}
     orders = options["schedule_file"]
     if options["system"] and (orders or options["schedules"]):
@@ -273,22 +271,3 @@ def _planned(
     if options["system"] and options["system"] != "auto":
         return planner.plan_system(options["system"], graph, cluster, job, **arguments)
     return planner.plan(graph, cluster, job, orders=orders, progress=show_progress if draw else None, **arguments)
-
-
-def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The job that the options describe, with the library's defaults for the others."""
-    fields = _options.job_values(options, device_count) | {
-        "micro_batches": tuple(sorted(set(options["micro_batches"]))),
-        "max_stages": options["max_stages"] or 0,
-        "uniform": options["uniform"],
-        "fused_attention": options["attention"] == "fused",
-        "dropout": not options["no_dropout"],
-        "assume_dropout": options["assume_dropout"],
-    }
-    fields |= {name: options[name] for name in ("recompute", "overlap", "headroom")}
-    lists = (
-        "schedules", "zero", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline_stages",
-        "data_parallel", "meshes", "keep", "forbid", "backends",
-    )  # fmt: skip
-    fields |= {name: tuple(options[name]) for name in lists if options[name]}
-    return planner.Job(**fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -20,6 +21,10 @@ _WITH_CONFIG = frozenset(
 """Options that can be combined with --config."""
 
 
+_degree = functools.partial(click.option, type=click.IntRange(min=1), default=1, show_default=True)
+"""An option of one number, 1 by default."""
+
+
 @click.command("predict")
 @_options.model_argument
 @_options.machine_options()
@@ -35,25 +40,13 @@ _WITH_CONFIG = frozenset(
     help="Take degrees, batch sizes, number formats and optimizer from a framework's configuration: megatron (a file "
     "of arguments or launch script), torchtitan (config.toml), deepspeed (ds_config.json). Other options override it.",
 )  # fmt: skip
-@click.option("--tp", "tensor", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel size.")
-@click.option(
-    "--cp", "context", type=click.IntRange(min=1), default=1, show_default=True, help="Context-parallel size."
-)
-@click.option(
-    "--ep", "expert", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Expert-parallel size; these ranks are part of data parallelism.",
-)  # fmt: skip
-@click.option(
-    "--pp", "pipeline", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline-parallel size."
-)
+@_degree("--tp", "tensor", help="Tensor-parallel size.")
+@_degree("--cp", "context", help="Context-parallel size.")
+@_degree("--ep", "expert", help="Expert-parallel size; these ranks are part of data parallelism.")
+@_degree("--pp", "pipeline", help="Pipeline-parallel size.")
 @click.option("--dp", "data", type=click.IntRange(min=1), help="Data-parallel size. [default: as the devices allow]")
-@click.option(
-    "--interleave", "--vp", "chunks", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Pipeline stages (chunks) per worker.",
-)  # fmt: skip
-@click.option(
-    "--micro-batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples per micro-batch."
-)
+@_degree("--interleave", "--vp", "chunks", help="Pipeline stages (chunks) per worker.")
+@_degree("--micro-batch", help="Samples per micro-batch.")
 @click.option("--schedule", help="Pipeline schedule. [default: 1f1b; interleaved with several chunks per worker]")
 @click.option("--zero", type=click.IntRange(min=0), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(

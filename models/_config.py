@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 Config = Mapping[str, Any]
@@ -119,6 +122,44 @@ class ModelType:
     size: Callable[[Config], object]
     positions: str = ""
     reads_sequence: bool = True
+
+
+_KINDS: Mapping[str, type] = {"int": int, "str": str, "list": list, "names": list, "dict": dict}
+
+
+@functools.cache
+def _facts_of(name: str) -> tuple[Mapping[str, Key], Mapping[str, Any]]:
+    """The keys of a table of `types.toml`, and what it says of its models."""
+    own = _tables()[name]
+    keys: dict[str, Key] = {}
+    facts: dict[str, Any] = {}
+    for base in own.get("like", ()):
+        keys, facts = {**keys, **_facts_of(base)[0]}, {**facts, **_facts_of(base)[1]}
+    keys = {key: entry for key, entry in keys.items() if key not in own.get("without", ())}
+    for place in ("required", "open"):
+        for kind, listed in own.get(place, {}).items():
+            items, counts = str if kind == "names" else int, own.get("count", {})
+            for key in listed:
+                keys[key] = Key(_KINDS[kind], None, place == "required", items, counts.get(key, 0))
+    keys |= {key: Key(type(value), value) for key, value in own.get("default", {}).items()}
+    return keys, facts | {fact: own[fact] for fact in ("family", "positions", "reads_sequence") if fact in own}
+
+
+@functools.cache
+def _tables() -> Mapping[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "types.toml").read_text(encoding="utf-8"))
+
+
+def typed(sizes: Mapping[str, Callable[[Config], object]], *size_classes: type) -> dict[str, ModelType]:
+    """Model types with the keys that `types.toml` and some size classes give them.
+
+    Args:
+        sizes: by model type, what turns a configuration into the builder's size class.
+        size_classes: classes whose fields (`sized`) keys of all these types set.
+    """
+    of_classes = {key: entry for size_class in size_classes for key, entry in keys_of(size_class).items()}
+    tables = ((name, size, *_facts_of(name)) for name, size in sizes.items())
+    return {name: ModelType(keys={**of_classes, **keys}, size=size, **facts) for name, size, keys, facts in tables}
 
 
 MOST_LAYERS = 10_000

@@ -11,7 +11,7 @@ from functools import partial
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import ModelType, keys_of, size_from, sized
+from ._config import size_from, sized, typed
 from ._graph import ElementType, GraphBuilder, Value
 
 OPSET = 20
@@ -116,6 +116,4 @@ def _head(size: BertSize, g: GraphBuilder, x: Value, words: Value) -> Value:
         return ops.add(g, layers.tied_linear(g, x, words), g.parameter("bias", (size.vocab,), fill=0.0))
 
 
-MODEL_TYPES = {
-    "bert": ModelType("bert", keys_of(BertSize), partial(size_from, BertSize), "max_position_embeddings"),
-}
+MODEL_TYPES = typed({"bert": partial(size_from, BertSize)}, BertSize)

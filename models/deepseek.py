@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ._attention import LatentAttention, Rotary
-from ._config import Config, Key, ModelBuildError, ModelType, keys_of, required, size_from
+from ._config import Config, ModelBuildError, size_from, typed
 from ._decoder import DecoderSize, Experts, FeedForward, transformer_layer
 from ._moe import MoE
-from .llama import DECODER, activation, decoder_of
+from .llama import activation, decoder_of
 
 
 def _size(c: Config) -> DecoderSize:
@@ -38,32 +36,4 @@ def _experts(c: Config) -> Experts:
     return Experts(moe, width, activation(c), shared)
 
 
-_KEYS: Mapping[str, Key] = {
-    **{key: entry for key, entry in DECODER.items() if key not in ("num_key_value_heads", "head_dim")},
-    **keys_of(LatentAttention),
-    "qk_rope_head_dim": Key(int, 64),
-    "n_routed_experts": required(),
-    "num_experts_per_tok": required(),
-    "moe_intermediate_size": required(),
-    "n_shared_experts": Key(int),
-    "first_k_dense_replace": Key(int, 0),
-    "moe_layer_freq": Key(int, 1),
-    "norm_topk_prob": Key(bool, False),
-    "scoring_func": Key(str, "softmax"),
-    "topk_method": Key(str, "greedy"),
-    "routed_scaling_factor": Key(float, 1.0),
-    "num_nextn_predict_layers": Key(int, 0),
-}
-_V3 = {
-    **_KEYS,
-    "norm_topk_prob": Key(bool, True),
-    "scoring_func": Key(str, "sigmoid"),
-    "topk_method": Key(str, "noaux_tc"),
-    "routed_scaling_factor": Key(float, 2.5),
-}
-
-MODEL_TYPES = {
-    "deepseek_v2": ModelType("deepseek", _KEYS, _size),
-    "deepseek_v3": ModelType("deepseek", _V3, _size),
-    "kimi_k2": ModelType("deepseek", _V3, _size),
-}
+MODEL_TYPES = typed({"deepseek_v2": _size, "deepseek_v3": _size, "kimi_k2": _size}, LatentAttention)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, ModelBuildError, ModelType, keys_of, required, size_from, sized
+from ._config import Config, ModelBuildError, required, size_from, sized, typed
 from ._graph import ElementType, GraphBuilder, Value
 
 OPSET = 20
@@ -81,4 +81,4 @@ def _size(c: Config) -> object:
     return size_from(DLRMSize, c, **{key: tuple(c[key]) for key in ("tables", "bottom", "top")})
 
 
-MODEL_TYPES = {"dlrm": ModelType("dlrm", keys_of(DLRMSize), _size, reads_sequence=False)}
+MODEL_TYPES = typed({"dlrm": _size}, DLRMSize)

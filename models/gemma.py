@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from ._attention import Attention, Rotary
-from ._config import Config, Key, ModelType
+from ._config import Config, typed
 from ._decoder import Branch, DecoderSize, FeedForward, Layer, transformer_layer
-from .llama import DECODER, activation, attention_of, decoder_of, head_width, local_layers
+from .llama import activation, attention_of, decoder_of, head_width, local_layers
 
 
 def _feed_forward(c: Config) -> FeedForward:
@@ -53,36 +53,4 @@ def _third(c: Config) -> DecoderSize:
     return _decoder(c, tuple(pair[is_local] for is_local in local_layers(c, c["sliding_window_pattern"])))
 
 
-_FIRST = {
-    **{key: entry for key, entry in DECODER.items() if key != "hidden_act"},
-    "hidden_activation": Key(str, "gelu_pytorch_tanh"),
-    "head_dim": Key(int, 256),
-    "tie_word_embeddings": Key(bool, True),
-}
-_SECOND = {
-    **_FIRST,
-    "query_pre_attn_scalar": Key(int, 256),
-    "attn_logit_softcapping": Key(float, 50.0),
-    "final_logit_softcapping": Key(float, 30.0),
-    "sliding_window": Key(int, 4096),
-    "layer_types": Key(list, items=str),
-}
-_THIRD = {
-    **_FIRST,
-    "num_attention_heads": Key(int, 8),
-    "num_key_value_heads": Key(int, 4),
-    "vocab_size": Key(int, 262_208),
-    "rope_theta": Key(float, 1_000_000.0),
-    "query_pre_attn_scalar": Key(int, 256),
-    "sliding_window": Key(int, 4096),
-    "sliding_window_pattern": Key(int, 6),
-    "rope_local_base_freq": Key(float, 10_000.0),
-    "layer_types": Key(list, items=str),
-}
-
-MODEL_TYPES = {
-    "gemma": ModelType("gemma", _FIRST, _first),
-    "gemma2": ModelType("gemma", _SECOND, _second),
-    "gemma3_text": ModelType("gemma", _THIRD, _third),
-    "gemma3": ModelType("gemma", _THIRD, _third),
-}
+MODEL_TYPES = typed({"gemma": _first, "gemma2": _second, "gemma3_text": _third, "gemma3": _third})

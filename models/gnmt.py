@@ -12,7 +12,7 @@ from functools import partial
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import ModelType, keys_of, size_from, sized
+from ._config import size_from, sized, typed
 from ._graph import ElementType, GraphBuilder, Value
 
 OPSET = 20
@@ -98,4 +98,4 @@ def _lstm(g: GraphBuilder, x: Value, hidden: int, name: str, *, directions: int 
         return ops.reshape(g, ops.transpose(g, y, (0, 2, 1, 3)), (0, 0, 2 * hidden))
 
 
-MODEL_TYPES = {"gnmt": ModelType("gnmt", keys_of(GNMTSize), partial(size_from, GNMTSize))}
+MODEL_TYPES = typed({"gnmt": partial(size_from, GNMTSize)}, GNMTSize)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelType, keys_of, size_from, sized
+from ._config import Config, Key, size_from, sized, typed
 from ._graph import ElementType, GraphBuilder, Value
 from ._moe import Dispatch, MoE, mixture
 from .llama import activation
@@ -103,11 +103,4 @@ def _size(c: Config) -> object:
     return size_from(GPTSize, c, activation=activation(c, "activation_function"), moe=moe)
 
 
-_KEYS = {
-    **keys_of(GPTSize),
-    "num_experts": Key(int),
-    "num_experts_per_tok": Key(int, 2),
-    "expert_layer_period": Key(int, 2),
-}
-
-MODEL_TYPES = {"gpt2": ModelType("gpt", _KEYS, _size, "n_positions")}
+MODEL_TYPES = typed({"gpt2": _size}, GPTSize)

@@ -13,41 +13,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from ._attention import Attention, Rotary
-from ._config import Config, Key, ModelBuildError, ModelType, keys_of, required, size_from
+from ._config import Config, ModelBuildError, size_from, typed
 from ._decoder import DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._layers import ACTIVATIONS
 from ._moe import MoE
 from ._scan import DeltaNet
-
-DECODER: Mapping[str, Key] = {
-    "hidden_size": required(),
-    "num_hidden_layers": required(),
-    "num_attention_heads": required(),
-    "intermediate_size": required(),
-    "vocab_size": required(),
-    "num_key_value_heads": Key(int),
-    "head_dim": Key(int),
-    "hidden_act": Key(str, "silu"),
-    "rms_norm_eps": Key(float, 1e-6),
-    "rope_theta": Key(float, 10_000.0),
-    "attention_bias": Key(bool, False),
-    "tie_word_embeddings": Key(bool, False),
-    "max_position_embeddings": Key(int),
-}
-"""Keys that all decoders have."""
-
-SPARSE: Mapping[str, Key] = {
-    "num_experts_per_tok": required(),
-    "norm_topk_prob": Key(bool, True),
-    "decoder_sparse_step": Key(int, 1),
-    "mlp_only_layers": Key(list, []),
-}
-"""Keys of decoders with experts."""
 
 
 def activation(c: Config, key: str = "hidden_act") -> str:
@@ -218,75 +193,9 @@ def _qwen3_next(c: Config) -> DecoderSize:
     return decoder_of(c, layers)
 
 
-_WINDOW = {"sliding_window": Key(int)}
-_QWEN = {**DECODER, **_WINDOW, "use_sliding_window": Key(bool, False), "max_window_layers": Key(int, 0)}
-_QWEN2 = {**_QWEN, "attention_bias": Key(bool, True), "qk_norm": Key(bool, False)}
-_QWEN3 = {**_QWEN, "head_dim": Key(int, 128), "qk_norm": Key(bool, True)}
-_NEOX_LACKS = ("num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps")
-_NEOX = {
-    **{key: entry for key, entry in DECODER.items() if key not in _NEOX_LACKS},
-    "hidden_act": Key(str, "gelu"),
-    "attention_bias": Key(bool, True),
-    "rotary_pct": Key(float, 0.25),
-    "rotary_emb_base": Key(float, 10_000.0),
-    "layer_norm_eps": Key(float, 1e-5),
-    "use_parallel_residual": Key(bool, True),
-}
-_GPT_OSS = {
-    **DECODER,
-    "num_local_experts": Key(int, 128),
-    "num_experts_per_tok": Key(int, 4),
-    "attention_bias": Key(bool, True),
-    "head_dim": Key(int, 64),
-    "rope_theta": Key(float, 150_000.0),
-    "rms_norm_eps": Key(float, 1e-5),
-    "sliding_window": Key(int, 128),
-    "layer_types": Key(list, items=str),
-}
-_LLAMA4 = {
-    **DECODER,
-    "intermediate_size_mlp": Key(int, 16_384),
-    "num_local_experts": Key(int, 16),
-    "num_experts_per_tok": Key(int, 1),
-    "interleave_moe_layer_step": Key(int, 1),
-    "moe_layers": Key(list),
-    "attention_chunk_size": Key(int, 8192),
-    "no_rope_layers": Key(list),
-    "no_rope_layer_interval": Key(int, 4),
-    "use_qk_norm": Key(bool, True),
-    "head_dim": Key(int, 128),
-    "rope_theta": Key(float, 500_000.0),
-    "rms_norm_eps": Key(float, 1e-5),
-}
-_QWEN3_NEXT = {
-    **DECODER,
-    **SPARSE,
-    "head_dim": Key(int, 256),
-    "partial_rotary_factor": Key(float, 0.25),
-    "num_experts": required(),
-    "moe_intermediate_size": required(),
-    "shared_expert_intermediate_size": required(),
-    "full_attention_interval": Key(int, 4),
-    "layer_types": Key(list, items=str),
-    **keys_of(DeltaNet),
-}
-
 MODEL_TYPES = {
-    "llama": ModelType("llama", {**DECODER, "mlp_bias": Key(bool, False)}, _dense),
-    "mistral": ModelType("llama", {**DECODER, **_WINDOW}, _dense),
-    "qwen2": ModelType("qwen", _QWEN2, _qwen_dense),
-    "qwen3": ModelType("qwen", _QWEN3, _qwen_dense),
-    "mixtral": ModelType(
-        "moe",
-        {**DECODER, **_WINDOW, "num_local_experts": Key(int, 8), "num_experts_per_tok": Key(int, 2)},
-        _mixtral,
-    ),
-    "qwen3_moe": ModelType(
-        "moe", {**_QWEN, **SPARSE, "num_experts": required(), "moe_intermediate_size": required()}, _qwen_sparse
-    ),
-    "gpt_oss": ModelType("gpt_oss", _GPT_OSS, _gpt_oss),
-    "llama4_text": ModelType("llama4", _LLAMA4, _llama4),
-    "llama4": ModelType("llama4", _LLAMA4, _llama4),
-    "qwen3_next": ModelType("qwen", _QWEN3_NEXT, _qwen3_next),
-    "gpt_neox": ModelType("gpt_neox", _NEOX, _neox),
+    **typed({"llama": _dense, "mistral": _dense, "qwen2": _qwen_dense, "qwen3": _qwen_dense, "mixtral": _mixtral}),
+    **typed({"qwen3_moe": _qwen_sparse, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "llama4": _llama4}),
+    **typed({"qwen3_next": _qwen3_next}, DeltaNet),
+    **typed({"gpt_neox": _neox}),
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ._config import Config, Key, ModelBuildError, ModelType, keys_of, size_from
+from ._config import Config, ModelBuildError, size_from, typed
 from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer, transformer_layer
 from ._moe import MoE
 from ._scan import Mamba2
-from .llama import DECODER, activation, attention_of, decoder_of, head_width
+from .llama import activation, attention_of, decoder_of, head_width
 
 
 def _fourth(c: Config) -> DecoderSize:
@@ -70,38 +70,4 @@ def _size(c: Config) -> DecoderSize:
     )
 
 
-_FOURTH: Mapping[str, Key] = {
-    **{key: entry for key, entry in DECODER.items() if key != "rms_norm_eps"},
-    "hidden_act": Key(str, "relu2"),
-    "norm_eps": Key(float, 1e-5),
-    "mlp_bias": Key(bool, False),
-    "partial_rotary_factor": Key(float, 0.5),
-}
-_KEYS: Mapping[str, Key] = {
-    **{key: entry for key, entry in DECODER.items() if key not in ("hidden_act", "rope_theta")},
-    "intermediate_size": Key(int),
-    "rms_norm_eps": Key(float, 1e-5),
-    "hybrid_override_pattern": Key(str, required=True),
-    "mlp_hidden_act": Key(str, "relu2"),
-    "mlp_bias": Key(bool, False),
-    **keys_of(Mamba2),
-    "mamba_proj_bias": Key(bool, False),
-    "use_bias": Key(bool, False),
-    "attention_head_dim": Key(int),
-    "n_routed_experts": Key(int),
-    "num_experts_per_tok": Key(int, 1),
-    "moe_intermediate_size": Key(int),
-    "moe_shared_expert_intermediate_size": Key(int, 0),
-    "n_shared_experts": Key(int, 1),
-    "moe_latent_size": Key(int),
-    "norm_topk_prob": Key(bool, True),
-    "routed_scaling_factor": Key(float, 1.0),
-    "num_nextn_predict_layers": Key(int, 0),
-    "mtp_hybrid_override_pattern": Key(str, "*E"),
-    "mtp_use_repeated_layer": Key(bool, False),
-}
-
-MODEL_TYPES = {
-    "nemotron": ModelType("nemotron", _FOURTH, _fourth),
-    "nemotron_h": ModelType("nemotron", _KEYS, _size),
-}
+MODEL_TYPES = {**typed({"nemotron": _fourth}), **typed({"nemotron_h": _size}, Mamba2)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelType, keys_of, size_from, sized
+from ._config import Config, Key, size_from, sized, typed
 from ._graph import GraphBuilder, Value
 
 OPSET = 20
@@ -89,6 +89,4 @@ def _size(c: Config) -> object:
     return size_from(ResNetSize, c, blocks=tuple(c["blocks"]))
 
 
-_KEYS = {"blocks": Key(list, required=True, count=4), **keys_of(ResNetSize)}
-
-MODEL_TYPES = {"resnet": ModelType("resnet", _KEYS, _size, reads_sequence=False)}
+MODEL_TYPES = typed({"resnet": _size}, ResNetSize)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelBuildError, ModelType, keys_of, size_from, sized
+from ._config import Config, Key, ModelBuildError, size_from, sized, typed
 from ._graph import ElementType, GraphBuilder, Value
 from ._moe import Dispatch, MoE, mixture
 
@@ -174,16 +174,4 @@ def _size(c: Config) -> object:
     return size_from(T5Size, c, gated=gated, moe=moe)
 
 
-_KEYS = {
-    **keys_of(T5Size),
-    "num_decoder_layers": Key(int),
-    "feed_forward_proj": Key(str, "relu"),
-    "relative_attention_num_buckets": Key(int, BUCKETS),
-    "relative_attention_max_distance": Key(int, MAX_DISTANCE),
-}
-_SWITCH = {**_KEYS, "num_experts": Key(int, 8), "encoder_sparse_step": Key(int, 2)}
-
-MODEL_TYPES = {
-    "t5": ModelType("t5", _KEYS, _size),
-    "switch_transformers": ModelType("moe", _SWITCH, _size),
-}
+MODEL_TYPES = typed({"t5": _size, "switch_transformers": _size}, T5Size)

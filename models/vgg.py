@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Key, ModelType
+from ._config import Config, typed
 from ._graph import GraphBuilder, Value
 
 OPSET = 20
@@ -94,19 +94,8 @@ _ALEXNET = VGGSize(
 )
 
 
-_PLAIN = {"num_labels": Key(int, 1000), "image_size": Key(int, 224)}
+def _sized(c: Config, size: VGGSize) -> VGGSize:
+    return replace(size, classes=c["num_labels"], image=c["image_size"])
 
-MODEL_TYPES = {
-    "vgg": ModelType(
-        "vgg",
-        {"groups": Key(list, required=True, count=5), **_PLAIN},
-        lambda c: replace(_vgg(*c["groups"]), classes=c["num_labels"], image=c["image_size"]),
-        reads_sequence=False,
-    ),
-    "alexnet": ModelType(
-        "vgg",
-        _PLAIN,
-        lambda c: replace(_ALEXNET, classes=c["num_labels"], image=c["image_size"]),
-        reads_sequence=False,
-    ),
-}
+
+MODEL_TYPES = typed({"vgg": lambda c: _sized(c, _vgg(*c["groups"])), "alexnet": lambda c: _sized(c, _ALEXNET)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from . import _layers as layers
 from . import _ops as ops
-from ._config import Config, Key, ModelType, keys_of, size_from, sized
+from ._config import Config, size_from, sized, typed
 from ._graph import GraphBuilder, Value
 
 OPSET = 20
@@ -92,6 +92,4 @@ def _size(c: Config) -> object:
     return size_from(ViTSize, c, classes=c["num_labels"] or len(c["id2label"] or ()) or 1000)
 
 
-_KEYS = {**keys_of(ViTSize), "num_labels": Key(int), "id2label": Key(dict)}
-
-MODEL_TYPES = {"vit": ModelType("vit", _KEYS, _size, reads_sequence=False)}
+MODEL_TYPES = typed({"vit": _size}, ViTSize)

@@ -23,7 +23,7 @@ from planner.errors import JobError, UsageError
 from planner.graph import Graph
 from planner.hardware import reserve_bytes
 from planner.hardware.types import Cluster, Stack
-from planner.prediction import predict_many
+from planner.prediction import DEGREE_NAMES, predict_many, read_degrees
 from planner.registry import did_you_mean
 from planner.space.named import Degrees
 from planner.space.types import Job
@@ -341,11 +341,8 @@ def calibrated_stack(found: Calibration, name: str, model: str, hardware: str) -
 
 # --- the file of runs --------------------------------------------------------------------------------------------
 
-_COLUMNS: Mapping[str, str] = {
-    "tp": "tensor", "pp": "pipeline", "dp": "data", "interleave": "chunks", "micro_batch": "micro_batch",
-    "schedule": "schedule", "zero": "zero", "recompute": "recompute",
-}  # fmt: skip
-"""Columns that say a configuration, and the fields of `Degrees`."""
+_COLUMNS = tuple(name.replace("-", "_") for name in DEGREE_NAMES)
+"""Columns that say a configuration."""
 
 _OTHERS = ("global_batch", "seconds", "memory_gib")
 
@@ -353,9 +350,9 @@ _OTHERS = ("global_batch", "seconds", "memory_gib")
 def parse_runs(text: str, name: str = "runs") -> tuple[Run, ...]:
     """Measured runs from CSV text with a header line.
 
-    Columns are the options of `predict` (tp, pp, dp, interleave, micro_batch, schedule, zero, recompute) as far as they
-    differ from its defaults, `global_batch` (samples), `seconds` (an iteration) and, where it is known, `memory_gib`
-    (the allocator's peak on the fullest device).
+    Columns are the options of `predict` (tp, cp, ep, pp, dp, interleave, micro_batch, schedule, zero, recompute) as far
+    as they differ from its defaults, `global_batch` (samples), `seconds` (an iteration) and, where it is known,
+    `memory_gib` (the allocator's peak on the fullest device).
 
     Raises:
         UsageError: a column is unknown or missing, or a value makes no sense; says the line.
@@ -379,29 +376,12 @@ def _run(row: Mapping[str, Any], where: str, line: int) -> Run:
     given = {key: text.strip() for key, text in row.items() if isinstance(text, str) and text.strip()}
     if None in row or "seconds" not in given or "global_batch" not in given:
         raise UsageError("not as many values as columns", where=where, hint="give seconds and global_batch, at least")
-    fields: dict[str, Any] = {}
-    for column, field in _COLUMNS.items():
-        if column in given:
-            fields[field] = _parse_value(column, given[column], where)
-    memory = _parse_number("memory_gib", given["memory_gib"], where) if "memory_gib" in given else 0.0
-    batch = _parse_integer("global_batch", given["global_batch"], where)
-    return Run(Degrees(**fields), batch, _parse_number("seconds", given["seconds"], where), memory * 2**30, line)
-
-
-def _parse_value(column: str, text: str, where: str) -> Any:  # noqa: ANN401
-    if column == "schedule":
-        return text
-    if column == "recompute":
-        if text not in ("never", "always"):
-            raise UsageError(f"recompute is {text!r}", where=where, hint="write never or always")
-        return text == "always"
-    return _parse_integer(column, text, where)
-
-
-def _parse_integer(column: str, text: str, where: str) -> int:
-    if not text.isdecimal() or len(text) > 9:
-        raise UsageError(f"{column} is {text!r}", where=where, hint="write a whole number")
-    return int(text)
+    numbers = {name: _parse_number(name, given[name], where) for name in _OTHERS if name in given}
+    if numbers["global_batch"] % 1:
+        raise UsageError(f"global_batch is {given['global_batch']!r}", where=where, hint="write a whole number")
+    degrees = read_degrees({c.replace("_", "-"): text for c, text in given.items() if c in _COLUMNS}, where)
+    peak_bytes = numbers.get("memory_gib", 0.0) * 2**30
+    return Run(degrees, int(numbers["global_batch"]), numbers["seconds"], peak_bytes, line)
 
 
 def _parse_number(column: str, text: str, where: str) -> float:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -102,6 +103,37 @@ class Prediction:
     def fullest(self) -> WorkerMemory:
         """The worker nearest to its capacity, or furthest above it."""
         return max(self.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
+
+
+DEGREE_NAMES = {
+    "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "dp": "data", "interleave": "chunks",
+    "micro-batch": "micro_batch", "zero": "zero", "schedule": "schedule", "recompute": "recompute",
+}  # fmt: skip
+"""Fields of `Degrees` by the names that users write, those of the options of `shardplan predict`."""
+MOST_ZERO = 3
+
+
+def read_degrees(texts: Mapping[str, str], where: str = "") -> Degrees:
+    """Degrees from texts by the names of `DEGREE_NAMES`, with the defaults of `Degrees` for the others.
+
+    `recompute` is never, always, or modules joined by `+`.
+
+    Raises:
+        UsageError: a text is no number of its kind; says where.
+    """
+    fields: dict[str, Any] = {}
+    for name, text in texts.items():
+        if name == "recompute":
+            is_word = text in ("never", "always")
+            fields |= {"recompute": text == "always", "repeats": () if is_word else tuple(text.split("+"))}
+        elif name == "schedule":
+            fields[name] = text
+        else:
+            least, most = (0, MOST_ZERO) if name == "zero" else (1, 10**9)
+            if not text.isdecimal() or len(text) > 10 or not least <= int(text) <= most:
+                raise UsageError(f"{text!r} is no number for {name}", where=where, hint="write a whole number, as tp=4")
+            fields[DEGREE_NAMES[name]] = int(text)
+    return Degrees(**fields)
 
 
 def driver_bytes(memory: MemoryBytes, precision_name: str, optimizer: str, cache: float) -> float:

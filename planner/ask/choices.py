@@ -22,7 +22,7 @@ from planner.operators.modules import MODULE_KINDS, module_nodes
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
 from planner.plans.figures import Headline
-from planner.prediction import Prediction, predict, predict_many
+from planner.prediction import DEGREE_NAMES, MOST_ZERO, Prediction, predict, predict_many, read_degrees
 from planner.registry import did_you_mean
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.job_options import LIMITS, as_written, given, without
@@ -30,15 +30,11 @@ from planner.space.named import Degrees
 from planner.space.types import Job
 from planner.systems.backends import ANY
 
-NAMES = {
-    "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "dp": "data", "interleave": "chunks",
-    "micro-batch": "micro_batch", "zero": "zero", "schedule": "schedule", "recompute": "recompute",
+OPEN: Mapping[str, tuple[str, ...]] = {
+    "micro-batch": ("1", "2", "4", "8", "16"), "zero": ("0", "1"), "recompute": ("never", "core_attn", "always"),
 }  # fmt: skip
-"""Fields of `Degrees` by the names that users write, those of the options of `shardplan predict`."""
-MICRO_BATCHES, ZERO_STAGES = (1, 2, 4, 8, 16), (0, 1)
 """Values that are tried where a choice leaves them open."""
 MOST_FIXES = 8
-MOST_ZERO = 3
 
 
 C = TypeVar("C", Degrees, Configuration)
@@ -125,38 +121,21 @@ class WhyNot:
     tried: int
 
 
-def read_choice(text: str) -> dict[str, int | str]:
-    """Read `tp=4,pp=8,recompute=mlp` into values by names of `NAMES`; several modules are joined by `+`.
+def read_choice(text: str) -> dict[str, str]:
+    """Read `tp=4,pp=8,recompute=mlp` into texts by names of `DEGREE_NAMES`; several modules are joined by `+`.
 
     Raises:
-        UsageError: a name is unknown or repeated, or a value cannot be read.
+        UsageError: a name is unknown or repeated, or has no value.
     """
-    choice: dict[str, int | str] = {}
+    choice: dict[str, str] = {}
     for piece in text.split(","):
         name, sign, value = (part.strip() for part in piece.partition("="))
-        if name not in NAMES:
-            raise UsageError(f"no choice {name!r}", where=text, hint=did_you_mean(name, NAMES))
+        if name not in DEGREE_NAMES:
+            raise UsageError(f"no choice {name!r}", where=text, hint=did_you_mean(name, DEGREE_NAMES))
         if not sign or not value or name in choice:
             raise UsageError(f"{piece.strip()!r} is no choice", where=text, hint="write each name once: tp=4,pp=8")
-        if name not in ("schedule", "recompute"):
-            if (
-                not value.isdecimal()
-                or (name != "zero" and int(value) < 1)
-                or (name == "zero" and int(value) > MOST_ZERO)
-            ):
-                raise UsageError(f"{value!r} is no number for {name}", where=text, hint="write tp=4,pp=8")
-            choice[name] = int(value)
-        else:
-            choice[name] = value
+        choice[name] = value
     return choice
-
-
-def degrees_of(asked: Mapping[str, int | str]) -> Degrees:
-    """The configuration of a choice, with the defaults of `Degrees` for what it leaves open."""
-    fields = {NAMES[name]: value for name, value in asked.items() if name != "recompute"}
-    word = str(asked.get("recompute", "never"))
-    modules = () if word in ("never", "always") else tuple(word.split("+"))
-    return Degrees(**fields, recompute=word == "always", repeats=modules)  # type: ignore[arg-type]
 
 
 def price_choices(
@@ -302,8 +281,7 @@ def explain_why_not(plan: Plan, graph: Graph, cluster: Cluster, asked: str) -> W
         UsageError: the choice cannot be read.
         JobError: the choice is not possible for this model, cluster and batch; the message says why.
     """
-    given = read_choice(asked)
-    candidates = list(_filled(given))
+    candidates = list(_filled(asked))
     job, cluster = plan.options, with_headroom(cluster, plan.hardware.headroom)
     choices = price_choices(graph, cluster, job, [("", degrees) for degrees in candidates])
     possible = [choice for choice in choices if math.isfinite(choice.iteration_s)]
@@ -321,14 +299,12 @@ def _preference(choice: Choice) -> tuple[float, float]:
     return over, choice.iteration_s
 
 
-def _filled(given: Mapping[str, int | str]) -> Iterator[Degrees]:
+def _filled(asked: str) -> Iterator[Degrees]:
     """The choice completed by each combination of values for what it leaves open."""
-    open_values: dict[str, tuple[int | str, ...]] = {
-        "micro-batch": MICRO_BATCHES, "zero": ZERO_STAGES, "recompute": ("never", "core_attn", "always"),
-    }  # fmt: skip
-    left = {name: values for name, values in open_values.items() if name not in given}
+    given = read_choice(asked)
+    left = {name: values for name, values in OPEN.items() if name not in given}
     for values in itertools.product(*left.values()):
-        yield degrees_of({**given, **dict(zip(left, values, strict=True))})
+        yield read_degrees({**given, **dict(zip(left, values, strict=True))}, asked)
 
 
 def _compared(plan: Plan, prediction: Prediction, asked: str, tried: int) -> WhyNot:

@@ -37,14 +37,26 @@ Point = tuple[tuple[str, str], ...]
 SAMPLES_A_DEVICE = 8
 """Samples per device of the default global batch."""
 _PLACES = ("model", "hardware", "nodes", "devices", "stack", "seq")
-_TEXTS = {"precision": "precision", "optimizer": "optimizer", "recompute": "recompute"}
-_NUMBERS = {"overlap": float, "headroom": float, "max-stages": int}
-_LISTS = {
-    "tp": "tensor_parallel", "cp": "context_parallel", "ep": "expert_parallel", "pp": "pipeline_stages",
-    "dp": "data_parallel", "micro-batch": "micro_batches", "zero": "zero",
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, _words(text)))
+
+
+_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "batch": ("global_batch", int), "precision": ("precision", str), "optimizer": ("optimizer", str),
+    "recompute": ("recompute", str), "overlap": ("overlap", float), "headroom": ("headroom", float),
+    "max-stages": ("max_stages", int), "tp": ("tensor_parallel", _numbers), "cp": ("context_parallel", _numbers),
+    "ep": ("expert_parallel", _numbers), "pp": ("pipeline_stages", _numbers), "dp": ("data_parallel", _numbers),
+    "micro-batch": ("micro_batches", _numbers), "zero": ("zero", _numbers), "schedule": ("schedules", _words),
+    "for": ("backends", _words),
 }  # fmt: skip
-_WORDS = {"schedule": "schedules", "for": "backends"}
-NAMES = ("batch", *_PLACES, *_TEXTS, *_NUMBERS, *_LISTS, *_WORDS)
+"""Fields of `Job` and how their values are read, by the names that users write."""
+NAMES = (*_PLACES, *_FIELDS)
 """Names that can be swept, beside sizes of dimensions (`dim.NAME`) and hardware figures (`network.bandwidth`)."""
 DIMENSION = "dim."
 
@@ -110,22 +122,17 @@ def run_point(point: Point) -> SweepRow:
 def _planned(values: Mapping[str, str]) -> Any:  # noqa: ANN401
     """The plan of a point."""
     places = {name: values.get(name, "") for name in _PLACES}
-    dims = {name.removeprefix(DIMENSION): _integer(name, values[name]) for name in values if name.startswith(DIMENSION)}
+    dims = {
+        name.removeprefix(DIMENSION): _read(name, values[name], int) for name in values if name.startswith(DIMENSION)
+    }
     if places["seq"]:
-        dims["seq"] = _integer("seq", places["seq"])
+        dims["seq"] = _read("seq", places["seq"], int)
     graph = _graph(places["model"], tuple(sorted(dims.items())))
     changes = [f"{n}={v}" for n, v in values.items() if "." in n and not n.startswith(DIMENSION)]
-    where = {"nodes": places["nodes"] or None, "devices": _integer("devices", places["devices"] or "0") or None}
+    where = {"nodes": places["nodes"] or None, "devices": _read("devices", places["devices"] or "0", int) or None}
     cluster = load_cluster(places["hardware"], stack=places["stack"], changes=changes, **where)  # type: ignore[arg-type]
-    batch = _integer("batch", values["batch"]) if "batch" in values else SAMPLES_A_DEVICE * cluster.device_count
-    fields: dict[str, Any] = {name: values[key] for key, name in _TEXTS.items() if key in values}
-    fields |= {
-        key.replace("-", "_"): _number(key, values[key], kind) for key, kind in _NUMBERS.items() if key in values
-    }
-    lists = {key: tuple(part.strip() for part in values[key].split(",")) for key in (*_LISTS, *_WORDS) if key in values}
-    fields |= {name: tuple(_integer(key, part) for part in lists[key]) for key, name in _LISTS.items() if key in lists}
-    fields |= {name: lists[key] for key, name in _WORDS.items() if key in lists}
-    return plan(graph, cluster, Job(batch, **fields))
+    fields = {field: _read(name, values[name], read) for name, (field, read) in _FIELDS.items() if name in values}
+    return plan(graph, cluster, Job(**{"global_batch": SAMPLES_A_DEVICE * cluster.device_count, **fields}))
 
 
 @functools.lru_cache(maxsize=4)
@@ -133,13 +140,9 @@ def _graph(model: str, dims: tuple[tuple[str, int], ...]) -> Graph:
     return load_graph(model, dims=dict(dims))
 
 
-def _integer(name: str, text: str) -> int:
-    return int(_number(name, text, int))
-
-
-def _number(name: str, text: str, kind: Callable[[str], float]) -> float:
+def _read(name: str, text: str, read: Callable[[str], Any]) -> Any:  # noqa: ANN401
     try:
-        return kind(text)
+        return read(text)
     except ValueError as error:
         raise UsageError(f"{text!r} is no number for {name}", hint="write devices=8,16,32") from error
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from planner.errors import UsageError
 from planner.exchange.fabric import Fabric
 from planner.exchange.scheme import MEGABYTE, Scheme, merge, scheduled
-from planner.exchange.types import Choice, Exchange, MemoryFactors, Step, Variable
-from planner.units import format_seconds
+from planner.exchange.types import Exchange, MemoryFactors, Step, Variable
 
 
 def choose(
@@ -30,22 +29,19 @@ def choose(
         bucket_bytes: size from which a variable is priced by itself.
 
     Returns:
-        The exchange, with a reason for each variable; its notes say which allowed schemes the fabric cannot run.
+        The exchange; where schemes are mixed, its methods are theirs by variable. Its notes say which allowed schemes
+        the fabric cannot run.
 
     Raises:
         UsageError: an unknown scheme, one that changes what training means, or none that the fabric can run.
     """
     schemes, notes = _usable(fabric, step, allowed)
     tensor_schemes = [s for s in schemes if s.per_tensor]
-    candidates: list[tuple[Exchange, str]] = [(s.price(fabric, step), f"all by {s.name}") for s in schemes]
-    prices = {s.name: _prices(fabric, step, s, bucket_bytes) for s in tensor_schemes}
+    candidates = [s.price(fabric, step) for s in schemes]
     if len(tensor_schemes) > 1 and step.variables:
-        mixture = _mixture(fabric, step, tensor_schemes, prices)
-        if len({c.method for c in mixture.choices}) > 1:
-            candidates.append((mixture, "each by its cheapest"))
-    best, why = min(candidates, key=lambda c: (c[0].exposed_s, c[0].seconds))
-    choices = best.choices or _same_choice(best, why, step, candidates)
-    return dataclasses.replace(best, choices=choices, notes=(*best.notes, *notes))
+        candidates += _mixture(fabric, step, tensor_schemes, bucket_bytes)
+    best = min(candidates, key=lambda exchange: (exchange.exposed_s, exchange.seconds))
+    return dataclasses.replace(best, notes=(*best.notes, *notes))
 
 
 def _usable(fabric: Fabric, step: Step, allowed: Sequence[str] | None) -> tuple[list[Scheme], list[str]]:
@@ -87,27 +83,22 @@ def _prices(fabric: Fabric, step: Step, scheme: Scheme, bucket_bytes: float) -> 
     return seconds
 
 
-def _mixture(fabric: Fabric, step: Step, schemes: list[Scheme], prices: dict[str, dict[str, float]]) -> Exchange:
-    """Every variable by the scheme with its lowest price, all on the same ports."""
+def _mixture(fabric: Fabric, step: Step, schemes: list[Scheme], bucket_bytes: float) -> list[Exchange]:
+    """Every variable by the scheme with its lowest price, all on the same ports; none if one scheme has all."""
+    prices = {s.name: _prices(fabric, step, s, bucket_bytes) for s in schemes}
+    scheme_of = {v.name: min(prices, key=lambda name: prices[name][v.name]) for v in step.variables}
     variables_of: dict[str, list[Variable]] = {}
-    choices = []
     for v in step.variables:
-        ranked = sorted(schemes, key=lambda s: prices[s.name][v.name])
-        variables_of.setdefault(ranked[0].name, []).append(v)
-        cost, second = (prices[s.name][v.name] for s in ranked[:2])
-        reason = f"{format_seconds(cost)} by itself; next {ranked[1].name} with {format_seconds(second)}"
-        choices.append(Choice(v.name, ranked[0].name, cost, reason))
+        variables_of.setdefault(scheme_of[v.name], []).append(v)
+    if len(variables_of) < 2:
+        return []
     used = [s for s in schemes if s.name in variables_of]
     parts = [dataclasses.replace(step, variables=tuple(variables_of[s.name])) for s in used]
     plan = merge(fabric, [s.plan_messages(fabric, part) for s, part in zip(used, parts, strict=True)])
     exchange = scheduled(used[0], step, plan)
     memories = [s.memory(fabric, part) for s, part in zip(used, parts, strict=True)]
-    return dataclasses.replace(
-        exchange,
-        scheme="+".join(s.name for s in used),
-        memory=_mean_memory(memories, parts, step),
-        choices=tuple(choices),
-    )
+    memory = _mean_memory(memories, parts, step)
+    return [dataclasses.replace(exchange, scheme="+".join(s.name for s in used), memory=memory, methods=scheme_of)]
 
 
 def _mean_memory(memories: list[MemoryFactors], parts: list[Step], step: Step) -> MemoryFactors:
@@ -119,14 +110,3 @@ def _mean_memory(memories: list[MemoryFactors], parts: list[Step], step: Step) -
     names = ("weights", "gradients", "optimizer", "server_optimizer")
     mean = {n: sum(w * getattr(m, n) for w, m in zip(weights, memories, strict=True)) for n in names}
     return MemoryFactors(**mean, transient_bytes=max(m.transient_bytes for m in memories))
-
-
-def _same_choice(best: Exchange, why: str, step: Step, candidates: list[tuple[Exchange, str]]) -> tuple[Choice, ...]:
-    """The choice of one scheme for all variables: what the step exposes, and what the next best would."""
-    others = sorted((c[0].exposed_s, c[0].seconds, c[1]) for c in candidates if c[0] is not best)
-    reason = f"{why}: {format_seconds(best.exposed_s)} exposed of {format_seconds(best.seconds)}"
-    if others:
-        exposed, seconds, name = others[0]
-        reason += f"; next {name} with {format_seconds(exposed)} of {format_seconds(seconds)}"
-    total = step.gradient_bytes or 1.0
-    return tuple(Choice(v.name, best.scheme, best.seconds * v.gradient_bytes / total, reason) for v in step.variables)

@@ -27,8 +27,8 @@ def affine(fabric: Fabric, step: ExchangeStep, algorithm: str) -> tuple[float, f
     Measured collectives replace the algorithms that libraries run at large sizes. On a single level some algorithms
     are the same as another one.
     """
-    equivalent = (algorithms.ALGORITHMS.get(algorithm).alone if _single_level(fabric) else "") or algorithm
-    measured = algorithms.ALGORITHMS.get(equivalent).measured
+    equivalent = (algorithms.ALGORITHMS[algorithm].alone if _single_level(fabric) else "") or algorithm
+    measured = algorithms.ALGORITHMS[equivalent].measured
     cluster = fabric.cluster if measured else unmeasured(fabric.cluster)
     terms = step_terms(cluster, step, fabric.ranks, fabric.concurrent)
     for name in (MEASURED, equivalent, DIRECT):
@@ -51,7 +51,7 @@ def priced(
     if algorithm == CHEAPEST:
         terms = step_terms(fabric.cluster, step, fabric.ranks, fabric.concurrent)
         name = terms.algorithm(payload_bytes)
-        return (algorithms.algorithm_names()[0] if name == MEASURED else name), float(terms.seconds(payload_bytes))
+        return (next(iter(algorithms.ALGORITHMS)) if name == MEASURED else name), float(terms.seconds(payload_bytes))
     costs = affine(fabric, step, algorithm)
     if costs is None:
         raise ValueError(f"{algorithm} cannot serve this group")
@@ -78,7 +78,7 @@ def step_traffic(
     groups = groups_of(np.asarray(fabric.ranks)[positions] // fabric.node_size, positions, step.group)
     traffic = nothing(fabric)
     if groups.shape[1] > 1:
-        hops = algorithms.ALGORITHMS.get(algorithm).hops
+        hops = algorithms.ALGORITHMS[algorithm].hops
         if hops is None:
             raise ValueError(f"{algorithm} serves no all-reduce")
         sizes = [fabric.child_size(level) for level in range(fabric.top + 2)]

@@ -15,7 +15,7 @@ import dataclasses
 import heapq
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy as np
 from planner.errors import UsageError
 from planner.exchange.fabric import Fabric, Servers, Traffic, nothing
 from planner.exchange.recipe import SUMMED, Recipe, rank_part
-from planner.exchange.types import Exchange, MemoryFactors, Placement, Staleness, Step, Transfer, Variable
+from planner.exchange.types import Exchange, MemoryFactors, Staleness, Step, Transfer, Variable
 from planner.registry import name_with_options
 
 
@@ -188,14 +188,14 @@ class MessagePlan:
         messages: what is sent, each from its ready time on.
         traffic: bytes through every port.
         methods: by variable, how it travels.
-        placements: by variable, which servers hold it; empty without servers.
+        placements: by variable, the share of each endpoint; empty without servers.
         notes: what the model leaves out in this case.
     """
 
     messages: tuple[Message, ...]
     traffic: Traffic
     methods: Mapping[str, str]
-    placements: tuple[Placement, ...] = ()
+    placements: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -334,15 +334,15 @@ def exchange_of(
 def merge(fabric: Fabric, plans: Sequence[MessagePlan]) -> MessagePlan:
     """Several message plans as one, whose messages share the ports."""
     methods: dict[str, str] = {}
-    placements: list[Placement] = []
+    placements: dict[str, tuple[float, ...]] = {}
     notes: dict[str, None] = {}
     traffic = nothing(fabric)
     for plan in plans:
         methods.update(plan.methods)
-        placements += plan.placements
+        placements.update(plan.placements)
         notes.update(dict.fromkeys(plan.notes))
         traffic = traffic + plan.traffic
-    return MessagePlan(tuple(m for p in plans for m in p.messages), traffic, methods, tuple(placements), tuple(notes))
+    return MessagePlan(tuple(m for p in plans for m in p.messages), traffic, methods, placements, tuple(notes))
 
 
 def dense_note(step: Step) -> tuple[str, ...]:

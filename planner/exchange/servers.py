@@ -28,7 +28,7 @@ from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Traffic, nothing, push_traffic, rank_traffic
 from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
 from planner.exchange.scheme import Bucket, Leg, Message, MessagePlan, Scheme, SchemeSummary, dense_note
-from planner.exchange.types import MemoryFactors, Placement, Step
+from planner.exchange.types import MemoryFactors, Step
 from planner.hardware import Collective, Terms, collective_terms, moved_bytes
 
 
@@ -249,13 +249,13 @@ def _legs(fabric: Fabric, s: PushPull, unit: Traffic, inside: MachineSum, transp
     return tuple(leg for leg in (before, *across, after) if leg.busy_s.any())
 
 
-def placements(sendings: Sequence[PushPull]) -> tuple[Placement, ...]:
+def placements(sendings: Sequence[PushPull]) -> dict[str, tuple[float, ...]]:
     """The servers of each variable: the mean of its pieces' shares, weighted by bytes (equally when all are empty)."""
     pieces_of: dict[str, list[PushPull]] = {}
     for s in sendings:
         for name in s.variables:
             pieces_of.setdefault(name, []).append(s)
-    return tuple(Placement(name, _mean(pieces)) for name, pieces in pieces_of.items())
+    return {name: _mean(pieces) for name, pieces in pieces_of.items()}
 
 
 def _mean(pieces: list[PushPull]) -> tuple[float, ...]:
@@ -317,7 +317,7 @@ def fullest(sendings: Sequence[PushPull], step: Step) -> float:
     if total == 0 or not sendings:
         return 0.0
     sizes = {v.name: v.pulled_bytes for v in step.variables}
-    loads = np.sum([np.asarray(p.shares) * sizes[p.variable] for p in placements(sendings)], axis=0)
+    loads = np.sum([np.asarray(shares) * sizes[name] for name, shares in placements(sendings).items()], axis=0)
     return float(loads.max() / total)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -147,14 +147,6 @@ class Staleness:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """The servers of a variable: `shares[e]` of it at endpoint e (the machines of the group, then the servers)."""
-
-    variable: str
-    shares: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Transfer:
     """One message of the exchange and when it travels, from the start of the backward of the last micro-batch."""
 
@@ -163,16 +155,6 @@ class Transfer:
     payload_bytes: float
     ready_s: float
     end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The method chosen for a variable: the seconds it takes by itself, and why it was chosen."""
-
-    variable: str
-    method: str
-    seconds: float
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -188,8 +170,8 @@ class Exchange:
         staleness: of the weights that gradients are computed with.
         transfers: the messages with their times; empty where weights travel in the forward too (ZeRO, WSP).
         methods: by variable, how it travels.
-        placements: by variable, which servers hold it; empty without servers.
-        choices: by variable, why the method was chosen; empty where nothing was chosen.
+        placements: by variable, the share of each endpoint (the machines of the group, then the servers); empty without
+            servers.
         notes: what the model leaves out in this case.
     """
 
@@ -201,8 +183,7 @@ class Exchange:
     staleness: Staleness
     transfers: tuple[Transfer, ...]
     methods: Mapping[str, str]
-    placements: tuple[Placement, ...] = ()
-    choices: tuple[Choice, ...] = ()
+    placements: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

@@ -39,33 +39,6 @@ _MODULES = (
     "planner.formulas.sharding",
 )
 
-_REPLACED = {
-    "recompute_overhead": "F / (F + B)",
-    "chimera_critical_passes": "N and N + D - 2",
-    "pipemare_gain": "1 / (1 - gpipe_bubble(p, m))",
-    "pipemare_memory_factor": "(n + 1) / n for n buffers",
-    "pipemare_velocity": "gamma * velocity + (1 - gamma) * (new_weight - old_weight)",
-    "pipemare_backward_weight": "weight - (tau_forward - tau_backward) * velocity",
-    "predicted_weight": "weight - learning_rate * horizon * velocity",
-    "hetpipe_clock_may_advance": "clock - slowest_clock <= distance",
-    "pipedream_2bw_time_s": "max(compute + transfers, all-reduce / m) over the stages",
-    "piper_in_flight": "ceil(sum(replicas[i:]) / replicas[i])",
-    "tree_all_reduce_bytes": "ranks * all_reduce_bytes",
-    "touched_by": "1 - (1 - touched) ** workers",
-    "sharded_server_bytes": "all_reduce_bytes",
-    "zero_parts": "zero_state_bytes(1, ranks, stage, 1, 0, 0) and its like",
-    "tofu_total_bytes": "sum(parts**i * step for i, step in enumerate(steps))",
-    "tofu_recursion_is_optimal": "parts**i * step, which must not fall from step to step",
-    "gshard_all_to_all_growth": "sqrt(devices / from_devices)",
-    "tensor_parallel_layer_elements": "4 * all_reduce_bytes(batch * sequence * hidden, ranks)",
-    "rabenseifner_s": "2 * log2(ranks) * latency_s + ring_all_reduce_s",
-    "bert_parameters": 'planner.bundled_info("bert-48").parameters and its like',
-    "gpt_parameters": 'planner.bundled_info("gpt2").parameters and its like',
-    "bert_embedding_parameters": "(30522 + 512 + 2 + 2) * hidden",
-    "gpt_embedding_parameters": "(50257 + 1024) * hidden",
-}
-"""By name of an earlier version: the expression that replaces it."""
-
 
 @lru_cache(maxsize=1)
 def written() -> dict[str, Callable[..., Any]]:
@@ -103,9 +76,7 @@ def __dir__() -> list[str]:
 
 
 def _hint(name: str) -> str:
-    """The replacement of a name of an earlier version, else the names of the same system, else the closest names."""
-    if name in _REPLACED:
-        return f"use {_REPLACED[name]}"
+    """The names of the same system, else the closest names."""
     system = name.split("_")[0]
     related = names(f"{system}_")
     return f"known of {system}: {', '.join(related)}" if related else did_you_mean(name, _formulas())

@@ -23,7 +23,7 @@ from planner.hardware.tiers import Affine, Span, child_sizes, direct, link_tiers
 from planner.hardware.types import Cluster, Collective, Level
 
 DIRECT, MEASURED = "direct", "measured"
-ALGORITHMS = (DIRECT, *algorithms.algorithm_names(), MEASURED)
+ALGORITHMS = (DIRECT, *algorithms.ALGORITHMS, MEASURED)
 """Columns of `Terms`; an algorithm that a group cannot use has infinite latency."""
 
 _FREE: Affine = (0.0, 0.0)

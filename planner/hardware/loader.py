@@ -84,9 +84,7 @@ def load_cluster(
             hint = "take a cluster profile, or write one with `shardplan hardware init`"
             raise HardwareError(f"{spec.device!r} is a single device, not a cluster", hint=hint)
         device: Any = _changed(name_or_path, on_devices)
-        cluster = resolve.single_device(
-            device.device, resolve.build_device(device.device, device, device.sources, software)
-        )
+        cluster = resolve.single_device(device.device, resolve.build_device(device.device, device, software))
     else:
         types = device_types(spec, on_devices)
         cluster = resolve.build_cluster(spec, types, resolve.nodes_of(spec, nodes, devices), software)
@@ -136,24 +134,18 @@ def load_device(name_or_path: str | Path, *, stack: str | Path = "") -> Device:
         raise HardwareError(
             f"{name_or_path!s} is {spec.kind}, not a device", hint=f"known: {', '.join(device_names())}"
         )
-    return resolve.build_device(spec.device, spec, spec.sources, load_stack(stack))
+    return resolve.build_device(spec.device, spec, load_stack(stack))
 
 
-def device_types(spec: ClusterFile, changes: Sequence[Change] = ()) -> dict[str, tuple[Any, dict[str, str]]]:
-    """By name, each device type that a cluster uses, with the sources of the file that describes it.
+def device_types(spec: ClusterFile, changes: Sequence[Change] = ()) -> dict[str, Any]:
+    """By name, each device type that a cluster uses: of its own file, or of another one.
 
     Raises:
         UsageError: a change names no field of a device.
         HardwareError: a changed figure is wrong.
     """
-    types: dict[str, tuple[Any, dict[str, str]]] = {}
-    for part in spec.devices:
-        if part.type in spec.device_types:
-            types[part.type] = (spec.device_types[part.type], dict(spec.sources))
-        else:
-            device: Any = _changed(part.type, changes)
-            types[part.type] = (device, device.sources)
-    return types
+    own = spec.device_types
+    return {part.type: own.get(part.type) or _changed(part.type, changes) for part in spec.devices}
 
 
 def _changed(name_or_path: str | Path, changes: Sequence[Change]) -> ProfileFile:

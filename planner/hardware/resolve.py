@@ -6,17 +6,15 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from planner.errors import HardwareError
-from planner.hardware.document import citations
 from planner.hardware.schema import (
     Bytes,
-    Cited,
     ClusterFile,
     DeviceBody,
     DeviceCount,
@@ -29,6 +27,7 @@ from planner.hardware.schema import (
     Reserve,
     SizeCurve,
     StackFile,
+    Stated,
 )
 from planner.hardware.types import (
     HOST_BYTE_PER_S,
@@ -41,7 +40,7 @@ from planner.hardware.types import (
     Stack,
     slowest_levels,
 )
-from planner.hardware.validate import arrange, too_many
+from planner.hardware.validate import unfit_nodes
 
 _A100_BF16, _A100_MEMORY = 312e12, 2039e9
 _MATRIX_SHAPE = {0.1e9: 0.09, 1e9: 0.45, 16e9: 0.65, 128e9: 0.75, 10e12: 0.80}
@@ -90,9 +89,7 @@ def _assumed(note: str) -> dict[str, Any]:
     return {"source": "default", "verified": False, "note": note}
 
 
-def build_device(
-    name: str, body: DeviceBody, own_sources: Mapping[str, str], stack: Stack, price: float | None = None
-) -> Device:
+def build_device(name: str, body: DeviceBody, stack: Stack, price: float | None = None) -> Device:
     """A device in SI units, driven by a stack; `price` replaces its own where the price of a node is known."""
     full = with_defaults(body)
     if (
@@ -102,9 +99,6 @@ def build_device(
         or full.host_link is None
     ):
         raise HardwareError(f"device {name!r} has no defaults")
-    sources = {
-        key: f"stack {stack.name}: {text}" for key, text in stack.sources.items() if key in ("launch", "handover")
-    }
     handover_s = 0.0 if full.launch else stack.handover_s
     return Device(
         name=name,
@@ -120,21 +114,10 @@ def build_device(
         launch_s=full.launch.value if full.launch else stack.launch_s,
         handover_s=full.handover.value if full.handover else handover_s,
         price_per_hour=price if price is not None else full.price.value if full.price else 0.0,
-        sources=sources | {key: cite(item, own_sources) for key, item in _cited(full)},
         about=full.about,
         stack=stack,
         host_byte_per_s=full.host_link.byte_per_s,
     )
-
-
-def _cited(body: DeviceBody) -> Iterator[tuple[str, Cited]]:
-    """The figures of a device by name; those with a value for each number format as `matrix.bf16`."""
-    for key in DeviceBody.model_fields:
-        figure = getattr(body, key)
-        if isinstance(figure, Cited):
-            yield key, figure
-        elif isinstance(figure, dict):
-            yield from ((f"{key}.{kind}", own) for kind, own in figure.items())
 
 
 def _curve(points: Mapping[float, float], factor: float) -> Curve:
@@ -154,24 +137,9 @@ _STACK_FIELDS = {
 
 def build_stack(spec: StackFile, base: Stack) -> Stack:
     """A stack in SI units; figures that its file leaves out are those of the base."""
-    cited = {key: item for key in type(spec).model_fields if isinstance(item := getattr(spec, key), Cited)}
-    sources = {key: cite(item, spec.sources) for key, item in cited.items()}
-    figures: dict[str, Any] = {_STACK_FIELDS.get(key, key): item.value for key, item in cited.items()}  # type: ignore[attr-defined]
-    return replace(base, name=spec.stack, about=spec.about, sources={**base.sources, **sources}, **figures)
-
-
-def cite(item: Cited, own_sources: Mapping[str, str]) -> str:
-    """Source, verification and note of a figure in one line."""
-    source = (
-        own_sources.get(item.source or "") or citations().get(item.source or "") or item.source or "no source given"
-    )
-    parts = [source, "" if item.verified else "not verified", item.note or ""]
-    return "; ".join(part for part in parts if part)
-
-
-def node_size_of(spec: ClusterFile) -> int:
-    """Devices of a node."""
-    return math.prod(entry.size or 1 for entry in spec.node)
+    stated = {key: item for key in type(spec).model_fields if isinstance(item := getattr(spec, key), Stated)}
+    figures: dict[str, Any] = {_STACK_FIELDS.get(key, key): item.value for key, item in stated.items()}
+    return replace(base, name=spec.stack, about=spec.about, **figures)
 
 
 def nodes_of(spec: ClusterFile, nodes: int | str | None, devices: int | None = None) -> tuple[int, int]:
@@ -180,7 +148,7 @@ def nodes_of(spec: ClusterFile, nodes: int | str | None, devices: int | None = N
     Raises:
         HardwareError: neither a number of nodes nor `4x64`, or a number of devices that no nodes can give equally.
     """
-    full = node_size_of(spec)
+    full = spec.node_size
     if devices is not None:
         splits = ((n, devices // n) for n in range(max(1, -(-devices // full)), devices + 1) if devices % n == 0)
         fewest = next((split for split in splits if nodes is None and _sizes_within(spec, split[1])), None)
@@ -214,7 +182,7 @@ def part_of_nodes(spec: ClusterFile, used: int) -> ClusterFile:
     Raises:
         HardwareError: a node has fewer devices, or they do not fill its levels.
     """
-    full = node_size_of(spec)
+    full = spec.node_size
     if used == full:
         return spec
     sizes = _sizes_within(spec, used)
@@ -246,7 +214,7 @@ def _fewer_ports(entry: LevelEntry, used: int, full: int) -> LevelEntry:
 
 def build_cluster(
     spec: ClusterFile,
-    types: Mapping[str, tuple[DeviceBody, Mapping[str, str]]],
+    types: Mapping[str, DeviceBody],
     wanted: tuple[int, int],
     stack: Stack,
 ) -> Cluster:
@@ -254,7 +222,7 @@ def build_cluster(
 
     Args:
         spec: the profile.
-        types: by name, each device type of the profile with the sources of its file.
+        types: by name, each device type of the profile.
         wanted: number of nodes, and of devices of each that are used.
         stack: the software that trains.
 
@@ -262,20 +230,15 @@ def build_cluster(
         HardwareError: the number of nodes, or of their devices, does not fit the sizes of the levels.
     """
     nodes, node_size = wanted
-    full = node_size_of(spec)
+    full = spec.node_size
     spec = part_of_nodes(spec, node_size)
-    errors = arrange([entry.size or 1 for entry in spec.network[:-1]], bool(spec.network), nodes)
-    if spec.max_nodes is not None and nodes > spec.max_nodes:
-        errors.append((("nodes",), f"{nodes} nodes are more than there can be", f"at most {spec.max_nodes}"))
-    errors += too_many(node_size, nodes)
-    if errors:
-        _, message, hint = errors[0]
+    for _, message, hint in unfit_nodes(spec, nodes):
         raise HardwareError(message, where=spec.cluster, hint=hint)
     price = spec.node_price.value / node_size if spec.node_price else None
     pattern = [part.type for part in spec.devices for _ in range(part.count)]
     ranks = [pattern[i % len(pattern)] for i in range(node_size * nodes)]
     names = list(dict.fromkeys(ranks))
-    devices = tuple(build_device(name, *types[name], stack, price) for name in names)
+    devices = tuple(build_device(name, types[name], stack, price) for name in names)
     device_types = np.asarray([names.index(name) for name in ranks], dtype=np.int64)
     unlike = tuple(_levels(spec, nodes, stack, name) for name in names) if _links_differ(spec) else ()
     levels = slowest_levels(unlike) if unlike else _levels(spec, nodes, stack)
@@ -289,41 +252,28 @@ def build_cluster(
         levels=levels,
         node_size=node_size,
         about=spec.about,
-        sources=_sources(spec),
         unlike=unlike,
         host_memory_bytes=spec.host_memory.value if spec.host_memory else 0.0,
     )
 
 
 def _links_differ(spec: ClusterFile) -> bool:
-    return any(entry.nodes_of for entry in (*spec.node, *spec.network))
+    return any(entry.nodes_of for _, entry in spec.levels())
 
 
 def _levels(spec: ClusterFile, nodes: int, stack: Stack, device: str = "") -> tuple[Level, ...]:
     """The levels that join more than one child, innermost first, for nodes of a device type."""
     levels: list[Level] = []
     child, left = 1, nodes
-    for i, entry in enumerate((*spec.node, *spec.network)):
-        size = entry.size or left
-        if i >= len(spec.node):
+    for (section, _), entry in spec.levels():
+        size, across = entry.size or left, section == "network"
+        if across:
             size = min(size, left)
             left //= size
         if size > 1:
-            levels.append(_level(entry.of(device), size, child, stack, across=i >= len(spec.node)))
+            levels.append(_level(entry.of(device), size, child, stack, across=across))
         child *= size
     return tuple(levels)
-
-
-def _sources(spec: ClusterFile) -> dict[str, str]:
-    """By name, the source of each figure of the levels, and of the price of a node."""
-    cited: dict[str, Cited | None] = {"node_price": spec.node_price, "host_memory": spec.host_memory}
-    for entry in (*spec.node, *spec.network):
-        figures: list[tuple[str, LevelEntry | LinkFigures]] = [(entry.level, entry)]
-        figures += [(f"{entry.level} of {device}", own) for device, own in entry.nodes_of.items()]
-        for name, own in figures:
-            cited |= {f"{name}.{key}": getattr(own, key) for key in LinkFigures.model_fields}
-        cited[f"{entry.level}.measured"] = entry.measured
-    return {key: cite(item, spec.sources) for key, item in cited.items() if item is not None}
 
 
 def _level(entry: LevelEntry, size: int, child: int, stack: Stack, *, across: bool) -> Level:
@@ -367,14 +317,10 @@ def _fingerprint(
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
     content = {
-        "devices": [
-            _figures(each, "stack", "sources", "about", "host_byte_per_s", format_rates={}) for each in devices
-        ],
+        "devices": [_figures(each, "stack", "about", "host_byte_per_s", format_rates={}) for each in devices],
         "ranks": runs,
         "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
-        "stack": _figures(
-            devices[0].stack, "name", "compared", "sources", "about", inner_overlap={}, rows_once=False, fused=()
-        ),
+        "stack": _figures(devices[0].stack, "name", "compared", "about", inner_overlap={}, rows_once=False, fused=()),
     }
     if unlike:
         content["unlike"] = [[_figures(each, "name") for each in own] for own in unlike]

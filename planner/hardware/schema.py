@@ -385,6 +385,16 @@ class ClusterFile(Strict, use_attribute_docstrings=True):
     sources: dict[str, str] = Field(default_factory=dict)
     """citations by short name"""
 
+    def levels(self) -> list[tuple[tuple[str, int], LevelEntry]]:
+        """All tiers of links with their places in the file, innermost first."""
+        tiers = {"node": self.node, "network": self.network}
+        return [((key, i), entry) for key, entries in tiers.items() for i, entry in enumerate(entries)]
+
+    @property
+    def node_size(self) -> int:
+        """Devices of a node."""
+        return math.prod(entry.size or 1 for entry in self.node)
+
 
 class StackFile(Strict, use_attribute_docstrings=True):
     """A file that describes the software that trains."""

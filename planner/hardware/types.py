@@ -94,7 +94,6 @@ class Stack:
             with the others (docs/accuracy.md).
         compared: for a calibrated stack, the number of runs compared and the 80 % interval of measured over predicted
             time.
-        sources: by key in the file, where the figure comes from.
     """
 
     name: str = ""
@@ -120,7 +119,6 @@ class Stack:
     gather_ports: int = 0
     allocator_cache: float = 1.08
     compared: tuple[int, float, float] | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
 
     def attention_on(self, device: str) -> float:
         """Rate of fused attention over that of a plain product, on a device of that name."""
@@ -156,7 +154,6 @@ class Device:
         memory_efficiency: achievable fraction of that bandwidth by bytes of one operation.
         launch_s: host time of one forward operation: the framework's own and the launch of its kernel.
         price_per_hour: US dollars a device and hour, 0 when unknown.
-        sources: where each figure comes from, by its key in the profile, with notes and "not verified" where so.
         about: one line on what it is.
         handover_s: host time of passing a micro-batch to another stage, during which the device is idle.
         stack: the software; its launch and hand-over times apply where the profile has none.
@@ -177,7 +174,6 @@ class Device:
     memory_efficiency: Curve
     launch_s: float
     price_per_hour: float = 0.0
-    sources: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
     handover_s: float = 0.0
     stack: Stack = NO_STACK
@@ -261,7 +257,6 @@ class Cluster:
         levels: innermost first; empty for a single device. If nodes differ, each figure is that of the slowest.
         node_size: devices in one node, 0 when the profile has none.
         about: one line on what this machine is.
-        sources: by `level.figure`, where the figure comes from.
         unlike: by index in `devices`, the levels of nodes of that device type; empty if all nodes have equal links.
         host_memory_bytes: memory of a node's host that training may fill; 0 when unknown, which limits nothing.
     """
@@ -273,7 +268,6 @@ class Cluster:
     levels: tuple[Level, ...]
     node_size: int = 0
     about: str = ""
-    sources: Mapping[str, str] = field(default_factory=dict)
     unlike: tuple[tuple[Level, ...], ...] = ()
     host_memory_bytes: float = 0.0
 

@@ -6,7 +6,6 @@ wide: an order of magnitude beyond existing hardware.
 
 from __future__ import annotations
 
-import math
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -66,19 +65,17 @@ def _validate_mapping(document: Document, data: dict[str, Any]) -> tuple[Profile
         )
         return None, [document.problem((), message, hint)]
     model = _KINDS[kinds[0]]
-    own_types = _mapping(data, "device_types")
     context = {
         "sources": {**citations(), **_mapping(data, "sources")},
-        "devices": {*device_names(), *own_types},
+        "devices": {*device_names(), *_mapping(data, "device_types")},
     }
-    problems: list[Problem] = []
-    if model is ClusterFile:
-        problems = _size_problems(document, data) + _same_levels(document, data) + _unknown_nodes(document, data)
     try:
-        return model.model_validate(data, context=context), problems
+        spec = model.model_validate(data, context=context)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=True)
-        return None, problems + [_problem(document, model, detail) for detail in details]
+        return None, [_problem(document, model, detail) for detail in details]
+    findings = contradictions(spec) if isinstance(spec, ClusterFile) else ()
+    return spec, [document.problem(*finding) for finding in findings]
 
 
 def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -158,116 +155,54 @@ def _unwrap(kind: Any) -> Any:  # noqa: ANN401
     return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
 
 
-def _size_problems(document: Document, data: dict[str, Any]) -> list[Problem]:
-    """Sizes of levels that do not multiply; values that are not numbers are left to the schema."""
-    inside = [_int(entry, "size") for entry in _list(data, "node")]
-    between = [_int(entry, "size") for entry in _list(data, "network")]
-    devices = data.get("devices")
-    counts = [_int(entry, "count") or 1 for entry in devices] if isinstance(devices, list) else [1]
-    nodes = _int(data, "nodes") or 1
-    problems = []
-    for place, sizes in (("node", inside), ("network", between[:-1])):
-        for i, size in enumerate(sizes):
-            if size is None and "size" not in _list(data, place)[i]:
-                hint = "say how many children it joins"
-                problems.append(document.problem((place, i), f"missing field 'size' in {place!r}", hint))
-    if between and between[-1] is not None:
-        hint = "remove it: the outermost level grows with the number of nodes"
-        problems.append(document.problem(("network", len(between) - 1, "size"), "the outermost level has a size", hint))
-    if any(size is None for size in (*inside, *between[:-1])):
-        return problems
-    findings = arrange([size for size in between[:-1] if size], bool(between), nodes)
-    inner = math.prod(size for size in inside if size)
-    findings += _devices_fit(inner, nodes, sum(counts)) + too_many(inner, nodes)
-    max_nodes = _int(data, "max_nodes")
-    if max_nodes is not None and nodes > max_nodes:
-        findings.append(
-            (("nodes",), f"{nodes} nodes are more than max_nodes: {max_nodes}", "lower nodes or raise max_nodes")
-        )
-    return problems + [document.problem(place, message, hint) for place, message, hint in findings]
+Finding = tuple[Location, str, str]
+"""Path, message, hint."""
 
 
-def _same_levels(document: Document, data: dict[str, Any]) -> list[Problem]:
-    """Levels with the same name."""
-    problems: list[Problem] = []
-    seen: set[str] = set()
-    for place, entry in _levels_of(data):
-        name = entry.get("level")
-        if not isinstance(name, str):
-            continue
-        if name in seen:
-            problems.append(document.problem((*place, "level"), f"two levels are called {name!r}", "rename one"))
-        seen.add(name)
-    return problems
-
-
-def _unknown_nodes(document: Document, data: dict[str, Any]) -> list[Problem]:
-    """Link figures (`nodes_of`) for device types that the cluster does not have."""
-    listed = data.get("devices")
-    types = [listed] if isinstance(listed, str) else [entry.get("type") for entry in _list(data, "devices")]
-    problems = []
-    for place, entry in _levels_of(data):
-        for name in _mapping(entry, "nodes_of"):
+def contradictions(spec: ClusterFile) -> Iterator[Finding]:
+    """Parts of a cluster's file, each right by itself, that do not go together."""
+    names: set[str] = set()
+    types = [part.type for part in spec.devices]
+    for place, level in spec.levels():
+        outermost = place == ("network", len(spec.network) - 1)
+        if level.size is None and not outermost:
+            yield place, f"missing field 'size' in {place[0]!r}", "say how many children it joins"
+        elif level.size is not None and outermost:
+            hint = "remove it: the outermost level grows with the number of nodes"
+            yield (*place, "size"), "the outermost level has a size", hint
+        if level.level in names:
+            yield (*place, "level"), f"two levels are called {level.level!r}", "rename one"
+        names.add(level.level)
+        for name in level.nodes_of:
             if name not in types:
-                message, hint = f"no node has devices of type {name!r}", did_you_mean(name, map(str, types))
-                problems.append(document.problem((*place, "nodes_of", name), message, hint, at_key=True))
-    return problems
-
-
-def _levels_of(data: Mapping[str, Any]) -> Iterator[tuple[Location, dict[str, Any]]]:
-    """The entries of all levels, with their paths."""
-    yield from (((key, i), entry) for key in ("node", "network") for i, entry in enumerate(_list(data, key)))
-
-
-def _list(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    value = data.get(key)
-    return [entry if isinstance(entry, dict) else {} for entry in value] if isinstance(value, list) else []
-
-
-def _int(data: Any, key: str) -> int | None:  # noqa: ANN401
-    value = data.get(key) if isinstance(data, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _devices_fit(inner: int, nodes: int, listed: int) -> list[tuple[Location, str, str]]:
-    """Errors of a device list that fills neither a node nor whole nodes, or more nodes than there are."""
+                hint = did_you_mean(name, types)
+                yield (*place, "nodes_of", name), f"no node has devices of type {name!r}", hint
+    inner, listed = spec.node_size, sum(part.count for part in spec.devices)
     if inner % listed and listed % inner:
-        hint = f"let the counts add up to {inner} or a multiple of it"
-        return [(("devices",), f"{listed} devices listed, which neither fill a node of {inner} nor whole nodes", hint)]
-    if listed > inner * nodes:
-        hint = f"set nodes: {listed // inner}, or list fewer"
-        return [(("devices",), f"{listed} devices listed, but nodes: {nodes} of {inner} hold {inner * nodes}", hint)]
-    return []
+        message = f"{listed} devices listed, which neither fill a node of {inner} nor whole nodes"
+        yield ("devices",), message, f"let the counts add up to {inner} or a multiple of it"
+    elif listed > inner * spec.nodes:
+        message = f"{listed} devices listed, but nodes: {spec.nodes} of {inner} hold {inner * spec.nodes}"
+        yield ("devices",), message, f"set nodes: {listed // inner}, or list fewer"
+    yield from unfit_nodes(spec, spec.nodes)
 
 
-def too_many(inner: int, nodes: int) -> list[tuple[Location, str, str]]:
-    """The error of a cluster with more than `MOST_DEVICES` devices."""
-    if inner * nodes <= MOST_DEVICES:
-        return []
-    message = f"{nodes:,} nodes of {inner:,} are {inner * nodes:,} devices"
-    return [(("nodes",), message, f"a cluster has at most {MOST_DEVICES:,}")]
-
-
-def arrange(between: list[int], grows: bool, nodes: int) -> list[tuple[Location, str, str]]:
-    """Errors of a number of nodes (path, message, hint); empty when the sizes of levels multiply.
-
-    Args:
-        between: sizes of the levels that join nodes, without the outermost, which grows.
-        grows: whether there is an outermost level that joins nodes.
-        nodes: number of nodes.
-    """
-    findings: list[tuple[Location, str, str]] = []
-    if nodes > 1 and not grows:
-        hint = "add a level under `network` that joins them"
-        findings.append((("nodes",), f"{nodes} nodes, but no level joins nodes", hint))
+def unfit_nodes(spec: ClusterFile, nodes: int) -> Iterator[Finding]:
+    """Why a cluster cannot have a number of nodes: nothing joins them, they fill no groups, or they are too many."""
+    if nodes > 1 and not spec.network:
+        yield ("nodes",), f"{nodes} nodes, but no level joins nodes", "add a level under `network` that joins them"
     filled = 1
-    for i, size in enumerate(between):
-        filled *= size
+    for i, entry in enumerate(spec.network[:-1]):
+        filled *= entry.size or 1
         if nodes > filled and nodes % filled:
             below = nodes // filled * filled
             hint = f"take {below} or {below + filled} nodes, or change the size"
-            findings.append((("network", i, "size"), f"{nodes} nodes do not fill groups of {filled}", hint))
-    return findings
+            yield ("network", i, "size"), f"{nodes} nodes do not fill groups of {filled}", hint
+    if spec.max_nodes is not None and nodes > spec.max_nodes:
+        yield ("nodes",), f"{nodes} nodes are more than max_nodes: {spec.max_nodes}", "lower nodes or raise max_nodes"
+    if spec.node_size * nodes > MOST_DEVICES:
+        message = f"{nodes:,} nodes of {spec.node_size:,} are {spec.node_size * nodes:,} devices"
+        yield ("nodes",), message, f"a cluster has at most {MOST_DEVICES:,}"
 
 
 LATENCY_S = (100e-9, 5e-3)
@@ -285,9 +220,6 @@ EFFICIENCY = 0.02
 OUTER_FASTER = 1.5
 """Factor by which a device may plausibly send faster into an outer tier than into the tier inside it."""
 
-Finding = tuple[Location, str, str]
-"""Path, message, hint."""
-
 
 def doubts(document: Document, spec: ProfileFile) -> list[Problem]:
     """Warnings of implausible figures in a valid profile, in the order of the file."""
@@ -297,9 +229,8 @@ def doubts(document: Document, spec: ProfileFile) -> list[Problem]:
     elif isinstance(spec, ClusterFile):
         for name, body in spec.device_types.items():
             warnings += _device(("device_types", name), body)
-        for place, levels in (("node", spec.node), ("network", spec.network)):
-            for number, level in enumerate(levels):
-                warnings += _level((place, number), level)
+        for place, level in spec.levels():
+            warnings += _level(place, level)
         warnings += _faster_outside(spec)
     return [document.problem(location, message, hint) for location, message, hint in warnings]
 
@@ -345,14 +276,12 @@ def _level(head: Location, level: LevelEntry) -> Iterator[Finding]:
 
 def _faster_outside(spec: ClusterFile) -> Iterator[Finding]:
     """Warnings of tiers into which a device sends much faster than into the tier inside them."""
-    levels = [("node", i, level) for i, level in enumerate(spec.node)]
-    levels += [("network", i, level) for i, level in enumerate(spec.network)]
     devices, inner, inner_name = 1, 0.0, ""
-    for place, number, level in levels:
+    for place, level in spec.levels():
         rate = level.port.byte_per_s * level.port.count * level.efficiency.value / devices
         if inner and rate > OUTER_FASTER * inner:
             message = f"a device sends {rate / inner:.3g} times as fast into {level.level!r} as into {inner_name!r}"
             hint = f"{level.level!r} lies outside: check units, `count` and whether the figures are per device"
-            yield (place, number, "port"), message, hint
+            yield (*place, "port"), message, hint
         inner, inner_name = rate, level.level
         devices *= level.size or 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import HardwareError
-from planner.hardware.document import bundled_path, citations
+from planner.hardware.document import citations
 from planner.hardware.loader import device_types, profile_path, read_profile
 from planner.hardware.sketch import ClusterSketch
 from planner.hardware.types import Collective
@@ -66,10 +66,10 @@ def resolved_profile(name_or_path: str | Path, nodes: int | str | None = None) -
     content["nodes"] = count
     if len(spec.devices) == 1 and spec.devices[0].count == 1:
         content["devices"] = spec.devices[0].type
-    content["device_types"] = {name: _plain(with_defaults(body)) for name, (body, _) in types.items()}
+    content["device_types"] = {name: _plain(with_defaults(body)) for name, body in types.items()}
     sources = dict(spec.sources)
-    for _, extra in types.values():
-        sources.update(extra)
+    for body in types.values():
+        sources.update(getattr(body, "sources", {}))
     return _with_sources(content, sources)
 
 
@@ -131,25 +131,17 @@ def profile_text(name_or_path: str | Path) -> str:
 
 
 def profile_template(name_or_path: str | Path, name: str) -> str:
-    """A commented template called `name`: the text of another cluster's profile with its devices written out.
+    """A commented template called `name`: another cluster's profile with its devices and all defaults written out.
 
     Raises:
         HardwareError: there is no such profile, it has errors, or it is no cluster.
     """
-    from planner.hardware.schema import ClusterFile
-
-    spec = read_profile(name_or_path)
-    if not isinstance(spec, ClusterFile):
-        raise HardwareError(
-            f"{str(name_or_path)!r} is {spec.kind}, not a cluster", hint="start from one of `shardplan hardware list`"
-        )
-    text = profile_text(name_or_path).splitlines()
-    start = next(i for i, line in enumerate(text) if line and not line.startswith("#"))
-    body = [f"cluster: {name}" if line.startswith("cluster:") else line for line in text[start:]]
-    inlined = [part for part in dict.fromkeys(p.type for p in spec.devices) if part not in spec.device_types]
-    if inlined and not spec.device_types:
-        body += ["", "device_types: # remove one to use the bundled device of that name", *_inlined(inlined)]
-    return _HEADER.format(file=f"{name}.yaml") + "\n".join(body) + "\n"
+    content = resolved_profile(name_or_path)
+    if "cluster" not in content:
+        kind = read_profile(name_or_path).kind
+        hint = "start from one of `shardplan hardware list`"
+        raise HardwareError(f"{str(name_or_path)!r} is {kind}, not a cluster", hint=hint)
+    return _HEADER.format(file=f"{name}.yaml") + profile_yaml({**content, "cluster": name})
 
 
 def sketch_text(sketch: ClusterSketch) -> str:
@@ -184,17 +176,3 @@ def with_measured(name_or_path: str | Path, level: str, rows: Mapping[Collective
         kept = [other for other in measured.get(str(kind), []) if other["ranks"] != row["ranks"]]
         measured[str(kind)] = sorted([*kept, dict(row)], key=lambda other: other["ranks"])
     return profile_yaml({**content, "cluster": name})
-
-
-def _inlined(types: list[str]) -> list[str]:
-    """Text of the bundled devices, indented under their names, without leading comments."""
-    lines: list[str] = []
-    for name in types:
-        path = bundled_path(name)
-        if path is None:
-            raise HardwareError(f"device {name!r} is not bundled")
-        text = path.read_text(encoding="utf-8").splitlines()
-        start = next(i for i, line in enumerate(text) if line.startswith("device:"))
-        lines.append(f"  {name}:")
-        lines += [f"    {line}" if line else "" for line in text[start + 1 :]]
-    return lines

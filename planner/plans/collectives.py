@@ -64,7 +64,7 @@ def _servers(exchange: Exchange) -> dict[str, str]:
     """One line on how variables are placed on servers; empty without servers."""
     if not exchange.placements:
         return {}
-    shares = {tuple(round(s, 4) for s in p.shares) for p in exchange.placements}
+    shares = {tuple(round(s, 4) for s in shares) for shares in exchange.placements.values()}
     if len(shares) == 1:
         return {
             "servers": "every variable in shares " + ", ".join(f"{s:g}" for s in next(iter(shares))[:MAX_SHOWN_SHARES])
@@ -87,7 +87,7 @@ def _exchange_section(exchange: Exchange, gradient_bytes: dict[str, float]) -> E
         exchange: the exchange.
         gradient_bytes: bytes of each tensor's gradient.
     """
-    shares = {p.variable: tuple(significant(share) for share in p.shares) for p in exchange.placements}
+    shares = {name: tuple(significant(share) for share in own) for name, own in exchange.placements.items()}
     groups: dict[tuple[str, tuple[float, ...]], list[str]] = {}
     for name, method in exchange.methods.items():
         groups.setdefault((method, shares.get(name, ())), []).append(name)

@@ -13,7 +13,6 @@ from planner.exports import exported, exports_of
 if TYPE_CHECKING:
     from planner.report.answers import prediction_report as prediction_report
     from planner.report.answers import sweep_report as sweep_report
-    from planner.report.answers import sweep_svg as sweep_svg
     from planner.report.answers import target_report as target_report
     from planner.report.answers import why_not_report as why_not_report
     from planner.report.answers import worth_report as worth_report
@@ -36,20 +35,21 @@ if TYPE_CHECKING:
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
-    from planner.report.plot import comparison_svg as comparison_svg
-    from planner.report.render import report_to_csv as report_to_csv
-    from planner.report.render import report_to_lines as report_to_lines
-    from planner.report.render import report_to_markdown as report_to_markdown
-    from planner.report.render import report_to_rows as report_to_rows
-    from planner.report.render import report_to_text as report_to_text
     from planner.report.runs import measured_iteration_s as measured_iteration_s
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
+    from planner.report.scatter import comparison_svg as comparison_svg
+    from planner.report.scatter import sweep_svg as sweep_svg
     from planner.report.tables import Form as Form
     from planner.report.tables import Report as Report
     from planner.report.tables import Section as Section
     from planner.report.tables import Table as Table
     from planner.report.tables import bar as bar
+    from planner.report.tables import report_to_csv as report_to_csv
+    from planner.report.tables import report_to_lines as report_to_lines
+    from planner.report.tables import report_to_markdown as report_to_markdown
+    from planner.report.tables import report_to_rows as report_to_rows
+    from planner.report.tables import report_to_text as report_to_text
     from planner.report.tables import table as table
     from planner.report.timeline import draw_gantt as draw_gantt
     from planner.report.timeline import timeline_report as timeline_report

@@ -5,7 +5,7 @@ The rows for tools have more columns than the tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
@@ -25,7 +25,6 @@ from planner.report.tables import Cell, Form, Line, Report, Section, data_table,
 from planner.units import (
     format_bytes,
     format_flop_rate,
-    format_flops,
     format_fraction,
     format_rate,
     format_seconds,
@@ -97,26 +96,55 @@ def models_report(models: Sequence[Any]) -> Report:
     return Report("", (Section(table=table(columns, rows)),), data_table(data, data[0]))
 
 
-Figures = list[tuple[str, str]]
+def cluster_report(cluster: Cluster, profile: Mapping[str, Any]) -> Report:
+    """A cluster: its levels from the outermost on, its devices, and the source of every figure.
 
-
-def cluster_report(cluster: Cluster) -> Report:
-    """A cluster: its levels from the outermost on, its devices, and the source of every figure."""
+    Args:
+        cluster: the cluster.
+        profile: its resolved profile (`planner.hardware.resolved_profile`).
+    """
     numbers: dict[str, int] = {}
     sections = [
         Section(lines=(f"{plural(cluster.device_count, 'device')}, fingerprint {cluster.fingerprint[:16]}",)),
         Section(drawing=_tree(cluster)),
     ]
-    for device, levels in zip(cluster.devices, cluster.unlike or (cluster.levels,), strict=False):
-        for level in levels:
-            title = f"{level.name} of {device.name}" if cluster.unlike else level.name
-            figures = _level_figures(level)
-            level_sources = {key: cluster.sources.get(f"{level.name}.{key}", "") for key, _ in figures}
-            sources = {key: cluster.sources.get(f"{title}.{key}", text) for key, text in level_sources.items()}
-            sections.append(_figures(title, figures, sources, numbers))
-    sections += [_figures(d.name, _device_figures(d), d.sources, numbers) for d in cluster.devices]
-    sections.append(Section(lines=tuple(f"[{number}] {text}" for text, number in numbers.items())))
+    parts = {level["level"]: level for place in ("node", "network") for level in profile.get(place, ())}
+    parts[cluster.name] = {key: value for key, value in profile.items() if key != "device_types"}
+    for title, part in (parts | profile.get("device_types", {})).items():
+        rows = [(key, text, *_cited(item, profile, numbers)) for key, text, item in _figures(part)]
+        columns = {title: Form.NAME, "value": Form.TEXT, "source": Form.NAME, "note": Form.TEXT}
+        sections += [Section(table=table(columns, rows))] if rows else []
+    stack = f"the software adds its own: `shardplan hardware show {cluster.stack.name}`"
+    sections.append(Section(lines=(stack, *(f"[{number}] {text}" for text, number in numbers.items()))))
     return Report(f"{cluster.name}  {cluster.about}", tuple(sections))
+
+
+def _figures(part: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The figures in a part of a profile: name, text, and the entry with its source."""
+    for key, item in part.items():
+        if not isinstance(item, Mapping):
+            continue
+        if "value" in item:
+            several = f"{item['count']} x " if "count" in item else ""
+            yield head + key, f"{several}{item['value']} {item.get('direction', '')}".rstrip(), item
+        elif "points" in item:
+            (size, part_of), *_, (largest, most) = [*item["points"].items()] * 2
+            yield head + key, f"{part_of} at {size} to {most} at {largest}", item
+        elif key == "measured":
+            measured = {kind: rows for kind, rows in item.items() if isinstance(rows, list)}
+            texts = (f"{kind} of {rows[0]['ranks']} to {rows[-1]['ranks']}" for kind, rows in measured.items())
+            yield head + key, ", ".join(texts), item
+        else:
+            yield from _figures(item, f"{head}{key}.")
+
+
+def _cited(item: Mapping[str, Any], profile: Mapping[str, Any], numbers: dict[str, int]) -> tuple[str, str]:
+    """The number of a figure's citation, which is counted through all tables, and what else is said of the figure."""
+    source = item.get("source", "")
+    citation = profile.get("sources", {}).get(source, source)
+    number = f"[{numbers.setdefault(citation, len(numbers) + 1)}]" if citation else ""
+    notes = ("" if item.get("verified", True) else "not verified", item.get("note", ""))
+    return number, "; ".join(note for note in notes if note)
 
 
 def _tree(cluster: Cluster) -> tuple[Line, ...]:
@@ -134,17 +162,6 @@ def _branch(depth: int, text: str) -> list[str]:
     """A node of the tree, wrapped at `TREE_WIDTH`; the root has depth -1 and no branch mark."""
     mark = "    " * depth + "└── " if depth >= 0 else ""
     return [f"{' ' * len(mark) if i else mark}{line}" for i, line in enumerate(wrap(text, TREE_WIDTH - len(mark)))]
-
-
-def _figures(title: str, figures: Figures, sources: Mapping[str, str], numbers: dict[str, int]) -> Section:
-    """A table of figures; citations are numbered through all tables, notes stay beside the figure."""
-    rows = []
-    for key, value in figures:
-        citation, _, note = sources.get(key, "").partition("; ")
-        number = f"[{numbers.setdefault(citation, len(numbers) + 1)}]" if citation else ""
-        rows.append((key, value, number, note))
-    columns = {title: Form.NAME, "value": Form.TEXT, "source": Form.NAME, "note": Form.TEXT}
-    return Section(table=table(columns, rows))
 
 
 def half_peak(device: Device) -> tuple[str, float]:
@@ -175,43 +192,3 @@ def _device_line(device: Device, count: int) -> str:
         f"({format_bytes(device.usable_bytes)} plannable), {format_rate(device.memory_byte_per_s)}, "
         f"{kind} {format_flop_rate(peak)}, {format_fraction(device.matrix_efficiency.fractions[-1])} achievable"
     )
-
-
-def _level_figures(level: Level) -> Figures:
-    rows = [("port", f"{format_rate(level.byte_per_s, 4)} one direction")]
-    if level.peer_byte_per_s is not None:
-        rows.append(("peer", f"{format_rate(level.peer_byte_per_s, 4)} one direction"))
-    rows.append(("latency", format_seconds(level.latency_s, 4)))
-    rows.append(("efficiency", format_fraction(level.efficiency, 4)))
-    if level.fits:
-        ranks = sorted({fit.ranks for fit in level.fits})
-        kinds = ", ".join(dict.fromkeys(str(fit.collective) for fit in level.fits))
-        rows.append(
-            ("measured", f"{kinds} of {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f"{kinds} of {ranks[0]}")
-        )
-    return rows
-
-
-def _device_figures(device: Device) -> Figures:
-    rows = [
-        ("memory", format_bytes(device.memory_bytes, 4)),
-        ("reserve", format_bytes(device.reserve_bytes, 4)),
-        ("neighbour_buffers", format_bytes(device.neighbour_bytes, 4)),
-        ("memory_bandwidth", format_rate(device.memory_byte_per_s, 4)),
-    ]
-    rows += [(f"matrix.{kind}", format_flop_rate(peak, 4)) for kind, peak in device.matrix_flop_per_s.items()]
-    matrix, memory = device.matrix_efficiency, device.memory_efficiency
-    rows += [
-        ("vector", format_flop_rate(device.vector_flop_per_s, 4)),
-        ("matrix_efficiency", _curve([format_flops(size) for size in matrix.sizes], matrix.fractions)),
-        ("memory_efficiency", _curve([format_bytes(size) for size in memory.sizes], memory.fractions)),
-        ("launch", format_seconds(device.launch_s, 4)),
-    ]
-    rows += [("handover", format_seconds(device.handover_s, 4))] if device.handover_s else []
-    rows.append(("host_link", format_rate(device.host_byte_per_s, 4)))
-    return rows + ([("price", f"{device.price_per_hour:.4g} $/h")] if device.price_per_hour else [])
-
-
-def _curve(sizes: list[str], fractions: tuple[float, ...]) -> str:
-    first, last = format_fraction(fractions[0]), format_fraction(fractions[-1])
-    return f"{last} at any size" if len(sizes) == 1 else f"{first} at {sizes[0]} to {last} at {sizes[-1]}"

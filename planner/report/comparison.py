@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from planner.costs import precision
 from planner.plans.figures import Headline, headline_of
 from planner.plans.files import plain
-from planner.report.answers import KINDS
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
 from planner.systems import Comparison, Semantics, SystemRow
 from planner.units import format_bytes
@@ -31,9 +31,8 @@ LEGEND = (
 )
 
 DATA = (
-    "system", "semantics", "feasible", "iteration_s", "samples_per_s", "peak_memory_bytes", "capacity_bytes",
-    "bubble_fraction", "sent_bytes", "weight_versions", "staleness_updates", "devices_used", "devices_available",
-    "plan", "reason", "alters",
+    "system", "semantics", "feasible", "iteration_s", "samples_per_s", "peak_memory_bytes", "capacity_bytes", "bubble",
+    "sent_bytes", "weight_versions", "staleness", "devices", "available", "plan", "reason", "alters",
 )  # fmt: skip
 """Columns of the rows for tools."""
 
@@ -116,7 +115,7 @@ def _name(row: SystemRow) -> str:
 
 def _cells(row: SystemRow) -> tuple[Cell, ...]:
     memory = None if row.memory is None else f"{format_bytes(row.memory.total)} of {format_bytes(row.capacity_bytes)}"
-    pace = (row.iteration_s, row.throughput, memory, row.bubble, row.sent_bytes)
+    pace = (row.iteration_s, row.samples_per_s, memory, row.bubble, row.sent_bytes)
     devices = f"{row.devices} of {row.available}"
     return _name(row), row.semantics.value, *pace, row.weight_versions, row.staleness, devices, row.plan
 
@@ -143,73 +142,23 @@ def _links(comparison: Comparison) -> Table:
 
 
 def _data(comparison: Comparison) -> Table:
-    rows = []
-    for row in comparison.rows:
-        document = _document(row)
-        memory = document.get("memory") or {}
-        sizes = {"peak_memory_bytes": memory.get("total_bytes"), "capacity_bytes": memory.get("capacity_bytes")}
-        rows.append(document | sizes)
-    return data_table(rows, DATA)
+    return data_table(map(_document, comparison.rows), DATA)
 
 
-_OF_COMPARISON = ("model", "hardware", "global_batch", "precision", "semantics")
+_OF_COMPARISON = ("model", "hardware", "global_batch", "precision", "semantics", "notes")
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON data, in seconds, bytes and fractions."""
+    """The comparison as JSON data: the fields of each row (`planner.systems.SystemRow`) and its headline."""
     return {
         "format": "shardplan-comparison",
-        "version": 1,
+        "version": 2,
         **{name: getattr(comparison, name) for name in _OF_COMPARISON},
-        "notes": list(comparison.notes),
-        "rows": [_document(row) | _headline(comparison, row) for row in comparison.rows],
+        "rows": [{**_document(row), "headline": headline_of_row(comparison, row)} for row in comparison.rows],
     }
-
-
-def _headline(comparison: Comparison, row: SystemRow) -> dict[str, Any]:
-    headline = headline_of_row(comparison, row)
-    return {} if headline is None else {"headline": plain(headline)}
 
 
 def _document(row: SystemRow) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "system": row.system,
-        "title": row.title,
-        "semantics": row.semantics.value,
-        "feasible": row.feasible,
-    }
-    if row.feasible:
-        document |= {
-            "plan": row.plan,
-            "iteration_s": row.iteration_s,
-            "samples_per_s": row.throughput,
-            "bubble_fraction": row.bubble,
-            "sent_bytes": row.sent_bytes,
-            "weight_versions": row.weight_versions,
-            "staleness_updates": row.staleness,
-            "devices_used": row.devices,
-            "devices_available": row.available,
-            "micro_batch": row.micro_batch,
-            "memory": _memory(row),
-            "links": [
-                {
-                    "level": link.level,
-                    "busiest_port_out_bytes": link.out_bytes,
-                    "busiest_port_in_bytes": link.in_bytes,
-                    "all_ports_bytes": link.total_bytes,
-                }
-                for link in row.links
-            ],
-            "alters": row.alters,
-        }
-    else:
-        document["reason"] = row.reason
-    return document | {"backend": dict(row.tells), "notes": list(row.notes)}
-
-
-def _memory(row: SystemRow) -> dict[str, float] | None:
-    memory = row.memory
-    if memory is None:
-        return None
-    sizes = {f"{kind}_bytes": getattr(memory, kind) for kind in (*KINDS, "total")}
-    return {**sizes, "capacity_bytes": row.capacity_bytes}
+    """The fields of a row as plain data with its peak memory; of one that does not fit, those that have a value."""
+    peak = {} if row.memory is None else {"peak_memory_bytes": row.memory.total}
+    return (asdict(row) if row.feasible else plain(row)) | peak

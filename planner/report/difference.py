@@ -12,8 +12,7 @@ from planner.plans.comparison import PlanComparison, value_words
 from planner.plans.diff import Area, Change, Value
 from planner.plans.rules import Cost, Metric, Severity
 from planner.plans.words import module_ranges
-from planner.report.render import report_to_markdown
-from planner.report.tables import Form, Report, Section, Table, table
+from planner.report.tables import Form, Report, Section, Table, report_to_markdown, table
 from planner.units import format_bytes, format_seconds, plural
 
 _LONGEST = 60
@@ -215,9 +214,9 @@ def diff_annotations(comparison: PlanComparison, failures: Mapping[str, str] | N
     """The findings and the failed gates as workflow commands of GitHub Actions, one line each."""
     messages = [("error", f"gate {gate}", reason) for gate, reason in (failures or {}).items() if reason]
     messages += [(_LEVELS[remark.severity], remark.rule, remark.message) for remark in comparison.remarks]
-    where = f"file={_escaped(file, ':,')}," if file else ""
-    lines = (f"::{level} {where}title={_escaped(title, ':,')}::{_escaped(text)}\n" for level, title, text in messages)
-    return "".join(lines) or f"::notice {where}title=shardplan::{_escaped(diff_verdict(comparison, failures))}\n"
+    lines = [_command(level, text, file=file, title=title) for level, title, text in messages]
+    lines = lines or [_command("notice", diff_verdict(comparison, failures), file=file, title="shardplan")]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def annotation(level: str, problem: Problem) -> str:
@@ -228,9 +227,14 @@ def annotation(level: str, problem: Problem) -> str:
         problem: the finding; its place may be `file:line:column`.
     """
     file, line, column = (*problem.where.rsplit(":", 2), "", "")[:3] if problem.excerpt else (problem.where, "", "")
-    places = {"file": file, "line": line, "col": column}
-    attributes = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in places.items() if value)
-    return f"::{level} {attributes}::{_escaped(problem.message + (f' ({problem.hint})' if problem.hint else ''))}"
+    text = problem.message + (f" ({problem.hint})" if problem.hint else "")
+    return _command(level, text, file=file, line=line, col=column)
+
+
+def _command(level: str, text: str, **attributes: str) -> str:
+    """A workflow command with the attributes that have a value."""
+    written = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in attributes.items() if value)
+    return f"::{level} {written}::{_escaped(text)}"
 
 
 def _escaped(text: str, further: str = "") -> str:

@@ -92,15 +92,14 @@ _CLOCK = (60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 4320
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A scale along one axis of a chart.
+    """A logarithmic scale along one axis of a chart.
 
     Attributes:
-        low: value at the start; above 0 on a logarithmic scale.
+        low: value at the start; above 0.
         high: value at the end.
         start: coordinate of `low` in the picture.
         end: coordinate of `high`.
         ticks: values with a grid line and a label.
-        logarithmic: true for equal distances between equal ratios.
     """
 
     low: float
@@ -108,14 +107,10 @@ class Scale:
     start: float
     end: float
     ticks: tuple[float, ...]
-    logarithmic: bool = True
 
     def at(self, value: float) -> float:
         """Coordinate of a value."""
-        if self.logarithmic:
-            share = math.log(value / self.low) / math.log(self.high / self.low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
+        share = math.log(value / self.low) / math.log(self.high / self.low)
         return self.start + share * (self.end - self.start)
 
 

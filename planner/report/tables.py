@@ -1,13 +1,18 @@
 """The type of all reports: a title, and sections of text, drawings and typed tables.
 
-A report does not depend on where it is shown; `planner.report.render` writes it as text, Markdown, CSV or plain data.
+A report does not depend on where it is shown: the functions below write it as terminal lines, text, Markdown, CSV or
+plain rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import csv
+import io
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Any
 
 from planner.units import (
@@ -140,3 +145,172 @@ def shown(cell: Cell, form: Form) -> str:
     if cell is None:
         return "-"
     return cell if isinstance(cell, str) else _FORMATS.get(form, str)(cell)
+
+
+PROSE_WIDTH = 100
+"""Default line width of prose, in characters."""
+GAP = "  "
+"""Text between two columns."""
+NARROWEST_TEXT = 18
+"""Smallest width to which columns of words, and words in columns of figures, are narrowed."""
+
+
+def report_to_text(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> str:
+    """The report as plain text; arguments as for `report_to_lines`."""
+    lines = ("".join(text for text, _ in line).rstrip() for line in report_to_lines(report, width, table_width))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def report_to_lines(report: Report, width: int = PROSE_WIDTH, table_width: int | None = None) -> Iterator[Line]:
+    """The report line by line, each piece with the name of its style: title, heading, header, or that of a drawing.
+
+    Args:
+        report: the report.
+        width: line width of prose, in characters.
+        table_width: line width of tables, None for no limit. A wider table first loses its bars, then wraps columns of
+            words, and at last moves columns to further tables that repeat the first column. Figures are never cut.
+    """
+    for line in _wrapped(report.title, table_width or len(report.title) + 1) if report.title else ():
+        yield ((line, "title"),)
+    for number, section in enumerate(report.sections):
+        if number or report.title:
+            yield ()
+        yield from _section_lines(section, width, table_width)
+
+
+def _section_lines(section: Section, width: int, table_width: int | None) -> Iterator[Line]:
+    indent = "  " if section.heading else ""
+    if section.heading:
+        for line in _wrapped(section.heading, width):
+            yield ((line, "heading"),)
+    for text in section.lines:
+        for line in _wrapped(text, width, indent, indent):
+            yield ((line, ""),)
+    for text in section.items:
+        for line in _wrapped(text, width, f"{indent}- ", f"{indent}  "):
+            yield ((line, ""),)
+    for drawn in section.drawing:
+        yield ((indent, ""), *drawn)
+    if section.table:
+        for line, style in _table_lines(section.table, table_width and table_width - len(indent)):
+            yield ((indent, ""), (line, style)) if line else ()
+
+
+def _wrapped(text: str, width: int, first: str = "", later: str = "") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later) or [""]
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """A table column as text."""
+
+    header: str
+    form: Form
+    cells: Sequence[str]
+
+    @property
+    def natural(self) -> int:
+        """Width of the widest cell, in characters."""
+        return max(len(self.header), *map(len, self.cells), 0)
+
+    @property
+    def narrowest(self) -> int:
+        """Smallest possible width: figures and names are not wrapped, words in place of a figure are."""
+        if self.form in (Form.TEXT, Form.NAME):
+            return min(self.natural, NARROWEST_TEXT) if self.form is Form.TEXT else self.natural
+        words = (min(len(cell), NARROWEST_TEXT) if cell[:1].isalpha() else len(cell) for cell in self.cells)
+        return max(min(len(self.header), NARROWEST_TEXT), *words, 0)
+
+
+def _table_lines(table: Table, room: int | None) -> Iterator[tuple[str, str]]:
+    """Lines of a table with their styles; if its columns take several tables, with an empty line between them."""
+    texts = table.texts()
+    strips = [_Strip(name, form, [row[c] for row in texts]) for c, (name, form) in enumerate(table.columns.items())]
+    for number, part in enumerate(_dealt(strips, room)):
+        if number:
+            yield "", ""
+        widths = _widths(part, room)
+        for at, row in enumerate(zip(*((strip.header, *strip.cells) for strip in part), strict=True)):
+            broken = (
+                textwrap.wrap(cell, width, break_on_hyphens=False) if len(cell) > width else [cell]
+                for cell, width in zip(row, widths, strict=True)
+            )
+            for line in zip_longest(*broken, fillvalue=""):
+                yield _joined(line, part, widths), "" if at else "header"
+
+
+def _joined(cells: Sequence[str], strips: Sequence[_Strip], widths: Sequence[int]) -> str:
+    set_ = (
+        cell.rjust(width) if strip.form.to_the_right else cell.ljust(width)
+        for cell, strip, width in zip(cells, strips, widths, strict=True)
+    )
+    return GAP.join(set_).rstrip()
+
+
+def _dealt(strips: list[_Strip], room: int | None) -> list[list[_Strip]]:
+    """Columns split into tables that fit, each with the first column; bars only if a single table has room."""
+    if room is None or _total([strip.natural for strip in strips]) <= room:
+        return [strips]
+    first, *others = [strip for strip in strips if strip.form is not Form.BAR]
+    tables = [[first]]
+    for strip in others:
+        if len(tables[-1]) > 1 and _total([s.narrowest for s in (*tables[-1], strip)]) > room:
+            tables.append([first])
+        tables[-1].append(strip)
+    return tables
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _widths(strips: Sequence[_Strip], room: int | None) -> list[int]:
+    """Width of each column, after narrowing the widest columns of words until all fit, if they can."""
+    widths = [strip.natural for strip in strips]
+    while room is not None and _total(widths) > room:
+        excess = [width - strip.narrowest for strip, width in zip(strips, widths, strict=True)]
+        widest = max(range(len(strips)), key=lambda c: (excess[c] > 0, widths[c]))
+        if excess[widest] <= 0:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def report_to_markdown(report: Report) -> str:
+    """The report as Markdown."""
+    blocks = [f"## {report.title}"] if report.title else []
+    for section in report.sections:
+        if section.heading:
+            blocks.append(f"### {section.heading}")
+        blocks += section.lines
+        if section.items:
+            blocks.append("\n".join(f"- {item}" for item in section.items))
+        if section.drawing:
+            drawn = "\n".join("".join(text for text, _ in line) for line in section.drawing)
+            blocks.append(f"```\n{drawn}\n```")
+        if section.table:
+            blocks.append(_markdown_table(section.table))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+    rule = "|" + "|".join("---:" if form.to_the_right else "---" for form in table.columns.values()) + "|"
+    return "\n".join([line(list(table.columns)), rule, *map(line, table.texts())])
+
+
+def report_to_csv(report: Report) -> str:
+    """The report's rows for tools as CSV with a header; missing values are empty cells."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if report.data:
+        writer.writerow(report.data.columns)
+        writer.writerows(report.data.rows)
+    return text.getvalue()
+
+
+def report_to_rows(report: Report) -> list[dict[str, Any]]:
+    """The report's rows for tools as plain data."""
+    return [dict(zip(report.data.columns, row, strict=True)) for row in report.data.rows] if report.data else []

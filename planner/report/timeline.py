@@ -66,7 +66,7 @@ def timeline_report(timeline: Timeline, *, width: int = 100) -> Report:
     )
     sections = (
         Section(lines=tuple(_pace(timeline))),
-        Section(drawing=draw_gantt(timeline, width=width).lines()),
+        Section(drawing=draw_gantt(timeline, width=width)),
         Section(table=_lanes(timeline)),
         _prediction(timeline),
     )
@@ -124,54 +124,17 @@ def _prediction(timeline: Timeline) -> Section:
     return Section(lines=tuple(lines), table=table({"of it": Form.FIGURE, "by": Form.TEXT}, effects))
 
 
-@dataclass(frozen=True, slots=True)
-class GanttRow:
-    """One line: its label and the activity of each cell, by window."""
-
-    label: str
-    cells: tuple[tuple[Activity, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Gantt:
-    """A timeline as text without colours.
-
-    Attributes:
-        rows: in order of stage and rank.
-        axis: times below the cells.
-        legend: activities that occur.
-        notes: what the picture leaves out.
-    """
-
-    rows: tuple[GanttRow, ...]
-    axis: str
-    legend: tuple[Activity, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def label_width(self) -> int:
-        """Characters of the longest label."""
-        return max((len(row.label) for row in self.rows), default=0)
-
-    def lines(self) -> tuple[Line, ...]:
-        """The picture as lines, each piece with the activity as its style."""
-        width = self.label_width
-        drawn = [((f"{row.label:<{width}} ", ""), *_pieces(row)) for row in self.rows]
-        legend = [
-            piece for activity in self.legend for piece in ((LOOKS[activity][0], activity), (f" {activity}  ", ""))
-        ]
-        notes = (((note, ""),) for note in self.notes)
-        return (*drawn, ((f"{'':<{width}} {self.axis}", ""),), tuple(legend), *notes)
-
-
-def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> Gantt:
-    """Draw a timeline.
+def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> tuple[Line, ...]:
+    """Draw a timeline as lines of characters, each piece with its activity as the style.
 
     Args:
         timeline: what to draw.
         width: characters of a line, label included; at least 20 are used for the time.
         most_rows: limit on the rows. Beyond it one replica of each stage is drawn, and further stages are left out,
             with a note.
+
+    Returns:
+        A line for each row in order of stage and rank, the axis, the legend, and notes on what is left out.
 
     A cell shows the activity that fills most of it, or waiting if that fills more than half. If an iteration is too
     long for a forward to fill a cell, only its start, its steady state and its end are drawn.
@@ -180,13 +143,17 @@ def draw_gantt(timeline: Timeline, *, width: int = 100, most_rows: int = 48) -> 
     parts = segments(timeline)
     grouped = rows(timeline, parts)
     shown = fewer_rows(grouped, most_rows)[:most_rows]
-    room = max(_NARROWEST, width - max(len(row.label) for row in shown) - 1)
+    label_width = max(len(row.label) for row in shown)
+    room = max(_NARROWEST, width - label_width - 1)
     spans = windows(timeline, room, room // _CLIPPED_FORWARD)
     counts = _share(room, spans)
-    drawn = tuple(GanttRow(row.label, _cells(parts.of(row.lanes[0].worker), spans, counts)) for row in shown)
-    used = {activity for row in drawn for cells in row.cells for activity in cells}
-    legend = tuple(activity for activity in ACTIVITIES if activity in used)
-    return Gantt(drawn, _axis(spans, counts), legend, omissions(timeline, spans, grouped, shown))
+    drawn = [
+        ((f"{row.label:<{label_width}} ", ""), *_pieces(parts.of(row.lanes[0].worker), spans, counts)) for row in shown
+    ]
+    used = [activity for activity in ACTIVITIES if any(style == activity for line in drawn for _, style in line)]
+    legend = (piece for activity in used for piece in ((LOOKS[activity][0], activity), (f" {activity}  ", "")))
+    notes = (((note, ""),) for note in omissions(timeline, spans, grouped, shown))
+    return (*drawn, ((f"{'':<{label_width}} {_axis(spans, counts)}", ""),), tuple(legend), *notes)
 
 
 def omissions(
@@ -211,16 +178,6 @@ def _share(room: int, spans: tuple[tuple[float, float], ...]) -> list[int]:
     total = sum(end - begin for begin, end in spans)
     others = [max(1, round(room * (end - begin) / total)) for begin, end in spans[1:]]
     return [max(1, room - sum(others)), *others]
-
-
-def _cells(
-    mine: Segments, spans: Sequence[tuple[float, float]], counts: Sequence[int]
-) -> tuple[tuple[Activity, ...], ...]:
-    """By window, the activity of each of its equal cells."""
-    return tuple(
-        tuple(ACTIVITIES[code] for code in busiest(mine, np.linspace(*span, count + 1)))
-        for span, count in zip(spans, counts, strict=True)
-    )
 
 
 def busiest(mine: Segments, edges: np.ndarray) -> np.ndarray:
@@ -250,13 +207,15 @@ def _axis(spans: tuple[tuple[float, float], ...], counts: list[int]) -> str:
     return (" " * len(GAP)).join(words)
 
 
-def _pieces(row: GanttRow) -> Iterator[tuple[str, str]]:
-    """The pieces of a line: runs of cells with the same activity."""
-    for window, cells in enumerate(row.cells):
+def _pieces(
+    mine: Segments, spans: Sequence[tuple[float, float]], counts: Sequence[int]
+) -> Iterator[tuple[str, Activity | str]]:
+    """The cells of a row: runs with the same activity, window by window."""
+    for window, (span, count) in enumerate(zip(spans, counts, strict=True)):
         if window:
             yield GAP, ""
-        for activity, run in groupby(cells):
-            yield LOOKS[activity][0] * len(list(run)), activity
+        for code, run in groupby(busiest(mine, np.linspace(*span, count + 1)).tolist()):
+            yield LOOKS[ACTIVITIES[code]][0] * len(list(run)), ACTIVITIES[code]
 
 
 COLOURS = {activity: colour for activity, (_, colour) in LOOKS.items()}

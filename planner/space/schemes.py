@@ -92,8 +92,8 @@ def _host_s(step: Step, exchange: Exchange, number_formats: Precision, optimizer
     Nothing hides them: rows are looked up before the forward, and their gradients are complete after the backward.
     Partitions are spread evenly, so the servers of a machine handle as many rows as its ranks touch.
     """
-    served = {placement.variable for placement in exchange.placements}
-    served_variables = [v for v in step.variables if v.sparse and v.name in served and exchange.memory.server_optimizer]
+    served = exchange.placements if exchange.memory.server_optimizer else {}
+    served_variables = [v for v in step.variables if v.sparse and v.name in served]
     moved_bytes = sum(v.touched * (v.gradient_bytes + v.pulled_bytes) for v in served_variables)
     elements = sum(v.touched * v.gradient_bytes for v in served_variables) / number_formats.gradient_bytes
     state_bytes = optimizer_state_bytes(optimizer, number_formats)

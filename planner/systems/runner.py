@@ -223,7 +223,7 @@ def row_of(setting: Setting, system: System, decided: SystemDecision) -> SystemR
         feasible=True,
         plan=decided.plan + exchange.methods,
         iteration_s=best.iteration_s,
-        throughput=setting.job.global_batch / best.iteration_s,
+        samples_per_s=setting.job.global_batch / best.iteration_s,
         memory=fullest.memory,
         capacity_bytes=fullest.capacity_bytes,
         bubble=bubble_of(best),

@@ -143,7 +143,7 @@ class SystemRow:
         reason: why not; empty if feasible.
         plan: its decision in words.
         iteration_s: time of a global batch: the makespan if the schedule drains, else the period of its steady state.
-        throughput: samples a second.
+        samples_per_s: samples a second.
         memory: of the fullest device, by kind; None if infeasible.
         capacity_bytes: memory of that device.
         bubble: fraction of the used devices' time in which they compute nothing.
@@ -168,7 +168,7 @@ class SystemRow:
     reason: str = ""
     plan: str = ""
     iteration_s: float = 0.0
-    throughput: float = 0.0
+    samples_per_s: float = 0.0
     memory: MemoryBytes | None = None
     capacity_bytes: float = 0.0
     bubble: float = 0.0

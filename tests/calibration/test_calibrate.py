@@ -83,9 +83,9 @@ def test_the_stack_file_keeps_what_was_not_fitted(graph: planner.Graph) -> None:
     [
         ("tp,zeroo,global_batch,seconds\n", "unknown column 'zeroo'"),
         ("tp,global_batch\n1,64\n", "no column 'seconds'"),
-        ("tp,global_batch,seconds\nfour,64,1\n", "tp is 'four'"),
+        ("tp,global_batch,seconds\nfour,64,1\n", "'four' is no number for tp"),
         ("tp,global_batch,seconds\n4,64,-1\n", "seconds is '-1'"),
-        ("recompute,global_batch,seconds\nyes,64,1\n", "recompute is 'yes'"),
+        ("zero,global_batch,seconds\n4,64,1\n", "'4' is no number for zero"),
         ("tp,global_batch,seconds\n4,64\n", "not as many values"),
     ],
 )

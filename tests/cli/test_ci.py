@@ -107,7 +107,8 @@ def deeper(own: Repository) -> None:
 def halved(text: str) -> str:
     """The profile with half of its network's bandwidth."""
     inside, _, network = text.partition("\nnetwork:")
-    return f"{inside}\nnetwork:" + re.sub(r"value: (\d+) Gbit/s", lambda m: f"value: {int(m[1]) / 2} Gbit/s", network)
+    slower = re.sub(r"value: (\d+) GB/s", lambda m: f"value: {int(m[1]) / 2} GB/s", network, count=1)
+    return f"{inside}\nnetwork:{slower}"
 
 
 def test_nothing_changed(topic: Repository) -> None:

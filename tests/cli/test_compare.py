@@ -55,10 +55,10 @@ def test_rows_add_up() -> None:
         assert row["samples_per_s"] == pytest.approx(64 / row["iteration_s"])
         memory = row["memory"]
         parts = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
-        assert memory["total_bytes"] == pytest.approx(sum(memory[f"{p}_bytes"] for p in parts))
-        assert memory["total_bytes"] <= memory["capacity_bytes"]
-        assert 0 <= row["bubble_fraction"] < 1
-        assert row["devices_used"] <= row["devices_available"] == 4
+        assert row["peak_memory_bytes"] == pytest.approx(sum(memory[part] for part in parts))
+        assert row["peak_memory_bytes"] <= row["capacity_bytes"]
+        assert 0 <= row["bubble"] < 1
+        assert row["devices"] <= row["available"] == 4
 
 
 def test_formats_and_files(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_narrow_terminal_loses_nothing(width: int) -> None:
     memory = MemoryBytes(1e9, 2e9, 3e9, 4e9, 5e9, 6e8)
     done = SystemRow(
         "pipelined-backprop", "PB", Semantics.ASYNC, True, plan="words that say what was decided in full",
-        iteration_s=1.5, throughput=1234.0, memory=memory, capacity_bytes=16e9, bubble=0.123, sent_bytes=7e8,
+        iteration_s=1.5, samples_per_s=1234.0, memory=memory, capacity_bytes=16e9, bubble=0.123, sent_bytes=7e8,
         weight_versions=16, staleness=62, devices=896, available=1024, alters="rows [i, j] alone",
     )  # fmt: skip
     failed = SystemRow("tofu", "Tofu", Semantics.SYNC, False, reason="a shape [n, m] is in the way")

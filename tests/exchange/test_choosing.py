@@ -21,13 +21,7 @@ def test_small_by_tree_and_large_by_ring() -> None:
     fabric = fabric_of(w.cluster_of(16, latency_s=1.0))
     step = Step((Variable("small", 100.0, 1.0), Variable("large", 10000.0, 2.0)), 2.0)
     found = choose(fabric, step, ("ring:bucket_bytes=0", "tree:bucket_bytes=0"), bucket_bytes=0)
-    assert {c.variable: c.method for c in found.choices} == {
-        "small": "tree:bucket_bytes=0",
-        "large": "ring:bucket_bytes=0",
-    }
-    assert found.methods == {"small": "tree", "large": "ring"}
-    assert found.choices[0].seconds == pytest.approx(208)
-    assert found.choices[0].reason == "3 min 28 s by itself; next ring:bucket_bytes=0 with 3 min 38 s"
+    assert found.methods == {"small": "tree:bucket_bytes=0", "large": "ring:bucket_bytes=0"}
     # 208 s from 1 s on, then 18780 s: 209 + 18780, less the backward of 2 s
     assert found.exposed_s == pytest.approx(209 + 18780 - 2)
 
@@ -41,7 +35,6 @@ def test_tensors_below_a_bucket_are_priced_as_a_part_of_one() -> None:
     many = Step(tuple(Variable(f"v{i}", 100.0) for i in range(100)))
     found = choose(fabric, many, ("ring:bucket_bytes=10000", "tree:bucket_bytes=10000"), bucket_bytes=1e4)
     assert found.scheme == "ring:bucket_bytes=10000"
-    assert found.choices[0].reason.startswith("all by ring")
 
 
 def test_sparse_by_servers_and_dense_by_all_reduce() -> None:
@@ -49,7 +42,7 @@ def test_sparse_by_servers_and_dense_by_all_reduce() -> None:
     fabric = fabric_of(load_cluster("p3.16xlarge", nodes=8), servers=Servers(2))
     step = Step((Variable("w", 1e8), Variable("emb", 1e9, sparse=True, touched=0.01)))
     found = choose(fabric, step, ("all-reduce", "ps-colocated", "ps-separate"))
-    assert found.choices[1].method == "ps-colocated"
+    assert found.scheme == "ps-colocated"
     assert found.exposed_s < get("all-reduce").price(fabric, step).exposed_s
 
 
@@ -94,7 +87,6 @@ def test_never_worse_than_any_allowed(
     for name in SYNCHRONOUS:
         assert found.exposed_s <= get(name).price(fabric, step).exposed_s
     assert set(found.methods) == {v.name for v in step.variables}
-    assert [c.variable for c in found.choices] == [v.name for v in step.variables]
 
 
 def _graph(second_reader: str = "Gather") -> Graph:

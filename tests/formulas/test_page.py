@@ -56,15 +56,6 @@ def test_every_schedule_has_every_figure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("sharded_server_bytes", "use all_reduce_bytes"), ("pipemare_gain", r"1 / \(1 - gpipe_bubble\(p, m\)\)")],
-)
-def test_names_of_earlier_versions_say_the_new_call(old: str, new: str) -> None:
-    with pytest.raises(AttributeError, match=new):
-        getattr(formulas, old)
-
-
-@pytest.mark.parametrize(
     ("asked", "hint"),
     [
         ("gpipe_buble", "gpipe_bubble"),

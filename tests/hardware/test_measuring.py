@@ -33,7 +33,7 @@ def test_the_profile_has_what_was_measured(tmp_path: Path) -> None:
     assert device.launch_s == pytest.approx(0.5e-6)
     assert device.memory_efficiency.at(1e5) == pytest.approx(0.25)  # 10 of 40 GB/s
     assert device.memory_efficiency.at(1e8) == pytest.approx(1.0)
-    assert "measured on some processor" in device.sources["matrix.fp32"]
+    assert "measured on some processor" in planner.hardware.resolved_profile(file)["matrix"]["fp32"]["source"]
 
 
 def test_the_command_measures_and_what_it_writes_lints(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +49,13 @@ FACTS = {
 }
 
 
+def figures(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The entries of a profile that state figures."""
+    for item in part.values():
+        if isinstance(item, dict):
+            yield from [item] if {"value", "points"} & item.keys() else figures(item)
+
+
 def test_there_are_enough() -> None:
     assert len(device_names()) >= 20
     assert len(cluster_names()) >= 15
@@ -57,9 +66,10 @@ def test_every_device_figure_has_a_source(name: str) -> None:
     assert lint(profile_folder() / "devices" / f"{name}.yaml") == []
     device = load_device(name)
     assert device.name == name
-    assert {"memory", "reserve", "memory_bandwidth", "vector", "launch", "matrix_efficiency"} <= device.sources.keys()
-    for figure, source in device.sources.items():
-        assert not source.startswith(("no source", "default")), figure
+    stated = resolved_profile(name)
+    assert {"memory", "reserve", "memory_bandwidth", "vector", "matrix_efficiency"} <= stated.keys()
+    for figure in figures(stated):
+        assert figure.get("source", "default") != "default", figure
     assert 0 < device.usable_bytes <= device.memory_bytes
     for curve in (device.matrix_efficiency, device.memory_efficiency):
         grown = curve.at(np.logspace(0, 15, 50))
@@ -76,22 +86,23 @@ def test_every_cluster_figure_has_a_source(name: str) -> None:
     assert cluster.group_sizes()[-1] == cluster.device_count
     for level in cluster.levels:
         assert level.device_byte_per_s <= level.byte_per_s
-        for figure in ("port", "latency", "efficiency"):
-            assert not cluster.sources[f"{level.name}.{figure}"].startswith("no source")
+    stated = resolved_profile(name)
+    for entry in (*stated.get("node", ()), *stated.get("network", ())):
+        assert all(entry[figure]["source"] for figure in ("port", "latency", "efficiency"))
 
 
 @pytest.mark.parametrize(("name", "key"), FACTS.items())
 def test_device_figures_agree_with_the_published_ones(name: str, key: str) -> None:
     facts = json.loads(shared_path("reference/hardware_facts.json").read_text())["devices"][key]
-    device = load_device(name)
+    device, stated = load_device(name), resolved_profile(name)
     # what a driver reports: at most that many GiB, and some percent less where error correction takes a part
     assert 0.91 * facts["mem_gb"]["v"] * 10**9 < device.memory_bytes <= facts["mem_gb"]["v"] * 2**30
     assert device.memory_byte_per_s == facts["mem_bw"]["v"] * 1e9
     for kind, peak in device.matrix_flop_per_s.items():
         if kind in facts:
             assert peak == pytest.approx(facts[kind]["v"] * 1e12, rel=1e-12)
-            assert ("not verified" in device.sources[f"matrix.{kind}"]) == (not facts[kind]["verified"])
-    assert ("not verified" in device.sources["memory_bandwidth"]) == (not facts["mem_bw"]["verified"])
+            assert stated["matrix"][kind].get("verified", True) == facts[kind]["verified"]
+    assert stated["memory_bandwidth"].get("verified", True) == facts["mem_bw"]["verified"]
     if "best_matmul_bf16" in facts:
         # what a training run sustains stays below the best matmul ever measured alone
         sustained = device.matrix_efficiency.fractions[-1] * device.matrix_flop_per_s["bf16"]
@@ -162,7 +173,7 @@ def test_the_fingerprint_is_of_the_machine() -> None:
         ("missing.yaml", None, "no such hardware profile file"),
         ("dgx-a100", 0, "0 nodes make no cluster"),
         ("v100-pcie-4", 2, "no level joins nodes"),
-        ("tpu-v3-pod", 257, "at most 256"),
+        ("tpu-v3-pod", 257, "more than max_nodes: 256"),
     ],
 )
 def test_what_is_not_there(name: str, nodes: int | None, message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.report.plot import LETTER, comparison_svg
+from planner.report.scatter import LETTER, comparison_svg
 from planner.report.svg import time_ticks
 from planner.space import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
@@ -46,7 +46,7 @@ def names(root: ElementTree.Element) -> list[tuple[float, float, float, float]]:
     """Boxes of the names of points."""
     found = []
     for element in root.iter(f"{SVG}text"):
-        if element.get("class") in ("sync", "async"):
+        if element.get("class") in ("first", "second"):
             x, y = float(element.get("x", 0)), float(element.get("y", 0))
             found.append((x, y - 9, x + LETTER * len(element.text or ""), y + 2))
     return found
@@ -62,12 +62,7 @@ def test_every_row_is_named_and_what_does_not_fit_below() -> None:
     assert "a<b on box & co, global batch 8" in shown
     assert "limit 16 GiB" in shown
     points = [c for c in root.iter(f"{SVG}circle") if c.find(f"{SVG}title") is not None]
-    assert sorted(c.get("class", "") for c in points) == ["mark async", "mark sync", "mark sync"]
-
-
-def test_rows_at_one_place_share_a_point() -> None:
-    root = picture(row("byteps", 1, 4), row("auto", 1, 4), row("far", 8, 12), row("async", 1, 4, sync=False))
-    assert {"auto, byteps", "far", "async"} <= set(texts(root))
+    assert sorted(c.get("class", "") for c in points) == ["mark first", "mark first", "mark second"]
 
 
 def test_more_memory_is_higher_and_more_time_further_right() -> None:
@@ -83,9 +78,7 @@ def test_without_rows_it_says_so() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.5, 1.5), st.floats(5, 9)), min_size=1, max_size=14), st.floats(1.6, 60))
 @settings(deadline=None, max_examples=40)
-def test_names_lie_inside_and_cover_neither_each_other_nor_points(
-    places: list[tuple[float, float]], far: float
-) -> None:
+def test_names_lie_inside_and_do_not_cover_each_other(places: list[tuple[float, float]], far: float) -> None:
     """As many rows as there are systems in a corner of the picture, and one far off, as in most comparisons."""
     rows = [row(f"system-{i}", *place) for i, place in enumerate(places)]
     root = picture(*rows, row("pipelined-backprop", far, 2))
