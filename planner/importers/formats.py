@@ -13,9 +13,6 @@ from planner.registry import Registry
 HEAD_BYTES = 4096
 """How much of a file's beginning a format may look at to recognise it."""
 
-MOST_INSTANCE_DEVICES = 4096
-"""Devices of one kind that an instance of a partition problem may ask for: more could not be told apart in time."""
-
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
