@@ -73,7 +73,8 @@ class Findings:
         from pydantic import ValidationError
 
         try:
-            read: T = _adapter(kind).validate_json(json.dumps(document))
+            target: Any = kind
+            read: T = _adapter(target).validate_json(json.dumps(document))
         except ValidationError as error:
             for each in error.errors(include_url=False):
                 path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in each["loc"])
