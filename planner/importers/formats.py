@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +69,25 @@ def load_graph(
         ModelError: the file is missing, of no known format, damaged, or leaves a needed shape open.
     """
     file = Path(path)
-    head = _head(file)
-    return _format_of(file, head).load(file, dims or _NO_DIMS, options or ImportOptions())
+    with in_file(file):
+        return _format_of(file, _head(file)).load(file, dims or _NO_DIMS, options or ImportOptions())
+
+
+@contextmanager
+def in_file(path: Path) -> Iterator[None]:
+    """Let errors of a model that name no place name a file."""
+    try:
+        yield
+    except ModelError as error:
+        problem = error.problem
+        if problem.where:
+            raise
+        raise ModelError(problem.message, where=str(path), hint=problem.hint) from None
+
+
+def damaged(message: str) -> ModelError:
+    """The error of a file that contradicts itself."""
+    return ModelError(message, hint="the file is damaged: export it again")
 
 
 def _head(file: Path) -> bytes:
@@ -77,14 +95,14 @@ def _head(file: Path) -> bytes:
         with file.open("rb") as stream:
             head = stream.read(HEAD_BYTES)
     except FileNotFoundError:
-        raise ModelError("no such model file", where=str(file), hint="check the path") from None
+        raise ModelError("no such model file", hint="check the path") from None
     except IsADirectoryError:
-        raise ModelError("is a folder, not a model file", where=str(file), hint="name the file inside it") from None
+        raise ModelError("is a folder, not a model file", hint="name the file inside it") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ModelError(f"cannot be read: {reason}", where=str(file), hint="check path and permissions") from None
+        raise ModelError(f"cannot be read: {reason}", hint="check path and permissions") from None
     if not head:
-        raise ModelError("the file is empty", where=str(file), hint="export or copy the model again")
+        raise ModelError("the file is empty", hint="export or copy the model again")
     return head
 
 
@@ -97,4 +115,4 @@ def _format_of(file: Path, head: bytes) -> Format:
         if file.suffix.lower() in entry.suffixes:
             return entry
     known = ", ".join(f"{entry.title} ({' '.join(entry.suffixes)})" for entry in formats)
-    raise ModelError("not a model file of a known format", where=str(file), hint=f"formats that can be read: {known}")
+    raise ModelError("not a model file of a known format", hint=f"formats that can be read: {known}")

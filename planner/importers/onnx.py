@@ -62,7 +62,6 @@ def graph_from_proto(
     name: str = "",
     dims: Mapping[str, int] | None = None,
     options: ImportOptions | None = None,
-    where: str = "",
 ) -> Graph:
     """An ONNX model in memory as a graph; the model is not changed.
 
@@ -71,22 +70,20 @@ def graph_from_proto(
         name: what to call it; the graph's own name when empty.
         dims: sizes of symbolic axes, and trip counts of loops that do not say theirs, by name.
         options: choices that the model leaves open.
-        where: file name for errors.
 
     Raises:
         ModelError: an axis without a size, contradicting shapes, a needed shape that cannot be found, or functions
             without end.
         UsageError: options that name no parameter.
     """
-    check_model(model, where)
-    require_bounded(model, where)
-    work = Resolver(model, name, dims or {}, where).run()
+    check_model(model)
+    require_bounded(model)
+    work = Resolver(model, name, dims or {}).run()
     for transform in PASSES:
         transform(work, options or ImportOptions())
     if not work.nodes:
         raise ModelError(
             "no operator is left that depends on the inputs and costs anything, so there is nothing to plan",
-            where=where,
             hint="check the outputs of the export",
         )
     frozen = freeze(work)
@@ -96,7 +93,7 @@ def graph_from_proto(
 def _load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
     model = read_model(path)
     as_written = replace(options, as_written=True)
-    written = graph_from_proto(model, name=path.stem, dims=dims, options=as_written, where=str(path))
+    written = graph_from_proto(model, name=path.stem, dims=dims, options=as_written)
     open_sizes = {
         value.name: frozenset(d for d, size in enumerate(value.type.tensor_type.shape.dim) if not size.dim_value)
         for value in model.graph.input

@@ -149,9 +149,9 @@ def _position(resolver: Resolver, node: onnx.NodeProto, name: str) -> int:
 
 def _cannot(resolver: Resolver, node: onnx.NodeProto, why: str) -> ModelError:
     return ModelError(
-        f"{node_label(node)} works on a sequence and cannot be followed: {why}", where=resolver.where,
+        f"{node_label(node)} works on a sequence and cannot be followed: {why}",
         hint="export the model so that it uses tensors only",
-    )  # fmt: skip
+    )
 
 
 HANDLERS: dict[str, Handler] = {
