@@ -112,7 +112,7 @@ def interleaved_cuts(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]
 
 _FUSED = (
     "Split", "Concat", "com.microsoft.Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.MoE",
-    "com.microsoft.MultiHeadAttention", "com.microsoft.QAttention",
+    "com.microsoft.MultiHeadAttention",
 )  # fmt: skip
 """Operators with a fused operand or result."""
 _CARRIERS = ("Add", "Mul", "Cast", "Identity", "Dropout", "Gelu", "Transpose", "Slice")

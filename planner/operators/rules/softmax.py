@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from planner.operators.assemble import (
     elements_like,
     keep_extra,
@@ -13,7 +11,7 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.rules.elementwise import broadcast_nest
-from planner.operators.site import Rule, Shaped, Site, Statistics, as_first, like
+from planner.operators.site import Rule, Site, Statistics, as_first
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
 SOFTMAX_STATISTICS = Statistics((1, 1), (1,))
@@ -67,14 +65,6 @@ def _loss_nest(site: Site, vector_flops: float, classes: DimKind) -> LoopNest:
         coupled="c" if classes is DimKind.COUPLED else "",
         vector_flops=vector_flops,
     )
-
-
-def _flat_results(site: Site) -> list[Shaped | None]:
-    x = site.input(0)
-    return [like(x, ()), like(x, (math.prod(x.shape[:-1]), x.shape[-1]))]
-
-
-Rule(infer=_flat_results).register("com.microsoft.SoftmaxCrossEntropyLossInternal")
 
 
 @Rule(ports=(0,), statistics=Statistics((1, 2))).of("SoftmaxCrossEntropyLoss")
