@@ -89,7 +89,7 @@ def test_axes_that_are_computed_at_run_time() -> None:
 def test_an_operator_without_its_first_result_is_named_where_it_stops_the_batch() -> None:
     last = Node("h", "LSTM", ("x", "W", "R"), ("", "h"), {"hidden_size": 2})
     graph = graph_of([last], {"x": (4, 5, 6), "W": (1, 8, 6), "R": (1, 8, 2), "h": (1, 5, 2)}, batch=6)
-    with pytest.raises(ModelError, match="LSTM has the batch in dimension 2 of 'x'"):
+    with pytest.raises(ModelError, match="LSTM changes dimension 2, which follows the batch"):
         rebatch(replace(graph, outputs=("h",)), 12)
 
 
