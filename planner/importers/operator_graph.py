@@ -23,7 +23,7 @@ from annotated_types import Ge, Le, MultipleOf
 
 from planner.errors import ModelError
 from planner.graph import Note, NoteLevel, topological_line
-from planner.importers.instances import MOST_INSTANCE_DEVICES, Figure, Findings, keyed, read_document
+from planner.importers.formats import MOST_INSTANCE_DEVICES, Figure, Findings, keyed, read_document
 
 _SHOWN = 8
 _COST_TOLERANCE = 1e-9

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Gt, Le, MinLen, MultipleOf
 
 from planner.graph import Note, NoteLevel, topological_line
-from planner.importers.instances import MOST_INSTANCE_DEVICES, Figure, Findings, keyed, read_document
+from planner.importers.formats import MOST_INSTANCE_DEVICES, Figure, Findings, keyed, read_document
 from planner.json_text import LARGEST_FIGURE
 
 _SLOW_SAMPLE_S = 1.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.errors import PlanError, UsageError
 from planner.hardware.types import Cluster
-from planner.importers.instances import MOST_INSTANCE_DEVICES
+from planner.importers.formats import MOST_INSTANCE_DEVICES
 from planner.partitions.plan_file import Scalar
 from planner.registry import did_you_mean
 from planner.space.cuts import check_samples

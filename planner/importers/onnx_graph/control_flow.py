@@ -17,8 +17,8 @@ import numpy as np
 from planner.errors import ModelError
 from planner.importers.formats import damaged
 from planner.importers.onnx_graph.attributes import plain_attributes
-from planner.importers.onnx_graph.embedding_bags import price_as_bags
 from planner.importers.onnx_graph.order import node_label, subgraphs
+from planner.importers.onnx_graph.sequences import price_as_bags
 from planner.importers.onnx_graph.work import TensorType, WorkNode
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.flow import along_nests
-from planner.operators.rules.softmax import BACKWARD_FLOPS, FORWARD_FLOPS
+from planner.operators.rules.reduce import BACKWARD_FLOPS, FORWARD_FLOPS
 from planner.operators.site import WEIGHT_AND_BIAS, JointCut, Role, Rule, Shaped, Site, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
