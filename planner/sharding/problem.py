@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.graph import Graph, Tensor
-from planner.operators import OpSpec, graph_specs, kept_pairs, needs_gradient
+from planner.operators import OpSpec, SavedOptions, graph_specs, kept_pairs, needs_gradient, saved_for_backward
 from planner.operators.types import SavedBytes
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
@@ -196,25 +196,6 @@ def weight_gathers(spec: OpSpec) -> float:
     return 2.0 if spec.matrix_flops else 1.0
 
 
-def _saved(setting: Setting, specs: Sequence[OpSpec]) -> Sequence[tuple[SavedBytes, ...]]:
-    """By node of the graph, the storages that it keeps for backward."""
-    if setting.saved is not None:
-        return setting.saved
-    saved_by_node = []
-    for node, spec in zip(setting.graph.nodes, specs, strict=True):
-        kept = []
-        for s in spec.saved:
-            if s.source == "extra":
-                kept.append(SavedBytes(f"{node.key}#{s.position}", s.byte_count))
-                continue
-            name = (node.inputs if s.source == "input" else node.outputs)[s.position]
-            if name:
-                tensor = setting.graph.tensors[name]
-                kept.append(SavedBytes(name, int(tensor.elements * setting.bytes_of(tensor))))
-        saved_by_node.append(tuple(kept))
-    return tuple(saved_by_node)
-
-
 @dataclass(frozen=True)
 class GraphFacts:
     """Facts of a graph that many settings share (equal graph and kept storages).
@@ -236,7 +217,10 @@ class GraphFacts:
         """The facts of a setting's graph; O(nodes of the graph)."""
         specs = graph_specs(setting.graph)
         forbidden = forbidden_dims(setting.graph, setting.forbidden)
-        return GraphFacts(specs, needs_gradient(setting.graph), _saved(setting, specs), forbidden)
+        saved = setting.saved
+        if saved is None:
+            saved = saved_for_backward(setting.graph, specs, width=setting.item_bytes, options=SavedOptions(loss=False))
+        return GraphFacts(specs, needs_gradient(setting.graph), saved, forbidden)
 
     def kept(self, nodes: Sequence[int]) -> dict[str, int]:
         """Bytes of each storage that some nodes keep; the largest size that any of them says."""
