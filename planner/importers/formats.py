@@ -191,7 +191,7 @@ class Findings:
             read: T = _adapter(target).validate_json(json.dumps(document))
         except ValidationError as error:
             for each in error.errors(include_url=False):
-                path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in each["loc"])
+                path = "".join(f"[{key}]" if isinstance(key, int) else f".{key:.40}" for key in each["loc"])
                 fault = f"{each['msg'].removeprefix('Input ')}, not {each['input']!r:.40}"
                 self.wrong(path.removeprefix("."), "is missing" if each["type"] == "missing" else fault)
             self.stop()

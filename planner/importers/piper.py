@@ -28,6 +28,9 @@ from planner.json_text import LARGEST_FIGURE
 _SLOW_SAMPLE_S = 1.0
 """A layer that takes longer a sample than this is more likely given in milliseconds."""
 
+_Number = Annotated[int, Ge(0), Le(int(LARGEST_FIGURE))]
+"""A node's id or a tensor degree as a key."""
+
 Edge = tuple[int, int, float]
 """Source id, target id and bytes of an edge."""
 
@@ -55,8 +58,8 @@ class PiperChoice:
     weight_bytes: Figure
     activation_bytes: Figure
     fixed_bytes: Figure
-    input_sync_bytes: Mapping[int, Figure] = field(default_factory=dict)
-    output_sync_bytes: Mapping[int, Figure] = field(default_factory=dict)
+    input_sync_bytes: Mapping[_Number, Figure] = field(default_factory=dict)
+    output_sync_bytes: Mapping[_Number, Figure] = field(default_factory=dict)
     name: str = ""
 
 
@@ -67,7 +70,7 @@ class PiperNode:
     __pydantic_config__: ClassVar[Any] = keyed(choices="TMPCs")
 
     id: int
-    choices: Annotated[Mapping[Annotated[int, Ge(1)], tuple[PiperChoice, ...]], MinLen(1)]
+    choices: Annotated[Mapping[Annotated[_Number, Ge(1)], tuple[PiperChoice, ...]], MinLen(1)]
     name: str = ""
 
 
