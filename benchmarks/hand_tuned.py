@@ -156,7 +156,7 @@ def megatron_costs(
         ),
     )
     # All weights are cut, that of the embedding too, though looking words up in a whole table would be faster.
-    fastest = min(sharded_costs(inner, differentiable), key=lambda c: (c.parameter_elements.sum(), c.totals))
+    fastest = min(sharded_costs(inner), key=lambda c: (c.parameter_elements.sum(), c.totals))
     return sharded_block_costs(inner, fastest, Training(cluster.devices[0], chosen, what.optimizer), differentiable, 1)
 
 

@@ -21,7 +21,6 @@ from planner.costs import profile
 from planner.hardware import Collective, collective_s, load_cluster, load_device
 from planner.importers import load_graph
 from planner.play import measure_schedule
-from planner.sharding.reshard import Mixture, model_parameters
 from planner.space.partition import Layers, recorded_layers
 
 GIB = 2**30
@@ -113,7 +112,7 @@ def sizes() -> Iterator[Headline]:
         weights = sum(4 * hidden * ((1024 if i == 0 else hidden) + hidden) for i in range(layers))
         text = f"RNN {layers}-{hidden // 1024}K, GiB (recalled)"
         yield Headline("Tofu", text, published, weights * 12 / GIB, "weight, gradient, history in fp32")
-    found = model_parameters(Mixture(2048, 1024, 8192), 36)
+    found = formulas.gshard_expert_parameters(2048, 36, width=1024, hidden=8192)
     yield Headline("GShard", "parameters of MoE(2048E, 36L), billions", 600, found / 1e9, "expert weights alone")
     yield Headline("GShard", "core-years of 600B", 22.4, 2048 * 4 / 365, "2,048 cores for 4 days")
     for stage, published in enumerate((120.0, 31.4, 16.6, 1.9)):

@@ -163,7 +163,7 @@ def fast_convolutions(graph: Graph, sizes: Mapping[DType, float]) -> FastConvolu
 
 def _eligible(graph: Graph, node: Node) -> bool:
     """A 3 x 3 convolution of stride 1, undilated, all input channels to all results."""
-    if node.op not in ("Conv", "com.microsoft.FusedConv"):
+    if node.op != "Conv":
         return False
     weight = graph.tensors[node.inputs[1]]
     plain = all(v == 1 for key in ("strides", "dilations") for v in _ints(node, key))

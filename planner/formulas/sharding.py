@@ -20,7 +20,7 @@ from planner.exchange.formulas import (
 )
 from planner.operators import loop_nest
 from planner.registry import chosen
-from planner.sharding import Part, StateBytes, WeightChoice, ideal_mesh
+from planner.sharding import Part, StateBytes, WeightChoice
 from planner.sharding.named_layout import (
     LayoutAnswer,
     NamedOperation,
@@ -31,7 +31,6 @@ from planner.sharding.named_layout import (
     peak_bytes,
     schedule,
 )
-from planner.sharding.reshard import Mixture, exchanges, model_parameters, sent_bytes
 from planner.sharding.searches.tofu import Pass, cuts_of, moved_bytes
 
 
@@ -106,7 +105,7 @@ def gshard_expert_parameters(experts: int, layers: int, width: int, hidden: int,
     618475290624
     """
     whole(experts=experts, layers=layers, width=width, hidden=hidden, every=every)
-    return model_parameters(Mixture(experts, width, hidden), layers, every)
+    return experts * (layers // every) * 2 * width * hidden
 
 
 def gshard_capacity(group_tokens: int, experts: int, top: int = 2, factor: float = 1.0) -> int:
@@ -116,7 +115,7 @@ def gshard_capacity(group_tokens: int, experts: int, top: int = 2, factor: float
     (32, 1)
     """
     whole(group_tokens=group_tokens, experts=experts, top=top)
-    return Mixture(experts, 1, 1, top, factor).capacity(group_tokens)
+    return math.ceil(top * group_tokens / experts * factor)
 
 
 def gshard_all_to_all_bytes(
@@ -131,11 +130,8 @@ def gshard_all_to_all_bytes(
     [8384512.0, 33538048.0]
     """
     whole(tokens=tokens, width=width, devices=devices, top=top)
-    if tokens * top % devices:
-        sent = reduce_scatter_bytes(top * tokens * width * item_bytes, devices)
-        return 4 * sent if train_step else sent
-    all_to_alls = exchanges(Mixture(devices, width, 1, top), ideal_mesh((devices,)), devices, tokens, item_bytes)
-    return sum(map(sent_bytes, all_to_alls.values())) if train_step else sent_bytes(all_to_alls["dispatch"])
+    sent = reduce_scatter_bytes(top * tokens * width * item_bytes, devices)
+    return 4 * sent if train_step else sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,32 @@
-"""Formats of model files: what an importer is, what it may be told, and which one reads a file."""
+"""Formats of model files: what an importer is, what it may be told, and which one reads a file.
+
+Published instances of partition problems are JSON documents, read as dataclasses with all faults of a file at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from planner.errors import ModelError
-from planner.graph import Graph
+from annotated_types import Ge, Le
+
+from planner.errors import ModelError, Problem
+from planner.graph import Graph, Note, NoteLevel
+from planner.json_text import LARGEST_FIGURE, JsonError, read_json
 from planner.registry import Registry
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 
 HEAD_BYTES = 4096
 """How much of a file's beginning a format may look at to recognise it."""
-
-MOST_INSTANCE_DEVICES = 4096
-"""Devices of one kind that an instance of a partition problem may ask for: more could not be told apart in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +83,25 @@ def load_graph(
         ModelError: the file is missing, of no known format, damaged, or leaves a needed shape open.
     """
     file = Path(path)
-    head = _head(file)
-    return _format_of(file, head).load(file, dims or _NO_DIMS, options or ImportOptions())
+    with in_file(file):
+        return _format_of(file, _head(file)).load(file, dims or _NO_DIMS, options or ImportOptions())
+
+
+@contextmanager
+def in_file(path: Path) -> Iterator[None]:
+    """Let errors of a model that name no place name a file."""
+    try:
+        yield
+    except ModelError as error:
+        problem = error.problem
+        if problem.where:
+            raise
+        raise ModelError(problem.message, where=str(path), hint=problem.hint) from None
+
+
+def damaged(message: str) -> ModelError:
+    """The error of a file that contradicts itself."""
+    return ModelError(message, hint="the file is damaged: export it again")
 
 
 def _head(file: Path) -> bytes:
@@ -80,14 +109,14 @@ def _head(file: Path) -> bytes:
         with file.open("rb") as stream:
             head = stream.read(HEAD_BYTES)
     except FileNotFoundError:
-        raise ModelError("no such model file", where=str(file), hint="check the path") from None
+        raise ModelError("no such model file", hint="check the path") from None
     except IsADirectoryError:
-        raise ModelError("is a folder, not a model file", where=str(file), hint="name the file inside it") from None
+        raise ModelError("is a folder, not a model file", hint="name the file inside it") from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ModelError(f"cannot be read: {reason}", where=str(file), hint="check path and permissions") from None
+        raise ModelError(f"cannot be read: {reason}", hint="check path and permissions") from None
     if not head:
-        raise ModelError("the file is empty", where=str(file), hint="export or copy the model again")
+        raise ModelError("the file is empty", hint="export or copy the model again")
     return head
 
 
@@ -100,4 +129,94 @@ def _format_of(file: Path, head: bytes) -> Format:
         if file.suffix.lower() in entry.suffixes:
             return entry
     known = ", ".join(f"{entry.title} ({' '.join(entry.suffixes)})" for entry in formats)
-    raise ModelError("not a model file of a known format", where=str(file), hint=f"formats that can be read: {known}")
+    raise ModelError("not a model file of a known format", hint=f"formats that can be read: {known}")
+
+
+T = TypeVar("T")
+
+MOST_INSTANCE_DEVICES = 4096
+"""Devices of one kind that an instance of a partition problem may ask for: more could not be told apart in time."""
+
+Figure = Annotated[float, Ge(0), Le(LARGEST_FIGURE)]
+"""A time, size or rate of a file."""
+
+
+def keyed(**keys: str) -> dict[str, Any]:
+    """Configuration of a dataclass that is read from JSON: the file's keys by attribute, where they are other ones."""
+    return {"strict": True, "allow_inf_nan": False, "alias_generator": lambda name: keys.get(name, name)}
+
+
+@dataclass
+class Findings:
+    """Faults of a file, which are raised together, and notes on what was assumed.
+
+    Attributes:
+        where: the file, for messages; may be empty.
+        problems: what is wrong.
+        notes: what was left out or assumed.
+    """
+
+    where: str
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def wrong(self, path: str, message: str, hint: str = "") -> None:
+        """Add a fault of what lies at a path of the document."""
+        self.problems.append(Problem(message, ": ".join(filter(None, (self.where, path))), hint))
+
+    def stop(self) -> None:
+        """Raise all faults so far, if there are any.
+
+        Raises:
+            ModelError: there are some.
+        """
+        if self.problems:
+            first = self.problems[0]
+            raise ModelError(first.message, where=first.where, hint=first.hint, problems=self.problems)
+
+    def note(self, level: NoteLevel, code: str, message: str, where: str = "") -> None:
+        """Add a note, by default on the whole file."""
+        self.notes.append(Note(level, code, message, where or self.where))
+
+    def decoded(self, document: object, kind: type[T]) -> T:
+        """A JSON document as a dataclass; keys that it does not have are let pass.
+
+        Raises:
+            ModelError: fields that are missing, of the wrong kind or out of range, each with its path.
+        """
+        from pydantic import ValidationError
+
+        try:
+            target: Any = kind
+            read: T = _adapter(target).validate_json(json.dumps(document))
+        except ValidationError as error:
+            for each in error.errors(include_url=False):
+                path = "".join(f"[{key}]" if isinstance(key, int) else f".{key:.40}" for key in each["loc"])
+                fault = f"{each['msg'].removeprefix('Input ')}, not {each['input']!r:.40}"
+                self.wrong(path.removeprefix("."), "is missing" if each["type"] == "missing" else fault)
+            self.stop()
+            raise
+        return read
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def read_document(path: Path) -> tuple[Any, str]:
+    """The document in a JSON file, and the file's sha256.
+
+    Raises:
+        ModelError: it cannot be read, or is no JSON.
+    """
+    try:
+        content = path.read_bytes()
+        return read_json(content), hashlib.sha256(content).hexdigest()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ModelError(f"cannot be read: {reason}", where=str(path), hint="check path and permissions") from None
+    except JsonError as error:
+        raise ModelError(str(error), where=str(path), hint="export or copy the file again") from None

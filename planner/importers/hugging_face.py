@@ -35,15 +35,15 @@ def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"not JSON: {error}", where=str(path), hint="copy the file again") from None
+        raise ModelError(f"not JSON: {error}", hint="copy the file again") from None
     if not isinstance(document, dict):
-        raise ModelError("holds no object", where=str(path), hint="name the config.json of a model")
+        raise ModelError("holds no object", hint="name the config.json of a model")
     name = path.resolve().parent.name if path.stem == "config" else path.stem
     try:
         model, notes = build_configured(document, name=name, batch=dims.get("batch", 1), seq=dims.get("seq"))
     except UsageError as error:
-        raise ModelError(error.problem.message, where=str(path), hint=error.problem.hint) from None
-    graph = graph_from_proto(model, name=name, options=options, where=str(path))
+        raise ModelError(error.problem.message, hint=error.problem.hint) from None
+    graph = graph_from_proto(model, name=name, options=options)
     said = tuple(Note(NoteLevel.WARNING, "configuration", note, str(path)) for note in notes)
     return replace(graph, report=replace(graph.report, format="hugging_face", notes=(*said, *graph.report.notes)))
 

@@ -13,17 +13,17 @@ or null.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from planner.errors import ModelError, Problem
+from annotated_types import Ge, Le, MultipleOf
+
+from planner.errors import ModelError
 from planner.graph import Note, NoteLevel, topological_line
-from planner.importers.formats import MOST_INSTANCE_DEVICES
-from planner.json_text import LARGEST_FIGURE, JsonError, is_figure, read_json
+from planner.importers.formats import MOST_INSTANCE_DEVICES, Figure, Findings, keyed, read_document
 
 _SHOWN = 8
 _COST_TOLERANCE = 1e-9
@@ -87,6 +87,47 @@ def is_operator_graph(head: bytes) -> bool:
     return text.startswith(b"{") and any(key in text for key in (b'"maxFPGAs"', b'"maxSizePerFPGA"', b'"fpgaLatency"'))
 
 
+_Flag = Literal[0, 1, False, True]
+_Count = Annotated[float, Ge(0), Le(MOST_INSTANCE_DEVICES), MultipleOf(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    __pydantic_config__: ClassVar[Any] = keyed(
+        supported="supportedOnFpga", accelerator_ms="fpgaLatency", cpu_ms="cpuLatency", backward="isBackwardNode",
+        colour="colorClass",
+    )  # fmt: skip
+
+    id: int
+    supported: _Flag
+    cpu_ms: Figure
+    size: Figure
+    accelerator_ms: Figure | None = None
+    backward: _Flag = 0
+    colour: int | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    __pydantic_config__: ClassVar[Any] = keyed(source="sourceId", target="destId")
+
+    source: int
+    target: int
+    cost: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    __pydantic_config__: ClassVar[Any] = keyed(accelerators="maxFPGAs", cpus="maxCPUs", memory_bytes="maxSizePerFPGA")
+
+    accelerators: _Count
+    cpus: _Count
+    memory_bytes: Figure
+    nodes: tuple[_Node, ...]
+    edges: tuple[_Edge, ...]
+
+
 def load_operator_graph(path: str | Path) -> OperatorGraph:
     """Read an operator graph.
 
@@ -94,21 +135,12 @@ def load_operator_graph(path: str | Path) -> OperatorGraph:
         path: the JSON file.
 
     Raises:
-        ModelError: the file is missing or no JSON object, a field is absent or of the wrong kind or out of range, an id
-            occurs twice, an edge names an unknown node, the edges of a source disagree on its cost, or there is a
-            cycle. All findings of one kind are reported together, each with its field path.
+        ModelError: the file is missing or no JSON object; a field is absent, of the wrong kind or out of range; an id
+            occurs twice, an edge names an unknown node or the edges of a source disagree on its cost; there is a cycle.
+            All findings of one kind are reported together, each with its field path.
     """
-    file = Path(path)
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ModelError(f"cannot be read: {reason}", where=str(file), hint="check path and permissions") from None
-    try:
-        document = read_json(content)
-    except JsonError as error:
-        raise ModelError(str(error), where=str(file), hint="export or copy the graph again") from None
-    return operator_graph_from(document, file.stem, hashlib.sha256(content).hexdigest(), where=str(file))
+    document, fingerprint = read_document(Path(path))
+    return operator_graph_from(document, Path(path).stem, fingerprint, where=str(path))
 
 
 def operator_graph_from(document: object, name: str, fingerprint: str = "", *, where: str = "") -> OperatorGraph:
@@ -120,165 +152,70 @@ def operator_graph_from(document: object, name: str, fingerprint: str = "", *, w
         fingerprint: sha256 of the file.
         where: the file, for messages.
     """
-    if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
-        raise ModelError("no operator graph: a JSON object with a list `nodes` is expected", where=where,
-                         hint="see the format in the documentation of operator graphs")  # fmt: skip
-    read = _Reader(where)
-    accelerators = read.count(document, "maxFPGAs", "")
-    cpus = read.count(document, "maxCPUs", "")
-    memory = read.number(document, "maxSizePerFPGA", "")
-    nodes = [read.node(item, f"nodes[{i}]") for i, item in enumerate(document["nodes"])]
-    read.unique(nodes)
-    read.stop()
-    index = {node.id: i for i, node in enumerate(nodes)}
-    edges, transfers = _edges(read, document.get("edges"), nodes, index)
-    read.stop()
+    findings = Findings(where)
+    read = findings.decoded(document, _Document)
+    nodes = [_node(findings, node, f"nodes[{i}]") for i, node in enumerate(read.nodes)]
+    index: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        if index.setdefault(node.id, i) != i:
+            findings.wrong(f"nodes[{i}].id", f"id {node.id} is taken by nodes[{index[node.id]}]", "give each its own")
+    edges, transfers = _edges(findings, read.edges, index)
+    findings.stop()
     _refuse_cycle(nodes, edges, where)
-    _note_training(read, nodes)
+    _note_training(findings, nodes)
+    accelerators, cpus = int(read.accelerators), int(read.cpus)
     if accelerators + cpus == 0:
         raise ModelError("maxFPGAs and maxCPUs are both 0", where=where, hint="give at least one device")
+    notes = tuple(findings.notes)
     return OperatorGraph(
-        name, fingerprint, tuple(nodes), tuple(edges), transfers, accelerators, cpus, memory, tuple(read.notes)
+        name, fingerprint, tuple(nodes), tuple(edges), transfers, accelerators, cpus, read.memory_bytes, notes
     )
 
 
-class _Reader:
-    """Reads fields of the document and collects their problems, so that they are raised together."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self.problems: list[Problem] = []
-        self.notes: list[Note] = []
-
-    def wrong(self, message: str, path: str, hint: str = "") -> None:
-        place = f"{self.where}: {path}" if self.where else path
-        self.problems.append(Problem(message, place, hint))
-
-    def stop(self) -> None:
-        """Raise all problems collected so far, if there are any."""
-        if self.problems:
-            first = self.problems[0]
-            raise ModelError(first.message, where=first.where, hint=first.hint, problems=self.problems)
-
-    def number(self, item: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
-        """A number from 0 to `LARGEST_FIGURE`."""
-        value = item.get(key, default)
-        label = f"{path}.{key}" if path else key
-        if value is None:
-            self.wrong(f"{_who(item)}`{key}` is missing", label, "every node and edge needs its figures")
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            self.wrong(f"{_who(item)}`{key}` is {value!r}, not a number", label)
-        elif not is_figure(value):
-            limit = f"it must be finite, not negative and at most {LARGEST_FIGURE:g}"
-            self.wrong(f"{_who(item)}`{key}` is {value!r}; {limit}", label)
-        else:
-            return float(value)
-        return 0.0
-
-    def count(self, item: Mapping[str, Any], key: str, path: str) -> int:
-        value = self.number(item, key, path)
-        if value != int(value) or value > MOST_INSTANCE_DEVICES:
-            limit = f"a whole number up to {MOST_INSTANCE_DEVICES:,}"
-            self.wrong(f"`{key}` is {value!r}, not {limit}", f"{path}.{key}" if path else key)
-        return int(value)
-
-    def flag(self, item: Mapping[str, Any], key: str, path: str, default: bool | None = None) -> bool:
-        """A flag written as false/true or as 0/1."""
-        value = item.get(key, default)
-        if value is None:
-            self.wrong(f"{_who(item)}`{key}` is missing", f"{path}.{key}", "write 0 or 1, or false or true")
-        elif value not in (0, 1):
-            self.wrong(f"{_who(item)}`{key}` is {value!r}", f"{path}.{key}", "write 0 or 1, or false or true")
-        return bool(value)
-
-    def identity(self, item: Mapping[str, Any], key: str, path: str) -> int:
-        value = item.get(key)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.wrong(f"`{key}` is {value!r}, not an integer", f"{path}.{key}")
-            return -1
-        return value
-
-    def node(self, item: object, path: str) -> OperatorNode:
-        if not isinstance(item, dict):
-            self.wrong(f"is {type(item).__name__}, not an object", path)
-            return OperatorNode(-1, "", 0.0, 0.0, 0.0, True, False, None)
-        number = self.identity(item, "id", path)
-        supported = self.flag(item, "supportedOnFpga", path)
-        colour = item.get("colorClass")
-        if colour is not None:
-            colour = self.identity(item, "colorClass", path)
-        name = item.get("name")
-        return OperatorNode(
-            id=number,
-            name=name if isinstance(name, str) and name else f"node{number}",
-            accelerator_ms=self.number(item, "fpgaLatency", path, None if supported else 0.0),
-            cpu_ms=self.number(item, "cpuLatency", path),
-            size_bytes=self.number(item, "size", path),
-            supported=supported,
-            backward=self.flag(item, "isBackwardNode", path, False),
-            colour=colour,
-        )
-
-    def unique(self, nodes: list[OperatorNode]) -> None:
-        seen: dict[int, int] = {}
-        for i, node in enumerate(nodes):
-            if node.id in seen and node.id != -1:
-                self.wrong(f"id {node.id} is taken by nodes[{seen[node.id]}]", f"nodes[{i}].id", "give each its own")
-            seen.setdefault(node.id, i)
-
-    def note(self, level: NoteLevel, code: str, message: str) -> None:
-        self.notes.append(Note(level, code, message, self.where))
-
-
-def _who(item: Mapping[str, Any]) -> str:
-    if "id" in item:
-        return f"node {item['id']}: "
-    if "sourceId" in item:
-        return f"edge {item['sourceId']} -> {item.get('destId')}: "
-    return ""
+def _node(findings: Findings, node: _Node, path: str) -> OperatorNode:
+    if node.supported and node.accelerator_ms is None:
+        findings.wrong(f"{path}.fpgaLatency", "is missing", "say it for every node that an accelerator supports")
+    name, time_ms = node.name or f"node{node.id}", node.accelerator_ms or 0.0
+    supported, backward = bool(node.supported), bool(node.backward)
+    return OperatorNode(node.id, name, time_ms, node.cpu_ms, node.size, supported, backward, node.colour)
 
 
 def _edges(
-    read: _Reader, items: object, nodes: list[OperatorNode], index: Mapping[int, int]
+    findings: Findings, items: Iterable[_Edge], index: Mapping[int, int]
 ) -> tuple[list[tuple[int, int]], tuple[float, ...]]:
-    if not isinstance(items, list):
-        read.wrong("`edges` is not a list", "edges")
-        return [], ()
+    """Edges by positions of nodes, each once and none from a node to itself; and by node, the time of its edges."""
     costs: dict[int, tuple[float, int]] = {}
     edges: dict[tuple[int, int], None] = {}
     loops: list[int] = []
     repeated: list[str] = []
     for i, item in enumerate(items):
-        path = f"edges[{i}]"
-        if not isinstance(item, dict):
-            read.wrong(f"is {type(item).__name__}, not an object", path)
+        ends = {"sourceId": item.source, "destId": item.target}
+        absent = [(key, end) for key, end in ends.items() if end not in index]
+        for key, end in absent:
+            findings.wrong(f"edges[{i}].{key}", f"no node has id {end}", "name a node of this file")
+        if absent:
             continue
-        ends = [read.identity(item, key, path) for key in ("sourceId", "destId")]
-        cost = read.number(item, "cost", path)
-        for key, end in zip(("sourceId", "destId"), ends, strict=True):
-            if end not in index and isinstance(item.get(key), int):
-                read.wrong(f"no node has id {end}", f"{path}.{key}", "name a node of this file")
-        if any(end not in index for end in ends):
-            continue
-        source, target = (index[end] for end in ends)
-        known, at = costs.setdefault(source, (cost, i))
-        if not math.isclose(known, cost, rel_tol=_COST_TOLERANCE):
-            read.wrong(
-                f"node {ends[0]} costs {cost:g} ms to move here and {known:g} ms in edges[{at}]", f"{path}.cost",
-                "all edges of a source carry the time of moving its one result: make them equal",
+        source, target = index[item.source], index[item.target]
+        known, at = costs.setdefault(source, (item.cost, i))
+        if not math.isclose(known, item.cost, rel_tol=_COST_TOLERANCE):
+            findings.wrong(
+                f"edges[{i}].cost", f"node {item.source} costs {item.cost:g} ms to move here and {known:g} ms in "
+                f"edges[{at}]", "all edges of a source carry the time of moving its one result: make them equal",
             )  # fmt: skip
         if source == target:
-            loops.append(ends[0])
+            loops.append(item.source)
         elif (source, target) in edges:
-            repeated.append(f"{ends[0]} -> {ends[1]}")
+            repeated.append(f"{item.source} -> {item.target}")
         else:
             edges[source, target] = None
     if loops:
-        read.note(NoteLevel.WARNING, "self-loop", f"edges of a node to itself are left out: node {_some(loops)}")
+        message = f"edges of a node to itself are left out: node {_some(loops)}"
+        findings.note(NoteLevel.WARNING, "self-loop", message)
     if repeated:
-        read.note(NoteLevel.INFO, "repeated-edge", f"edges given more than once are counted once: {_some(repeated)}")
+        message = f"edges given more than once are counted once: {_some(repeated)}"
+        findings.note(NoteLevel.INFO, "repeated-edge", message)
     moved = {source for source, _ in edges}
-    return list(edges), tuple(costs[i][0] if i in moved else 0.0 for i in range(len(nodes)))
+    return list(edges), tuple(costs[i][0] if i in moved else 0.0 for i in index.values())
 
 
 def _some(items: Iterable[object]) -> str:
@@ -301,18 +238,18 @@ def _refuse_cycle(nodes: list[OperatorNode], edges: list[tuple[int, int]], where
     )
 
 
-def _note_training(read: _Reader, nodes: list[OperatorNode]) -> None:
+def _note_training(findings: Findings, nodes: list[OperatorNode]) -> None:
     forward = {node.colour for node in nodes if not node.backward and node.colour is not None}
     alone = [node.id for node in nodes if node.backward and node.colour not in forward]
     if alone and len(alone) < sum(node.backward for node in nodes):
-        read.note(
+        findings.note(
             NoteLevel.INFO, "backward-without-forward",
             f"{len(alone)} backward nodes share a class with no forward node and may go anywhere: {_some(alone)}",
         )  # fmt: skip
     elif alone:
         message = "no backward node shares a class with a forward node, so that nothing ties the two passes together"
-        read.note(NoteLevel.WARNING, "passes-untied", message)
+        findings.note(NoteLevel.WARNING, "passes-untied", message)
     uncoloured = [node.id for node in nodes if node.colour is None]
     if uncoloured:
         message = f"{len(uncoloured)} nodes have no colour class and are placed one by one: {_some(uncoloured)}"
-        read.note(NoteLevel.INFO, "no-colour", message)
+        findings.note(NoteLevel.INFO, "no-colour", message)

@@ -3,8 +3,6 @@
 from planner.operators.batching import BatchConstants as BatchConstants
 from planner.operators.batching import batch_constants as batch_constants
 from planner.operators.batching import rebatch as rebatch
-from planner.operators.kept import keeping_nothing as keeping_nothing
-from planner.operators.kept import kept_pairs as kept_pairs
 from planner.operators.nest import gradient_nest as gradient_nest
 from planner.operators.nest import loop_nest as loop_nest
 from planner.operators.rewriting import rewritten as rewritten
@@ -28,6 +26,8 @@ from planner.operators.specs import needs_gradient as needs_gradient
 from planner.operators.specs import spec as spec
 from planner.operators.storage import Storages as Storages
 from planner.operators.storage import dense_strides as dense_strides
+from planner.operators.storage import keeping_nothing as keeping_nothing
+from planner.operators.storage import kept_pairs as kept_pairs
 from planner.operators.storage import reshaped_strides as reshaped_strides
 from planner.operators.types import Access as Access
 from planner.operators.types import Dim as Dim

@@ -286,7 +286,8 @@ class _Travel:
 
     def loss(self, name: str, d: int) -> str:
         """Why a dimension stops the batch."""
-        before, after = self.flow.shape(name), self.flow.shape(self.node.outputs[0])
+        made = next(output for output in self.node.outputs if output)
+        before, after = self.flow.shape(name), self.flow.shape(made)
         if len(before) == len(after) and before[d] != after[d]:
             return f"changes dimension {d}, which follows the batch, from {before[d]} to {after[d]}"
         return f"has the batch in dimension {d} of {name!r}, along which it does not compute sample by sample"

@@ -17,11 +17,10 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
-from planner.operators.kept import SavedStorages
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
 from planner.operators.specs import call_classes, nodes_where
-from planner.operators.storage import Storages
+from planner.operators.storage import SavedStorages, Storages
 from planner.operators.types import OpSpec, SavedBytes
 
 _LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})

@@ -37,7 +37,6 @@ from planner.sharding.mesh import roles_of as roles_of
 from planner.sharding.problem import GraphFacts as GraphFacts
 from planner.sharding.problem import Setting as Setting
 from planner.sharding.problem import ShardingProblem as ShardingProblem
-from planner.sharding.reshard import Mixture as Mixture
 from planner.sharding.reshard import ReshardStep as ReshardStep
 from planner.sharding.reshard import reshard as reshard
 from planner.sharding.reshard import reshard_table as reshard_table

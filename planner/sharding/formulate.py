@@ -112,7 +112,7 @@ def interleaved_cuts(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]
 
 _FUSED = (
     "Split", "Concat", "com.microsoft.Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.MoE",
-    "com.microsoft.MultiHeadAttention", "com.microsoft.QAttention",
+    "com.microsoft.MultiHeadAttention",
 )  # fmt: skip
 """Operators with a fused operand or result."""
 _CARRIERS = ("Add", "Mul", "Cast", "Identity", "Dropout", "Gelu", "Transpose", "Slice")
@@ -183,7 +183,6 @@ class _Builder:
 
     def resting(self, name: str) -> int | None:
         """The variable of a tensor or weight, added at its first use; None for inputs and constants."""
-        name = self.setting.tied.get(name, name)
         tensor = self.graph.tensors[name]
         if tensor.kind in (TensorKind.INPUT, TensorKind.CONSTANT):
             return None
@@ -210,9 +209,8 @@ class _Builder:
 
     def ends(self, tensor: Tensor) -> bool:
         """Whether no node reads the tensor, so that it must not stay in partial sums; a scalar loss may."""
-        tied = tensor.name in self.setting.tied or tensor.name in self.setting.tied.values()
         readers = set(self.graph.consumers.get(tensor.name, ())) & self.members
-        return not readers and not tied and tensor.elements > 1
+        return not readers and tensor.elements > 1
 
     def _tensor(self, tensor: Tensor, carries: bool, kept: float, ends: bool) -> Columns:
         sizes, padded = self.mesh.sizes, self.setting.options.padded

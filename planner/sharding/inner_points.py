@@ -246,7 +246,7 @@ def rerun_s(block: BlockProblem, point: InnerPoint, members: Sequence[int]) -> f
     """
     setting, graph, run = replace(block.setting, nodes=tuple(members)), block.setting.graph, set(members)
     names = {name for i in members for name in (*graph.nodes[i].inputs, *graph.nodes[i].outputs)}
-    names = {setting.tied.get(name, name) for name in names} | {f"op:{graph.nodes[i].key}" for i in members}
+    names |= {f"op:{graph.nodes[i].key}" for i in members}
     part = {name: choice for name, choice in point.decision.items() if name in names}
     rerun = evaluate(setting, part, facts=block.facts, judged=block.judged)
     results = (name for i in members for name in graph.nodes[i].outputs)

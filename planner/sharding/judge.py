@@ -153,7 +153,7 @@ class _Judge:
         """Resting layouts of a tensor; None for inputs and constants, which have any layout."""
         if self.graph.tensors[name].kind in (TensorKind.INPUT, TensorKind.CONSTANT):
             return None
-        rest = self.decision.get(self.setting.tied.get(name, name))
+        rest = self.decision.get(name)
         if not isinstance(rest, (TensorChoice, WeightChoice)):
             self.violations.append(f"{name} has no layout")
             return None
@@ -194,7 +194,7 @@ class _Judge:
         rests = [self.decision.get(name) for name in names]
         key = (
             int(self.calls[i]), self.forbids[i], work, own_bytes, tuple([name in stored for name in node.inputs]),
-            id(strategy), *map(id, rests), i if setting.tied else -1,
+            id(strategy), *map(id, rests),
         )  # fmt: skip
         known = self.judged.get(key)
         if known is None:
@@ -283,8 +283,7 @@ class _Judge:
                 self.violations.append(f"{tensor.name} as {layout_text(layout)}: {why}")
                 return False
         read = bool(self.graph.consumers.get(tensor.name))
-        tied = tensor.name in self.setting.tied.values()
-        if isinstance(choice, TensorChoice) and PARTIAL in choice.value and tensor.elements > 1 and not (read or tied):
+        if isinstance(choice, TensorChoice) and PARTIAL in choice.value and tensor.elements > 1 and not read:
             self.violations.append(f"{tensor.name} is a result and stays in partial sums")
         return True
 
@@ -297,7 +296,7 @@ class _Judge:
         if known is None:
             violations = len(self.violations)
             costs = self._rest_costs(tensor, choice, kept)
-            if violations == len(self.violations) and not self.setting.tied:
+            if violations == len(self.violations):
                 self.judged[key] = costs, choice
         else:
             costs = known[0]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.graph import Graph, Tensor
-from planner.operators import OpSpec, graph_specs, kept_pairs, needs_gradient
+from planner.operators import OpSpec, SavedOptions, graph_specs, kept_pairs, needs_gradient, saved_for_backward
 from planner.operators.types import SavedBytes
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
@@ -48,7 +48,6 @@ class Setting:
         state: bytes of a parameter.
         micro_batches: forward and backward passes a step; the update of the weights is paid once a step.
         options: which splits count.
-        tied: results that must rest like another tensor (the output of a block like its input, when blocks repeat).
         sharded_states: whether weights may rest in other layouts than operators use (ZeRO).
         annotations: layouts that the user asks for, by tensor name or pattern (`planner.sharding.searches.gshard`);
             read by the GShard searches only.
@@ -67,7 +66,6 @@ class Setting:
     state: StateBytes = field(default_factory=StateBytes)
     micro_batches: int = 1
     options: Options = field(default_factory=Options)
-    tied: Mapping[str, str] = field(default_factory=dict)
     sharded_states: bool = True
     annotations: Mapping[str, str] = field(default_factory=dict)
     work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = None
@@ -198,37 +196,9 @@ def weight_gathers(spec: OpSpec) -> float:
     return 2.0 if spec.matrix_flops else 1.0
 
 
-def _carrying(setting: Setting) -> frozenset[str]:
-    """Names of the tensors that carry a gradient; tied tensors carry one if either does."""
-    carrying = needs_gradient(setting.graph)
-    if setting.tied:
-        carrying |= {other for name, other in setting.tied.items() if name in carrying}
-        carrying |= {name for name, other in setting.tied.items() if other in carrying}
-    return carrying
-
-
-def _saved(setting: Setting, specs: Sequence[OpSpec]) -> Sequence[tuple[SavedBytes, ...]]:
-    """By node of the graph, the storages that it keeps for backward."""
-    if setting.saved is not None:
-        return setting.saved
-    saved_by_node = []
-    for node, spec in zip(setting.graph.nodes, specs, strict=True):
-        kept = []
-        for s in spec.saved:
-            if s.source == "extra":
-                kept.append(SavedBytes(f"{node.key}#{s.position}", s.byte_count))
-                continue
-            name = (node.inputs if s.source == "input" else node.outputs)[s.position]
-            if name:
-                tensor = setting.graph.tensors[name]
-                kept.append(SavedBytes(name, int(tensor.elements * setting.bytes_of(tensor))))
-        saved_by_node.append(tuple(kept))
-    return tuple(saved_by_node)
-
-
 @dataclass(frozen=True)
 class GraphFacts:
-    """Facts of a graph that many settings share (equal graph, tied tensors and kept storages).
+    """Facts of a graph that many settings share (equal graph and kept storages).
 
     Attributes:
         specs: description of each node.
@@ -247,7 +217,10 @@ class GraphFacts:
         """The facts of a setting's graph; O(nodes of the graph)."""
         specs = graph_specs(setting.graph)
         forbidden = forbidden_dims(setting.graph, setting.forbidden)
-        return GraphFacts(specs, _carrying(setting), _saved(setting, specs), forbidden)
+        saved = setting.saved
+        if saved is None:
+            saved = saved_for_backward(setting.graph, specs, width=setting.item_bytes, options=SavedOptions(loss=False))
+        return GraphFacts(specs, needs_gradient(setting.graph), saved, forbidden)
 
     def kept(self, nodes: Sequence[int]) -> dict[str, int]:
         """Bytes of each storage that some nodes keep; the largest size that any of them says."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
+from planner.operators import needs_gradient
 from planner.sharding.inner import InnerCosts, trained_parameters
 from planner.sharding.inner_points import InnerPoint, point
 from planner.sharding.layout import REPLICATED, TensorLayout, shard_elements
@@ -107,7 +108,6 @@ class ShardedCosts:
 
 def sharded_costs(
     costs: InnerCosts,
-    differentiable: frozenset[str] | None = None,
     *,
     boundaries: Sequence[Boundaries] | None = None,
     finer: bool = False,
@@ -116,7 +116,6 @@ def sharded_costs(
 
     Args:
         costs: the points of the blocks.
-        differentiable: names of the tensors through which gradients flow; all floating-point ones by default.
         boundaries: boundary layouts to consider; all by default.
         finer: try more prices of memory.
 
@@ -126,7 +125,7 @@ def sharded_costs(
     Complexity: blocks times points times prices.
     """
     choices: list[ShardedCosts] = []
-    chain = _ChainCosts(costs, differentiable)
+    chain = _ChainCosts(costs)
     for boundary in costs.boundaries if boundaries is None else boundaries:
         sets = [block.points[boundary] for block in costs.blocks]
         if all(sets):
@@ -153,7 +152,7 @@ def leanest_costs(costs: InnerCosts, boundary: Boundaries) -> tuple[ShardedCosts
         return ()
     by_weights = tuple(min(points, key=lambda p: (p.parameter_elements, p.saved_bytes)) for points in sets)
     by_kept = tuple(min(points, key=lambda p: (p.saved_bytes, p.parameter_elements)) for points in sets)
-    return tuple(_ChainCosts(costs, None).arrays(boundary, canonical_layouts(costs, boundary), (by_weights, by_kept)))
+    return tuple(_ChainCosts(costs).arrays(boundary, canonical_layouts(costs, boundary), (by_weights, by_kept)))
 
 
 def _picked(
@@ -179,8 +178,8 @@ def _picked(
 class _ChainCosts:
     """Makes the arrays of a chain; the sizes that a point holds are added up once for all equal blocks."""
 
-    def __init__(self, costs: InnerCosts, differentiable: frozenset[str] | None) -> None:
-        self._costs, self._graph, self._differentiable = costs, costs.graph, differentiable
+    def __init__(self, costs: InnerCosts) -> None:
+        self._costs, self._graph = costs, costs.graph
         self._known: dict[tuple[int, tuple[str, ...]], tuple[float, Sizes, float, Sizes]] = {}
 
     def _held(self, b: int, point: InnerPoint) -> BlockState:
@@ -205,12 +204,9 @@ class _ChainCosts:
 
     def _crossing_bytes(self, layouts: Mapping[str, TensorLayout], *, gradients: bool) -> np.ndarray:
         """Bytes on a rank of the tensors that cross each boundary, or of their gradients, float64 [n + 1]."""
-        sizes, wanted = {}, self._differentiable
-        for name, layout in layouts.items():
-            is_float = self._graph.tensors[name].dtype.is_float
-            flows = not gradients or (is_float if wanted is None else name in wanted)
-            sizes[name] = _tensor_bytes(self._costs, name, layout) if flows else 0.0
-        return self._costs.chain.boundary_sums(sizes)
+        flows = needs_gradient(self._graph)
+        kept = ((name, layout) for name, layout in layouts.items() if not gradients or name in flows)
+        return self._costs.chain.boundary_sums({name: _tensor_bytes(self._costs, name, each) for name, each in kept})
 
     def arrays(
         self,
@@ -295,15 +291,12 @@ def _tensor_bytes(costs: InnerCosts, name: str, layout: TensorLayout) -> float:
     return item_bytes * shard_elements(tensor.shape, layout, costs.mesh.sizes)
 
 
-def graph_decision_costs(
-    costs: InnerCosts, decision: Mapping[str, Choice], differentiable: frozenset[str] | None = None
-) -> ShardedCosts:
+def graph_decision_costs(costs: InnerCosts, decision: Mapping[str, Choice]) -> ShardedCosts:
     """The costs of the blocks under a decision about the full graph, which sets the tensors between blocks too.
 
     Args:
         costs: the blocks on the mesh of the decision, with free boundary layouts.
         decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
-        differentiable: names of the tensors through which gradients flow; all floating-point ones by default.
 
     Raises:
         UsageError: something has no strategy or layout.
@@ -311,14 +304,10 @@ def graph_decision_costs(
 
     Complexity: the judge's, once for each distinct block.
     """
-    return decided_costs(costs, [decision] * len(costs.blocks), differentiable)
+    return decided_costs(costs, [decision] * len(costs.blocks))
 
 
-def decided_costs(
-    costs: InnerCosts,
-    decisions: Sequence[Mapping[str, Choice] | None],
-    differentiable: frozenset[str] | None = None,
-) -> ShardedCosts:
+def decided_costs(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | None]) -> ShardedCosts:
     """The costs of the blocks under a decision for each. Equal blocks with equal decisions share a point.
 
     Blocks without a decision get the points of a choice that the search offers: of the first one that agrees with the
@@ -327,7 +316,6 @@ def decided_costs(
     Args:
         costs: the blocks on one mesh, under one boundary layout.
         decisions: by block, in the names of the block; None where nothing is decided.
-        differentiable: names of the tensors through which gradients flow; all floating-point ones by default.
 
     Raises:
         UsageError: something in a decided block has no strategy or layout.
@@ -350,13 +338,11 @@ def decided_costs(
         picked.append(point_of[key])
     free = Boundary.FREE in boundary
     layouts = _decided_layouts(costs, decisions) if free else canonical_layouts(costs, boundary)
-    filled = _filled(costs, picked, differentiable)
-    return _ChainCosts(costs, differentiable).arrays(boundary, layouts, (filled,))[0]
+    filled = _filled(costs, picked)
+    return _ChainCosts(costs).arrays(boundary, layouts, (filled,))[0]
 
 
-def _filled(
-    costs: InnerCosts, picked: Sequence[InnerPoint | None], differentiable: frozenset[str] | None
-) -> tuple[InnerPoint, ...]:
+def _filled(costs: InnerCosts, picked: Sequence[InnerPoint | None]) -> tuple[InnerPoint, ...]:
     """The decided points, and for all other blocks those of a choice that the search offers.
 
     Raises:
@@ -365,7 +351,7 @@ def _filled(
     decided = tuple(point for point in picked if point is not None)
     if len(decided) == len(picked):
         return decided
-    offered = sharded_costs(costs, differentiable)
+    offered = sharded_costs(costs)
     if not offered:
         raise InfeasibleError("a block cannot be sharded on this mesh", hint="use another mesh")
 

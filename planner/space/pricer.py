@@ -147,7 +147,7 @@ class Pricer:
         """
         axes = tuple(map(Axis, mesh_names(mesh), mesh))
         inner = self._inner_with(micro_batch, axes, (Boundary.FREE,), device_type)
-        return self._numbered(inner, graph_decision_costs(inner, decision, self._differentiable), device_type)
+        return self._numbered(inner, graph_decision_costs(inner, decision), device_type)
 
     def decided(
         self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries, decisions: Sequence[BlockDecision]
@@ -170,7 +170,7 @@ class Pricer:
         if boundary not in inner.boundaries:
             raise UsageError(f"tensors between blocks cannot lie as {'/'.join(boundary)}", hint="plan again")
         inner = replace(inner, boundaries=(boundary,))
-        return self._numbered(inner, decided_costs(inner, decisions, self._differentiable))
+        return self._numbered(inner, decided_costs(inner, decisions))
 
     def _graph_at(self, micro_batch: int) -> Graph:
         """The model at a micro-batch size."""
@@ -337,7 +337,7 @@ class Pricer:
 
     def _memory_shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
         inner = self._inner_on(micro_batch, mesh)
-        picks = sharded_costs(inner, self._differentiable, boundaries=(boundary,), finer=True)
+        picks = sharded_costs(inner, boundaries=(boundary,), finer=True)
         return tuple(self._numbered(inner, picked) for picked in picks)
 
     def _leanest_floor(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
@@ -473,7 +473,7 @@ class Pricer:
     def _shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
         """The shardings on a mesh worth trying, fastest first."""
         inner = self._inner_on(micro_batch, mesh)
-        picks = sharded_costs(inner, self._differentiable, boundaries=(boundary,))
+        picks = sharded_costs(inner, boundaries=(boundary,))
         return tuple(self._numbered(inner, picked) for picked in picks)
 
     def _numbered(self, inner: InnerCosts, sharded: ShardedCosts, device_type: int = 0) -> BlockCosts:

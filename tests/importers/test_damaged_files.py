@@ -17,9 +17,8 @@ from tests.importers.test_bad_files import small_model
 
 def refused(proto: onnx.ModelProto, message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
-        graph_from_proto(proto, where="m.onnx")
+        graph_from_proto(proto)
     assert caught.value.exit_code == 3
-    assert str(caught.value).startswith("m.onnx")
     assert caught.value.problem.hint
 
 

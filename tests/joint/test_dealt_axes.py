@@ -95,7 +95,7 @@ def costs() -> BlockCosts:
     """Costs of one rank."""
     found = inner()
     training = Training(MACHINE.devices[0], precision("fp32"), "adam")
-    return sharded_block_costs(found, sharded_costs(found, FLOWS)[0], training, FLOWS, 1)
+    return sharded_block_costs(found, sharded_costs(found)[0], training, FLOWS, 1)
 
 
 def test_rows_go_to_their_experts_and_back_in_either_pass() -> None:

@@ -56,7 +56,7 @@ def mlp() -> BlockCosts:
     inner = inner_costs(chain, what, prices, mesh_on(MACHINE, {"tensor": 2}), options=options)
     flows = frozenset({"x", "h", "r", "y"})
     training = Training(MACHINE.devices[0], precision("fp32"), "adam")
-    return sharded_block_costs(inner, sharded_costs(inner, flows)[0], training, flows, 1)
+    return sharded_block_costs(inner, sharded_costs(inner)[0], training, flows, 1)
 
 
 def test_two_replicas_of_two_ranks() -> None:

@@ -81,6 +81,18 @@ def node(op: str, inputs: str, output: str, **attributes: int | tuple[int, ...])
     return Node(output, op, tuple(inputs.split()), (output,), attributes)
 
 
+def test_axes_that_are_computed_at_run_time() -> None:
+    graph = graph_of([node("Unsqueeze", "x axes", "y")], {"x": (4, 3), "axes": (1,), "y": (4, 1, 3)}, batch=4)
+    assert rebatch(graph, 8).tensors["y"].shape == (8, 1, 3)
+
+
+def test_an_operator_without_its_first_result_is_named_where_it_stops_the_batch() -> None:
+    last = Node("h", "LSTM", ("x", "W", "R"), ("", "h"), {"hidden_size": 2})
+    graph = graph_of([last], {"x": (4, 5, 6), "W": (1, 8, 6), "R": (1, 8, 2), "h": (1, 5, 2)}, batch=6)
+    with pytest.raises(ModelError, match="LSTM changes dimension 2, which follows the batch"):
+        rebatch(replace(graph, outputs=("h",)), 12)
+
+
 def test_merged_dimensions_and_shape_constants_follow() -> None:
     graph = graph_of(
         [node("Reshape", "x flat", "rows"), node("MatMul", "rows W", "hidden"), node("Reshape", "hidden back", "y")],

@@ -199,18 +199,6 @@ CASES = {
         6144,
         6144,
     ),
-    "experts of 4 bits": (
-        call(
-            "com.microsoft.QMoE",
-            ["x 6 8", "x 6 4", "w:uint8 4 16 4", "w 4 16", None, "w:uint8 4 8 8", "w 4 8"],
-            ["x 6 8"],
-            k=2,
-            expert_weight_bits=4,
-        ),
-        6144,
-        6144,
-        0,
-    ),
     "rnn, batch first": (
         call("RNN", ["x 2 5 8", "w 1 16 8", "w 1 16 16"], ["x 2 5 1 16"], hidden_size=16, layout=1),
         2 * 5 * 2 * (128 + 256),

@@ -50,14 +50,14 @@ def test_pipedream_profiles(field: str, literal: str, tmp_path: Path) -> None:
 def test_node_numbers_of_many_digits(number: str, tmp_path: Path) -> None:
     assert "is not a node" in refused(PIPEDREAM.replace("node4", f"node{number}"), tmp_path / "a.graph.txt")
     degree = json.dumps(piper()).replace('"TMPCs": {"1"', f'"TMPCs": {{"{number}"', 1)
-    assert "no tensor degree" in refused(degree, tmp_path / "p.json")
+    assert f"TMPCs.{number[:40]}" in refused(degree, tmp_path / "p.json")
 
 
 @pytest.mark.parametrize(("document", "key"), [(operator_graph(maxFPGAs=10**8), "maxFPGAs"), (piper(), "maxDevices")])
 def test_too_many_devices(document: dict[str, object], key: str, tmp_path: Path) -> None:
     said = refused(json.dumps(document | {key: 10**8}), tmp_path / "i.json")
     assert key in said
-    assert "4,096" in said
+    assert "4096" in said
 
 
 def test_json_that_is_nested_too_deeply(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def sharded_plan(
     place = mesh_on(cluster, dict(zip(mesh_names(mesh), mesh, strict=True)))
     inner = inner_costs(chain, graph, prices, place, options=options)
     carrying = frozenset(needs_gradient(graph))
-    found = sharded_costs(inner, carrying)
+    found = sharded_costs(inner)
     training = Training(cluster.devices[0], numbers, job.optimizer)
     costs = pick(tuple(sharded_block_costs(inner, each, training, carrying, k) for k, each in enumerate(found, 1)))
     entry = StageSharding(inner, found[costs.sharding - 1])

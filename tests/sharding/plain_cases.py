@@ -503,9 +503,6 @@ CASES: dict[str, Maker] = {
         0,
         3,
     ),
-    "MatMulIntegerToFloat": lambda: _quantised(
-        "com.microsoft.MatMulIntegerToFloat", ["x:int8 2 4", "w:int8 4 2", "c", "c"], "x 2 2", 0, 1
-    ),
     "ConvTranspose": _conv_transpose,
     "CausalConvWithState": _causal_conv,
     "StateSpaceScan": _state_space_scan,

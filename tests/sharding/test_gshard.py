@@ -9,7 +9,6 @@ from planner.graph import Graph
 from planner.sharding import (
     Setting,
     TensorChoice,
-    formulate,
     ideal_mesh,
     layout_text,
 )
@@ -22,7 +21,7 @@ from tests.sharding.graphs import attention_block, products, setting
 
 def _spread(what: Graph, sizes: tuple[int, ...], annotations: dict[str, str]) -> dict[str, str]:
     one = setting(what, sizes, annotations=annotations)
-    return {n: layout_text(x) for n, x in propagate(one, formulate(one), resolve(one)).items()}
+    return {n: layout_text(x) for n, x in propagate(one, resolve(one)).items()}
 
 
 def _rests(answer: ShardingAnswer) -> dict[str, str]:

@@ -133,7 +133,7 @@ def test_on_one_rank_the_arrays_are_those_of_the_unsharded_blocks(name: str) -> 
     costs, prices = _real(name, (1,))
     graph, chain, cluster = costs.graph, costs.chain, load_cluster("dgx-a100", nodes=2)
     plain = block_costs(chain, graph, [prices], cluster.devices[:1], precision("bf16"), "adam", needs_gradient(graph))  # type: ignore[list-item]
-    (one,) = sharded_costs(costs, needs_gradient(graph))
+    (one,) = sharded_costs(costs)
     np.testing.assert_allclose(one.forward_s, plain.forward_s[0])
     np.testing.assert_allclose(one.backward_s, plain.backward_s[0])
     np.testing.assert_allclose(one.parameter_elements, plain.parameter_elements)

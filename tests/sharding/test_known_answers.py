@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from planner import formulas
 from planner.operators import LoopNest, OpCall, loop_nest, spec
 from planner.sharding import (
     Mesh,
-    Mixture,
     Part,
     ReshardStep,
     StateBytes,
@@ -22,7 +22,6 @@ from planner.sharding import (
     strategies,
 )
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, assignments, best_layout
-from planner.sharding.reshard import exchanges, model_parameters, sent_bytes
 from planner.sharding.searches.tofu import Pass, cut_bytes, cuts_of
 from tests.operators.calls import call
 from tests.sharding.graphs import zero_choice
@@ -88,15 +87,13 @@ def test_tofu_memory_of_recurrent_networks(layers: int, hidden: int, gib: float)
     ],
 )
 def test_gshard_expert_parameters(name: str, experts: int, layers: int, expected: int) -> None:
-    assert model_parameters(Mixture(experts, 1024, 8192), layers) == expected, name
+    assert formulas.gshard_expert_parameters(experts, layers, 1024, 8192) == expected, name
 
 
 def test_gshard_all_to_all_bytes() -> None:
     """2,048 tokens a device, top 2, bf16, 2,048 experts on as many devices, one group a device."""
-    found = exchanges(Mixture(2048, 1024, 8192), ideal_mesh((2048,)), 2048, 2048, 2.0)
-    assert all([s.what for s in steps] == ["all-to-all"] for steps in found.values())
-    assert sent_bytes(found["dispatch"]) == 8384512.0
-    assert sum(map(sent_bytes, found.values())) == 33538048.0
+    (step,) = reshard(ideal_mesh((2048,)), (2048, 2048, 2, 1024), 2.0, (Part(0),), (Part(1),))
+    assert (step.what, step.sent_bytes) == ("all-to-all", 8384512.0)
 
 
 def _feed_forward(mesh: Mesh, first: Strategy, second: Strategy, x: str, hidden: str, y: str) -> tuple[float, float]:

@@ -18,7 +18,6 @@ from planner.sharding import (
     Part,
     Setting,
     Strategy,
-    TensorChoice,
     WeightChoice,
     evaluate,
     formulate,
@@ -114,7 +113,7 @@ def _gpt_block(**options: object) -> Setting:
     cluster = load_cluster("dgx-a100")
     mesh = mesh_on(cluster, {"model": 8})
     block = attention_block(batch=1, steps=2048, width=4096, heads=32, inner=16384)
-    return setting(block, mesh, 1e-3, tied={"y": "x"}, **options)
+    return setting(block, mesh, 1e-3, **options)
 
 
 def test_exact_search_reproduces_or_beats_tensor_parallel_layers_on_8_devices() -> None:
@@ -152,13 +151,6 @@ def test_little_memory_brings_sharded_states() -> None:
     assert any(w in (zero_choice(2), zero_choice(3)) or layout_text(w.optimizer) != "R" for w in rests)
     assert tight.verdict.memory_bytes <= activations + weights * 0.3
     assert tight.verdict.violations == []
-
-
-def test_repeated_blocks_share_their_ends() -> None:
-    one = setting(attention_block(), (2, 2), 1.0, tied={"y": "x"})
-    answer = get("ilp")(one)
-    assert "y" not in answer.decision
-    assert isinstance(answer.decision["x"], TensorChoice)
 
 
 @pytest.mark.parametrize("name", ["ilp", "mesh-tensorflow", "mesh-tensorflow-memory", "tofu", "gshard"])

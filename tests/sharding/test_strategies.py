@@ -93,7 +93,7 @@ NOT_EXECUTED = {
 """Rules whose only cuts are of the batch, or that have none, and that are too long to write out here."""
 SAME_NEST = {
     "bernoulli", "bias_softmax", "conv_integer", "fill", "group_norm_channels_last",
-    "gru", "matmul_nbits", "qlinear_conv", "quantised_experts", "quantize", "random_numbers", "rnn",
+    "gru", "matmul_nbits", "qlinear_conv", "quantize", "random_numbers", "rnn",
     "simplified_layer_norm", "skip_rms_norm", "tensor_scatter", "window_table",
 }  # fmt: skip
 """Rules whose loop nest is that of a rule which is executed (or that read nothing)."""

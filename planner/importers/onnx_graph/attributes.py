@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from planner.importers.onnx_graph.work import Array, Scope, WorkGraph, WorkNode
 if TYPE_CHECKING:
     import onnx
 
-FLOAT, INT, STRING, TENSOR, GRAPH, FLOATS, INTS, STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
-
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _NAMESPACE = "namespace"
@@ -26,24 +25,20 @@ def shortest_float(value: float) -> float:
     return float(str(np.float32(value)))
 
 
+_PLAIN: Mapping[int, Callable[[onnx.AttributeProto], AttributeValue]] = {
+    1: lambda attribute: shortest_float(attribute.f),
+    2: lambda attribute: attribute.i,
+    3: lambda attribute: attribute.s.decode("utf-8", "replace"),
+    6: lambda attribute: tuple(map(shortest_float, attribute.floats)),
+    7: lambda attribute: tuple(attribute.ints),
+    8: lambda attribute: tuple(text.decode("utf-8", "replace") for text in attribute.strings),
+}
+"""By the number of an attribute's type, its value as plain Python."""
+
+
 def plain_attributes(node: onnx.NodeProto) -> dict[str, AttributeValue]:
     """All attributes but tensors and graphs, as plain Python values."""
-    values: dict[str, AttributeValue] = {}
-    for attribute in node.attribute:
-        kind = attribute.type
-        if kind == INT:
-            values[attribute.name] = attribute.i
-        elif kind == INTS:
-            values[attribute.name] = tuple(attribute.ints)
-        elif kind == FLOAT:
-            values[attribute.name] = shortest_float(attribute.f)
-        elif kind == STRING:
-            values[attribute.name] = attribute.s.decode("utf-8", "replace")
-        elif kind == FLOATS:
-            values[attribute.name] = tuple(shortest_float(f) for f in attribute.floats)
-        elif kind == STRINGS:
-            values[attribute.name] = tuple(s.decode("utf-8", "replace") for s in attribute.strings)
-    return values
+    return {each.name: _PLAIN[each.type](each) for each in node.attribute if each.type in _PLAIN}
 
 
 def scope_of(node: onnx.NodeProto) -> Scope:
@@ -95,27 +90,26 @@ def tensor_value(tensor: onnx.TensorProto) -> Array | None:
     return value.astype(np.float32) if value.dtype.kind == "V" else None
 
 
+_CONSTANTS: Mapping[str, tuple[str, int, Any]] = {
+    "value_int": ("i", 7, np.int64), "value_ints": ("ints", 7, np.int64), "value_float": ("f", 1, np.float32),
+    "value_floats": ("floats", 1, np.float32), "value_string": ("s", 8, None), "value_strings": ("strings", 8, None),
+}  # fmt: skip
+"""By attribute of a Constant node: the field that holds its value, the number of its element type, numpy's type."""
+
+
 def constant_value(node: onnx.NodeProto) -> tuple[tuple[int, ...], int, Any] | None:
     """Shape, element type and value (a tensor message or numpy array) of a Constant node; None for an unknown form."""
     for attribute in node.attribute:
-        name = attribute.name
-        if name == "value":
+        if attribute.name == "value":
             return tuple(attribute.t.dims), attribute.t.data_type, attribute.t
-        if name == "sparse_value":
+        if attribute.name == "sparse_value":
             sparse = attribute.sparse_tensor
             return tuple(sparse.dims), sparse.values.data_type, None
-        if name == "value_int":
-            return (), 7, np.array(attribute.i, dtype=np.int64)
-        if name == "value_ints":
-            return (len(attribute.ints),), 7, np.array(attribute.ints, dtype=np.int64)
-        if name == "value_float":
-            return (), 1, np.array(attribute.f, dtype=np.float32)
-        if name == "value_floats":
-            return (len(attribute.floats),), 1, np.array(attribute.floats, dtype=np.float32)
-        if name == "value_string":
-            return (), 8, None
-        if name == "value_strings":
-            return (len(attribute.strings),), 8, None
+        field, element, kind = _CONSTANTS.get(attribute.name, ("", 0, None))
+        if field:
+            content = getattr(attribute, field)
+            shape = (len(content),) if field.endswith("s") and len(field) > 1 else ()
+            return shape, element, None if kind is None else np.array(content, dtype=kind)
     return None
 
 

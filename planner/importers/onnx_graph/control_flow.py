@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import ModelError
+from planner.importers.formats import damaged
 from planner.importers.onnx_graph.attributes import plain_attributes
-from planner.importers.onnx_graph.embedding_bags import price_as_bags
 from planner.importers.onnx_graph.order import node_label, subgraphs
+from planner.importers.onnx_graph.sequences import price_as_bags
 from planner.importers.onnx_graph.work import TensorType, WorkNode
 
 if TYPE_CHECKING:
@@ -147,19 +148,19 @@ def _scan(resolver: Resolver, node: onnx.NodeProto, frame: Frame) -> None:
     label = f"Scan {node.name or node.output[0]!r}"
     if frame.versions.get("", 9) < 9:
         raise ModelError(
-            f"{label} is of operator set 8, which batches in another way", where=resolver.where,
+            f"{label} is of operator set 8, which batches in another way",
             hint="convert the model to operator set 9 or later",
-        )  # fmt: skip
+        )
     states = len(node.input) - scanned
     if not 0 <= states < len(node.input):
-        raise resolver.damaged(f"{label} scans {scanned} of its {len(node.input)} inputs")
+        raise damaged(f"{label} scans {scanned} of its {len(node.input)} inputs")
     _require_body(resolver, node, body, inputs=len(node.input), outputs=states)
     formals, actuals = [value.name for value in body.input], list(node.input)
     sources = actuals[states:]
     shapes = [resolver.type_of(name, label).shape for name in sources]
     given_axes = _ints(attributes.get("scan_input_axes", (0,) * scanned))
     if len(given_axes) != scanned:
-        raise resolver.damaged(f"{label} has {len(given_axes)} axes for {scanned} inputs to scan")
+        raise damaged(f"{label} has {len(given_axes)} axes for {scanned} inputs to scan")
     axes = [resolver.axis(axis, len(shape), label) for axis, shape in zip(given_axes, shapes, strict=True)]
     trips = _limited(resolver, label, shapes[0][axes[0]])
     inner = replace(frame, repeat=frame.repeat * trips, scope=frame.scope_of(node))
@@ -191,10 +192,7 @@ def _trip_count(resolver: Resolver, node: onnx.NodeProto) -> int:
         work.info("loop-trips", f"{label}: its body is priced {resolver.dims[name]} times, as given", name)
         return _limited(resolver, label, resolver.dims[name])
     if trips is None or trips == _NO_LIMIT:
-        raise ModelError(
-            f"how often {label} runs is not in the file", where=resolver.where,
-            hint=f"say it, for example --dim {name}=10",
-        )  # fmt: skip
+        raise ModelError(f"how often {label} runs is not in the file", hint=f"say it, for example --dim {name}=10")
     if trips < 1:
         work.warn("loop-trips", f"{label} runs {trips} times in the file; it is priced as if it ran once", name)
         return 1
@@ -210,7 +208,7 @@ def _limited(resolver: Resolver, label: str, trips: int, hint: str = "export the
     """
     if trips > MOST_TRIPS:
         text = f"{label} runs {trips:,} times, at most {MOST_TRIPS:,} can be priced"
-        raise ModelError(text, where=resolver.where, hint=hint)
+        raise ModelError(text, hint=hint)
     return trips
 
 
@@ -219,7 +217,7 @@ def _require_body(
 ) -> None:
     """Refuse a loop whose body has another number of inputs than the loop passes, or too few outputs for its state."""
     if len(body.input) != inputs or len(body.output) < outputs:
-        raise resolver.damaged(
+        raise damaged(
             f"{node_label(node)} has a body of {len(body.input)} inputs and "
             f"{len(body.output)} outputs, where {inputs} and at least {outputs} are needed"
         )

@@ -22,7 +22,7 @@ def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [value for value in graph.input if value.name not in initializers]
 
 
-def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, tuple[str, ...]]:
+def axis_names(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[str, ...]]:
     """For each input, its axes' symbolic names; "" for a fixed axis, `input.axis` for an open axis without a name.
 
     Raises:
@@ -36,24 +36,19 @@ def axis_names(inputs: Iterable[onnx.ValueInfoProto], where: str) -> dict[str, t
                 kind, f"is {kind}"
             )
             raise ModelError(
-                f"input {value.name!r} {what}; only tensors can be planned",
-                where=where,
-                hint="export with tensor inputs",
+                f"input {value.name!r} {what}; only tensors can be planned", hint="export with tensor inputs"
             )
         tensor = value.type.tensor_type
         if not tensor.HasField("shape") or tensor.elem_type not in ELEMENT_TYPES:
             raise ModelError(
-                f"input {value.name!r} has no shape",
-                where=where,
-                hint="export the model with input shapes or named axes",
+                f"input {value.name!r} has no shape", hint="export the model with input shapes or named axes"
             )
         if value.name in names:
-            raise ModelError(f"two inputs are called {value.name!r}", where=where, hint="export the model again")
+            raise ModelError(f"two inputs are called {value.name!r}", hint="export the model again")
         if any(dim.HasField("dim_value") and not dim.dim_value for dim in tensor.shape.dim):
             shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
             raise ModelError(
                 f"input {value.name!r} of shape {shape} has a dimension of size 0, so it holds nothing",
-                where=where,
                 hint="export the model with an example that has elements, or with named axes",
             )
         names[value.name] = tuple(
@@ -68,7 +63,6 @@ def bind(
     names: Mapping[str, tuple[str, ...]],
     dims: Mapping[str, int],
     loops: Iterable[str],
-    where: str,
 ) -> dict[str, TensorType]:
     """Types of the inputs with every symbolic axis replaced by its size.
 
@@ -80,15 +74,15 @@ def bind(
     for name, size in dims.items():
         if name not in known:
             hint = did_you_mean(name, known) if known else "all axes of this model are fixed; leave the option out"
-            raise ModelError(f"the model has no symbolic axis {name!r}", where=where, hint=hint)
+            raise ModelError(f"the model has no symbolic axis {name!r}", hint=hint)
         if size < 1:
-            raise ModelError(f"axis {name!r} cannot have size {size}", where=where, hint="give a positive number")
+            raise ModelError(f"axis {name!r} cannot have size {size}", hint="give a positive number")
     unbound = [name for name in axes if name not in dims]
     if unbound:
         shown = ", ".join(repr(name) for name in unbound)
         example = " ".join(f"--dim {name}=128" for name in unbound)
         raise ModelError(
-            f"symbolic axes without a size: {shown}", where=where, hint=f"say how large they are, for example {example}"
+            f"symbolic axes without a size: {shown}", hint=f"say how large they are, for example {example}"
         )
     return {
         value.name: TensorType(

@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.graph import Tensor, TensorKind
+from planner.importers.formats import damaged
 from planner.importers.onnx_graph.signature import Signature, check_call, contradiction, signature_of
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
@@ -32,8 +33,6 @@ _NUMPY: dict[int, Any] = {
     10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 16: np.float32,
 }  # fmt: skip
 _ELEMENTS = {dtype: number for number, dtype in reversed(ELEMENT_TYPES.items())}
-_STANDARD_FORMS = {("com.microsoft", "FusedConv"): "Conv"}
-"""Fused operators as the standard one whose shapes they share, by domain and type."""
 _MASKS = frozenset(("Equal", "Greater", "OneHot"))
 _MERGES = frozenset(("ReduceMax", "ReduceSum"))
 
@@ -95,16 +94,15 @@ class Inference:
         dims: sizes of symbolic axes.
         versions: operator set versions of the model.
         ir_version: of the model.
-        where: file name for errors.
     """
 
     def __init__(
         self, work: WorkGraph, hints: Mapping[str, onnx.TypeProto], dims: Mapping[str, int],
-        versions: Mapping[str, int], ir_version: int, where: str,
+        versions: Mapping[str, int], ir_version: int,
     ) -> None:  # fmt: skip
         self.unknown_operators: Counter[str] = Counter()
         self._work, self._hints, self._dims = work, hints, dims
-        self._versions, self._ir_version, self._where = versions, ir_version, where
+        self._versions, self._ir_version = versions, ir_version
         self._protos: dict[str, onnx.TypeProto] = {}
         self._data: dict[str, onnx.TensorProto] = {}
         self._inferred: dict[Hashable, tuple[list[Partial | None], list[TensorType | None]]] = {}
@@ -182,9 +180,8 @@ class Inference:
 
         fault = contradiction(node, [self._work.types[n] if n else None for n in node.inputs], self._work.values)
         if fault:
-            raise ModelError(f"{node.label} {fault}", where=self._where, hint="the file is damaged: export it again")
+            raise damaged(f"{node.label} {fault}")
         nothing: list[Partial | None] = [None] * len(node.outputs)
-        proto = _standard_form(proto)
         signature = self._signature(proto.op_type, proto.domain, versions)
         if signature is None:
             return nothing, ""
@@ -199,9 +196,9 @@ class Inference:
         kinds = [inferred.get(name) for name in proto.output]
         if any(kind is not None and kind.WhichOneof("value") == "sequence_type" for kind in kinds):
             raise ModelError(
-                f"{node.label} makes a sequence; sequences cannot be followed through it", where=self._where,
+                f"{node.label} makes a sequence; sequences cannot be followed through it",
                 hint="export the model so that it uses tensors only",
-            )  # fmt: skip
+            )
         return [None if kind is None else Partial.of(kind, {}) for kind in kinds], ""
 
     def _call_key(self, proto: onnx.NodeProto, node: WorkNode, versions: Mapping[str, int]) -> Hashable:
@@ -306,28 +303,11 @@ class Inference:
         Raises:
             ModelError: the number of inputs or outputs, or an attribute.
         """
-        check_call(proto, self._signature(proto.op_type, proto.domain, versions), self._where)
+        check_call(proto, self._signature(proto.op_type, proto.domain, versions))
 
     def _signature(self, op: str, domain: str, versions: Mapping[str, int]) -> Signature | None:
         domain = plain_domain(domain)
         return signature_of(op, domain, versions.get(domain, self._versions.get(domain, 1)))
-
-
-def _standard_form(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A fused operator as the standard one whose shapes it shares, for inference; others as they are."""
-    standard = _STANDARD_FORMS.get((node.domain, node.op_type))
-    if standard is None:
-        return node
-    from onnx import NodeProto
-
-    form = NodeProto()
-    form.CopyFrom(node)
-    form.domain, form.op_type = "", standard
-    kept = [a for a in node.attribute if a.name not in ("activation", "activation_params")]
-    del form.attribute[:]
-    form.attribute.extend(kept)
-    del form.input[3:]
-    return form
 
 
 def plain_domain(domain: str) -> str:

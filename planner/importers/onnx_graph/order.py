@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from planner.errors import ModelError
+from planner.importers.formats import damaged
 
 if TYPE_CHECKING:
     import onnx
@@ -37,7 +37,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
     return names
 
 
-def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
+def in_order(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Sort nodes topologically, keeping the given order where it is one already. Linear.
 
     Raises:
@@ -48,7 +48,7 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
         for name in node.output:
             if name and name in owner:
                 first, second = node_label(nodes[owner[name]]), node_label(node)
-                raise _damaged(f"{second} writes {name!r}, which {first} writes too", where)
+                raise damaged(f"{second} writes {name!r}, which {first} writes too")
             owner[name] = i
     owner.pop("", None)
     needs = [[owner[name] for name in reads(node) if name in owner] for node in nodes]
@@ -61,7 +61,7 @@ def in_order(nodes: list[onnx.NodeProto], where: str) -> list[onnx.NodeProto]:
     graph.add_edges_from((i, j) for i, group in enumerate(needs) for j in group)
     if not networkx.is_directed_acyclic_graph(graph):
         through = node_label(nodes[networkx.find_cycle(graph)[-1][1]])
-        raise _damaged(f"the graph has a cycle through {through}", where)
+        raise damaged(f"the graph has a cycle through {through}")
     return [nodes[i] for i in networkx.dfs_postorder_nodes(graph)]
 
 
@@ -89,7 +89,7 @@ MOST_NESTED = 64
 _Key = tuple[str, str, str]
 
 
-def require_bounded(model: onnx.ModelProto, where: str) -> None:
+def require_bounded(model: onnx.ModelProto) -> None:
     """Refuse a model whose functions call themselves, or grow beyond `MOST_NODES` operators. Linear in the file.
 
     Raises:
@@ -110,7 +110,7 @@ def require_bounded(model: onnx.ModelProto, where: str) -> None:
     def body_of(key: _Key, caller: str) -> int:
         if key in calling or len(calling) >= MOST_NESTED:
             why = "calls itself" if key in calling else f"is called more than {MOST_NESTED} calls deep"
-            raise _damaged(f"the function {key[1]!r} {why}, at {caller}", where)
+            raise damaged(f"the function {key[1]!r} {why}, at {caller}")
         if key not in known:
             calling.append(key)
             known[key] = written_out(functions[key].node)
@@ -121,8 +121,4 @@ def require_bounded(model: onnx.ModelProto, where: str) -> None:
         body_of(key, "its definition")
     count = written_out(model.graph.node)
     if count > MOST_NODES:
-        raise _damaged(f"with its functions written out the model has {count:,} operators, over {MOST_NODES:,}", where)
-
-
-def _damaged(message: str, where: str) -> ModelError:
-    return ModelError(message, where=where, hint="the file is damaged: export it again")
+        raise damaged(f"with its functions written out the model has {count:,} operators, over {MOST_NODES:,}")

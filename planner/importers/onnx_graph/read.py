@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
+from planner.importers.formats import in_file
 from planner.importers.onnx_graph.signature import MOST_VERSION, newest_version
 from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS
 
@@ -45,19 +46,20 @@ def read_model(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
-    try:
-        with path.open("rb") as stream:
-            mapped = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-        _refuse_text(path, bytes(mapped[:512]))
-        model: onnx.ModelProto = onnx.ModelProto.FromString(strip_tensor_data(mapped))
-    except (WireError, DecodeError) as error:
-        what = "is cut off or damaged" if _starts_as_onnx(path) else "is not an ONNX file"
-        raise ModelError(f"the file {what}: {error}", where=str(path), hint=_AGAIN) from None
-    if garbled := _garbled(model):
-        raise ModelError(f"the file is damaged: {garbled} holds a text that is not UTF-8", where=str(path), hint=_AGAIN)
-    check_model(model, str(path))
-    _read_small_integers(model.graph, path)
-    return model
+    with in_file(path):
+        try:
+            with path.open("rb") as stream:
+                mapped = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+            _refuse_text(bytes(mapped[:512]))
+            model: onnx.ModelProto = onnx.ModelProto.FromString(strip_tensor_data(mapped))
+        except (WireError, DecodeError) as error:
+            what = "is cut off or damaged" if _starts_as_onnx(path) else "is not an ONNX file"
+            raise ModelError(f"the file {what}: {error}", hint=_AGAIN) from None
+        if garbled := _garbled(model):
+            raise ModelError(f"the file is damaged: {garbled} holds a text that is not UTF-8", hint=_AGAIN)
+        check_model(model)
+        _read_small_integers(model.graph, path)
+        return model
 
 
 def _garbled(message: Message) -> str:
@@ -121,7 +123,7 @@ def _external_bytes(path: Path, tensor: str, location: str, offset: str, size: i
         raise ModelError(f"{location!r} cannot be read: {reason}", where=where, hint=_AGAIN) from None
 
 
-def check_model(model: onnx.ModelProto, where: str) -> None:
+def check_model(model: onnx.ModelProto) -> None:
     """Refuse a model that has nothing to plan.
 
     Raises:
@@ -129,28 +131,25 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
             or newer than the onnx package knows.
     """
     if not model.HasField("graph") or not model.ir_version:
-        raise ModelError("the file is not an ONNX model: it holds no graph", where=where, hint=_AGAIN)
+        raise ModelError("the file is not an ONNX model: it holds no graph", hint=_AGAIN)
     if not model.graph.node:
-        raise ModelError("the model's graph has no operators", where=where, hint=_AGAIN)
+        raise ModelError("the model's graph has no operators", hint=_AGAIN)
     if not model.graph.output:
-        raise ModelError(
-            "the model's graph has no outputs, so every operator is dead", where=where, hint="export it with outputs"
-        )
+        raise ModelError("the model's graph has no outputs, so every operator is dead", hint="export it with outputs")
     if not all(value.name for value in model.graph.output):
-        raise ModelError("an output of the model's graph has no name", where=where, hint=_AGAIN)
+        raise ModelError("an output of the model's graph has no name", hint=_AGAIN)
     for holder in (model, *model.functions):
         for entry in holder.opset_import:
             least = 1 if entry.domain in ("", "ai.onnx") else 0
             if not least <= entry.version <= MOST_VERSION:
                 name = entry.domain or "ai.onnx"
-                raise ModelError(f"operator set {name!r} has the version {entry.version}", where=where, hint=_AGAIN)
+                raise ModelError(f"operator set {name!r} has the version {entry.version}", hint=_AGAIN)
             newest = newest_version(entry.domain)
             if newest and entry.version > newest:
                 name = entry.domain or "ai.onnx"
                 raise ModelError(
                     f"operator set {name!r} has the version {entry.version}, newer than {newest}, the newest that the "
                     "installed onnx knows",
-                    where=where,
                     hint=f"update onnx, or export for operator set {newest}",
                 )
 
@@ -160,15 +159,13 @@ def _starts_as_onnx(path: Path) -> bool:
         return looks_like_onnx(stream.read(2))
 
 
-def _refuse_text(path: Path, head: bytes) -> None:
+def _refuse_text(head: bytes) -> None:
     if looks_like_onnx(head):
         return
     text = head.decode("utf-8", errors="replace")[:256].rstrip("\ufffd")
     if "\ufffd" not in text and all(c.isprintable() or c.isspace() for c in text):
         shown = text.strip().splitlines()[0][:40] if text.strip() else ""
-        raise ModelError(
-            f"the file is text, not ONNX (it begins {shown!r})", where=str(path), hint="give the binary .onnx file"
-        )
+        raise ModelError(f"the file is text, not ONNX (it begins {shown!r})", hint="give the binary .onnx file")
 
 
 Buffer = bytes | memoryview

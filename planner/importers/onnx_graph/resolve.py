@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.graph import AttributeValue, DType
+from planner.importers.formats import damaged
 from planner.importers.onnx_graph import dims as axis_binding
 from planner.importers.onnx_graph.attributes import (
     constant_value,
@@ -70,11 +71,10 @@ class Resolver:
         model: the file's content.
         name: a name for the graph, "" for the file's own.
         dims: sizes of symbolic axes and trip counts of loops.
-        where: the file, for messages.
     """
 
-    def __init__(self, model: onnx.ModelProto, name: str, dims: Mapping[str, int], where: str) -> None:
-        self.model, self.where = model, where
+    def __init__(self, model: onnx.ModelProto, name: str, dims: Mapping[str, int]) -> None:
+        self.model = model
         self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.versions = {plain_domain(entry.domain): entry.version for entry in model.opset_import}
         self.hints: dict[str, onnx.TypeProto] = {}
@@ -86,10 +86,10 @@ class Resolver:
         self._kinds: dict[TensorType, TensorType] = {}
         graph = model.graph
         inputs = axis_binding.model_inputs(graph)
-        names = axis_binding.axis_names(inputs, where)
+        names = axis_binding.axis_names(inputs)
         assumed = axis_binding.assumed_batch(names, dims)
         self.dims = dims = {**assumed, **dims}
-        types = axis_binding.bind(inputs, names, dims, loop_names(graph), where)
+        types = axis_binding.bind(inputs, names, dims, loop_names(graph))
         self.work = WorkGraph(
             name or graph.name or "model", self.versions.get("", 0), [], {}, {}, {}, {}, {}, list(names),
             [value.name for value in graph.output], names,
@@ -98,7 +98,7 @@ class Resolver:
         for axis in assumed:
             message = f"{axis!r} is taken for the batch and as 1: plans search the size that they run (--dim {axis}=N)"
             self.work.info("batch-assumed", message)
-        self.inference = Inference(self.work, self.hints, dims, self.versions, model.ir_version or 10, where)
+        self.inference = Inference(self.work, self.hints, dims, self.versions, model.ir_version or 10)
 
     def run(self) -> WorkGraph:
         """Walk the whole model.
@@ -113,8 +113,8 @@ class Resolver:
         for node in graph.node:
             for name in node.output:
                 if name in self.work.types:
-                    raise self.damaged(f"{node_label(node)} computes {name!r}, which {self._origin(name)} already")
-        nodes = in_order(list(graph.node), self.where)
+                    raise damaged(f"{node_label(node)} computes {name!r}, which {self._origin(name)} already")
+        nodes = in_order(list(graph.node))
         live = live_nodes(nodes, work.outputs)
         work.fates["dead"] += len(nodes) - len(live)
         work.total_nodes += len(nodes) - len(live)
@@ -122,7 +122,7 @@ class Resolver:
         for name in work.outputs:
             if name not in work.types:
                 hint = "sequences cannot be planned; export tensors" if name in self.sequences else "export it again"
-                raise ModelError(f"output {name!r} is computed by no operator", where=self.where, hint=hint)
+                raise ModelError(f"output {name!r} is computed by no operator", hint=hint)
         for op, count in self.inference.unknown_operators.items():
             message = f"{op} is not a known operator: shapes taken from the file ({count} nodes)"
             work.info("unknown-operator", message, op)
@@ -154,7 +154,7 @@ class Resolver:
 
     def walk(self, nodes: Iterable[onnx.NodeProto], frame: Frame) -> None:
         """Process nodes in dependency order."""
-        self._walk_in_order(in_order(list(nodes), self.where), frame)
+        self._walk_in_order(in_order(list(nodes)), frame)
 
     def _walk_in_order(self, nodes: Sequence[onnx.NodeProto], frame: Frame) -> None:
         for node in nodes:
@@ -197,9 +197,9 @@ class Resolver:
         """
         if name in self.work.types:
             origin = "the file stores" if maker is None else f"{maker.label} computes"
-            raise self.damaged(f"{origin} {name!r}, which {self._origin(name)} already")
+            raise damaged(f"{origin} {name!r}, which {self._origin(name)} already")
         if min(kind.shape, default=0) < 0 or kind.elements > MOST_ELEMENTS:
-            raise self.damaged(f"{name!r} has the shape {list(kind.shape)}")
+            raise damaged(f"{name!r} has the shape {list(kind.shape)}")
         self.work.types[name] = kind
 
     def _origin(self, name: str) -> str:
@@ -210,7 +210,7 @@ class Resolver:
         for tensor in graph.initializer:
             kind = self._stored_type(tensor.name, tuple(tensor.dims), tensor.data_type)
             if names.get(tensor.name, tensor.name) in self.work.stored:
-                raise self.damaged(f"two initializers are called {tensor.name!r}")
+                raise damaged(f"two initializers are called {tensor.name!r}")
             self.store(names.get(tensor.name, tensor.name), kind, self._small_value(tensor, tensor.name, kind))
         for sparse in graph.sparse_initializer:
             kind = self._stored_type(sparse.values.name, tuple(sparse.dims), sparse.values.data_type)
@@ -226,19 +226,13 @@ class Resolver:
         if kind is not None:
             return kind
         if name in self.sequences:
-            raise ModelError(
-                f"{reader} reads the sequence {name!r} in a way that cannot be followed", where=self.where,
-                hint="export the model so that it uses tensors only",
-            )  # fmt: skip
+            message = f"{reader} reads the sequence {name!r} in a way that cannot be followed"
+            raise ModelError(message, hint="export the model so that it uses tensors only")
         if name in self.untyped:
-            raise ModelError(
-                f"{reader} reads {name!r}, whose shape {self.untyped[name]} leaves open", where=self.where,
-                hint="export with value_info for that output",
-            )  # fmt: skip
+            message = f"{reader} reads {name!r}, whose shape {self.untyped[name]} leaves open"
+            raise ModelError(message, hint="export with value_info for that output")
         raise ModelError(
-            f"{reader} reads {name!r}, which no operator computes",
-            where=self.where,
-            hint="the file is incomplete: export it again",
+            f"{reader} reads {name!r}, which no operator computes", hint="the file is incomplete: export it again"
         )
 
     def value(self, name: str) -> Array | None:
@@ -255,7 +249,7 @@ class Resolver:
         if value is None:
             return None
         if not value.size or not np.isfinite(value.reshape(-1)[0]):
-            raise self.damaged(f"{reader} takes a number from {name!r}, which has none")
+            raise damaged(f"{reader} takes a number from {name!r}, which has none")
         return int(value.reshape(-1)[0])
 
     def axis(self, axis: object, rank: int, reader: str) -> int:
@@ -265,12 +259,8 @@ class Resolver:
             ModelError: the tensor has no such axis.
         """
         if not isinstance(axis, int) or not -rank <= axis < rank:
-            raise self.damaged(f"{reader} works along axis {axis} of a tensor of {rank} dimensions")
+            raise damaged(f"{reader} works along axis {axis} of a tensor of {rank} dimensions")
         return axis % rank
-
-    def damaged(self, message: str) -> ModelError:
-        """The error of a file that contradicts itself."""
-        return ModelError(message, where=self.where, hint="the file is damaged: export it again")
 
     def work_node(self, node: onnx.NodeProto, frame: Frame) -> WorkNode:
         """A node of the file as a working node."""
@@ -299,7 +289,7 @@ class Resolver:
         """Store the tensor of a Constant node."""
         constant = constant_value(node)
         if constant is None:
-            raise ModelError(f"Constant {node.output[0]!r} has no value", where=self.where, hint="export it again")
+            raise ModelError(f"Constant {node.output[0]!r} has no value", hint="export it again")
         shape, element, content = constant
         kind = self._stored_type(node.output[0], shape, element)
         stored = content is None or isinstance(content, np.ndarray)
@@ -376,16 +366,16 @@ class Resolver:
         if failure and guessed:
             raise self._rests_on_guess(node, guessed)
         if failure:
+            message = f"shapes do not fit at {node.label}: {failure}"
             raise ModelError(
-                f"shapes do not fit at {node.label}: {failure}", where=self.where,
-                hint="where a size is baked into the export, bind the axes to the sizes it was exported with",
-            )  # fmt: skip
+                message, hint="where a size is baked into the export, bind the axes to the sizes it was exported with"
+            )
         first = next((self.work.types[name] for name in node.inputs if name), None)
         if rule_of(node.op).heavy or first is None:
+            message = f"the output shape of {node.label} cannot be found"
             raise ModelError(
-                f"the output shape of {node.label} cannot be found", where=self.where,
-                hint="export with shape information (onnx.shape_inference or value_info for this output)",
-            )  # fmt: skip
+                message, hint="export with shape information (onnx.shape_inference or value_info for this output)"
+            )
         self.work.warn(
             "assumed-shape",
             f"{node.label}: output shape unknown, taken to be that of its first input {list(first.shape)}",
@@ -414,7 +404,7 @@ class Resolver:
                 fixed and any(a not in (None, b) for a, b in zip(declared, kind.shape, strict=True))
             ):
                 shown = ["?" if size is None else size for size in declared]
-                raise self.damaged(f"{node.label} makes {name!r} of shape {list(kind.shape)}, declared as {shown}")
+                raise damaged(f"{node.label} makes {name!r} of shape {list(kind.shape)}, declared as {shown}")
 
     def _taint(self, node: WorkNode) -> None:
         """Propagate guessed shapes to a node's results; refuse them at an operator whose cost depends on them."""
@@ -429,24 +419,21 @@ class Resolver:
     # -- small helpers
 
     def _rests_on_guess(self, node: WorkNode, origin: str) -> ModelError:
-        return ModelError(
-            f"the cost of {node.label} depends on the output shape of {origin}, which is unknown", where=self.where,
-            hint="export with value_info for that output, or inline the operator",
-        )  # fmt: skip
+        message = f"the cost of {node.label} depends on the output shape of {origin}, which is unknown"
+        return ModelError(message, hint="export with value_info for that output, or inline the operator")
 
     def _missing_value(self, name: str, reader: str) -> ModelError:
+        message = f"{reader} needs the value of {name!r}, which lies in a data file that is absent"
         return ModelError(
-            f"{reader} needs the value of {name!r}, which lies in a data file that is absent", where=self.where,
+            message,
             hint="put the external data file beside the model; only such small integer tensors are read from it",
-        )  # fmt: skip
+        )
 
     def _stored_type(self, name: str, shape: tuple[int, ...], element: int) -> TensorType:
         if element not in ELEMENT_TYPES:
-            raise ModelError(
-                f"tensor {name!r} has the unknown element type {element}", where=self.where, hint="update onnx"
-            )
+            raise ModelError(f"tensor {name!r} has the unknown element type {element}", hint="update onnx")
         if min(shape, default=0) < 0:
-            raise self.damaged(f"{name!r} has the shape {list(shape)}")
+            raise damaged(f"{name!r} has the shape {list(shape)}")
         stored_type = TensorType(shape, element)
         return self._kinds.setdefault(stored_type, stored_type)
 
@@ -458,12 +445,10 @@ class Resolver:
         """
         held, needed = len(tensor.raw_data), (kind.elements * kind.dtype.bits + 7) // 8
         if held and held != needed and kind.dtype is not DType.STRING:
-            raise self.damaged(f"{name!r} holds {held:,} bytes of data, its shape {list(kind.shape)} needs {needed:,}")
+            raise damaged(f"{name!r} holds {held:,} bytes of data, its shape {list(kind.shape)} needs {needed:,}")
         entries = sum(len(getattr(tensor, field)) for field in _DATA)
         if entries and kind.dtype in _ONE_ENTRY and entries != kind.elements:
-            raise self.damaged(
-                f"{name!r} holds {entries:,} numbers, its shape {list(kind.shape)} needs {kind.elements:,}"
-            )
+            raise damaged(f"{name!r} holds {entries:,} numbers, its shape {list(kind.shape)} needs {kind.elements:,}")
         return tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.errors import ModelError
+from planner.importers.formats import damaged
 from planner.importers.onnx_graph.work import Array, TensorType, WorkNode
 from planner.operators import rule_of
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MOST_VERSION = (1 << 31) - 1
 """Largest operator set version that a schema can be asked for."""
 
-_AGAIN = "the file is damaged: export it again"
 _FORMS = {("Einsum", "equation"): re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")}
 """Patterns of text attributes that onnx does not check: its inference of a malformed Einsum never ends."""
 
@@ -83,7 +82,7 @@ def newest_version(domain: str) -> int:
     return max((version for known, version in helper.OP_SET_ID_VERSION_MAP if known == name), default=0)
 
 
-def check_call(node: onnx.NodeProto, signature: Signature | None, where: str) -> None:
+def check_call(node: onnx.NodeProto, signature: Signature | None) -> None:
     """Refuse a node that its operator cannot be called as; of unknown operators only that they compute something.
 
     Attributes that the standard does not know are let pass. O(inputs + outputs + attributes).
@@ -95,7 +94,7 @@ def check_call(node: onnx.NodeProto, signature: Signature | None, where: str) ->
     fault = _unnamed(node) if signature is None else _fault(node, signature)
     if fault:
         label = node.name or next((name for name in node.output if name), "")
-        raise ModelError(f"{node.op_type} {label!r} {fault}", where=where, hint=_AGAIN)
+        raise damaged(f"{node.op_type} {label!r} {fault}")
 
 
 def _unnamed(node: onnx.NodeProto) -> str:

@@ -24,7 +24,7 @@ from planner.operators.assemble import (
     traffic,
 )
 from planner.operators.flow import along_nests
-from planner.operators.rules.softmax import BACKWARD_FLOPS, FORWARD_FLOPS
+from planner.operators.rules.reduce import BACKWARD_FLOPS, FORWARD_FLOPS
 from planner.operators.site import WEIGHT_AND_BIAS, JointCut, Role, Rule, Shaped, Site, as_first, like
 from planner.operators.types import DimKind, LoopNest, OpSpec, Saved
 
@@ -226,7 +226,6 @@ def _multi_head_results(site: Site) -> list[Shaped | None]:
 
 
 _MULTI_HEAD = {0: (3, 5), 1: (3, 4, 5), 2: (3, 4)}
-Rule(infer=_multi_head_results, ranks=_MULTI_HEAD, heavy=True).register("com.microsoft.DecoderMaskedMultiHeadAttention")
 
 
 @Rule(
@@ -269,7 +268,6 @@ def _grouped_results(site: Site) -> list[Shaped | None]:
 
 
 _GROUPED = {0: (3,), 1: (3,), 2: (3,), 3: (4,), 4: (4,)}
-Rule(infer=_grouped_results, ranks=_GROUPED, heavy=True).register("com.microsoft.SparseAttention")
 
 
 @Rule(
@@ -312,17 +310,6 @@ def _projected_results(site: Site) -> list[Shaped | None]:
     return [like(x, (batch, steps, hidden)), like(x, (2, batch, count, total, hidden // count))]
 
 
-def _packed_results(site: Site, typed: int) -> list[Shaped | None]:
-    """One result as wide as a third of the projection, of the type of some input."""
-    return [like(site.input(typed), (*site.input(0).shape[:-1], site.input(1).shape[1] // 3))]
-
-
-Rule(infer=partial(_packed_results, typed=0), weights=WEIGHT_AND_BIAS, ranks={0: (2,), 1: (2,)}, heavy=True).register(
-    "com.microsoft.PackedAttention"
-)
-Rule(heavy=True).register("com.microsoft.LongformerAttention")
-
-
 @Rule(
     ports=(0, 1, 2),
     infer=_projected_results,
@@ -330,26 +317,17 @@ Rule(heavy=True).register("com.microsoft.LongformerAttention")
     ranks={0: (3,), 1: (2,), 3: _MASK, 4: (5,), 5: _MASK},
     heavy=True,
 ).of("com.microsoft.Attention")
-@Rule(
-    ports=(0, 1, 2),
-    infer=partial(_packed_results, typed=3),
-    weights=WEIGHT_AND_BIAS,
-    ranks={0: (3,), 1: (2,), 5: _MASK, 8: (5,)},
-    heavy=True,
-    quantised=True,
-).of("com.microsoft.QAttention")
 def projected_attention(site: Site) -> OpSpec:
     """Attention with its query, key and value projections inside: `x [b s i]`, weights `[i, 2 d + e]`."""
     x, weight = site.input(0), site.input(1)
     count = site.int_attribute("num_heads", 1)
     sizes = site.ints("qkv_hidden_sizes")
     width, value_width = (sizes[0], sizes[2]) if len(sizes) == 3 else (weight.shape[1] // 3, weight.shape[1] // 3)
-    past_position = 8 if site.call.op.endswith("QAttention") else 4
-    past = site.input(past_position).shape[3] if site.has(past_position) else 0
+    past = site.input(4).shape[3] if site.has(4) else 0
     batch, steps, inner = x.shape
     heads = Heads(batch, count, count, steps, steps + past, width // count, value_width // count)
     projection = 2.0 * batch * steps * inner * weight.shape[1]
-    inside, nest = _projected_nests(site, heads, past_position, projection)
+    inside, nest = _projected_nests(site, heads, projection)
     weighted = projection if site.need(1) and weight.kind is TensorKind.PARAMETER else 0.0
     towards = (projection if site.need(0) else 0.0) + (projection if site.need(1) and not weighted else 0.0)
     made = keep_extra(1, batch * steps * weight.shape[1], x)
@@ -367,7 +345,7 @@ def projected_attention(site: Site) -> OpSpec:
     return replace(base, nests=(inside, nest))
 
 
-def _projected_nests(site: Site, heads: Heads, past_position: int, projection: float) -> tuple[LoopNest, LoopNest]:
+def _projected_nests(site: Site, heads: Heads, projection: float) -> tuple[LoopNest, LoopNest]:
     """The projection, which every query needs of all steps, and the attention over it; both by sample and head."""
     packed = _thirds(heads, site.input(1).shape[1])
     inside = site.nest(
@@ -378,9 +356,7 @@ def _projected_nests(site: Site, heads: Heads, past_position: int, projection: f
         whole=_WHOLE,
         matrix_flops=projection,
     )
-    mask = 5 if site.call.op.endswith("QAttention") else 3
-    given = {0: "b u i", mask: _padding_terms(site, mask, heads), past_position: "two b g p d"}
-    given |= {5: _mask_terms(site, 5, heads)} if mask == 3 else {}
+    given = {0: "b u i", 3: _padding_terms(site, 3, heads), 4: "two b g p d", 5: _mask_terms(site, 5, heads)}
     nest = _nest(site, given, {0: "b s (g e)", 1: "two b g t d"}, heads)
     whole = tuple(replace(dim, kind=DimKind.WHOLE) if dim.name == "e" else dim for dim in nest.dims)
     return inside, replace(nest, dims=whole)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.graph import TensorKind
 from planner.operators.assemble import (
     Traffic,
@@ -26,10 +24,8 @@ from planner.operators.assemble import (
 from planner.operators.site import (
     Role,
     Rule,
-    Shaped,
     Site,
     as_first,
-    like,
 )
 from planner.operators.types import LoopNest, OpSpec, Saved
 
@@ -277,23 +273,6 @@ def where(site: Site) -> OpSpec:
 def prelu(site: Site) -> OpSpec:
     """Leaky ReLU with a learned slope; input and slope are kept."""
     return _binary(site, (0, 1), 2, 2)
-
-
-def _half_results(site: Site) -> list[Shaped | None]:
-    x = site.input(0)
-    return [like(x, (*x.shape[:-1], x.shape[-1] // 2))]
-
-
-def _quantised_results(site: Site) -> list[Shaped | None]:
-    """Two quantised tensors (inputs 0 and 3) broadcast against each other."""
-    a, b = site.input(0), site.input(3)
-    return [like(a, np.broadcast_shapes(a.shape, b.shape))]
-
-
-Rule(infer=as_first, weights={1: Role.BIAS}).register("com.microsoft.BiasAdd")
-Rule(infer=_half_results, weights={1: Role.BIAS}).register("com.microsoft.BiasSplitGelu")
-Rule(infer=as_first).register("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu")
-Rule(infer=_quantised_results).register("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul")
 
 
 @Rule(infer=as_first, keeps_layout=True, weights={1: Role.BIAS}).of("com.microsoft.BiasGelu")

@@ -14,7 +14,8 @@ from planner.operators.nest import dim_names
 from planner.operators.site import JointCut, Role, Rule, Site, as_first
 from planner.operators.types import LoopNest, OpSpec
 
-_SECOND_BIAS = 5
+_MATRICES, _SECOND_BIAS = (2, 4, 6), 5
+"""Positions of the experts' matrices, first to third, and of the bias of the second."""
 
 
 def _nests(site: Site, weights: tuple[int, ...], matrix_flops: float, vector_flops: float) -> tuple[LoopNest, ...]:
@@ -56,8 +57,6 @@ def _inner_terms(site: Site, weights: tuple[int, ...]) -> dict[int, str]:
     The first matrix is stored `[e f h]`, in older models `[e h f]`, the second the other way round; a gate fused into
     the first lies beside it (`half f`) or alternates with it (`f half`).
     """
-    if site.call.op != "com.microsoft.MoE":
-        return {}
     hidden, first, second = site.input(0).shape[-1], site.input(weights[0]).shape[1:], site.input(weights[1]).shape[1:]
     if len(first) != 2 or len(second) != 2:
         return {}
@@ -82,24 +81,29 @@ def _own_terms(site: Site, position: int, inner: dict[int, str]) -> str | None:
     return " ".join(["e", *dim_names(f"w{position}_", len(site.input(position).shape) - 1)])
 
 
-def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
-    """Description of a mixture.
+def _weight(site: Site, position: int) -> bool:
+    return site.need(position) and site.input(position).kind is TensorKind.PARAMETER
 
-    Args:
-        site: the call.
-        weights: positions of the experts' matrices, first to third.
-        packing: weights in one stored element.
-    """
+
+@Rule(
+    infer=as_first,
+    weights={**dict.fromkeys(_MATRICES, Role.MATRIX), **dict.fromkeys((3, 5, 7), Role.BIAS)},
+    ranks={0: (2, 3), 1: (2,), 2: (3,), 4: (3,), 6: (3,)},
+    heavy=True,
+    joint=JointCut.EXPERTS,
+).of("com.microsoft.MoE")
+def experts(site: Site) -> OpSpec:
+    """Rows, router's scores, then matrix and bias of the first, second and (gated networks) third layer."""
     x, router = site.input(0), site.input(1)
-    second = site.input(weights[1])
-    weights = tuple(p for p in weights if site.has(p))
+    second = site.input(_MATRICES[1])
+    weights = tuple(p for p in _MATRICES if site.has(p))
     rows, hidden = math.prod(x.shape[:-1]), x.shape[-1]
     experts = router.shape[-1]
     chosen = min(site.int_attribute("k", 1), experts)
     stored = sum(site.input(p).elements for p in weights)
-    work = 2.0 * rows * chosen * stored * packing / max(1, experts)
-    inner = second.elements * packing / max(1, experts * hidden)
-    widths = stored * packing / max(1, experts * hidden) - inner
+    work = 2.0 * rows * chosen * stored / max(1, experts)
+    inner = second.elements / max(1, experts * hidden)
+    widths = stored / max(1, experts * hidden) - inner
     touched = min(1.0, rows * chosen / max(1, experts))
     forward = traffic(x, router, site.output())
     for position in _of_experts(site):
@@ -121,33 +125,3 @@ def _experts(site: Site, weights: tuple[int, ...], packing: int) -> OpSpec:
         input_grad=work,
         weight_grad=weighted,
     )
-
-
-def _weight(site: Site, position: int) -> bool:
-    return site.need(position) and site.input(position).kind is TensorKind.PARAMETER
-
-
-@Rule(
-    infer=as_first,
-    weights={**dict.fromkeys((2, 4, 6), Role.MATRIX), **dict.fromkeys((3, 5, 7), Role.BIAS)},
-    ranks={0: (2, 3), 1: (2,), 2: (3,), 4: (3,), 6: (3,)},
-    heavy=True,
-    joint=JointCut.EXPERTS,
-).of("com.microsoft.MoE")
-def experts(site: Site) -> OpSpec:
-    """Rows, router's scores, then matrix and bias of the first, second and (gated networks) third layer."""
-    return _experts(site, (2, 4, 6), 1)
-
-
-@Rule(
-    ports=(0, 1),
-    infer=as_first,
-    weights={p: (Role.MATRIX, Role.QUANTIZATION, Role.BIAS)[p % 3 - 2] for p in range(2, 11)},
-    ranks={0: (2, 3), 1: (2,), 2: (3,), 5: (3,), 8: (3,)},
-    heavy=True,
-    quantised=True,
-    joint=JointCut.EXPERTS,
-).of("com.microsoft.QMoE")
-def quantised_experts(site: Site) -> OpSpec:
-    """The same with matrices of 4 or 8 bits, each followed by its scales; only activations have gradients."""
-    return _experts(site, (2, 5, 8), 8 // max(1, site.int_attribute("expert_weight_bits", 4)))

@@ -78,20 +78,6 @@ def _selected_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] |
     return (*strides[:axis], *strides[axis + 1 :]) if _is_selection(site) else None
 
 
-def _quantised_rows(site: Site) -> list[Shaped | None]:
-    """Rows of a table of few bits, several to a stored byte, of the scales' type."""
-    table, indices, scales = site.input(0), site.input(1), site.input(2)
-    axis = site.int_attribute("gather_axis", 0) % len(table.shape)
-    shape = [*table.shape[:axis], *indices.shape, *table.shape[axis + 1 :]]
-    shape[-1] *= 8 // (site.int_attribute("bits", 4) if table.dtype.bits == 8 else 8)
-    return [like(scales, shape)]
-
-
-Rule(infer=_quantised_rows, weights={0: Role.TABLE, 2: Role.QUANTIZATION}, quantised=True).register(
-    "com.microsoft.GatherBlockQuantized"
-)
-
-
 _TABLE = Rule(ports=(0,), rearranges=True, weights={0: Role.TABLE})
 
 

@@ -98,9 +98,13 @@ def _squeeze_travel(flow: Flow, i: int, node: Node) -> None:
 
 
 def _unsqueeze_travel(flow: Flow, i: int, node: Node) -> None:
-    """Dimensions of size 1 inserted."""
+    """Dimensions of size 1 inserted; where they are computed at run time, the elements stay in row-major order."""
     marks = list(flow.of(node.inputs[0]))
-    for axis in flow.site(i).axes("axes", 1, len(flow.shape(node.outputs[0]))) or ():
+    axes = flow.site(i).axes("axes", 1, len(flow.shape(node.outputs[0])))
+    if axes is None:
+        _reshape_travel(flow, i, node)
+        return
+    for axis in axes:
         marks.insert(axis, None)
     flow.set(node.outputs[0], marks)
 
@@ -185,7 +189,6 @@ Rule(
     linear=True,
 ).register("Slice", build=_result_only)
 Rule(ports=(0,), values=(1,)).register("CenterCropPad", build=_result_only)
-Rule(ports=(0,)).register("com.microsoft.DynamicSlice", build=_result_only)
 
 
 def _transposed_strides(site: Site, strides: tuple[int, ...]) -> tuple[int, ...] | None:

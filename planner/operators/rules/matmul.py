@@ -55,13 +55,12 @@ def _fused_line(site: Site) -> str:
     return product_line(site, 0, 1, transposed_a=_flag(site, "transA"), transposed_b=_flag(site, "transB"))
 
 
-def _results(site: Site, line: Callable[[Site], str], typed: int = 0) -> list[Shaped | None]:
-    """The result that a line says of the first two inputs, of the type of some input."""
-    return [like(site.input(typed), result_shapes(line(site), [site.input(p).shape for p in (0, 1)])[0])]
+def _results(site: Site, line: Callable[[Site], str]) -> list[Shaped | None]:
+    """The result that a line says of the first two inputs."""
+    return [like(site.input(0), result_shapes(line(site), [site.input(p).shape for p in (0, 1)])[0])]
 
 
 _fused_results = partial(_results, line=_fused_line)
-Rule(infer=_fused_results, weights=TWO_MATRICES, heavy=True).register("com.microsoft.FusedMatMulActivation")
 
 
 @Rule(infer=_fused_results, weights=TWO_MATRICES, heavy=True).of(
@@ -127,7 +126,6 @@ def fused_gemm(site: Site) -> OpSpec:
 
 
 @Rule(ports=(), weights=TWO_MATRICES, heavy=True, quantised=True).of("MatMulInteger")
-@Rule(ports=()).of("com.microsoft.MatMulInteger16")
 def matmul_integer(site: Site) -> OpSpec:
     """Product of 8-bit matrices; an inference operator, no gradient passes."""
     return contraction(site, product_nest(site, 0, 1))
@@ -148,31 +146,9 @@ def qlinear_matmul(site: Site) -> OpSpec:
     return contraction(site, rounded(product_nest(site, 0, 3)))
 
 
-@Rule(
-    ports=(),
-    infer=partial(_results, line=_plain_line, typed=2),
-    weights={1: Role.MATRIX, 3: Role.QUANTIZATION, 6: Role.BIAS},
-    heavy=True,
-    quantised=True,
-).of("com.microsoft.MatMulIntegerToFloat")
-@Rule(
-    ports=(),
-    infer=partial(_results, line=_plain_line),
-    weights={1: Role.MATRIX, 2: Role.QUANTIZATION, 4: Role.BIAS},
-    heavy=True,
-    quantised=True,
-).of("com.microsoft.DynamicQuantizeMatMul")
-def matmul_to_float(site: Site) -> OpSpec:
-    """Product of quantised matrices with a floating-point result; no gradient passes."""
-    return contraction(site, product_nest(site, 0, 1))
-
-
 def _packed_results(site: Site) -> list[Shaped | None]:
     x = site.input(0)
     return [like(x, (*x.shape[:-1], site.int_attribute("N", 0)))]
-
-
-Rule(heavy=True).register("com.microsoft.QGemm")
 
 
 @Rule(

@@ -12,28 +12,27 @@ An annotation is a pattern and a layout: `{"h.*.mlp.c_fc.weight": "RS1", "tokens
 that mesh axis to the search. A name written out takes precedence over a pattern.
 
 The propagation of the paper: layouts spread from annotated tensors to all others through the operators. A cut travels
-along the dimension that an operator iterates in its operands and results. Of the strategies that agree with every known
-cut, and that cut nothing on axes without a known cut, the operator takes the one with the fewest partial sums and the
-least work a rank, and passes its cuts on. Sweeps forward and backward repeat until nothing changes; what is then
-unknown is replicated. Replication does not travel. Lepikhin et al., ICLR 2021, section 3.
+along the iteration dimension of an operator's loop nests that indexes the cut dimension, to all other operands and
+results that it indexes. Sweeps forward and backward repeat until nothing changes; what is then unknown is replicated.
+Replication and partial sums do not travel. Lepikhin et al., ICLR 2021, section 3.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
-from planner.graph import Tensor, TensorKind
+from planner.graph import Node, Tensor, TensorKind
+from planner.operators import OpCall, graph_specs
 from planner.registry import did_you_mean
+from planner.sharding.choices import Parts, splits
 from planner.sharding.formulate import formulate
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, parse_layout, refusal
+from planner.sharding.layout import REPLICATED, Part, TensorLayout, named_nests, parse_layout, refusal
 from planner.sharding.problem import Setting, ShardingProblem, rest_of
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches.ilp import fastest
@@ -99,7 +98,7 @@ def resolve(setting: Setting) -> dict[str, Annotation]:
             raise UsageError(
                 f"no tensor is called {pattern!r}", where="annotations", hint=did_you_mean(pattern, labels)
             )
-        for name in dict.fromkeys(setting.tied.get(n, n) for n in names):
+        for name in dict.fromkeys(names):
             annotation = Annotation(name, layout, f"{pattern}: {text}", exact)
             _check(graph.tensors[name], annotation, setting)
             annotations[name] = _joined(annotations.get(name), annotation)
@@ -225,138 +224,95 @@ def gshard(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAn
     return complete(setting, formulate(setting), resolve(setting), memory_bytes, "annotations completed exactly")
 
 
-Place = tuple[str, int]
-"""A tensor and a mesh axis."""
-
-Use = tuple[Place, Part, bool]
-"""A place, the part that a strategy gives it, and whether the tensor is a result of the operator."""
+_Known = dict[tuple[str, int], tuple[Part, str]]
+"""By tensor and mesh axis, the part that is known, and the annotation that it comes from."""
 
 
-class _KnownPart(NamedTuple):
-    """The known part of a place, and the annotation that it comes from."""
-
-    part: Part
-    origin: str
-
-
-def _uses(setting: Setting, i: int, strategy: Strategy) -> tuple[Use, ...]:
-    """The uses of operands and results by a strategy of node i."""
-    node = setting.graph.nodes[i]
-    sides = ((node.inputs, strategy.reads, False), (node.outputs, strategy.writes, True))
-    return tuple(
-        ((setting.tied.get(names[p], names[p]), axis), part, written)
-        for names, layouts, written in sides
-        for p, layout in layouts
-        if p < len(names) and names[p] in setting.graph.tensors
-        for axis, part in enumerate(layout)
-    )
-
-
-def _agree(uses: Iterable[Use], known: Mapping[Place, _KnownPart]) -> bool:
-    """Whether uses respect what is known of some places; a partial sum may become any result."""
-    return all(
-        place not in known or known[place].part == part or (written and part == PARTIAL)
-        for place, part, written in uses
-    )
-
-
-class _Propagation:
-    """The parts of tensors that are known so far."""
-
-    def __init__(self, setting: Setting, problem: ShardingProblem, annotations: Mapping[str, Annotation]) -> None:
-        self.setting, self.graph = setting, setting.graph
-        self.known: dict[Place, _KnownPart] = {
-            (name, axis): _KnownPart(part, annotation.origin)
-            for name, annotation in annotations.items()
-            for axis, part in enumerate(annotation.layout)
-            if part is not None
-        }
-        choices = dict(zip(problem.names, problem.choices, strict=True))
-        self.strategies = {
-            i: [(s, _uses(setting, i, s)) for s in choices[f"op:{self.graph.nodes[i].key}"] if isinstance(s, Strategy)]
-            for i in setting.members
-        }
-
-    def layout(self, name: str) -> TensorLayout:
-        """The layout of a tensor as far as it is known, replicated elsewhere."""
-        axes = range(len(self.setting.mesh.axes))
-        return tuple(known.part if (known := self.known.get((name, axis))) else REPLICATED for axis in axes)
-
-    def visit(self, i: int) -> bool:
-        """Let one node pass its cuts on; true if anything changed.
-
-        Raises:
-            InfeasibleError: two annotations meet at the node, which cannot respect both.
-        """
-        places = dict.fromkeys(place for _, uses in self.strategies[i] for place, _, _ in uses)
-        cuts = {place: self.known[place] for place in places if place in self.known and self.known[place].part.cuts}
-        if not cuts:
-            return False
-        origin_of = {axis: known.origin for (_, axis), known in reversed(cuts.items())}
-        quiet = [
-            (strategy, uses)
-            for strategy, uses in self.strategies[i]
-            if all(not dim or axis in origin_of for axis, dim in enumerate(strategy.splits))
-        ]
-        fitting = [(strategy, uses) for strategy, uses in quiet if _agree(uses, self.known)]
-        if not fitting:
-            self._refuse_conflict(i, cuts, [uses for _, uses in quiet])
-            return False
-        _, best = min(fitting, key=lambda entry: (sum(part == PARTIAL for _, part, _ in entry[1]), entry[0].share))
-        changed = False
-        for place, part, _ in best:
-            if part.cuts and place not in self.known and self._may_cut(place, part):
-                self.known[place] = _KnownPart(part, origin_of[place[1]])
-                changed = True
-        return changed
-
-    def _may_cut(self, place: Place, part: Part) -> bool:
-        """Whether the tensor can be cut so, given what is known of its other axes."""
-        tensor, axis = self.graph.tensors[place[0]], place[1]
-        layout = self.layout(place[0])
-        cut = (*layout[:axis], part, *layout[axis + 1 :])
-        padded = self.setting.options.padded
-        return tensor.kind is not TensorKind.CONSTANT and not refusal(
-            tensor.shape, cut, self.setting.mesh.sizes, padded=padded
-        )
-
-    def _refuse_conflict(self, i: int, cuts: Mapping[Place, _KnownPart], quiet: Sequence[tuple[Use, ...]]) -> None:
-        """Name two annotations that no strategy of a node can both respect.
-
-        Cuts that come from one annotation along two paths, or that the operator cannot use at all, are no conflict:
-        there the layout is changed.
-        """
-        usable = [place for place in cuts if any(_agree(uses, {place: cuts[place]}) for uses in quiet)]
-        for first, second in itertools.combinations(usable, 2):
-            pair = {place: cuts[place] for place in (first, second)}
-            if cuts[first].origin != cuts[second].origin and not any(_agree(uses, pair) for uses in quiet):
-                node = self.graph.nodes[i]
-                raise InfeasibleError(
-                    f"annotations {cuts[first].origin!r} and {cuts[second].origin!r} meet at {node.key} ({node.op}), "
-                    f"which cannot take {first[0]} as {cuts[first].part} and {second[0]} as {cuts[second].part} on "
-                    f"axis {self.setting.mesh.names[first[1]]!r}",
-                    where=node.key,
-                    hint="remove one of them, or let the search change the layout between them (gshard)",
-                )
-
-
-def propagate(
-    setting: Setting, problem: ShardingProblem, annotations: Mapping[str, Annotation]
-) -> dict[str, TensorLayout]:
-    """The layout of every tensor and weight of a problem that follows from the annotations alone.
+def propagate(setting: Setting, annotations: Mapping[str, Annotation]) -> dict[str, TensorLayout]:
+    """The layout of every tensor and weight of the nodes that follows from the annotations alone.
 
     Raises:
         InfeasibleError: two annotations meet at an operator that cannot respect both.
 
-    Complexity: sweeps times strategies; the sweeps are at most the depth of the graph, usually two or three.
+    Complexity: sweeps times operands; the sweeps are at most the depth of the graph, usually two or three.
     """
-    propagation = _Propagation(setting, problem, annotations)
-    changed = True
-    while changed:
-        forward = [propagation.visit(i) for i in setting.members]
-        backward = [propagation.visit(i) for i in reversed(setting.members)]
-        changed = any(forward) or any(backward)
-    return {name: propagation.layout(name) for name in problem.names if not name.startswith("op:")}
+    graph, specs, axes = setting.graph, graph_specs(setting.graph), range(len(setting.mesh.axes))
+    ways = [(graph.nodes[i], splits(named_nests(OpCall.of(graph, graph.nodes[i]), specs[i]))) for i in setting.members]
+    known: _Known = {
+        (name, axis): (part, annotation.origin)
+        for name, annotation in annotations.items()
+        for axis, part in enumerate(annotation.layout)
+        if part is not None
+    }
+    count = -1
+    while count < len(known):
+        count = len(known)
+        for node, cuts in (*ways, *reversed(ways)):
+            placed = {dim: _cut_tensors(node, parts) for dim, parts in cuts.items()}
+            for axis in axes:
+                _pass_on(setting, node, placed, axis, known)
+    names = dict.fromkeys(name for node, _ in ways for name in (*node.inputs, *node.outputs) if name in graph.tensors)
+    fixed = (TensorKind.INPUT, TensorKind.CONSTANT)
+    return {name: _layout(name, axes, known) for name in names if graph.tensors[name].kind not in fixed}
+
+
+def _layout(name: str, axes: Iterable[int], known: _Known) -> TensorLayout:
+    """The layout of a tensor as far as it is known, replicated elsewhere."""
+    return tuple(known.get((name, axis), (REPLICATED, ""))[0] for axis in axes)
+
+
+def _cut_tensors(node: Node, parts: Parts) -> dict[str, Part]:
+    """Operands and results that a cut of an operator cuts, with their parts."""
+    sides = zip((node.inputs, node.outputs), parts, strict=True)
+    named = ((names[p], part) for names, by_position in sides for p, part in by_position.items() if p < len(names))
+    return {name: part for name, part in named if part.cuts}
+
+
+def _pass_on(setting: Setting, node: Node, placed: Mapping[str, Mapping[str, Part]], axis: int, known: _Known) -> None:
+    """Let an operator pass the cut of one axis on to its other operands and results.
+
+    Where it would be cut along two dimensions, because of one annotation along two paths, nothing is passed on: there
+    the layout is changed.
+
+    Args:
+        setting: what is sharded.
+        node: the operator.
+        placed: by dimension that can be cut, the parts of operands and results.
+        axis: the mesh axis.
+        known: what is known; new parts are added.
+
+    Raises:
+        InfeasibleError: the operator would be cut along two dimensions because of two annotations.
+    """
+    origins = {
+        dim: (name, known[name, axis])
+        for dim, parts in placed.items()
+        for name, part in parts.items()
+        if known.get((name, axis), (None, ""))[0] == part
+    }
+    (first, (part, origin)), *others = origins.values() or [("", (REPLICATED, ""))]
+    for second, (other, contrary) in others:
+        if contrary != origin:
+            raise InfeasibleError(
+                f"annotations {origin!r} and {contrary!r} meet at {node.key} ({node.op}), which cannot take {first} as "
+                f"{part} and {second} as {other} on axis {setting.mesh.names[axis]!r}",
+                where=node.key,
+                hint="remove one of them, or let the search change the layout between them (gshard)",
+            )
+    if len(origins) == 1:
+        for name, cut in placed[next(iter(origins))].items():
+            if (name, axis) not in known and _may_cut(setting, name, axis, cut, known):
+                known[name, axis] = cut, origin
+
+
+def _may_cut(setting: Setting, name: str, axis: int, part: Part, known: _Known) -> bool:
+    """Whether a tensor can be cut so, given what is known of its other axes."""
+    tensor, sizes = setting.graph.tensors[name], setting.mesh.sizes
+    layout = _layout(name, range(len(sizes)), known)
+    cut = (*layout[:axis], part, *layout[axis + 1 :])
+    return tensor.kind is not TensorKind.CONSTANT and not refusal(
+        tensor.shape, cut, sizes, padded=setting.options.padded
+    )
 
 
 @SEARCHES.entry("gshard-propagate")
@@ -369,7 +325,7 @@ def gshard_propagate(setting: Setting, *, memory_bytes: float | None = None) -> 
     """
     problem = formulate(setting)
     annotations = resolve(setting)
-    layouts = propagate(setting, problem, annotations)
+    layouts = propagate(setting, annotations)
     fixed = {name: annotation for name, annotation in annotations.items() if name not in layouts}
     fixed |= {name: Annotation(name, layout, "propagation") for name, layout in layouts.items()}
     return complete(setting, problem, fixed, memory_bytes, "annotations propagated")

@@ -70,16 +70,13 @@ def _places(node: Node, nest: LoopNest) -> dict[str, list[Place]]:
     return dims_of
 
 
-def named_dims(
-    graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec], tied: Mapping[str, str] | None = None
-) -> NamedDims:
+def named_dims(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> NamedDims:
     """Names of all dimensions of the tensors of some nodes, `d0`, `d1`, ... in order of first use; O(operands).
 
     Args:
         graph: the model.
         nodes: indices of the nodes.
         specs: descriptions, aligned with the graph's nodes.
-        tied: by tensor, the tensor with the same dimensions.
     """
     pairs, led = list[tuple[Place, Place]](), {}
     for i in nodes:
@@ -87,8 +84,6 @@ def named_dims(
         led[i] = [(nest, _places(node, nest)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
         for _, places in led[i]:
             pairs += [(spots[0], spot) for spots in places.values() for spot in spots]
-    for name, other in (tied or {}).items():
-        pairs += [((name, k), (other, k)) for k in range(len(graph.tensors[name].shape))]
     root = group_leaders(pairs)
     pieces = _pieces(root, [entry for entries in led.values() for entry in entries])
     result = NamedDims()
@@ -145,7 +140,7 @@ class _NamedProblem:
         facts = GraphFacts.of(setting)
         self.setting, self.graph, self.carrying = setting, setting.graph, facts.carrying
         self.problem = formulate(setting, facts)
-        self.names = named_dims(setting.graph, setting.members, facts.specs, setting.tied)
+        self.names = named_dims(setting.graph, setting.members, facts.specs)
         axes = [(a, axis.size) for a, axis in enumerate(setting.mesh.axes) if axis.size > 1]
         self.order = sorted(self.names.sizes, key=lambda n: int(n[1:]))
         self.domains = [[-1, *(a for a, ranks in axes if self.names.sizes[n] % ranks == 0)] for n in self.order]

@@ -367,7 +367,7 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
         decision[f"op:{node.key}"] = _nearest(candidates, wanted)
         for name in (*node.inputs, *node.outputs):
             if name:
-                _rest(decision, graph.tensors[setting.tied.get(name, name)], plan, name in facts.carrying)
+                _rest(decision, graph.tensors[name], plan, name in facts.carrying)
     return ShardingAnswer.of(setting, decision, memory_bytes, "recursion", states=plan.groups, fixed="Tofu's plan")
 
 
