@@ -60,7 +60,7 @@ ACTIVATIONS = frozenset({
 })  # fmt: skip
 
 _ELEMENTWISE = ACTIVATIONS | frozenset({
-    "Add", "Cast", "Clip", "Concat", "Div", "Dropout", "Expand", "Identity", "Max", "Min", "Mul", "Neg",
+    "Add", "BiasAdd", "Cast", "Clip", "Concat", "Div", "Dropout", "Expand", "Identity", "Max", "Min", "Mul", "Neg",
     "Pow", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 })  # fmt: skip
 _MOVES = frozenset({"Cast", "Dropout", "Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze"})
@@ -191,7 +191,7 @@ def _activations(graph: Graph) -> frozenset[int]:
 
 
 def _adds_bias(graph: Graph, node: int) -> bool:
-    return graph.nodes[node].op == "Add" and any(n in graph.sources for n in graph.nodes[node].inputs)
+    return graph.nodes[node].op in ("Add", "BiasAdd") and any(n in graph.sources for n in graph.nodes[node].inputs)
 
 
 def _expert_activations(graph: Graph) -> frozenset[int]:

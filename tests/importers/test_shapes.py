@@ -63,6 +63,7 @@ def fused(op: str, inputs: Shapes, weights: Shapes, order: str, **attributes: An
             "MatMulNBits", {"x": [2, 5, 8]}, {"w": [6, 1, 4], "s": [6]}, "x w s",
             {"K": 8, "N": 6, "block_size": 16}, (2, 5, 6),
         ),
+        ("FusedConv", {"x": [1, 3, 8, 8]}, {"w": [4, 3, 3, 3]}, "x w", {"activation": "Relu"}, (1, 4, 6, 6)),
         ("MoE", {"x": [10, 8], "r": [10, 4]}, {"a": [4, 16, 8], "b": [4, 8, 16]}, "x r a - b", {"k": 2}, (10, 8)),
     ],
 )  # fmt: skip

@@ -33,6 +33,8 @@ _NUMPY: dict[int, Any] = {
     10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 16: np.float32,
 }  # fmt: skip
 _ELEMENTS = {dtype: number for number, dtype in reversed(ELEMENT_TYPES.items())}
+_STANDARD_FORMS = {("com.microsoft", "FusedConv"): "Conv"}
+"""Fused operators as the standard one whose shapes they share, by domain and type."""
 _MASKS = frozenset(("Equal", "Greater", "OneHot"))
 _MERGES = frozenset(("ReduceMax", "ReduceSum"))
 
@@ -182,6 +184,7 @@ class Inference:
         if fault:
             raise damaged(f"{node.label} {fault}")
         nothing: list[Partial | None] = [None] * len(node.outputs)
+        proto = _standard_form(proto)
         signature = self._signature(proto.op_type, proto.domain, versions)
         if signature is None:
             return nothing, ""
@@ -308,6 +311,23 @@ class Inference:
     def _signature(self, op: str, domain: str, versions: Mapping[str, int]) -> Signature | None:
         domain = plain_domain(domain)
         return signature_of(op, domain, versions.get(domain, self._versions.get(domain, 1)))
+
+
+def _standard_form(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A fused operator as the standard one whose shapes it shares, for inference; others as they are."""
+    standard = _STANDARD_FORMS.get((node.domain, node.op_type))
+    if standard is None:
+        return node
+    from onnx import NodeProto
+
+    form = NodeProto()
+    form.CopyFrom(node)
+    form.domain, form.op_type = "", standard
+    kept = [a for a in node.attribute if a.name not in ("activation", "activation_params")]
+    del form.attribute[:]
+    form.attribute.extend(kept)
+    del form.input[3:]
+    return form
 
 
 def plain_domain(domain: str) -> str:

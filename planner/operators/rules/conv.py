@@ -69,7 +69,7 @@ def _channel_bias(site: Site, position: int, image: str = "y..", *, whole: str =
     return site.nest(f"{position}:(g k) -> n (g k) {image}", sizes=sizes, whole=whole, vector_flops=elements)
 
 
-@Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("Conv")
+@Rule(weights=WEIGHT_AND_BIAS, window=1, heavy=True).of("Conv", "com.microsoft.FusedConv")
 def conv(site: Site) -> OpSpec:
     """Convolution with groups, strides, dilations and padding."""
     return contraction(site, conv_nest(site, 0, 1), bias=_channel_bias(site, 2))

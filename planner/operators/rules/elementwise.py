@@ -24,8 +24,10 @@ from planner.operators.assemble import (
 from planner.operators.site import (
     Role,
     Rule,
+    Shaped,
     Site,
     as_first,
+    like,
 )
 from planner.operators.types import LoopNest, OpSpec, Saved
 
@@ -273,6 +275,15 @@ def where(site: Site) -> OpSpec:
 def prelu(site: Site) -> OpSpec:
     """Leaky ReLU with a learned slope; input and slope are kept."""
     return _binary(site, (0, 1), 2, 2)
+
+
+def _half_results(site: Site) -> list[Shaped | None]:
+    x = site.input(0)
+    return [like(x, (*x.shape[:-1], x.shape[-1] // 2))]
+
+
+Rule(infer=as_first, weights={1: Role.BIAS}).register("com.microsoft.BiasAdd")
+Rule(infer=_half_results, weights={1: Role.BIAS}).register("com.microsoft.BiasSplitGelu")
 
 
 @Rule(infer=as_first, keeps_layout=True, weights={1: Role.BIAS}).of("com.microsoft.BiasGelu")
