@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
+from planner.runtime.split_backward import gradients
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.transfers import Transfers, Unit
 from planner.runtime.waves import WaveWeights
@@ -285,6 +286,8 @@ class Worker:
         resident = (*current.parameters.values(), *stage.constants.values())
         host = HostMemory(stage.program.offloaded, resident if stage.program.offloaded else ())
         context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping)
+        if (ActionKind.WEIGHT_GRAD, stage.program.index) in self._explicit:
+            context = replace(context, saw=current.waiting.saw)
         named = {name: current.parameters[parameter] for name, parameter in stage.program.parameters.items()}
         values = {**stage.constants, **current.received, **named}
         if stage.parted is not None:
@@ -304,40 +307,39 @@ class Worker:
 
     def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:
         index = stage.program.index
-        first = kind is not ActionKind.WEIGHT_GRAD
-        if first:
+        if kind is ActionKind.WEIGHT_GRAD:
+            of_weights = current.waiting.second_half(current.parameters)
+        else:
             if self.plan.stages[index].recompute and (ActionKind.RECOMPUTE, index) not in self._explicit:
                 self._recompute(stage, current, batch)
             if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
                 self._receive_gradients(stage, current)
-        ends, seeds = self._backward_ends(stage, current)
-        received = {name: x for name, x in current.received.items() if x.requires_grad} if first else {}
-        earlier = _leaves_of_earlier_parts(current) if first else {}
-        inputs = [*received.values(), *earlier.values()]
-        weights = current.parameters if kind is not ActionKind.INPUT_GRAD else {}
-        gradients: list[torch.Tensor | None] = [None] * (len(inputs) + len(weights))
-        if ends and (inputs or weights):
-            gradients = list(
-                torch.autograd.grad(
-                    ends, [*inputs, *weights.values()], seeds,
-                    retain_graph=kind is ActionKind.INPUT_GRAD, allow_unused=True,
-                )
-            )  # fmt: skip
-        if first:
-            of_received = dict(zip(received, gradients, strict=False))
-            current.received = {
-                name: _with_gradient(x, of_received[name]) if name in received else x
-                for name, x in current.received.items()
-            }
-            _add_to_earlier_parts(stage, current, dict(zip(earlier, gradients[len(received) :], strict=False)))
+            of_weights = self._input_gradients(stage, current, split=kind is ActionKind.INPUT_GRAD)
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 self._send_gradients(stage, current)
         if kind is not ActionKind.INPUT_GRAD:
-            of_weights = dict(zip(weights, gradients[len(inputs) :], strict=True))
             stage.weights.add({name: of_weights.get(name) for name in stage.weights.shapes})
             stage.tied.add({name: of_weights.get(name) for name in stage.tied.shapes})
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 del stage.passes[current.unit]
+
+    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> Mapping[str, torch.Tensor | None]:
+        """Give each received tensor and those of earlier parts their gradients; gradients of weights, unless split."""
+        ends, seeds = self._backward_ends(stage, current)
+        received = {name: x for name, x in current.received.items() if x.requires_grad}
+        earlier = _leaves_of_earlier_parts(current)
+        inputs, weights = [*received.values(), *earlier.values()], current.parameters
+        if split:
+            found = current.waiting.first_half(ends, seeds, inputs, weights)
+        else:
+            found = gradients(ends, seeds, [*inputs, *weights.values()])
+        of_received = dict(zip(received, found, strict=False))
+        current.received = {
+            name: _with_gradient(x, of_received[name]) if name in received else x
+            for name, x in current.received.items()
+        }
+        _add_to_earlier_parts(stage, current, dict(zip(earlier, found[len(received) :], strict=False)))
+        return dict(zip(weights, found[len(inputs) :], strict=False))
 
     def _backward_ends(self, stage: _Stage, current: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tensors that a backward begins at, and their gradients."""
