@@ -1,9 +1,9 @@
 """A backward pass in two halves: gradients of a stage's inputs first, gradients of weights of products later.
 
-Each half runs every node of the autograd graph at most once. The first half asks autograd for the gradients of products'
-results beside those of the inputs, and leaves the products' weights out; the second computes the weights' gradients from
-these results' gradients, one product after the other. All other weights (norms, biases that are added apart,
-embeddings) get their gradients in the first half, as a plan's costs count them.
+Each half runs every node of the autograd graph at most once. The first half asks autograd for the gradients of the
+products' results beside those of the inputs, and leaves the products' weights out; the second computes the gradients of
+these weights from the kept gradients, one product after the other. All other weights (norms, biases that are added
+apart, embeddings) get their gradients in the first half, as a plan's costs count them.
 """
 
 from __future__ import annotations

@@ -344,11 +344,11 @@ class Worker:
     def _backward_ends(self, stage: _Stage, current: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tensors that a backward begins at, and their gradients."""
         ends, seeds = [], []
-        for results, gradients in (
+        for results, of_results in (
             (current.results or {}, current.gradients),
             (current.carried, current.carried_gradients),
         ):
-            for name, gradient in gradients.items():
+            for name, gradient in of_results.items():
                 if results[name].requires_grad:
                     ends.append(results[name])
                     seeds.append(gradient)
