@@ -7,9 +7,9 @@
 Each model is written as a file, its operators are measured within whole passes (`shardplan profile --measure --device
 cpu`), and links among processes by gloo (`shardplan hardware init --measure --ranks 4`). Then every plan of `PLANS` is
 predicted with these figures and run: thread CPU times of its stages on this machine, played in the plan's orders with
-exchanges as predicted, are an iteration as it would be with a core for each rank. One rank of each stage runs at a time,
-with stand-ins for what the others send, as operators were measured; run together, ranks slow each other down, since they
-share the machine's memory and a core each is more than it has. Nothing is fitted. Leave the machine alone meanwhile.
+exchanges as predicted, are an iteration as it would be with a core for each rank. One rank of each stage runs at a
+time, with stand-ins for what the others send, as operators were measured; run together, ranks slow each other down,
+since they share the machine's memory and cores. Nothing is fitted. Leave the machine alone meanwhile.
 Takes less than ten minutes on two cores.
 
 With ZeRO 2 and 3, what passes wait for is the difference from the same plan with ZeRO 0.

@@ -88,6 +88,7 @@ def measured_iteration_s(
         waits = exchanged_s[at] if exchanged_s else (0.0, 0.0)
         times[at, "forward"] += forward_s + waits[0]
         times[at, "backward"] += both_s - forward_s + repeated_s + waits[1]
+        times[at, "update"] += plan.summed_s(at)
     stages = tuple(
         replace(
             prediction, forward_s=times[at, "forward"], backward_s=times[at, "backward"], update_s=times[at, "update"],

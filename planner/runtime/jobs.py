@@ -254,7 +254,7 @@ def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[Acti
             ("forward", ("F",), prediction.forward_s - forward_s),
             ("backward", ("B", "I", "W", "R"), prediction.backward_s - (both_s - forward_s + repeated_s)),
             ("weight gradient", ("W",), (prediction.backward_s - prediction.recompute_s) / 2),
-            ("update", ("U",), prediction.update_s),
+            ("update", ("U",), prediction.update_s - plan.summed_s(stage.index)),
         ):
             if kind == "weight gradient" and not any(f"W{stage.index}" in times for times in rank_times):
                 continue

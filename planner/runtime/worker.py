@@ -84,7 +84,7 @@ class Worker:
         make: makes the optimizer for a list of weights.
         dtype: type of all floating-point work.
         seed: seed of dropout masks.
-        report: called before every action.
+        report: called before every action, and before exchanges of weights and gradients around a pass (ZeRO).
         times: iterations of the steady state that one call of `iteration` runs, where the pipeline never drains.
 
     Raises:
@@ -200,8 +200,7 @@ class Worker:
         self._losses = []
         pending_ties = tied_exchanges(self.plan, self._orders[self.rank])
         for at, action in enumerate(self._orders[self.rank]):
-            self._report(at, str(action))
-            self._run_action(action, number, data, update)
+            self._run_action(at, action, number, data, update)
             for tie in pending_ties.done(action):
                 self._exchange_tied(tie)
         for stage in self.stages.values():
@@ -222,13 +221,17 @@ class Worker:
         last = max((a.micro_batch for a in self._orders[self.rank] if a.kind is ActionKind.FORWARD), default=0)
         return last // self.plan.micro_batches.count + 1
 
-    def _run_action(self, action: Action, number: int, data: Data, update: bool) -> None:
+    def _run_action(self, at: int, action: Action, number: int, data: Data, update: bool) -> None:
         stage = self.stages[action.stage]
         kind, micro_batch, unit = action.kind, action.micro_batch, Unit(action.micro_batch, action.part)
-        if kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE):
+        passes = kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE)
+        if passes and stage.weights.zero:
+            self._report(at, f"gather for {action}")
+            stage.weights.gather()
+        self._report(at, str(action))
+        if passes:
             count = self.plan.micro_batches.count
             batch = data(number + micro_batch // count, micro_batch % count)
-            stage.weights.gather()
             with stage.weights.computing(forward=kind is ActionKind.FORWARD):
                 if kind is ActionKind.FORWARD:
                     self._forward(stage, unit, batch, action.version)
@@ -236,7 +239,11 @@ class Worker:
                     self._recompute(stage, stage.passes[unit], batch)
                 else:
                     self._backward(stage, stage.passes[unit], batch, kind)
-            stage.weights.release()
+            if stage.weights.zero:
+                self._report(at, f"scatter after {action}")
+                if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
+                    stage.weights.scatter()
+                stage.weights.release()
         elif kind is ActionKind.SEND_ACTIVATION:
             self._send_results(stage, stage.passes[unit])
         elif kind is ActionKind.RECEIVE_ACTIVATION:
