@@ -12,7 +12,8 @@ from planner.simulate import simulate
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from planner.runtime import ActionTime, GradientCheck, RunReport
+    from planner.runtime import GradientCheck, RunReport
+    from planner.runtime.jobs import ActionTime
 
 _NAMED = 3
 

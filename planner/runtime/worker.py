@@ -330,7 +330,7 @@ class Worker:
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 del stage.passes[current.unit]
 
-    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> Mapping[str, torch.Tensor | None]:
+    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> dict[str, torch.Tensor | None]:
         """Give each received tensor and those of earlier parts their gradients; gradients of weights, unless split."""
         ends, seeds = self._backward_ends(stage, current)
         received = {name: x for name, x in current.received.items() if x.requires_grad}
