@@ -62,7 +62,7 @@ PLANS: tuple[tuple[str, int, dict[str, Any]], ...] = (
 """Model, micro-batches of a copy, degrees."""
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
-STEPS = 4
+STEPS = 6
 """Iterations of each run; a stage's time is the median of all its passes."""
 NOISE = 0.06
 """Part by which two runs may differ and be equal, as in the tables of docs/accuracy.md."""
