@@ -1,20 +1,25 @@
 """Times of runs on this machine's processor against predictions with costs measured here.
 
-    python -m benchmarks.cpu_runs
+    python -m benchmarks.cpu_runs            # prints the table
+    python -m benchmarks.cpu_runs --write    # and writes it into docs/accuracy.md
+    python -m benchmarks.cpu_runs --together # runs all ranks of a plan at once
 
 Each model is written as a file, its operators are measured within whole passes (`shardplan profile --measure --device
 cpu`), and links among processes by gloo (`shardplan hardware init --measure --ranks 4`). Then every plan of `PLANS` is
 predicted with these figures and run: thread CPU times of its stages on this machine, played in the plan's orders with
-exchanges as predicted, are an iteration as it would be with a core for each rank. Nothing is fitted. Leave the machine
-alone meanwhile: processes that share its memory slow each other down. Takes about ten minutes on two cores.
+exchanges as predicted, are an iteration as it would be with a core for each rank. One rank of each stage runs at a
+time, with stand-ins for what the others send, as operators were measured; run together, ranks slow each other down,
+since they share the machine's memory and cores. Nothing is fitted. Leave the machine alone meanwhile.
+Takes less than ten minutes on two cores.
 
-Not among the plans: ZeRO 2 and 3, whose exchanges inside passes a plan does not state apart; and split backward passes,
-which the runtime computes by going through a stage twice.
+With ZeRO 2 and 3, what passes wait for is the difference from the same plan with ZeRO 0.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import re
 import statistics
 import subprocess
 import sys
@@ -42,20 +47,23 @@ PLANS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("gpt", 8, {"pipeline": 2, "chunks": 2}),
     ("gpt", 8, {"data": 2, "zero": 1}),
     ("gpt", 8, {"tensor": 2}),
-    ("gpt", 16, {"data": 4}),
+    ("gpt", 8, {"pipeline": 2, "schedule": "zb-h1"}),
+    ("gpt", 8, {"data": 2, "zero": 2}),
     ("llama", 8, {"pipeline": 1}),
     ("llama", 8, {"pipeline": 2}),
     ("llama", 8, {"pipeline": 4}),
-    ("llama", 4, {"pipeline": 2}),
-    ("llama", 8, {"pipeline": 2, "recompute": True}),
+    ("llama", 8, {"pipeline": 4, "schedule": "zb-h1"}),
+    ("llama", 16, {"data": 2, "zero": 3}),
     ("resnet50", 4, {"pipeline": 1}),
     ("resnet50", 8, {"pipeline": 2}),
-    ("resnet50", 4, {"data": 2}),
     ("bert", 8, {"pipeline": 2}),
     ("bert", 8, {"pipeline": 4}),
 )
 """Model, micro-batches of a copy, degrees."""
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+STEPS = 6
+"""Iterations of each run; a stage's time is the median of all its passes."""
 NOISE = 0.06
 """Part by which two runs may differ and be equal, as in the tables of docs/accuracy.md."""
 
@@ -89,13 +97,59 @@ def rank_correlation(pairs: list[tuple[float, float]], noise: float) -> float:
     return statistics.fmean((x > 0) - (x < 0) for x in apart)
 
 
+def predicted(graph: planner.Graph, cluster: planner.Cluster, count: int, degrees: dict[str, Any]) -> planner.Plan:
+    """The plan of these degrees, for so many micro-batches of each copy at the model's own size."""
+    asked = planner.Degrees(micro_batch=graph.batch, **{"data": 1, **degrees})
+    job = planner.Job(count * graph.batch * asked.data, precision="fp32")
+    return planner.predict(graph, cluster, job, asked).plan
+
+
+def waits_s(plan: planner.Plan, unsharded: planner.Plan) -> list[tuple[float, float]]:
+    """By stage, seconds of passes that wait for weights and gradients, beside the same plan with ZeRO 0.
+
+    Raises:
+        planner.PlanError: the other plan cuts the model elsewhere.
+    """
+    if [stage.blocks for stage in plan.stages] != [stage.blocks for stage in unsharded.stages]:
+        raise planner.PlanError("cut elsewhere without ZeRO", where=plan.model.name, hint="compare another plan")
+    pairs = zip(plan.predictions.stages, unsharded.predictions.stages, strict=True)
+    return [(own.forward_s - other.forward_s, own.backward_s - other.backward_s) for own, other in pairs]
+
+
+def times_here(plan: planner.Plan, model: Path, *, together: bool) -> list[Any]:
+    """Times of all stages on this machine: of one rank of each stage at a time, or of all ranks together."""
+    if together:
+        return list(planner.runtime.run(plan, model, steps=STEPS).times)
+    ranks = dict.fromkeys(stage.replicas[0][0] for stage in plan.stages)
+    return [t for rank in ranks for t in planner.runtime.run(plan, model, steps=STEPS, alone=rank).times]
+
+
+def write(lines: list[str]) -> None:
+    """Put the table and the line below it in the place of those on the page.
+
+    Raises:
+        planner.OutputError: the page has no such table, or several.
+    """
+    text, count = re.subn(
+        r"\| model \| micro-batches \| plan \|.*?\n\n.*?\n", lambda _: "\n".join(lines) + "\n",
+        PAGE.read_text(encoding="utf-8"), flags=re.DOTALL,
+    )  # fmt: skip
+    if count != 1:
+        raise planner.OutputError(f"{count} tables of runs on a processor", where=str(PAGE), hint="keep one")
+    PAGE.write_text(text, encoding="utf-8")
+
+
 def main() -> int:
     """Print a row for each plan, mean error and rank correlation."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the table into docs/accuracy.md")
+    parser.add_argument("--together", action="store_true", help="run all ranks of a plan at once")
+    asked = parser.parse_args()
     pairs: list[tuple[float, float]] = []
     graphs: dict[str, planner.Graph] = {}
-    print(
-        "| model | micro-batches | plan | predicted | here | predicted / here |\n| --- | --: | --- | --: | --: | --: |"
-    )
+    lines = ["| model | micro-batches | plan | predicted | here | predicted / here |"]
+    lines.append("| --- | --: | --- | --: | --: | --: |")
+    print("\n".join(lines))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shardplan("hardware", "init", "--measure", "--ranks", "4", "-o", str(folder / "machine.yaml"))
@@ -103,23 +157,24 @@ def main() -> int:
         for model, count, degrees in PLANS:
             if model not in graphs:
                 graphs[model] = measured_model(folder, model)
-            size = MODELS[model][1]
-            asked = planner.Degrees(micro_batch=size, **{"data": 1, **degrees})
-            job = planner.Job(count * size * asked.data, precision="fp32")
-            plan = planner.predict(graphs[model], cluster, job, asked).plan
-            report = planner.runtime.run(plan, folder / f"{model}.onnx", steps=4)
-            predicted_s, here_s = (
-                planner.simulate.simulate(plan).step_s,
-                planner.report.measured_iteration_s(plan, report),
-            )
+            plan = predicted(graphs[model], cluster, count, degrees)
+            unsharded = predicted(graphs[model], cluster, count, {**degrees, "zero": 0})
+            times = times_here(plan, folder / f"{model}.onnx", together=asked.together)
+            here_s = planner.report.measured_iteration_s(plan, times, waits_s(plan, unsharded))
+            predicted_s = planner.simulate.simulate(plan).step_s
             pairs.append((predicted_s, here_s))
             figures = f"{1e3 * predicted_s:.0f} ms | {1e3 * here_s:.0f} ms | {predicted_s / here_s:.3f}"
-            print(f"| {model} | {count} | {words_of(degrees)} | {figures} |", flush=True)
+            lines.append(f"| {model} | {count} | {words_of(degrees)} | {figures} |")
+            print(lines[-1], flush=True)
     error = statistics.fmean(abs(p / m - 1) for p, m in pairs)
-    print(
-        f"\n{len(pairs)} plans: mean error {error:.1%}; Kendall's tau {rank_correlation(pairs, 0.0):.2f}, "
-        f"of pairs whose times differ by more than {NOISE:.0%} {rank_correlation(pairs, NOISE):.2f}"
-    )
+    lines += [
+        "",
+        f"{len(pairs)} plans: mean error {error:.1%}; Kendall's tau {rank_correlation(pairs, 0.0):.2f} of all pairs, "
+        f"{rank_correlation(pairs, NOISE):.2f} of those whose times differ by more than {NOISE:.0%}.",
+    ]
+    print("\n".join(lines[-2:]))
+    if asked.write:
+        write(lines)
     return 0
 
 

@@ -287,6 +287,12 @@ class Plan:
             repeated_s += seconds if stage_section.recompute and block not in stage_section.kept_blocks else 0.0
         return self.predictions.stages[stage].inside_s, forward_s, repeated_s
 
+    def summed_s(self, stage: int) -> float:
+        """Seconds in which a stage's group adds up gradients once an iteration; a part of the update's."""
+        blocks = range(*self.stages[stage].blocks) if self.stages[stage].sharding else ()
+        found = [self.sharded_block(stage, block) for block in blocks]
+        return sum(c.seconds for f in found if f for c in f[0].collectives if c.phase == "step")
+
     def held(self, weight: str, rank: int) -> range | None:
         """Indices of the experts or table rows of a weight that a rank holds; None where it holds all or has none."""
         for stage in self.stages_of(rank):

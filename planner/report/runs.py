@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from planner.runtime import GradientCheck, RunReport
+    from planner.runtime.jobs import ActionTime
 
 _NAMED = 3
 
@@ -66,21 +67,29 @@ def _iteration(plan: Plan, run: RunReport) -> list[Section]:
         steps = ", ".join(format_seconds(s) for s in run.step_s[:_NAMED])
         line = f"{steps}: wall seconds of its steps; what others would send is stood in for"
         return [Section(f"rank {run.alone} alone", (line,))]
-    row = ("iteration", *_beside(format_seconds, measured_iteration_s(plan, run), simulate(plan).step_s))
+    row = ("iteration", *_beside(format_seconds, measured_iteration_s(plan, run.times), simulate(plan).step_s))
     heading = "an iteration with a core for each rank: these times in the plan's orders, exchanges as predicted"
     return [Section(heading, table=table({"": Form.TEXT, **_COMPARED}, [row]))]
 
 
-def measured_iteration_s(plan: Plan, run: RunReport) -> float:
+def measured_iteration_s(
+    plan: Plan, action_times: Sequence[ActionTime], exchanged_s: Sequence[tuple[float, float]] = ()
+) -> float:
     """Seconds of an iteration if ranks with a core each took the measured times; exchanges are as predicted.
 
-    Weights that are gathered for passes (ZeRO 2 and 3) are left out, since plans do not state their time apart.
+    Args:
+        plan: the plan.
+        action_times: measured times of all stages.
+        exchanged_s: by stage, predicted seconds of a forward and of a backward pass that wait for weights and gradients
+            (ZeRO 2 and 3), which plans do not state apart; by default none.
     """
-    times = {(t.stage, t.kind): t.measured_s for t in run.times}
+    times = {(t.stage, t.kind): t.measured_s for t in action_times}
     for at in range(len(plan.stages)):
         both_s, forward_s, repeated_s = plan.inside_s(at)
-        times[at, "forward"] += forward_s
-        times[at, "backward"] += both_s - forward_s + repeated_s
+        waits = exchanged_s[at] if exchanged_s else (0.0, 0.0)
+        times[at, "forward"] += forward_s + waits[0]
+        times[at, "backward"] += both_s - forward_s + repeated_s + waits[1]
+        times[at, "update"] += plan.summed_s(at)
     stages = tuple(
         replace(
             prediction, forward_s=times[at, "forward"], backward_s=times[at, "backward"], update_s=times[at, "update"],
@@ -88,7 +97,9 @@ def measured_iteration_s(plan: Plan, run: RunReport) -> float:
         )
         for at, prediction in enumerate(plan.predictions.stages)
     )  # fmt: skip
-    return simulate(replace(plan, predictions=replace(plan.predictions, stages=stages))).step_s
+    weight_grad_s = [times.get((at, "weight gradient"), times[at, "backward"] / 2) for at in range(len(stages))]
+    played = replace(plan, predictions=replace(plan.predictions, stages=stages))
+    return simulate(played, weight_grad_s=weight_grad_s).step_s
 
 
 def _memory(run: RunReport) -> Section:

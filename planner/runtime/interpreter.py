@@ -46,7 +46,9 @@ def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -
             f"{step.op} of {shapes} cannot be computed: {error}", where=step.name,
             hint="is the file the plan's model, and its batch the plan's micro-batch?",
         ) from error  # fmt: skip
-    return [result] if isinstance(result, torch.Tensor) else list(result or [])
+    results = [result] if isinstance(result, torch.Tensor) else list(result or [])
+    context.saw(step.op, inputs, results[0] if results else None)
+    return results
 
 
 def _is_meta(x: object) -> bool:

@@ -60,7 +60,7 @@ class ActionTime:
 
     Attributes:
         stage: its number.
-        kind: "forward", "backward" or "update".
+        kind: "forward", "backward", "update"; "weight gradient" is the part of a split backward that can wait.
         measured_s: median thread CPU seconds of a rank for one micro-batch (or update).
         predicted_s: seconds predicted by the plan, without communication inside the stage's group.
     """
@@ -253,8 +253,11 @@ def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[Acti
         for kind, words, predicted in (
             ("forward", ("F",), prediction.forward_s - forward_s),
             ("backward", ("B", "I", "W", "R"), prediction.backward_s - (both_s - forward_s + repeated_s)),
-            ("update", ("U",), prediction.update_s),
+            ("weight gradient", ("W",), (prediction.backward_s - prediction.recompute_s) / 2),
+            ("update", ("U",), prediction.update_s - plan.summed_s(stage.index)),
         ):
+            if kind == "weight gradient" and not any(f"W{stage.index}" in times for times in rank_times):
+                continue
             total, parts = 0.0, 1 if kind == "update" else plan.schedule.parts
             for word in words:
                 values = sorted(s for times in rank_times for s in times.get(f"{word}{stage.index}", ()))

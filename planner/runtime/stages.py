@@ -15,6 +15,7 @@ from planner.runtime.host import steps_of
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
 from planner.runtime.operators import Context
+from planner.runtime.split_backward import WaitingProducts
 from planner.runtime.transfers import Unit
 
 
@@ -99,6 +100,7 @@ class Pass:
         carried: tensors of this part that later parts read, by name.
         carried_gradients: gradients of `carried`, summed over the later parts.
         device: that of `received`, where it lies in the host's memory until the forward is repeated.
+        waiting: products whose weights get their gradients later, where the backward is split.
     """
 
     unit: Unit
@@ -111,6 +113,7 @@ class Pass:
     carried: Values = field(default_factory=dict)
     carried_gradients: Values = field(default_factory=dict)
     device: torch.device | None = None
+    waiting: WaitingProducts = field(default_factory=WaitingProducts)
 
 
 def run_stage(

@@ -122,6 +122,9 @@ class StageWeights:
             if gradient is not None:
                 before = self.gradients.get(name)
                 self.gradients[name] = gradient.clone() if before is None else before.add_(gradient)
+
+    def scatter(self) -> None:
+        """Reduce-scatter the gradients after a backward (ZeRO-2 and above)."""
         if self.zero >= 2 and self._together:
             share = self._scattered(self._flat_gradient())
             self.summed = share if self.summed is None else self.summed + share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
+from planner.runtime.split_backward import gradients
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.transfers import Transfers, Unit
 from planner.runtime.waves import WaveWeights
@@ -83,7 +84,7 @@ class Worker:
         make: makes the optimizer for a list of weights.
         dtype: type of all floating-point work.
         seed: seed of dropout masks.
-        report: called before every action.
+        report: called before every action, and before exchanges of weights and gradients around a pass (ZeRO).
         times: iterations of the steady state that one call of `iteration` runs, where the pipeline never drains.
 
     Raises:
@@ -199,8 +200,7 @@ class Worker:
         self._losses = []
         pending_ties = tied_exchanges(self.plan, self._orders[self.rank])
         for at, action in enumerate(self._orders[self.rank]):
-            self._report(at, str(action))
-            self._run_action(action, number, data, update)
+            self._run_action(at, action, number, data, update)
             for tie in pending_ties.done(action):
                 self._exchange_tied(tie)
         for stage in self.stages.values():
@@ -221,13 +221,17 @@ class Worker:
         last = max((a.micro_batch for a in self._orders[self.rank] if a.kind is ActionKind.FORWARD), default=0)
         return last // self.plan.micro_batches.count + 1
 
-    def _run_action(self, action: Action, number: int, data: Data, update: bool) -> None:
+    def _run_action(self, at: int, action: Action, number: int, data: Data, update: bool) -> None:
         stage = self.stages[action.stage]
         kind, micro_batch, unit = action.kind, action.micro_batch, Unit(action.micro_batch, action.part)
-        if kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE):
+        passes = kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE)
+        if passes and stage.weights.zero:
+            self._report(at, f"gather for {action}")
+            stage.weights.gather()
+        self._report(at, str(action))
+        if passes:
             count = self.plan.micro_batches.count
             batch = data(number + micro_batch // count, micro_batch % count)
-            stage.weights.gather()
             with stage.weights.computing(forward=kind is ActionKind.FORWARD):
                 if kind is ActionKind.FORWARD:
                     self._forward(stage, unit, batch, action.version)
@@ -235,7 +239,11 @@ class Worker:
                     self._recompute(stage, stage.passes[unit], batch)
                 else:
                     self._backward(stage, stage.passes[unit], batch, kind)
-            stage.weights.release()
+            if stage.weights.zero:
+                self._report(at, f"scatter after {action}")
+                if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
+                    stage.weights.scatter()
+                stage.weights.release()
         elif kind is ActionKind.SEND_ACTIVATION:
             self._send_results(stage, stage.passes[unit])
         elif kind is ActionKind.RECEIVE_ACTIVATION:
@@ -285,6 +293,8 @@ class Worker:
         resident = (*current.parameters.values(), *stage.constants.values())
         host = HostMemory(stage.program.offloaded, resident if stage.program.offloaded else ())
         context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping)
+        if (ActionKind.WEIGHT_GRAD, stage.program.index) in self._explicit:
+            context = replace(context, saw=current.waiting.saw)
         named = {name: current.parameters[parameter] for name, parameter in stage.program.parameters.items()}
         values = {**stage.constants, **current.received, **named}
         if stage.parted is not None:
@@ -304,49 +314,48 @@ class Worker:
 
     def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:
         index = stage.program.index
-        first = kind is not ActionKind.WEIGHT_GRAD
-        if first:
+        if kind is ActionKind.WEIGHT_GRAD:
+            of_weights = current.waiting.second_half(current.parameters)
+        else:
             if self.plan.stages[index].recompute and (ActionKind.RECOMPUTE, index) not in self._explicit:
                 self._recompute(stage, current, batch)
             if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
                 self._receive_gradients(stage, current)
-        ends, seeds = self._backward_ends(stage, current)
-        received = {name: x for name, x in current.received.items() if x.requires_grad} if first else {}
-        earlier = _leaves_of_earlier_parts(current) if first else {}
-        inputs = [*received.values(), *earlier.values()]
-        weights = current.parameters if kind is not ActionKind.INPUT_GRAD else {}
-        gradients: list[torch.Tensor | None] = [None] * (len(inputs) + len(weights))
-        if ends and (inputs or weights):
-            gradients = list(
-                torch.autograd.grad(
-                    ends, [*inputs, *weights.values()], seeds,
-                    retain_graph=kind is ActionKind.INPUT_GRAD, allow_unused=True,
-                )
-            )  # fmt: skip
-        if first:
-            of_received = dict(zip(received, gradients, strict=False))
-            current.received = {
-                name: _with_gradient(x, of_received[name]) if name in received else x
-                for name, x in current.received.items()
-            }
-            _add_to_earlier_parts(stage, current, dict(zip(earlier, gradients[len(received) :], strict=False)))
+            of_weights = self._input_gradients(stage, current, split=kind is ActionKind.INPUT_GRAD)
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 self._send_gradients(stage, current)
         if kind is not ActionKind.INPUT_GRAD:
-            of_weights = dict(zip(weights, gradients[len(inputs) :], strict=True))
             stage.weights.add({name: of_weights.get(name) for name in stage.weights.shapes})
             stage.tied.add({name: of_weights.get(name) for name in stage.tied.shapes})
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 del stage.passes[current.unit]
 
+    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> dict[str, torch.Tensor | None]:
+        """Give each received tensor and those of earlier parts their gradients; gradients of weights, unless split."""
+        ends, seeds = self._backward_ends(stage, current)
+        received = {name: x for name, x in current.received.items() if x.requires_grad}
+        earlier = _leaves_of_earlier_parts(current)
+        inputs, weights = [*received.values(), *earlier.values()], current.parameters
+        if split:
+            found = current.waiting.first_half(ends, seeds, inputs, weights)
+        else:
+            found = gradients(ends, seeds, [*inputs, *weights.values()])
+        of_received = dict(zip(received, found, strict=False))
+        current.received = {
+            name: _with_gradient(x, of_received[name]) if name in received else x
+            for name, x in current.received.items()
+        }
+        _add_to_earlier_parts(stage, current, dict(zip(earlier, found[len(received) :], strict=False)))
+        return dict(zip(weights, found[len(inputs) :], strict=False))
+
     def _backward_ends(self, stage: _Stage, current: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tensors that a backward begins at, and their gradients."""
         ends, seeds = [], []
-        for results, gradients in (
+        for results, of_results in (
             (current.results or {}, current.gradients),
             (current.carried, current.carried_gradients),
         ):
-            for name, gradient in gradients.items():
+            for name, gradient in of_results.items():
                 if results[name].requires_grad:
                     ends.append(results[name])
                     seeds.append(gradient)

@@ -25,12 +25,14 @@ class Context:
         seed: of dropout masks and random tensors.
         micro_batch: number of the micro-batch, so that a repeated pass draws the same numbers.
         keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`HostMemory.keeping`).
+        saw: told each operator's name, operands and first result (`WaitingProducts.saw`).
     """
 
     float_dtype: torch.dtype = torch.float32
     seed: int = 0
     micro_batch: int = 0
     keeping: Callable[[str], AbstractContextManager[object]] = nullcontext
+    saw: Callable[[str, Sequence[torch.Tensor | None], object], None] = lambda op, operands, result: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,16 @@ RULES: dict[str, Rule] = {}
 """Torch rules by operator; names are those of `planner.operators.RULES`."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of these operators."""
+PRODUCTS: set[str] = set()
+"""Operators whose gradients of operands are products that can be computed apart."""
+
+
+def rule(*names: str, product: bool = False) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of these operators; true for `product` lists them in `PRODUCTS`."""
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
+        PRODUCTS.update(names if product else ())
         return function
 
     return add

@@ -16,12 +16,12 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
-@rule("MatMul")
+@rule("MatMul", product=True)
 def _matmul(c: Call) -> torch.Tensor:
     return torch.matmul(c[0], c[1])
 
 
-@rule("Gemm", "com.microsoft.FusedGemm")
+@rule("Gemm", "com.microsoft.FusedGemm", product=True)
 def _gemm(c: Call) -> torch.Tensor:
     a = c[0].T if c.attr("transA", 0) else c[0]
     b = c[1].T if c.attr("transB", 0) else c[1]
@@ -31,14 +31,14 @@ def _gemm(c: Call) -> torch.Tensor:
     return y
 
 
-@rule("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul")
+@rule("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul", product=True)
 def _fused_matmul(c: Call) -> torch.Tensor:
     a = c[0].transpose(-1, -2) if c.attr("transA", 0) else c[0]
     b = c[1].transpose(-1, -2) if c.attr("transB", 0) else c[1]
     return c.attr("alpha", 1.0) * (a @ b)
 
 
-@rule("Einsum")
+@rule("Einsum", product=True)
 def _einsum(c: Call) -> torch.Tensor:
     return torch.einsum(c.attr("equation").replace(" ", ""), *[x for x in c.inputs if x is not None])
 
@@ -65,7 +65,7 @@ def _padded(x: torch.Tensor, before: Sequence[int], after: Sequence[int], value:
     return F.pad(x, flat, value=value) if any(flat) else x
 
 
-@rule("Conv")
+@rule("Conv", product=True)
 def _conv(c: Call) -> torch.Tensor:
     x, weight = c[0], c[1]
     n = weight.dim() - 2
@@ -76,7 +76,7 @@ def _conv(c: Call) -> torch.Tensor:
     return _CONV[n](_padded(x, before, after), weight, c.get(2), strides, 0, dilations, int(c.attr("group", 1)))
 
 
-@rule("ConvTranspose")
+@rule("ConvTranspose", product=True)
 def _conv_transpose(c: Call) -> torch.Tensor:
     x, weight = c[0], c[1]
     n = weight.dim() - 2

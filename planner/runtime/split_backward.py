@@ -1,0 +1,117 @@
+"""A backward pass in two halves: gradients of a stage's inputs first, gradients of weights of products later.
+
+Each half runs every node of the autograd graph at most once. The first half asks autograd for the gradients of the
+products' results beside those of the inputs, and leaves the products' weights out; the second computes the gradients of
+these weights from the kept gradients, one product after the other. All other weights (norms, biases that are added
+apart, embeddings) get their gradients in the first half, as a plan's costs count them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from planner.runtime.operators.call import PRODUCTS
+
+Values = Mapping[str, torch.Tensor]
+
+
+@dataclass
+class WaitingProducts:
+    """The products of one pass whose weights' gradients can wait, and what they wait with.
+
+    Attributes:
+        early: gradients of the other weights, from the first half.
+    """
+
+    early: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    _products: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
+    _ends: set[object] = field(default_factory=set)
+    _uses: Counter[int] = field(default_factory=Counter)
+    _waiting: list[tuple[torch.Tensor, tuple[str, ...], torch.Tensor]] = field(default_factory=list)
+
+    def saw(self, op: str, operands: Sequence[torch.Tensor | None], result: object) -> None:
+        """Note an operator of the forward pass, as `Context.saw` is told of it."""
+        if not isinstance(result, torch.Tensor) or not result.requires_grad:
+            return
+        made_from = None if op in PRODUCTS else self._leaf_behind(result)
+        leaves = [leaf for x in operands if (leaf := self._leaf_behind(x)) is not None and leaf is not made_from]
+        self._uses.update(map(id, leaves))
+        if op in PRODUCTS and leaves:
+            self._products.append((result, leaves))
+            self._ends.add(result.grad_fn)
+
+    def first_half(
+        self, ends: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
+        weights: Values,
+    ) -> list[torch.Tensor | None]:  # fmt: skip
+        """Gradients of the inputs; keeps the gradients that the second half begins with.
+
+        Args:
+            ends: tensors that the backward pass begins at.
+            seeds: their gradients.
+            inputs: leaves of the stage's inputs.
+            weights: trained weights that the forward pass read, by name.
+        """
+        names = {id(weight): name for name, weight in weights.items()}
+        waiting = [
+            (result, tuple(names[id(x)] for x in leaves if id(x) in names and self._uses[id(x)] == 1))
+            for result, leaves in self._products
+        ]
+        waiting = [(result, own) for result, own in waiting if own]
+        late = {name for _, own in waiting for name in own}
+        now = {name: weight for name, weight in weights.items() if name not in late}
+        wanted = [*inputs, *now.values(), *(result for result, _ in waiting)]
+        found = gradients(ends, seeds, wanted, keep=True)
+        self.early = dict(zip(now, found[len(inputs) :], strict=False))
+        self._waiting = [
+            (result, own, gradient)
+            for (result, own), gradient in zip(waiting, found[len(inputs) + len(now) :], strict=True)
+            if gradient is not None
+        ]
+        self._products, self._ends = [], set()
+        return found[: len(inputs)]
+
+    def second_half(self, weights: Values) -> dict[str, torch.Tensor | None]:
+        """Gradients of all weights, by name: those of the first half, and those that waited."""
+        found = self.early
+        while self._waiting:
+            result, names, gradient = self._waiting.pop()
+            found.update(zip(names, gradients([result], [gradient], [weights[n] for n in names]), strict=True))
+        return found
+
+    def _leaf_behind(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        """The only leaf of autograd that a tensor is made from, by moves and functions of one tensor."""
+        if x is None or not x.requires_grad:
+            return None
+        if x.grad_fn is None:
+            return x
+        node = x.grad_fn
+        while node not in self._ends:
+            before = [fn for fn, _ in node.next_functions if fn is not None]
+            if len(before) != 1:
+                return None
+            node = before[0]
+            leaf: torch.Tensor | None = getattr(node, "variable", None)
+            if leaf is not None:
+                return leaf
+        return None
+
+
+def gradients(
+    ends: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], *, keep: bool = False
+) -> list[torch.Tensor | None]:
+    """Gradients of tensors; None for those that no end follows from.
+
+    Args:
+        ends: tensors that the backward pass begins at.
+        seeds: their gradients.
+        wanted: tensors whose gradients are asked for.
+        keep: true to keep what the forward pass saved.
+    """
+    if not ends or not wanted:
+        return [None] * len(wanted)
+    return list(torch.autograd.grad(ends, wanted, seeds, retain_graph=keep, allow_unused=True))
