@@ -95,7 +95,7 @@ def _stages(plan: Plan) -> Iterator[Finding]:
             yield _wrong(message, "a stage that recomputes keeps blocks of its own, others none", at)
         expected = stop
     if expected != len(plan.block_table) or not plan.stages:
-        message = f"stages end at block {expected}, the plan lists {len(plan.block_table)}"
+        message = f"{len(plan.stages) or 'no'} stages end at block {expected}, the plan lists {len(plan.block_table)}"
         yield _wrong(message, "the last stage ends at the last block", len(plan.stages) - 1)
 
 
