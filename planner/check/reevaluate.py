@@ -180,7 +180,7 @@ def check_claims(plan: Plan, graph: Graph, cluster: Cluster, limit_s: float) -> 
         again = _searched_again(plan, graph, cluster, stop)
     except _TooLongError:
         return (), (f"bound, proof and alternatives: searching anew takes more than {limit_s:g} s",), ""
-    found = differences(plan, again)
+    found = list(differences(plan, dataclasses.replace(again, model=again.model.comparable(plan.model))))
     decided = [each for each in found if each.path[0] not in ("predictions", "alternatives", "free_choice")]
     wrong = [each for each in found if each.path[0] == "predictions" and each.path[1] in _BOUND]
     if not decided:

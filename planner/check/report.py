@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from planner.check.reevaluate import check_claims, reevaluate
@@ -12,9 +12,9 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
-from planner.plans.check_parts import check_figures, check_options
+from planner.plans.check_figures import check_figures
 from planner.plans.documents import KeyPath
-from planner.plans.findings import PLAN_AGAIN, Difference, Expected, differences, limited, mismatches, stage_in
+from planner.plans.findings import PLAN_AGAIN, Difference, differences, limited
 from planner.plans.readings import has_closed_form, is_searched
 from planner.play.memory import peak_in_flight
 from planner.simulate import closed_form_s, simulate
@@ -23,19 +23,10 @@ from planner.systems.backends import BACKENDS
 from planner.systems.backends.needs import lacks
 from planner.units import format_bytes, format_seconds
 
-BREAKING = frozenset((
-    Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES, Fault.RANK_RANGE, Fault.RANK_TWICE,
-    Fault.CONFIGURATION, Fault.ACTIONS_UNREADABLE, Fault.ACTION_MISSING, Fault.ACTION_TWICE, Fault.ACTION_ROUTE,
-    Fault.ACTION_UNKNOWN, Fault.ACTION_ORDER, Fault.WEIGHT_VERSION, Fault.DEADLOCK,
-))  # fmt: skip
+BREAKING = frozenset((Fault.STRUCTURE, Fault.ORDERS))
 """Faults after which the orders cannot be simulated."""
 
-UNREADABLE = frozenset((
-    Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES, Fault.MODEL_FINGERPRINT,
-    Fault.OPTIONS, Fault.CONFIGURATION, Fault.MICRO_BATCH, Fault.SHARDING, Fault.MESH, Fault.SHARDING_BLOCKS,
-    Fault.SHARDING_NAMES, Fault.LAYOUT, Fault.LAYOUT_MISSING, Fault.SPLIT, Fault.SPLIT_MISSING,
-    Fault.HARDWARE_FINGERPRINT,
-))  # fmt: skip
+UNREADABLE = frozenset((Fault.STRUCTURE, Fault.SHARDINGS, Fault.MODEL, Fault.HARDWARE, Fault.OPTIONS))
 """Faults after which the configuration cannot be evaluated anew."""
 
 
@@ -85,12 +76,12 @@ def check_plan(
     faults = {finding.fault for finding in validation}
     further: list[Finding] = []
     if not faults & BREAKING:
-        further = [*check_figures(plan), *check_options(plan)]
+        further = check_figures(plan)
         try:
-            further += mismatches(plan, _played(plan))
+            further += [d.finding(plan, Fault.FIGURES) for d in differences(plan, _played(plan))]
         except PlanError as error:
             message = f"cannot be simulated: {error.problem.message}"
-            further.append(Finding(Fault.PREDICTIONS, message, error.problem.hint))
+            further.append(Finding(Fault.FIGURES, message, error.problem.hint))
     unchecked: tuple[str, ...] = ()
     if graph is None or cluster is None:
         unchecked = tuple(_without(plan, graph, cluster))
@@ -104,24 +95,26 @@ def check_plan(
     return CheckReport(tuple(limited([*validation, *further])), unchecked)
 
 
-def _played(plan: Plan) -> Iterator[Expected]:
-    """Iteration time and micro-batches in flight of a plan whose orders run, as simulated.
+def _played(plan: Plan) -> Plan:
+    """A plan whose orders run, with iteration time and micro-batches in flight as simulated.
 
     Raises:
         PlanError: the plan cannot be simulated.
     """
     timeline, said = simulate(plan), plan.predictions
-    if said.simulated_iteration_s is not None:
-        yield Fault.PREDICTIONS, ("predictions", "simulated_iteration_s"), timeline.step_s
+    iteration_s = timeline.step_s if plan.schedule.given else said.iteration_s
     if has_closed_form(plan):
         replicas = [len(stage.replicas) // plan.copies for stage in plan.stages]
-        closed_s = closed_form_s(replicas, plan.micro_batches.count // plan.copies, times_of(plan))
-        yield Fault.PREDICTIONS, ("predictions", "iteration_s"), closed_s
-    elif plan.schedule.given:
-        yield Fault.PREDICTIONS, ("predictions", "iteration_s"), timeline.step_s
+        iteration_s = closed_form_s(replicas, plan.micro_batches.count // plan.copies, times_of(plan))
     peaks = plan.schedule.limits or peak_in_flight(timeline.trace.program).max(axis=0).tolist()
-    for stage, peak in enumerate(peaks):
-        yield Fault.PREDICTIONS, ("predictions", "stages", stage, "in_flight"), peak
+    stages = (dataclasses.replace(terms, in_flight=n) for terms, n in zip(said.stages, peaks, strict=True))
+    played = dataclasses.replace(
+        said,
+        iteration_s=iteration_s,
+        simulated_iteration_s=None if said.simulated_iteration_s is None else timeline.step_s,
+        stages=tuple(stages),
+    )
+    return dataclasses.replace(plan, predictions=played)
 
 
 def lacking(plan: Plan, backends: Sequence[str], graph: Graph | None = None) -> list[Finding]:
@@ -171,6 +164,7 @@ def _anew(
     renewed = is_renewed(plan, cluster)
     try:
         anew, violations = reevaluate(plan, graph, cluster)
+        anew = dataclasses.replace(anew, model=anew.model.comparable(plan.model))
         wrong: Sequence[Difference] = [d for d in differences(plan, anew) if renewed or d.path[0] != "hardware"]
         for violation in violations:
             fault = Fault.MEMORY if violation.kind == "memory" else Fault.OPTIONS
@@ -188,10 +182,7 @@ def _anew(
     if prices:
         message = _repriced(plan, anew, cluster, prices)
         findings.append(Finding(Fault.REPRICED, message, "plan again for current figures"))
-    unexplained = [difference for difference in wrong if difference not in prices]
-    findings += [
-        Finding(Fault.DIFFERS, str(difference), PLAN_AGAIN, stage_in(difference.path)) for difference in unexplained
-    ]
+    findings += [d.finding(plan, Fault.DIFFERS) for d in wrong if d not in prices]
     return findings, claims
 
 

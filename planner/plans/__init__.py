@@ -2,8 +2,8 @@
 
 A straight line, each module knowing only those before it: `model`, `shardings`, `orders`, `records`, `figures` are the
 data of a plan (`types`), read and written by `documents` and `files`; `rank_schedule`, `sections`, `shard_sections` and
-`assemble` write a decision out as a plan; `readings` and `rebuild` read it back for `check_*` and `validate`,
-`explain`, `diff` and `comparison`.
+`assemble` write a decision out as a plan; `readings` and `rebuild` read it back, `derive` works its sections out again
+for `check_*` and `validate`; then come `explain`, `diff` and `comparison`.
 """
 
 from planner.plans.assemble import assemble as assemble

@@ -19,7 +19,7 @@ from planner.plans.collectives import with_exchange
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
 from planner.plans.model import Block, BlockRun, compress
-from planner.plans.rank_schedule import RankSchedule, lay_out, met_in_order, tied_groups
+from planner.plans.rank_schedule import RankSchedule, lay_out, meeting
 from planner.plans.readings import requirements
 from planner.plans.records import (
     Duplicated,
@@ -39,6 +39,7 @@ from planner.plans.sections import (
     micro_batches_section,
     model_section,
     predictions_section,
+    shared_parameters,
 )
 from planner.plans.shard_sections import (
     rank_parameters,
@@ -113,18 +114,20 @@ def assemble(
 
     O(nodes + actions).
     """
-    _check_stages(chain, decision)
     job = settled(job, cluster)
     formats = precision_of(job, cluster)
     rank_schedule = scheduled or lay_out(decision)
     _check_devices(cluster, rank_schedule.world_size)
-    duplicated = _duplicated(chain, decision)
-    staging = _staging(graph, chain, decision, duplicated, formats)
-    blocks = _blocks(chain)
+    staging, duplicated = staged(graph, chain, decision, formats)
+    blocks = block_table(chain)
     used = used_shardings(decision, shardings)
     stages = _named_stages(staging, chain, blocks, decision, rank_schedule, used)
-    shared = staging.shared_parameters(summed=rank_schedule.section.weight_policy == WeightPolicy.SYNC)
-    groups = tied_groups(range(len(decision.stages)), shared)
+    shared = shared_parameters(
+        [[p for block in blocks[s.start : s.stop] for p in block.parameters] for s in decision.stages],
+        graph.parameter_index,
+        formats,
+        summed=rank_schedule.section.weight_policy == WeightPolicy.SYNC,
+    )
     rank_shared = [rank_share(entry, used, formats) for entry in shared]
     judged_decision = stages, decision, evaluation, certificate, formats
     predictions = predictions_section(*judged_decision, cluster.node_size or 1, rank_shared)
@@ -147,8 +150,8 @@ def assemble(
         routing=rank_schedule.routing,
         boundaries=sharded_boundaries(staging.boundaries(), decision, used),
         shared_parameters=shared,
-        duplicated=tuple(Duplicated(tuple(graph.nodes[i].key for i in nodes), s) for nodes, s in duplicated),
-        schedule=dataclasses.replace(rank_schedule.section, orders=met_in_order(rank_schedule.section.orders, groups)),
+        duplicated=duplicated,
+        schedule=meeting(rank_schedule.section, len(decision.stages), shared),
         predictions=with_inside(predictions, decision, used),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
         coverage=coverage_section(graph, prices.origin),
@@ -158,7 +161,7 @@ def assemble(
         ),
         not_modelled=(
             *NOT_MODELLED,
-            *_left_out(cluster, sharded=bool(used), repeated=any(len(s) > 1 for _, s in duplicated)),
+            *_left_out(cluster, sharded=bool(used), repeated=any(len(entry.stages) > 1 for entry in duplicated)),
         ),
         blocks=_block_runs(chain),
         shardings=sharding_sections(graph, decision, used, blocks),
@@ -290,33 +293,55 @@ def _named_stages(
     used: Mapping[int, tuple[StageSharding, str]],
 ) -> tuple[Stage, ...]:
     """The plan's stages, with names of modules, inputs and outputs."""
-    head = -1 if decision.whole_stages else head_block(chain)
     stages = []
     for index, choice in enumerate(decision.stages):
-        stage_blocks = blocks[choice.start : choice.stop]
-        owners = {p.owner: p.elements for block in stage_blocks for p in block.parameters if p.trainable}
         entry, name = used[choice.sharding] if choice.ranks > 1 else (None, "")
-        stages.append(
-            Stage(
-                index=index,
-                blocks=(choice.start, choice.stop),
-                modules=module_ranges([block.name for block in stage_blocks]),
-                inputs=staging.inputs(index),
-                outputs=staging.outputs(index),
-                replicas=rank_schedule.groups[index],
-                recompute=choice.recompute,
-                kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
-                zero=decision.zero,
-                parameters=sum(owners.values()),
-                sharding=name,
-                rank_parameters=rank_parameters(entry, choice.start, choice.stop) if entry else 0,
-                rank_replicas=rank_replicas(entry, choice.start, choice.stop) if entry else (),
-                repeats=choice.repeats,
-                offload=choice.offload,
-                offloaded=_members(chain, choice),
-            )
+        stage = in_model(
+            stage_section(decision, index, blocks, rank_schedule.groups[index], name), staging, chain, decision
         )
+        if entry is not None:
+            held = rank_parameters(entry, choice.start, choice.stop)
+            replicas = rank_replicas(entry, choice.start, choice.stop)
+            stage = dataclasses.replace(stage, rank_parameters=held, rank_replicas=replicas)
+        stages.append(stage)
     return tuple(stages)
+
+
+def stage_section(
+    decision: Configuration, index: int, blocks: Sequence[Block], groups: tuple[tuple[int, ...], ...], sharding: str
+) -> Stage:
+    """A stage as configuration, blocks and schedule make it, without what only the model or its sharding says."""
+    choice = decision.stages[index]
+    stage_blocks = blocks[choice.start : choice.stop]
+    owners = {p.owner: p.elements for block in stage_blocks for p in block.parameters if p.trainable}
+    return Stage(
+        index=index,
+        blocks=(choice.start, choice.stop),
+        modules=module_ranges([block.name for block in stage_blocks]),
+        inputs=(),
+        outputs=(),
+        replicas=groups,
+        recompute=choice.recompute,
+        kept_blocks=(),
+        zero=decision.zero,
+        parameters=sum(owners.values()),
+        sharding=sharding,
+        repeats=choice.repeats,
+        offload=choice.offload,
+    )
+
+
+def in_model(stage: Stage, staging: Staging, chain: Chain, decision: Configuration) -> Stage:
+    """A stage with what the model says of it: inputs, outputs, the block kept by recomputation, what is offloaded."""
+    choice = decision.stages[stage.index]
+    head = -1 if decision.whole_stages else head_block(chain)
+    return dataclasses.replace(
+        stage,
+        inputs=staging.inputs(stage.index),
+        outputs=staging.outputs(stage.index),
+        kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
+        offloaded=_members(chain, choice),
+    )
 
 
 def _members(chain: Chain, choice: StageChoice) -> tuple[str, ...]:
@@ -379,13 +404,16 @@ def _block_nodes(chain: Chain, at: int) -> tuple[int, ...]:
     return (*(node for node in block.side if node not in shared), *block.nodes)
 
 
-def _staging(
-    graph: Graph,
-    chain: Chain,
-    decision: Configuration,
-    duplicated: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-    formats: Precision,
-) -> Staging:
+def staged(
+    graph: Graph, chain: Chain, decision: Configuration, formats: Precision
+) -> tuple[Staging, tuple[Duplicated, ...]]:
+    """The model's operators in the stages of a decision, and those that stages compute for themselves.
+
+    Raises:
+        PlanError: the stages do not cover the blocks of the chain in order.
+    """
+    _check_stages(chain, decision)
+    duplicated = _duplicated(chain, decision)
     stage_of = {
         node: index
         for index, stage in enumerate(decision.stages)
@@ -393,11 +421,12 @@ def _staging(
         for node in _block_nodes(chain, at)
     }
     copies = {node: frozenset(stages) for nodes, stages in duplicated for node in nodes}
-    return Staging(graph, stage_of, copies, formats)
+    sections = (Duplicated(tuple(graph.nodes[i].key for i in nodes), stages) for nodes, stages in duplicated)
+    return Staging(graph, stage_of, copies, formats), tuple(sections)
 
 
 @per_graph
-def _blocks(chain: Chain) -> tuple[Block, ...]:
+def block_table(chain: Chain) -> tuple[Block, ...]:
     """The blocks of a chain by the names of what is in them; the same at every micro-batch size."""
     return tuple(_block(chain, at) for at in range(len(chain.blocks)))
 
@@ -405,7 +434,7 @@ def _blocks(chain: Chain) -> tuple[Block, ...]:
 @per_graph
 def _block_runs(chain: Chain) -> tuple[BlockRun, ...]:
     """The blocks of a chain, those that repeat written once."""
-    return compress(_blocks(chain))
+    return compress(block_table(chain))
 
 
 def _block(chain: Chain, at: int) -> Block:

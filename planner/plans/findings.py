@@ -1,20 +1,19 @@
-"""Findings of plan checks, and the comparison of a plan file's values with expected ones."""
+"""Findings of plan checks, and the comparison of a plan with what it should be, field by field."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from planner.errors import Problem
 from planner.plans.documents import KeyPath, readable
-from planner.plans.files import UNHASHED, plain, to_document
+from planner.plans.files import UNHASHED, left_out, plain
 from planner.plans.types import Plan
 from planner.units import format_bytes, format_seconds
 
@@ -23,74 +22,34 @@ PLAN_AGAIN = "plan again instead of editing the file"
 
 
 class Fault(StrEnum):
-    """Kinds of findings, by name."""
+    """Kinds of findings: what is wrong decides what can still be checked, and whether the plan can be executed."""
 
     DIGEST = "digest"
-    OPTIONS = "options"
-    CONFIGURATION = "configuration"
-    STAGE_RANGE = "stage_range"
-    OPERATOR_TWICE = "operator_twice"
-    OPERATOR_MISSING = "operator_missing"
-    OPERATOR_UNKNOWN = "operator_unknown"
-    OPERATOR_ORDER = "operator_order"
-    OPERATOR_COUNT = "operator_count"
-    BACKWARD_EDGE = "backward_edge"
-    DUPLICATED_PARAMETER = "duplicated_parameter"
-    DUPLICATED_INCOMPLETE = "duplicated_incomplete"
-    BOUNDARY_MISSING = "boundary_missing"
-    BOUNDARY_UNKNOWN = "boundary_unknown"
-    BOUNDARY_STAGES = "boundary_stages"
-    BOUNDARY_SHAPE = "boundary_shape"
-    BOUNDARY_GRADIENT = "boundary_gradient"
-    UNDECLARED_TIE = "undeclared_tie"
-    WRONG_TIE = "wrong_tie"
-    PARAMETERS = "parameters"
-    STAGE_TENSORS = "stage_tensors"
-    MODEL = "model"
-    MODEL_FINGERPRINT = "model_fingerprint"
-    HARDWARE_FINGERPRINT = "hardware_fingerprint"
-    MICRO_BATCH = "micro_batch"
-    DIVISIBILITY = "divisibility"
-    RANK_RANGE = "rank_range"
-    RANK_TWICE = "rank_twice"
-    REPLICAS = "replicas"
-    REQUIRES = "requires"
-    MEMORY = "memory"
-    PREDICTIONS = "predictions"
-    PREDICTION_STAGES = "prediction_stages"
-    ACTIONS_UNREADABLE = "actions_unreadable"
-    ACTION_MISSING = "action_missing"
-    ACTION_TWICE = "action_twice"
-    ACTION_ROUTE = "action_route"
-    ACTION_UNKNOWN = "action_unknown"
-    ACTION_ORDER = "action_order"
-    WEIGHT_VERSION = "weight_version"
-    SCHEDULE_CLAIM = "schedule_claim"
-    DEADLOCK = "deadlock"
-    SHARDING = "sharding"
-    MESH = "mesh"
-    SHARDING_BLOCKS = "sharding_blocks"
-    SHARDING_NAMES = "sharding_names"
-    LAYOUT = "layout"
-    LAYOUT_MISSING = "layout_missing"
-    SPLIT = "split"
-    SPLIT_MISSING = "split_missing"
-    COLLECTIVE = "collective"
-    COLLECTIVE_MISSING = "collective_missing"
-    COLLECTIVE_UNKNOWN = "collective_unknown"
-    LINK_LEVEL = "link_level"
-    HOLDING = "holding"
-    BOUNDARY_LAYOUT = "boundary_layout"
-    SHARDING_MEMORY = "sharding_memory"
-    SHARDED_STAGE = "sharded_stage"
-    NEGATIVE = "negative"
-    HARDWARE = "hardware"
-    ALTERNATIVES = "alternatives"
-    BOUND = "bound"
-    UNPRICED = "unpriced"
+    """The file was changed after it was written."""
+    STRUCTURE = "structure"
+    """Parts of the plan refer to what is not there, or stages, ranks and batches are not the configuration's."""
     DIFFERS = "differs"
-    BACKEND = "backend"
+    """A value is not what the same code works out anew."""
+    ORDERS = "orders"
+    """Actions are not those of the schedule, or cannot run."""
+    SHARDINGS = "shardings"
+    """Splits and layouts of a group of ranks cannot be read, or are not legal."""
+    FIGURES = "figures"
+    """Predictions contradict each other."""
+    MEMORY = "memory"
+    """A rank needs more memory than its device has."""
+    OPTIONS = "options"
+    """The job does not allow the plan, or cannot be read."""
+    MODEL = "model"
+    """The plan is for another model."""
+    HARDWARE = "hardware"
+    """The plan is for another cluster."""
+    UNPRICED = "unpriced"
+    """The configuration cannot be priced."""
     REPRICED = "repriced"
+    """Another version of the program or profile of the cluster gives other figures."""
+    BACKEND = "backend"
+    """A training framework cannot run the plan as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +67,7 @@ class Finding:
 
     fault: Fault
     message: str
-    hint: str = ""
+    hint: str = PLAN_AGAIN
     stage: int = -1
     rank: int = -1
     tensor: str = ""
@@ -121,7 +80,7 @@ class Finding:
 MAX_OF_A_KIND = 20
 
 
-def limited(findings: list[Finding]) -> list[Finding]:
+def limited(findings: Sequence[Finding]) -> list[Finding]:
     """At most `MAX_OF_A_KIND` findings of a kind, and one that says how many more there are."""
     kept: list[Finding] = []
     counts: dict[Fault, int] = {}
@@ -131,7 +90,7 @@ def limited(findings: list[Finding]) -> list[Finding]:
             kept.append(finding)
     for fault, count in counts.items():
         if count > MAX_OF_A_KIND:
-            kept.append(Finding(fault, f"and {count - MAX_OF_A_KIND} more of this kind"))
+            kept.append(Finding(fault, f"and {count - MAX_OF_A_KIND} more of this kind", ""))
     return kept
 
 
@@ -149,7 +108,7 @@ class Difference:
     """A value of the file that is not as expected; `...` stands for a key that one side lacks.
 
     Attributes:
-        path: place in the file.
+        path: place in the file; a part of a list of unequal length by its name.
         said: the value in the file.
         right: the expected value, worked out anew.
     """
@@ -163,24 +122,14 @@ class Difference:
         key = next((str(part) for part in reversed(self.path) if isinstance(part, str)), "")
         return f"{readable(self.path)}: {_words(key, said)} in the file, {_words(key, right)} worked out anew"
 
-
-Expected = tuple[Fault, KeyPath, object]
-"""A fault, a path of the file, and the value expected there."""
-
-
-def mismatches(plan: Plan, expected: Iterable[Expected], hint: str = PLAN_AGAIN) -> Iterator[Finding]:
-    """Findings about values of a plan's file that are not as expected."""
-    for fault, path, right in expected:
-        said = functools.reduce(_item, path, plan)
-        boundary = plan.boundaries[path[1]] if path[0] == "boundaries" and isinstance(path[1], int) else None
-        stage, tensor = (boundary.from_stage, boundary.tensor) if boundary else (stage_in(path), "")
-        for difference in compared(path, plain(said), plain(right)):
-            of = f"{tensor!r}: " if tensor else ""
-            yield Finding(fault, f"{of}{difference}", hint, stage, tensor=tensor)
-
-
-def _item(value: Any, key: str | int) -> Any:  # noqa: ANN401
-    return value[key] if isinstance(key, int) else getattr(value, key)
+    def finding(self, plan: Plan, fault: Fault, hint: str = PLAN_AGAIN) -> Finding:
+        """The finding, with the stage or the tensor between stages that the path leads to."""
+        tensor, stage = "", stage_in(self.path)
+        if self.path[0] in ("boundaries", "shared_parameters") and len(self.path) > 1:
+            at = self.path[1]
+            tensor = at if isinstance(at, str) else _name(getattr(plan, str(self.path[0]))[at])
+            stage = next((b.from_stage for b in plan.boundaries if b.tensor == tensor), -1)
+        return Finding(fault, f"{f'{tensor!r}: ' if tensor else ''}{self}", hint, stage, tensor=tensor)
 
 
 def stage_in(path: KeyPath) -> int:
@@ -189,35 +138,61 @@ def stage_in(path: KeyPath) -> int:
     return next(places, -1)
 
 
-def differences(plan: Plan, right: Plan) -> list[Difference]:
-    """Values in which two plan files differ, apart from digest and provenance; O(size of the file)."""
-    right = dataclasses.replace(right, model=right.model.comparable(plan.model))
-    said, document = to_document(plan), to_document(right)
-    keys = [key for key in dict.fromkeys((*said, *document)) if key not in UNHASHED]
-    return [each for key in keys for each in compared((key,), said.get(key, ...), document.get(key, ...))]
+def differences(said: Any, right: Any, path: KeyPath = ()) -> Iterator[Difference]:  # noqa: ANN401
+    """The values in which two plans, or parts of them at a path, differ, apart from digest and provenance.
 
-
-def compared(path: KeyPath, said: Any, right: Any) -> Iterator[Difference]:  # noqa: ANN401
-    """The differences between two documents at and below a path."""
-    if isinstance(said, dict) and isinstance(right, dict):
+    Items of lists of unequal length belong together by their names. O(size of what is not the same object).
+    """
+    if said is right:
+        return
+    if dataclasses.is_dataclass(said) and type(said) is type(right):
+        for field in dataclasses.fields(said):
+            if path or field.name not in UNHASHED:
+                a, b = (... if left_out(value, field) else getattr(value, field.name) for value in (said, right))
+                yield from differences(a, b, (*path, field.name))
+    elif isinstance(said, dict) and isinstance(right, dict):
         for key in dict.fromkeys((*said, *right)):
-            yield from compared((*path, key), said.get(key, ...), right.get(key, ...))
-    elif isinstance(said, (list, tuple)) and isinstance(right, (list, tuple)) and len(said) == len(right):
+            yield from differences(said.get(key, ...), right.get(key, ...), (*path, key))
+    elif isinstance(said, tuple) and isinstance(right, tuple):
+        yield from _of_lists(said, right, path)
+    elif not _same(path, said, right):
+        yield Difference(path, plain(said), plain(right))
+
+
+def _of_lists(said: tuple[Any, ...], right: tuple[Any, ...], path: KeyPath) -> Iterator[Difference]:
+    """The differences between two lists: by place, or where their lengths differ by name."""
+    if len(said) == len(right):
         for index, pair in enumerate(zip(said, right, strict=True)):
-            yield from compared((*path, index), *pair)
-    elif not _same(str(path[-1]), said, right):
-        yield Difference(path, said, right)
+            yield from differences(*pair, (*path, index))
+        return
+    by_name, right_by_name = (dict(zip(map(_name, values), values, strict=True)) for values in (said, right))
+    if "" in (*by_name, *right_by_name) or (len(by_name), len(right_by_name)) != (len(said), len(right)):
+        yield Difference(path, plain(said), plain(right))
+    elif all(isinstance(value, str) for value in (*said, *right)):
+        only, only_right = ([str(v) for v in a if v not in b] for a, b in ((said, right), (right, said)))
+        yield Difference(path, only or ..., only_right or ...)
+    else:
+        yield from differences(by_name, right_by_name, path)
 
 
-def _same(key: str, said: Any, right: Any) -> bool:  # noqa: ANN401
+def _name(value: object) -> str:
+    """A text itself, or the first field of a dataclass if that is a text; else ""."""
+    if dataclasses.is_dataclass(value):
+        value = getattr(value, dataclasses.fields(value)[0].name)
+    return str(value) if isinstance(value, str) else ""
+
+
+def _same(path: KeyPath, said: Any, right: Any) -> bool:  # noqa: ANN401
     """True if two values differ by rounding at most.
 
-    Whole bytes may differ by one byte unless one of them is 0, floats in their last digits; all else must be equal.
+    Whole bytes, except sizes of tensors, may differ by one byte unless one of them is 0, floats in their last digits;
+    all else must be equal.
     """
+    key = str(path[-1])
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (said, right))
     if not numbers or said == right:
-        return bool(said == right) and type(said) is type(right)
-    if key.endswith("bytes"):
+        return bool(said == right) and (type(said) is type(right) or _texts(said, right))
+    if key.endswith("bytes") and path[0] != "boundaries":
         if isinstance(said, float) or isinstance(right, float):
             return math.isclose(said, right, rel_tol=RELATIVE)
         return bool(said and right) and math.isclose(said, right, rel_tol=RELATIVE * 1e-3, abs_tol=1.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -284,16 +284,18 @@ def tied_groups(stages: Iterable[int], shared: Iterable[SharedParameter]) -> dic
     return group
 
 
-def met_in_order(orders: Iterable[RankOrder], group: Mapping[int, int]) -> tuple[RankOrder, ...]:
-    """The orders with consecutive exchanges sorted by group, so that ranks with several stages do not deadlock.
+def meeting(section: ScheduleSection, stages: int, shared: Iterable[SharedParameter]) -> ScheduleSection:
+    """The section with consecutive exchanges sorted by group, so that ranks with several stages do not deadlock.
 
     If stages 0 and 3 share weights, a rank with stages 1 and 3 and a rank with stages 0 and 1 would wait for each other
     for ever if each took its stages in the order of their numbers.
 
     Args:
-        orders: of all ranks.
-        group: by stage, as `tied_groups` has it.
+        section: the schedule.
+        stages: number of stages.
+        shared: parameters that several of them hold.
     """
+    group = tied_groups(range(stages), shared)
 
     def place(word: str) -> tuple[int, int]:
         return group[int(word[1:])], int(word[1:])
@@ -301,4 +303,5 @@ def met_in_order(orders: Iterable[RankOrder], group: Mapping[int, int]) -> tuple
     def sorted_run(run: re.Match[str]) -> str:
         return " ".join(sorted(run[0].split(), key=place))
 
-    return tuple(dataclasses.replace(order, actions=_RUN.sub(sorted_run, order.actions)) for order in orders)
+    orders = (dataclasses.replace(order, actions=_RUN.sub(sorted_run, order.actions)) for order in section.orders)
+    return dataclasses.replace(section, orders=tuple(orders))

@@ -71,34 +71,41 @@ class RebuiltSharding:
         """The mesh of a group."""
         return self.setting.mesh
 
-    def nodes(self, entry: ShardedBlock) -> tuple[int, ...]:
-        """Indices of an entry's operators, without those that the model lacks, in the order of the entry."""
-        places = (self.graph.producer.get(o.operator, -1) for o in entry.operators)
+    def nodes(self, entry: ShardedBlock, names: Mapping[str, str] | None = None) -> tuple[int, ...]:
+        """Indices of an entry's operators in its order, without those that the model lacks.
+
+        Args:
+            entry: the entry.
+            names: names of another block by those of the entry; by default its first block is meant.
+        """
+        keys = (o.operator if names is None else names.get(o.operator, "") for o in entry.operators)
+        places = (self.graph.producer.get(key, -1) for key in keys)
         return tuple(i for i in places if i >= 0)
 
-    def part(self, entry: ShardedBlock) -> Setting:
-        """The setting of one entry's operators."""
-        block = entry.first[0]
+    def part(self, entry: ShardedBlock, block: int = -1, names: Mapping[str, str] | None = None) -> Setting:
+        """The setting of the operators of one of an entry's blocks; of the first by default."""
+        block = entry.first[0] if block < 0 else block
         computed_before = self.repeats[block] if 0 <= block < len(self.repeats) else frozenset()
-        return dataclasses.replace(priced_once(self.setting, computed_before), nodes=self.nodes(entry))
+        return dataclasses.replace(priced_once(self.setting, computed_before), nodes=self.nodes(entry, names))
 
-    def tensors(self, entry: ShardedBlock) -> tuple[str, ...]:
-        """Tensors of an entry's operators that need a layout (no inputs, no constants), in order of first use."""
-        nodes = (self.graph.nodes[i] for i in self.nodes(entry))
+    def tensors(self, entry: ShardedBlock, names: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Tensors of a block's operators that need a layout (no inputs, no constants), in order of first use."""
+        nodes = (self.graph.nodes[i] for i in self.nodes(entry, names))
         used = dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.outputs) if name)
         kinds = {name: self.graph.tensors[name].kind for name in used if name in self.graph.tensors}
         return tuple(name for name, kind in kinds.items() if kind not in (TensorKind.INPUT, TensorKind.CONSTANT))
 
-    def crossing(self, entry: ShardedBlock) -> tuple[str, ...]:
-        """Tensors of an entry, weights excluded, that operators outside its block make or read."""
-        members, graph = set(self.nodes(entry)), self.graph
+    def crossing(self, entry: ShardedBlock, names: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Tensors of a block, weights excluded, that operators outside the block make or read."""
+        members, graph = set(self.nodes(entry, names)), self.graph
 
         def crosses(name: str) -> bool:
             inside = graph.producer.get(name, -1) in members
             return not inside or any(i not in members for i in graph.consumers.get(name, ()))
 
-        weights = {name for name in self.tensors(entry) if graph.tensors[name].kind is TensorKind.PARAMETER}
-        return tuple(name for name in self.tensors(entry) if name not in weights and crosses(name))
+        tensors = self.tensors(entry, names)
+        weights = {name for name in tensors if graph.tensors[name].kind is TensorKind.PARAMETER}
+        return tuple(name for name in tensors if name not in weights and crosses(name))
 
     def layout(self, text: str) -> TensorLayout:
         """A layout on the mesh.
@@ -235,14 +242,14 @@ def _price_shardings(plan: Plan, graph: Graph, pricer: Pricer) -> list[BlockCost
                 sharded_block = plan.sharded_block(stage.index, block)
                 if sharded_block is not None:
                     entry, names = sharded_block
-                    decisions[block] = {_named(name, names): choice for name, choice in decision_of[id(entry)].items()}
+                    decisions[block] = {renamed(name, names): choice for name, choice in decision_of[id(entry)].items()}
         boundary: Boundaries = tuple(map(Boundary, sharding.boundaries))
         mesh = rebuilt.mesh.axes
         priced.append(pricer.decided(plan.micro_batches.size, mesh, boundary, decisions))
     return priced
 
 
-def _named(name: str, names: Mapping[str, str]) -> str:
+def renamed(name: str, names: Mapping[str, str]) -> str:
     """Name in another block of a variable of the entry's first block."""
     return f"op:{names[name[3:]]}" if name.startswith("op:") else names[name]
 

@@ -1,7 +1,7 @@
 """Sections of a plan, each computed from one source: the model, the cluster, the evaluation, operators in stages.
 
-`Staging` computes what follows from the assignment of operators to stages: tensors between stages, inputs, outputs,
-shared weights. The assembly of a plan uses it on the decision, the check of a plan on the file.
+`Staging` computes what follows from the assignment of operators to stages: tensors between stages, inputs, outputs. The
+assembly of a plan and its check use the same functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -277,7 +277,7 @@ class Staging:
 
     Attributes:
         graph: the graph at the plan's micro-batch size.
-        stage_of: stage by operator index, without duplicated and unknown operators.
+        stage_of: stage by operator index, without duplicated operators.
         copies: stages of each duplicated operator by index.
         chosen: number formats.
     """
@@ -327,45 +327,6 @@ class Staging:
         node = self.graph.producer.get(tensor, -1)
         return self.stage_of.get(node, min(self.copies.get(node, (-1,))))
 
-    def shared_parameters(self, *, summed: bool = True) -> tuple[SharedParameter, ...]:
-        """Trained parameters that several stages read, in order of first use.
-
-        Args:
-            summed: whether their gradients are summed over the stages: the pipeline drains before an update.
-        """
-        first: dict[str, int] = {}
-        shared: set[str] = set()
-        names: dict[str, dict[str, None]] = {}
-        stages: dict[str, set[int]] = {}
-        for owner, _, stage in self._trained_reads():
-            if first.setdefault(owner, stage) != stage:
-                shared.add(owner)
-        for owner, name, stage in self._trained_reads() if shared else ():
-            if owner in shared:
-                names.setdefault(owner, {})[name] = None
-                stages.setdefault(owner, set()).add(stage)
-        return tuple(
-            SharedParameter(
-                parameter=owner,
-                names=tuple(sorted(names[owner], key=lambda name: self.graph.parameter_index[name])),
-                stages=tuple(sorted(found)),
-                reduction="sum" if summed else "none",
-                bytes=round(
-                    self.graph.parameters[self.graph.parameter_index[owner]].elements * self.chosen.gradient_bytes
-                ),
-            )
-            for owner, found in sorted(stages.items(), key=lambda entry: self.graph.parameter_index[entry[0]])
-        )
-
-    def _trained_reads(self) -> Iterator[tuple[str, str, int]]:
-        """Every read of a trained parameter: the parameter that it is a copy of, its own name, and the stage."""
-        sources, parameters = parameter_indices(self.graph), self.graph.parameters
-        for node, stage in self.stage_of.items():
-            for index in sources[node]:
-                parameter = parameters[index]
-                if parameter.trainable:
-                    yield parameter.tied_to or parameter.name, parameter.name, stage
-
     def divided_modules(self) -> tuple[str, ...]:
         """Layers whose weighted operators lie in more than one stage."""
         stages: dict[str, set[int]] = {}
@@ -374,6 +335,43 @@ class Staging:
             if module and self.graph.node_parameters[node]:
                 stages.setdefault(module, set()).add(stage)
         return tuple(module for module, found in stages.items() if len(found) > 1)
+
+
+def shared_parameters(
+    stages: Sequence[Sequence[BlockParameter]], order: Mapping[str, int], chosen: Precision, *, summed: bool
+) -> tuple[SharedParameter, ...]:
+    """Trained parameters that several stages hold.
+
+    Args:
+        stages: by stage, the weights that it reads.
+        order: the place of each parameter among those of the model, by name.
+        chosen: number formats.
+        summed: whether their gradients are summed over the stages: the pipeline drains before an update.
+    """
+    holders: dict[str, dict[int, None]] = {}
+    names: dict[str, dict[str, None]] = {}
+    elements: dict[str, int] = {}
+    for index, parameters in enumerate(stages):
+        for parameter in parameters:
+            if parameter.trainable:
+                holders.setdefault(parameter.owner, {})[index] = None
+                names.setdefault(parameter.owner, {})[parameter.name] = None
+                elements[parameter.owner] = parameter.elements
+
+    def place(name: str) -> int:
+        return order.get(name, len(order))
+
+    return tuple(
+        SharedParameter(
+            parameter=owner,
+            names=tuple(sorted(names[owner], key=place)),
+            stages=tuple(holders[owner]),
+            reduction="sum" if summed else "none",
+            bytes=round(elements[owner] * chosen.gradient_bytes),
+        )
+        for owner in sorted(holders, key=place)
+        if len(holders[owner]) > 1
+    )
 
 
 @per_model

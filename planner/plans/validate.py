@@ -1,325 +1,38 @@
 """Validate a plan: by itself, against its model and against its cluster.
 
-By itself it must have consistent ranges, ranks, batches, ties, memory, requirements and digest, and a configuration
-that agrees with its other parts.
+First comes what must hold before anything can be worked out anew: numbers of stages, blocks and ranks that lead
+somewhere, shardings that can be read. Then every section that follows from others is worked out by the functions that
+wrote it, and compared.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.errors import PlanError
+from planner.errors import PlanError, UsageError
 from planner.exchange import get as scheme
 from planner.graph import DType, Graph
 from planner.hardware.types import Cluster, with_headroom
 from planner.memory import fits
-from planner.plans.check_model import check_graph, check_sharded_cluster, check_sharded_model
-from planner.plans.check_parts import check_meshes, check_shardings
-from planner.plans.check_schedule import check_claims, check_schedule
+from planner.plans.check_model import check_graph
+from planner.plans.check_orders import check_orders
+from planner.plans.derive import laid_out, with_sums
 from planner.plans.files import digest_of
-from planner.plans.findings import PLAN_AGAIN, RELATIVE, Expected, Fault, Finding, limited, mismatches
-from planner.plans.readings import requirements
-from planner.plans.requirement import OF_MINOR_1, Requirement
+from planner.plans.findings import PLAN_AGAIN, Fault, Finding, differences, limited
 from planner.plans.sections import hardware_section
+from planner.plans.shardings import ShardedBlock, Sharding, correspondence
 from planner.plans.types import Plan
-from planner.schedules import WeightPolicy
+from planner.sharding import parse_layout
+from planner.units import plural
 
-
-def check_structure(plan: Plan) -> list[Finding]:
-    """Findings that need nothing but the plan; O(operators + ranks)."""
-    findings = list(_stages(plan))
-    if findings:
-        return findings
-    checks = (_digest, _operators, _ranks, _batches, _degrees, _boundaries, _ties, _memory, _predictions, _requires)
-    return [*(finding for check in checks for finding in check(plan)), *mismatches(plan, _sums(plan))]
-
-
-def _stages(plan: Plan) -> Iterator[Finding]:
-    """Stages are consecutive, non-empty ranges that cover all blocks; every other check relies on this."""
-    if not plan.stages:
-        yield Finding(Fault.STAGE_RANGE, "the plan has no stages", PLAN_AGAIN)
-        return
-    expected = 0
-    for position, stage in enumerate(plan.stages):
-        start, stop = stage.blocks
-        if stage.index != position:
-            yield Finding(Fault.STAGE_RANGE, f"stage {stage.index} stands at place {position}", PLAN_AGAIN, position)
-        if start != expected or stop <= start:
-            message = f"stage {position} is blocks [{start}, {stop}], expected to start at {expected}"
-            yield Finding(Fault.STAGE_RANGE, message, "stages follow each other without gap or overlap", position)
-        if not stage.replicas or not all(stage.replicas):
-            yield Finding(Fault.REPLICAS, f"stage {position} has an empty replica", PLAN_AGAIN, position)
-        outside = [b for b in stage.kept_blocks if not start <= b < stop]
-        if outside or (stage.kept_blocks and not stage.recompute):
-            message = f"stage {position} keeps blocks {list(stage.kept_blocks)} of [{start}, {stop}]"
-            hint = "a stage that recomputes keeps blocks of its own, others none"
-            yield Finding(Fault.STAGE_RANGE, message, hint, position)
-        expected = stop
-    if expected != len(plan.block_table):
-        message = f"stages end at block {expected}, the plan lists {len(plan.block_table)}"
-        yield Finding(Fault.STAGE_RANGE, message, "the last stage ends at the last block", len(plan.stages) - 1)
-    stage_numbers = range(len(plan.stages))
-    mentioned = [
-        *((b.tensor, (b.from_stage, *b.to_stages)) for b in plan.boundaries),
-        *((s.parameter, s.stages) for s in plan.shared_parameters),
-        *(("duplicated operators", d.stages) for d in plan.duplicated),
-    ]
-    for name, stages in mentioned:
-        if any(stage not in stage_numbers for stage in stages):
-            message = f"{name} names stages {stages}, there are {len(stage_numbers)}"
-            yield Finding(Fault.STAGE_RANGE, message, tensor=name)
-
-
-def _digest(plan: Plan) -> Iterator[Finding]:
-    """The digest is that of the content."""
-    if plan.digest != digest_of(plan):
-        yield Finding(Fault.DIGEST, "the file was changed after it was written: its digest does not match", PLAN_AGAIN)
-
-
-def _operators(plan: Plan) -> Iterator[Finding]:
-    """Each operator is in one block or in one entry of duplicated operators."""
-    homes: dict[str, list[int]] = {}
-    for stage in plan.stages:
-        for block in plan.stage_blocks(stage.index):
-            for key in block.nodes:
-                homes.setdefault(key, []).append(stage.index)
-    for key, stages in homes.items():
-        if len(stages) > 1:
-            message = f"operator {key!r} is in {len(stages)} places: stages {sorted(set(stages))}"
-            yield Finding(Fault.OPERATOR_TWICE, message, "declare it as duplicated or keep one", stages[1], tensor=key)
-    side = Counter(key for entry in plan.duplicated for key in entry.nodes)
-    for key, count in side.items():
-        if count > 1 or key in homes:
-            message = f"duplicated operator {key!r} is listed again elsewhere"
-            yield Finding(Fault.OPERATOR_TWICE, message, "list it once", tensor=key)
-
-
-def _ranks(plan: Plan) -> Iterator[Finding]:
-    """Ranks exist and run one stage each, unless the plan requires several; copies have equally many replicas."""
-    several = Requirement.MULTI_STAGE_RANK in plan.requires
-    homes: dict[int, int] = {}
-    for stage in plan.stages:
-        for rank in stage.ranks:
-            if not 0 <= rank < plan.world_size:
-                message = f"stage {stage.index} runs on rank {rank}, the world has {plan.world_size}"
-                yield Finding(Fault.RANK_RANGE, message, "ranks count from 0", stage.index, rank)
-            if rank in homes and (homes[rank] == stage.index or not several):
-                message = f"rank {rank} runs stage {homes[rank]} and stage {stage.index}"
-                yield Finding(Fault.RANK_TWICE, message, "give each replica ranks of its own", stage.index, rank)
-            homes.setdefault(rank, stage.index)
-        if len(stage.replicas) % max(1, plan.copies):
-            message = f"stage {stage.index} has {len(stage.replicas)} replicas for {plan.copies} copies of the pipeline"
-            yield Finding(Fault.REPLICAS, message, "every copy has as many replicas of a stage", stage.index)
-
-
-def _batches(plan: Plan) -> Iterator[Finding]:
-    """Micro-batches add up to the global batch and divide evenly among the replicas of each stage."""
-    batches = plan.micro_batches
-    if plan.copies < 1:
-        yield Finding(Fault.DIVISIBILITY, f"{plan.copies} copies of the pipeline", "there is at least one")
-    if min(batches.size, batches.count) < 1 or batches.size * batches.count != batches.global_batch:
-        message = f"{batches.count} micro-batches of {batches.size} are not a global batch of {batches.global_batch}"
-        yield Finding(Fault.DIVISIBILITY, message, "size * count is the global batch")
-        return
-    for stage in plan.stages:
-        if plan.routing == "round_robin" and batches.count % len(stage.replicas):
-            message = f"{len(stage.replicas)} replicas do not divide {batches.count} micro-batches"
-            hint = "every replica takes the same number"
-            yield Finding(Fault.DIVISIBILITY, f"stage {stage.index}: {message}", hint, stage.index)
-
-
-def _degrees(plan: Plan) -> Iterator[Finding]:
-    """Every degree of parallelism is at least 1, and those inside a group together do not exceed its ranks."""
-    for at, choice in enumerate(plan.configuration.stages):
-        degrees = {name: getattr(choice, name) for name in ("replicas", "ranks", "context", "expert")}
-        if min(degrees.values()) < 1 or choice.context * choice.expert > choice.ranks:
-            shown = ", ".join(f"{name} {size}" for name, size in degrees.items())
-            message = f"configuration.stages[{at}] has {shown}"
-            yield Finding(Fault.DIVISIBILITY, message, "degrees count from 1; context * expert divides ranks", at)
-    if plan.configuration.copies < 1:
-        message = f"configuration.copies is {plan.configuration.copies}"
-        yield Finding(Fault.DIVISIBILITY, message, "there is at least one copy of the pipeline")
-    for at, other in enumerate(plan.alternatives):
-        if min(1, *other.replicas, *other.ranks, other.context, other.expert, other.copies) < 1:
-            message = f"alternatives[{at}] ({other.label}) has degrees of parallelism below 1"
-            yield Finding(Fault.DIVISIBILITY, message, PLAN_AGAIN)
-
-
-def _boundaries(plan: Plan) -> Iterator[Finding]:
-    """Boundary tensors are listed once, go to later stages, and have a size that fits shape and type."""
-    seen: set[str] = set()
-    for b in plan.boundaries:
-        if b.tensor in seen:
-            yield Finding(Fault.BOUNDARY_UNKNOWN, f"boundary {b.tensor!r} is listed twice", tensor=b.tensor)
-        seen.add(b.tensor)
-        back = [to for to in b.to_stages if to <= b.from_stage]
-        if back:
-            message = f"{b.tensor!r} goes from stage {b.from_stage} back to stage {back[0]}"
-            yield Finding(Fault.BACKWARD_EDGE, message, "tensors go to later stages only", back[0], tensor=b.tensor)
-        if b.dtype not in set(DType):
-            yield Finding(Fault.BOUNDARY_SHAPE, f"{b.tensor!r} has unknown type {b.dtype!r}", tensor=b.tensor)
-        elif b.bytes != (math.prod(b.shape) * DType(b.dtype).bits + 7) // 8:
-            message = f"{b.tensor!r}: {b.bytes} bytes are not those of {b.dtype} {list(b.shape)}"
-            yield Finding(Fault.BOUNDARY_SHAPE, message, PLAN_AGAIN, b.from_stage, tensor=b.tensor)
-        if b.gradient and b.dtype in set(DType) and not DType(b.dtype).is_float:
-            message = f"{b.tensor!r} of type {b.dtype} cannot carry a gradient"
-            yield Finding(Fault.BOUNDARY_GRADIENT, message, PLAN_AGAIN, b.from_stage, tensor=b.tensor)
-
-
-def _ties(plan: Plan) -> Iterator[Finding]:
-    """A trained parameter in several stages is declared as shared by exactly these stages."""
-    holders: dict[str, set[int]] = {}
-    for stage in plan.stages:
-        for parameter in plan.stage_parameters(stage.index):
-            if parameter.trainable:
-                holders.setdefault(parameter.owner, set()).add(stage.index)
-    declared = {shared.parameter: shared for shared in plan.shared_parameters}
-    for owner, stages in holders.items():
-        if len(stages) > 1 and (owner not in declared or set(declared[owner].stages) != stages):
-            message = f"parameter {owner!r} is held by stages {sorted(stages)} but not declared as shared by them"
-            hint = "its gradients must be summed over these stages"
-            yield Finding(Fault.UNDECLARED_TIE, message, hint, min(stages), tensor=owner)
-    reduction = "sum" if plan.schedule.weight_policy == WeightPolicy.SYNC else "none"
-    for owner, shared in declared.items():
-        if shared.reduction != reduction:
-            message = f"gradients of {owner!r} have reduction {shared.reduction!r}, the orders allow {reduction!r}"
-            hint = "copies in several stages can be summed only where the pipeline drains before an update"
-            yield Finding(Fault.WRONG_TIE, message, hint, min(shared.stages, default=-1), tensor=owner)
-        if len(holders.get(owner, ())) < 2:
-            message = f"parameter {owner!r} is declared as shared, but no two stages hold it"
-            yield Finding(Fault.WRONG_TIE, message, PLAN_AGAIN, tensor=owner)
-
-
-def _sums(plan: Plan) -> Iterator[Expected]:
-    """Values that are computed from other values of the file."""
-    batches, predictions = plan.micro_batches, plan.predictions
-    yield Fault.DIVISIBILITY, ("micro_batches", "global_batch"), plan.options.global_batch
-    yield Fault.DIVISIBILITY, ("micro_batches", "gradient_scale"), 1.0 / max(1, batches.count)
-    listed = {key for block in plan.block_table for key in block.nodes}
-    listed.update(key for entry in plan.duplicated for key in entry.nodes)
-    yield Fault.OPERATOR_COUNT, ("model", "operators"), len(listed)
-    for stage in plan.stages:
-        elements = {p.owner: p.elements for p in plan.stage_parameters(stage.index) if p.trainable}
-        yield Fault.PARAMETERS, ("stages", stage.index, "parameters"), sum(elements.values())
-    if predictions.iteration_s > 0:
-        yield Fault.PREDICTIONS, ("predictions", "samples_per_s"), batches.global_batch / predictions.iteration_s
-
-
-def _memory(plan: Plan) -> Iterator[Finding]:
-    """Each stage fits its devices, and its activations are those of the micro-batches in flight."""
-    for stage, prediction in zip(plan.stages, plan.predictions.stages, strict=False):
-        needed, available = prediction.memory.total_bytes, prediction.capacity_bytes
-        if not fits(needed, available):
-            message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
-            hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
-            yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
-        count, unit_bytes, total_bytes = (
-            prediction.in_flight,
-            prediction.unit_bytes,
-            prediction.memory.activations_bytes,
-        )
-        excess_bytes = total_bytes - count * unit_bytes
-        if excess_bytes < 0 or (excess_bytes > count + 1 and not any(stage.keeping)):
-            kept = f"{count} x {unit_bytes} bytes of activations"
-            message = f"stage {stage.index} keeps {kept}, but says {total_bytes} in all"
-            yield Finding(Fault.MEMORY, message, PLAN_AGAIN, stage.index)
-
-
-def _predictions(plan: Plan) -> Iterator[Finding]:
-    """There is a prediction for each stage, a positive iteration time, and no bound above it."""
-    predictions = plan.predictions
-    if len(predictions.stages) != len(plan.stages) or not 0 <= predictions.bottleneck < len(plan.stages):
-        message = f"predictions are for {len(predictions.stages)} stages, the plan has {len(plan.stages)}"
-        yield Finding(Fault.PREDICTION_STAGES, message, PLAN_AGAIN)
-    if predictions.iteration_s <= 0:
-        yield Finding(Fault.PREDICTION_STAGES, f"an iteration takes {predictions.iteration_s} s", PLAN_AGAIN)
-    reached_s = predictions.reached_s
-    if predictions.iteration_s > 0 and predictions.bound_s > reached_s * (1 + RELATIVE):
-        message = f"the bound {predictions.bound_s} s is above the iteration time {reached_s} s"
-        yield Finding(Fault.PREDICTIONS, message, PLAN_AGAIN)
-
-
-def _requires(plan: Plan) -> Iterator[Finding]:
-    """The listed requirements are those that follow from the plan."""
-    derived = set(requirements(plan, divided=Requirement.MID_MODULE_CUT in plan.requires))
-    derived -= OF_MINOR_1 if plan.minor < 1 else set()
-    for name in sorted(derived - set(plan.requires)):
-        yield Finding(Fault.REQUIRES, f"the plan needs {name} but does not require it", PLAN_AGAIN)
-    for name in sorted(set(plan.requires) - derived):
-        yield Finding(Fault.REQUIRES, f"the plan requires {name} but does not need it", PLAN_AGAIN)
-
-
-_Pair = tuple[str, object, str, object]
-"""Path and value in the configuration, path and value in another part of the file."""
-
-
-def check_configuration(plan: Plan) -> list[Finding]:
-    """Findings about values that differ between the configuration and other parts of the file; O(stages + ranks)."""
-    configuration = plan.configuration
-    if len(configuration.stages) != len(plan.stages):
-        return [_finding(("configuration.stages", len(configuration.stages), "stages", len(plan.stages)), "entries")]
-    return [_finding(pair) for pair in (*_configured(plan), *_configured_stages(plan)) if pair[1] != pair[3]]
-
-
-def _finding(pair: _Pair, unit: str = "") -> Finding:
-    path, own, other, said = (str(part) for part in pair)
-    has = f" has {unit}" if unit else ""
-    return Finding(Fault.CONFIGURATION, f"{path}{has} is {own}, {other}{has} is {said}", PLAN_AGAIN)
-
-
-def _configured(plan: Plan) -> Iterator[_Pair]:
-    """Pairs of values that hold for all stages."""
-    configuration, batches = plan.configuration, plan.micro_batches
-    yield "configuration.copies", configuration.copies, "copies", plan.copies
-    yield "configuration.micro_batch", configuration.micro_batch, "micro_batches.size", batches.size
-    count = configuration.copies * configuration.micro_batches
-    yield "configuration.copies * micro_batches", count, "micro_batches.count", batches.count
-    yield "configuration.schedule", configuration.schedule, "schedule.name", plan.schedule.name
-    yield "configuration.transfers", configuration.transfers.value, "schedule.transfers", plan.schedule.transfers
-    exchange = configuration.exchange
-    if exchange and scheme(exchange).zero is None:  # collectives of a ZeRO stage are listed with the stages
-        yield "configuration.exchange", exchange, "exchange.scheme", plan.exchange.scheme if plan.exchange else ""
-
-
-def _configured_stages(plan: Plan) -> Iterator[_Pair]:
-    """Pairs of values for each stage."""
-    names = ("", *(sharding.name for sharding in plan.shardings))
-    alone = all(len(plan.stages_of(rank)) < 2 for rank in range(plan.world_size))
-    for at, (choice, stage) in enumerate(zip(plan.configuration.stages, plan.stages, strict=True)):
-        own, other = f"configuration.stages[{at}]", f"stages[{at}]"
-        yield f"{own}.start", choice.start, f"{other}.blocks[0]", stage.blocks[0]
-        yield f"{own}.stop", choice.stop, f"{other}.blocks[1]", stage.blocks[1]
-        yield f"{own}.recompute", choice.recompute, f"{other}.recompute", stage.recompute
-        yield f"{own}.repeats", ", ".join(choice.repeats), f"{other}.repeats", ", ".join(stage.repeats)
-        yield f"{own}.offload", ", ".join(choice.offload), f"{other}.offload", ", ".join(stage.offload)
-        yield "configuration.zero", plan.configuration.zero, f"{other}.zero", stage.zero
-        yield f"{own}.ranks", choice.ranks, f"{other}.replicas: ranks of a group", stage.group_ranks
-        named = names[choice.sharding] if 0 <= choice.sharding < len(names) else choice.sharding
-        yield f"{own}.sharding", named, f"{other}.sharding", stage.sharding
-        if alone:
-            groups = plan.copies * choice.replicas
-            yield f"{own}.replicas * copies", groups, f"{other}.replicas: groups", len(stage.replicas)
-
-
-_STRUCTURAL = (Fault.STAGE_RANGE, Fault.REPLICAS, Fault.DIVISIBILITY, Fault.PREDICTION_STAGES)
-"""Faults after which the other checks cannot run."""
-
-_OTHER_MODEL = frozenset((
-    Fault.MODEL_FINGERPRINT, Fault.OPTIONS, Fault.MICRO_BATCH, Fault.OPERATOR_UNKNOWN, Fault.OPERATOR_MISSING,
-    Fault.DUPLICATED_INCOMPLETE,
-))  # fmt: skip
-"""Faults after which shardings cannot be compared with the model."""
-
-_UNREADABLE = frozenset((
-    Fault.SHARDING, Fault.MESH, Fault.SHARDING_BLOCKS, Fault.SHARDING_NAMES, Fault.LAYOUT, Fault.SPLIT,
-))  # fmt: skip
-"""Faults after which shardings cannot be evaluated."""
+FREE = "free"
+"""Value of a sharding's `boundaries` under which each tensor has the layout that its entries give."""
 
 
 def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> list[Finding]:
-    """Everything that is wrong with a plan; an empty list for a good one.
+    """What is wrong with a plan, apart from its figures (`check_figures`); an empty list for a good one.
 
     Args:
         plan: the plan.
@@ -329,27 +42,16 @@ def validate(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = N
     Returns:
         Findings, at most a score of each kind. O(operators + actions).
     """
-    findings = check_structure(plan)
-    if not any(finding.fault in _STRUCTURAL for finding in findings):
-        findings += [*check_configuration(plan), *check_schedule(plan)] or check_claims(plan)
-    if graph is not None and not any(finding.fault is Fault.STAGE_RANGE for finding in findings):
-        findings += check_graph(plan, graph)
+    findings = [] if plan.digest == digest_of(plan) else [
+        Finding(Fault.DIGEST, "the file was changed after it was written: its digest does not match")
+    ]  # fmt: skip
+    structure = check_structure(plan)
+    findings += structure or [*check_shardings(plan), *_check_parts(plan)]
+    if graph is not None and not structure:
+        findings += check_graph(plan, graph, readable=not any(f.fault is Fault.SHARDINGS for f in findings))
     if cluster is not None:
         findings += check_cluster(plan, cluster)
-    if not any(finding.fault in _STRUCTURAL for finding in findings):
-        findings += _sharded(plan, graph, cluster, {finding.fault for finding in findings})
     return limited(findings)
-
-
-def _sharded(plan: Plan, graph: Graph | None, cluster: Cluster | None, other_faults: set[Fault]) -> list[Finding]:
-    """Findings about shardings: by themselves, against the model and against the cluster, as far as these are known."""
-    findings = check_shardings(plan)
-    if cluster is not None and not other_faults & {Fault.HARDWARE_FINGERPRINT, Fault.RANK_RANGE}:
-        findings += check_sharded_cluster(plan, cluster)
-    readable = not {finding.fault for finding in findings} & _UNREADABLE
-    if graph is not None and plan.shardings and readable and not other_faults & _OTHER_MODEL:
-        findings += check_sharded_model(plan, graph)
-    return findings
 
 
 def require_sound(plan: Plan) -> None:
@@ -358,10 +60,225 @@ def require_sound(plan: Plan) -> None:
     Raises:
         PlanError: with every such finding.
     """
-    findings = [finding for finding in check_structure(plan) if finding.fault in _STRUCTURAL] or check_meshes(plan)
+    findings = check_structure(plan)
     if findings:
         problems = [finding.problem("plan") for finding in findings]
         raise PlanError(findings[0].message, where="plan", hint="`shardplan check` tells all", problems=problems)
+
+
+def check_structure(plan: Plan) -> list[Finding]:
+    """Findings about numbers and names that lead nowhere, on which all other checks rely; O(operators + ranks)."""
+    findings = list(_stages(plan))
+    return findings or [*_references(plan), *_degrees(plan), *_meshes(plan)]
+
+
+def _wrong(message: str, hint: str = PLAN_AGAIN, stage: int = -1) -> Finding:
+    return Finding(Fault.STRUCTURE, message, hint, stage)
+
+
+def _stages(plan: Plan) -> Iterator[Finding]:
+    """Stages are consecutive, non-empty ranges that cover all blocks, each with replicas for every copy."""
+    expected = 0
+    for at, stage in enumerate(plan.stages):
+        start, stop = stage.blocks
+        if stage.index != at:
+            yield _wrong(f"stage {stage.index} stands at place {at}", stage=at)
+        if start != expected or stop <= start:
+            message = f"stage {at} is blocks [{start}, {stop}], expected to start at {expected}"
+            yield _wrong(message, "stages follow each other without gap or overlap", at)
+        if not stage.replicas or not all(stage.replicas) or plan.copies < 1 or len(stage.replicas) % plan.copies:
+            message = f"stage {at} has {len(stage.replicas)} replicas for {plan.copies} copies of the pipeline"
+            yield _wrong(message, "each copy has as many replicas, each of at least one rank", at)
+        outside = [b for b in stage.kept_blocks if not start <= b < stop]
+        if outside or (stage.kept_blocks and not stage.recompute):
+            message = f"stage {at} keeps blocks {list(stage.kept_blocks)} of [{start}, {stop}]"
+            yield _wrong(message, "a stage that recomputes keeps blocks of its own, others none", at)
+        expected = stop
+    if expected != len(plan.block_table) or not plan.stages:
+        message = f"{len(plan.stages) or 'no'} stages end at block {expected}, the plan lists {len(plan.block_table)}"
+        yield _wrong(message, "the last stage ends at the last block", len(plan.stages) - 1)
+
+
+def _references(plan: Plan) -> Iterator[Finding]:
+    """Stages that are named exist, tensors go to later ones, and every stage has its predictions."""
+    count, predictions = len(plan.stages), plan.predictions
+    for b in plan.boundaries:
+        if not 0 <= b.from_stage < min(b.to_stages, default=count) or max(b.to_stages, default=0) >= count:
+            message = f"{b.tensor!r} goes from stage {b.from_stage} to {list(b.to_stages)} of {count} stages"
+            yield _wrong(message, "tensors go to later stages", b.from_stage)
+        if b.dtype not in set(DType):
+            yield _wrong(f"{b.tensor!r} has unknown type {b.dtype!r}", stage=b.from_stage)
+    parts = (*(block.nodes for block in plan.block_table), *(entry.nodes for entry in plan.duplicated))
+    listed = Counter(key for nodes in parts for key in nodes)
+    for key, times in listed.items():
+        if times > 1:
+            yield _wrong(f"operator {key!r} is listed {times} times", "list it in one block, or as duplicated")
+    named = [
+        *((s.parameter, s.stages) for s in plan.shared_parameters),
+        *((d.nodes[:1], d.stages) for d in plan.duplicated),
+    ]
+    for name, stages in named:
+        if not all(0 <= stage < count for stage in stages):
+            yield _wrong(f"{name} is of stages {list(stages)}, there are {count}")
+    for name, number in Counter(b.tensor for b in plan.boundaries).items():
+        if number > 1:
+            yield _wrong(f"boundary {name!r} is listed {number} times", "list it once")
+    if len(predictions.stages) != count or not 0 <= predictions.bottleneck < count:
+        yield _wrong(f"predictions are for {len(predictions.stages)} stages, the plan has {count}")
+    if predictions.iteration_s <= 0:
+        yield _wrong(f"an iteration takes {predictions.iteration_s} s")
+
+
+def _degrees(plan: Plan) -> Iterator[Finding]:
+    """The configuration has the plan's stages; degrees count from 1, and their ranks and batches are in the plan."""
+    decision, batches = plan.configuration, plan.micro_batches
+    if len(decision.stages) != len(plan.stages):
+        yield _wrong(f"configuration.stages has {plural(len(decision.stages), 'entry')}, stages has {len(plan.stages)}")
+        return
+    for at, choice in enumerate(decision.stages):
+        degrees = {name: getattr(choice, name) for name in ("replicas", "ranks", "context", "expert")}
+        taken = decision.copies * choice.replicas * choice.ranks
+        if min(degrees.values()) < 1 or choice.context * choice.expert > choice.ranks or taken > plan.world_size:
+            shown = ", ".join(f"{name} {size}" for name, size in degrees.items())
+            message = f"configuration.stages[{at}] has {shown} in a world_size of {plan.world_size}"
+            yield _wrong(message, "degrees count from 1; context * expert divides ranks", at)
+        if not 0 <= choice.sharding <= len(plan.shardings) or (choice.start, choice.stop) != plan.stages[at].blocks:
+            blocks = list(plan.stages[at].blocks)
+            message = (
+                f"configuration.stages[{at}] is blocks [{choice.start}, {choice.stop}], sharding {choice.sharding}"
+            )
+            yield _wrong(f"{message}; stages[{at}] is {blocks} of {plural(len(plan.shardings), 'sharding')}", stage=at)
+    sizes = (decision.micro_batch, decision.micro_batches * decision.copies)
+    if min(decision.copies, *sizes) < 1 or sizes != (batches.size, batches.count):
+        said = f"micro_batches is {batches.count} of {batches.size}"
+        yield _wrong(f"configuration has {sizes[1]} micro-batches of {sizes[0]} in {decision.copies} copies, {said}")
+    for at, other in enumerate(plan.alternatives):
+        if min(1, *other.replicas, *other.ranks, other.context, other.expert, other.copies) < 1:
+            yield _wrong(f"alternatives[{at}] ({other.label}) has degrees of parallelism below 1")
+
+
+def _meshes(plan: Plan) -> Iterator[Finding]:
+    """Shardings have names of their own and are used, groups are as large as their meshes, and blocks have entries."""
+    counts, used = Counter(s.name for s in plan.shardings), {stage.sharding for stage in plan.stages} - {""}
+    if any(count > 1 or not name for name, count in counts.items()) or counts.keys() != used:
+        yield _wrong(f"stages have the shardings {sorted(used)}, the plan lists {[s.name for s in plan.shardings]}")
+        return
+    for stage in plan.stages:
+        sharding = plan.sharding_of(stage.index)
+        ranks = sharding.ranks if sharding else 1
+        sizes = {len(group) for group in stage.replicas}
+        if sizes != {ranks} or (sharding is None and stage.rank_parameters):
+            mesh = f"the mesh of {stage.sharding!r} has {ranks}" if sharding else "it has no sharding"
+            message = f"a replica of stage {stage.index} is a group of {max(sizes)} ranks; {mesh}"
+            yield _wrong(message, "one rank for each point of the mesh", stage.index)
+    for sharding in plan.shardings:
+        names = {axis.name for axis in sharding.axes}
+        treated = len(sharding.boundaries) == len(sharding.axes) == len(names)
+        if not treated or 0 < sharding.boundaries.count(FREE) < len(names) or min(sharding.sizes, default=0) < 1:
+            mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) or "of no axes"
+            message = (
+                f"{sharding.name!r} has the mesh {mesh} and boundaries {'/'.join(sharding.boundaries) or 'nowhere'}"
+            )
+            yield _wrong(message, "axes have names of their own and a treatment each, free on all of them or on none")
+        yield from _blocks(plan, sharding)
+
+
+def _blocks(plan: Plan, sharding: Sharding) -> Iterator[Finding]:
+    """Every block of the stages that have a sharding is in one entry of it, and no other block."""
+    wanted = {b: s.index for s in plan.stages if s.sharding == sharding.name for b in range(*s.blocks)}
+    counts = Counter(block for entry in sharding.blocks for block, _ in entry.members())
+    for block in sorted(wanted.keys() | counts.keys()):
+        if counts[block] != (block in wanted):
+            message = f"{sharding.name!r} says {counts[block]} times how block {block} is sharded"
+            yield _wrong(message, "each block of its stages stands in one entry", wanted.get(block, -1))
+    for series in (series for entry in sharding.blocks for series in entry.of or (None,)):
+        if series is None or series.count < 1 or series.step < 1 or (series.count == 1 and series.step > 1):
+            message = f"an entry of {sharding.name!r} is about {series or 'no block'}"
+            yield _wrong(message, "a series counts from 1, and one of one block has step 1")
+
+
+def check_shardings(plan: Plan) -> list[Finding]:
+    """Findings about names and layouts in shardings that cannot be read; O(names in the shardings)."""
+    return [
+        Finding(Fault.SHARDINGS, message, hint, tensor=name)
+        for sharding in plan.shardings
+        for entry in sharding.blocks
+        for name, message, hint in _unreadable(plan, sharding, entry)
+    ]
+
+
+def _unreadable(plan: Plan, sharding: Sharding, entry: ShardedBlock) -> Iterator[tuple[str, str, str]]:
+    """(name, message, hint) of what cannot be read in an entry."""
+    axes, names = {axis.name for axis in sharding.axes}, set(entry.names)
+    listed = Counter([*(f"op:{o.operator}" for o in entry.operators), *(p.tensor for p in entry.tensors)])
+    for name, count in listed.items():
+        if count > 1:
+            message = f"{name!r} is listed {count} times in an entry of {sharding.name!r}"
+            yield name.removeprefix("op:"), message, "list it once"
+    for name in set(entry.first[1]) - set(entry.said):
+        yield name, f"{name!r} is among the names of an entry of {sharding.name!r}, which says nothing of it", ""
+    try:
+        for block, further_names in entry.members():
+            correspondence(entry, plan.block_table, block, further_names)
+    except PlanError as error:
+        yield "", error.problem.message, error.problem.hint
+    texts = [(o.operator, text) for o in entry.operators for text in (*o.reads, *o.writes) if text]
+    texts += [(p.tensor, p.value) for p in entry.tensors]
+    texts += [(p.tensor, text) for p in entry.tensors for text in (p.gradient, p.optimizer) if text]
+    for name, text in texts:
+        try:
+            parse_layout(text, len(axes))
+        except UsageError as error:
+            yield name, f"{name!r}: {error.problem.message}", error.problem.hint
+    for o in entry.operators:
+        if len(o.splits) != len(axes):
+            yield o.operator, f"operator {o.operator!r} is split on {len(o.splits)} axes of {len(axes)}", ""
+    for name, along in [(c.of, c.axes) for c in entry.collectives] + [(h.weight, h.axes) for h in entry.holdings]:
+        if not along or not axes.issuperset(along) or name not in names:
+            message = f"{name!r} is exchanged or dealt along {', '.join(along) or 'no axis'} of {sharding.name!r}"
+            yield name, message, "name axes of the mesh and tensors of the entry"
+
+
+def _check_parts(plan: Plan) -> list[Finding]:
+    """Findings about sections that do not follow from the configuration or each other; O(operators + actions)."""
+    try:
+        right = laid_out(plan)
+        exchange = plan.configuration.exchange
+        named = exchange if exchange and scheme(exchange).zero is None else ""
+    except (PlanError, UsageError) as error:
+        fault = Fault.ORDERS if plan.schedule.given == "orders" else Fault.STRUCTURE
+        return [Finding(fault, f"configuration: {error.problem.message}", error.problem.hint)]
+    said = plan.exchange.scheme if plan.exchange else ""
+    found = [_wrong(f"configuration.exchange is {named}, exchange.scheme is {said}")] if named not in ("", said) else []
+    unordered = dataclasses.replace(right, schedule=plan.schedule)
+    hint = "stages, ranks and batches follow from the section `configuration`: plan again instead of editing either"
+    found += [d.finding(plan, Fault.STRUCTURE, hint) for d in differences(plan, unordered)]
+    if found:
+        return found
+    found = check_orders(plan, right.schedule)
+    try:
+        sums = sorted(differences(plan, with_sums(plan)), key=lambda difference: difference.path[0] == "requires")
+    except (PlanError, UsageError) as error:
+        return [*found, Finding(Fault.SHARDINGS, error.problem.message, error.problem.hint)]
+    found += [d.finding(plan, Fault.FIGURES if d.path[0] == "predictions" else Fault.DIFFERS) for d in sums]
+    return [*found, *_full(plan)]
+
+
+def _full(plan: Plan) -> Iterator[Finding]:
+    """Each stage fits its devices, and its activations are those of the micro-batches in flight."""
+    for stage, prediction in zip(plan.stages, plan.predictions.stages, strict=True):
+        needed, available = prediction.memory.total_bytes, prediction.capacity_bytes
+        if not fits(needed, available):
+            message = f"stage {stage.index} needs {needed} bytes a device, a device has {available}"
+            hint = "smaller micro-batch, recompute, more stages or ZeRO-1"
+            yield Finding(Fault.MEMORY, message, hint, stage.index, stage.ranks[0])
+        count, unit_bytes = prediction.in_flight, prediction.unit_bytes
+        total_bytes = prediction.memory.activations_bytes
+        excess_bytes = total_bytes - count * unit_bytes
+        if excess_bytes < 0 or (excess_bytes > count + 1 and not any(stage.keeping)):
+            kept = f"{count} x {unit_bytes} bytes of activations"
+            message = f"stage {stage.index} keeps {kept}, but says {total_bytes} in all"
+            yield Finding(Fault.MEMORY, message, stage=stage.index)
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
@@ -373,10 +290,11 @@ def check_cluster(plan: Plan, cluster: Cluster) -> list[Finding]:
             plan_hardware += f" under {plan.hardware.stack or 'no stack'}"
             given_hardware += f" under {cluster.stack.name}"
         message = f"the plan is for {plan_hardware}, not {given_hardware}"
-        return [Finding(Fault.HARDWARE_FINGERPRINT, message, "plan again for this hardware")]
+        return [Finding(Fault.HARDWARE, message, "plan again for this hardware")]
     headroom = with_headroom(cluster, plan.hardware.headroom)
-    findings = [*mismatches(plan, [(Fault.HARDWARE, ("hardware",), hardware_section(headroom))])]
+    section = differences(plan.hardware, hardware_section(headroom), ("hardware",))
+    findings = [difference.finding(plan, Fault.DIFFERS) for difference in section]
     if plan.world_size > cluster.device_count:
         message = f"the plan needs {plan.world_size} ranks, {cluster.name} has {cluster.device_count} devices"
-        findings.append(Finding(Fault.RANK_RANGE, message, "plan again for this hardware"))
+        findings.append(Finding(Fault.HARDWARE, message, "plan again for this hardware"))
     return findings

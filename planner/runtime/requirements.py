@@ -60,7 +60,7 @@ EXECUTED: Mapping[Requirement, str] = {
 }
 """How each requirement of a plan is executed."""
 
-_NOT_EXECUTED = frozenset({Fault.DIGEST, Fault.MEMORY, Fault.PREDICTIONS})
+_NOT_EXECUTED = frozenset({Fault.DIGEST, Fault.MEMORY, Fault.FIGURES})
 """Faults in predictions or in the text of a plan, which change nothing in its execution."""
 
 
@@ -86,7 +86,7 @@ def require_executable(plan: Plan) -> None:
     """
     contradictions = [finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED]
     if contradictions:
-        first = min(contradictions, key=lambda finding: finding.fault is Fault.REQUIRES)
+        first = contradictions[0]
         more = f", and {plural(len(contradictions) - 1, 'further finding')}" if contradictions[1:] else ""
         raise PlanError(f"{first.fault}: {first.message}{more}", where="plan", hint="`shardplan check` tells all")
     reasons = refusals(plan)

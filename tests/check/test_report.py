@@ -47,7 +47,7 @@ def test_the_same_figures_by_this_version_are_damage() -> None:
 def test_figures_that_contradict_each_other_are_damage_whatever_the_version() -> None:
     found = check_plan(changed("iteration_s halved with all", "0.0.9"), *loaded(KIND)).findings
     assert Fault.REPRICED not in {finding.fault for finding in found}
-    assert Fault.PREDICTIONS in {finding.fault for finding in found}
+    assert Fault.FIGURES in {finding.fault for finding in found}
 
 
 def test_what_is_no_price_is_damage_whatever_the_version() -> None:
@@ -66,7 +66,7 @@ def test_a_plan_for_another_profile_of_the_cluster_is_repriced() -> None:
 def test_a_plan_for_another_cluster_is_refused() -> None:
     graph, cluster = loaded(KIND)
     other = dataclasses.replace(slower(cluster), name="elsewhere")
-    assert [f.fault for f in check_plan(planned(KIND), graph, other).findings] == [Fault.HARDWARE_FINGERPRINT]
+    assert [f.fault for f in check_plan(planned(KIND), graph, other).findings] == [Fault.HARDWARE]
 
 
 def test_a_difference_is_told_by_its_path_with_both_values() -> None:

@@ -92,4 +92,6 @@ def test_a_file_of_minor_0_is_not_held_to_the_flags_of_1() -> None:
     assert not validate(seal(loads(json.dumps(document))))
     document["minor"] = 1
     found = validate(seal(loads(json.dumps(document))))
-    assert [finding.message for finding in found] == ["the plan needs paired_actions but does not require it"]
+    assert [finding.message for finding in found] == [
+        'requires: nothing in the file, ["paired_actions"] worked out anew'
+    ]

@@ -90,7 +90,7 @@ def test_blocks_that_disagree_about_a_tensor_are_found() -> None:
     assert place is not None
     other = "R" if place.value != "R" else "S0"
     found = validate(changed(plan, name, value=other, gradient=other), graph)
-    assert any(f.fault is Fault.BOUNDARY_LAYOUT and f.tensor == name and "for block" in f.message for f in found)
+    assert any(f.fault is Fault.SHARDINGS and f.tensor == name and "for block" in f.message for f in found)
 
 
 def halves(plan: Plan) -> Plan:
@@ -116,10 +116,10 @@ def alike(treatment: str) -> Callable[[Plan], Plan]:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (halves, "leaves boundaries free on some axes"),
-        (alike("replicated"), "boundaries of 'tensor 8, free' lie as R"),
-        (alike("batch"), "boundaries of 'tensor 8, free' lie as S0"),
-        (alike("sequence"), "boundaries of 'tensor 8, free' lie as R"),
+        (halves, "has the mesh a 4 x b 2 and boundaries free/batch"),
+        (alike("replicated"), "of 'tensor 8, free', else as R, "),
+        (alike("batch"), "of 'tensor 8, free', else as S0, "),
+        (alike("sequence"), "of 'tensor 8, free', else as R, "),
     ],
 )
 def test_boundaries_that_are_not_as_said_are_found(damage: Callable[[Plan], Plan], words: str) -> None:

