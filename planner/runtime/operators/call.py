@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from planner.errors import ModelError
+from planner.runtime.device import HOST, seeded
 
 Result: TypeAlias = torch.Tensor | Sequence[Any] | None
 """What a rule returns: one tensor, or one for each output of the operator, in order."""
@@ -25,12 +25,14 @@ class Context:
         seed: of dropout masks and random tensors.
         micro_batch: number of the micro-batch, so that a repeated pass draws the same numbers.
         keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`HostMemory.keeping`).
+        device: where the pass runs; what follows from values in the host's memory alone is put there unless it is small.
     """
 
     float_dtype: torch.dtype = torch.float32
     seed: int = 0
     micro_batch: int = 0
     keeping: Callable[[str], AbstractContextManager[object]] = nullcontext
+    device: torch.device = HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,11 @@ class Call:
         values = self.values[position] if self.values else self.inputs[position]
         return float(values.reshape(-1)[0]) if values is not None and not values.is_meta else default
 
-    def generator(self) -> torch.Generator:
-        """Random generator of this call, seeded by operator, seed and micro-batch: the same on any rank."""
-        text = f"{self.context.seed}/{self.context.micro_batch}/{self.name}".encode()
-        generator = torch.Generator()
-        generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
-        return generator
+    def drawn(self, draw: Callable[..., torch.Tensor], shape: Sequence[int], **options: Any) -> torch.Tensor:  # noqa: ANN401
+        """Random numbers of this call, seeded by operator, seed and micro-batch: the same on any rank of a device."""
+        device = self.context.device
+        generator = seeded(f"{self.context.seed}/{self.context.micro_batch}/{self.name}", device)
+        return draw(list(shape), generator=generator, device=device, **options)
 
 
 Rule = Callable[[Call], Result]
