@@ -25,6 +25,7 @@ Data = Callable[[int, int], Batch]
 """Gives the micro-batch of an iteration and number."""
 
 LABELS = "labels"
+_NO_LABEL = -100
 _LOOKS_THROUGH = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice")
 
 
@@ -182,8 +183,9 @@ def _next_token(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) ->
     labels = batch.get(LABELS)
     if labels is None:
         ids = next(x for x in batch.values() if not x.is_floating_point() and x.shape == logits.shape[:2])
-        logits, labels = logits[:, :-1], ids[:, 1:]
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long())
+        # The last position has no next token; it is left out by its label, since a slice would copy all logits.
+        labels = F.pad(ids[:, 1:].long(), (0, 1), value=_NO_LABEL)
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long(), ignore_index=_NO_LABEL)
 
 
 def _labels(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:

@@ -268,7 +268,7 @@ class StageWeights:
                     self.optimizer.state[leaf][kind] = self._device.place(held[name].clone())
 
     def _counted(self) -> list[tuple[torch.Tensor, torch.device]]:
-        """What the optimizer updates, and where it keeps its numbers (steps): on the device only if it is fused there."""
+        """What the optimizer updates, and where its numbers of steps are: on the device only if it is fused there."""
         groups = self.optimizer.param_groups if self.optimizer is not None else []
         return [
             (leaf, leaf.device if group.get("fused") or group.get("capturable") else HOST)

@@ -149,7 +149,8 @@ class Worker:
         tied = StageWeights(
             tied_pieces, device=self.device, group=None, zero=0, together=True, make=self._make, finish=finish
         )
-        constants = {name: settled(self.model.weight(name, self._dtype), self.device.name) for name in program.constants}
+        stored_constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
+        constants = {name: settled(x, self.device.name) for name, x in stored_constants.items()}
         weights.release()
         parted = PartedStage(self._cuts, self.model, program, self.device.name) if self._cuts else None
         return _Stage(program, weights, tied, constants, replica, mesh, sharded, parted)

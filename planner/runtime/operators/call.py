@@ -25,7 +25,7 @@ class Context:
         seed: of dropout masks and random tensors.
         micro_batch: number of the micro-batch, so that a repeated pass draws the same numbers.
         keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`HostMemory.keeping`).
-        device: where the pass runs; what follows from values in the host's memory alone is put there unless it is small.
+        device: where the pass runs.
     """
 
     float_dtype: torch.dtype = torch.float32
