@@ -15,6 +15,7 @@ import argparse
 import sys
 from typing import Any
 
+import models
 import planner
 from benchmarks.cpu_runs import words_of
 
@@ -22,9 +23,18 @@ MODELS: dict[str, tuple[str, int, int | None]] = {
     "gpt2": ("gpt2", 2, 1024),
     "llama": ("llama3.2-1b", 1, 1024),
     "resnet50": ("resnet50", 16, None),
-    "mixture": ("gpt-moe", 1, 512),
+    "mixtral": ("", 1, 512),
 }
 """By name: the bundled model, samples of a micro-batch, positions of a sequence."""
+
+SIZES: dict[str, dict[str, Any]] = {
+    "mixtral": {
+        "model_type": "mixtral", "num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 2048,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 8192, "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
+"""Models that are not bundled at a size that a GPU holds, in keys of `config.json`."""
 
 PLANS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
     (model, degrees)
@@ -79,15 +89,18 @@ def main(argv: list[str] | None = None) -> int:
     print("| --- | --- | --: | --: | --: | --: | --: | --: |")
     for name in given.models.split(","):
         bundled, size, seq = MODELS[name]
-        model = planner.build_bundled(bundled, batch=size, seq=seq)
-        graph = planner.graph_from_proto(model, name=bundled)
+        if name in SIZES:
+            model = models.build_custom(models.size_of(**SIZES[name]), batch=size, seq=seq or 0)
+        else:
+            model = models.build(bundled, batch=size, seq=seq)
+        graph = planner.graph_from_proto(model, name=name)
         for degrees in (degrees for of, degrees in PLANS if of == name):
             asked = planner.Degrees(micro_batch=size, **{"data": 1, **degrees})
             job = planner.Job(COUNT * size * asked.data, precision="fp32", optimizer="adam")
             plan = planner.predict(graph, cluster, job, asked).plan
             here, planned, step_s = _memory_row(plan, model, options)
             cells = f"{here / 2**20:.0f} MiB | {planned / 2**20:.0f} MiB | {here / planned:.3f}"
-            times = f"{_time_cells(plan, model, options)} | {1e3 * step_s:.0f} ms"
+            times = f"{_time_cells(plan, model, options)} | {'-' if step_s != step_s else f'{1e3 * step_s:.0f} ms'}"
             print(f"| {name} | {words_of(degrees)} | {cells} | {times} |", flush=True)
     return 0
 

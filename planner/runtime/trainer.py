@@ -254,7 +254,9 @@ def _own_device(kind: str, backend: str) -> Device:
         own = torch.tensor(int(choice.backend == "nccl"))
         dist.all_reduce(own, op=dist.ReduceOp.MIN)
         choice = replace(choice, backend="nccl" if own else "gloo")
-    return choice.open(local_rank)
+    device = choice.open(local_rank)
+    device.used().__enter__()  # for as long as the process runs
+    return device
 
 
 _LOCAL = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))

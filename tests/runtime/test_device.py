@@ -1,4 +1,4 @@
-"""Where tensors lie, by running orders on a device that is not the host: torch's meta device, whose tensors have no data.
+"""Where tensors lie: orders run on a device that is not the host, torch's meta device, whose tensors have no data.
 
 An operator that mixes a tensor of the host with one of the meta device raises, so a plan whose orders run through has
 all its tensors on its device.
@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import models  # noqa: E402
 import planner  # noqa: E402
 from planner import runtime  # noqa: E402
-from planner.runtime import interpreter, jobs  # noqa: E402
 from planner.runtime import device as devices  # noqa: E402
+from planner.runtime import interpreter, jobs  # noqa: E402
 from tests.runtime import cases  # noqa: E402
 
 PLACED = (
