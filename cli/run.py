@@ -58,6 +58,21 @@ DIFFERENT = 10
     help="Data type of all floating-point work.",
 )
 @click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda", "meta"]),
+    default="auto",
+    show_default=True,
+    help="Where ranks compute. auto: on GPUs where torch sees one, in turn where there are fewer than ranks, else on "
+    "the CPU. meta: tensors without data, with --alone, to see that a plan of any size runs and what a rank holds.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "gloo", "nccl"]),
+    default="auto",
+    show_default=True,
+    help="What exchanges go over. auto: NCCL where each rank has a GPU of its own, else gloo.",
+)
+@click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of weights without data, synthetic data and dropout."
 )
 @click.option(
@@ -80,7 +95,7 @@ def command(
     form: str,
     **options: Any,  # noqa: ANN401
 ) -> int:
-    """Run PLAN on this machine's CPU, with a process per rank that communicates by torch.distributed.
+    """Run PLAN on this machine, with a process per rank that communicates by torch.distributed.
 
     Each rank executes the operators of its stages in the plan's order. Weights are those of the ONNX file; for bundled
     models they are random, determined by name and --seed. A plan that the runtime cannot execute is refused before a

@@ -7,11 +7,12 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph
-from planner.importers.formats import ImportOptions
+from planner.importers.formats import ImportOptions, in_file
 from planner.importers.onnx import graph_from_proto
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def from_torch(
         raise ModelError(f"torch cannot export the module: {reason}", where=title, hint=hint) from error
     if program is None:
         raise ModelError("torch's exporter returned no model", where=title, hint="use another release of torch")
-    graph = graph_from_proto(_without_data(program.model, module), name=title, options=options, where=title)
+    with in_file(Path(title)):
+        graph = graph_from_proto(_without_data(program.model, module), name=title, options=options)
     buffers = {buffer for buffer, _ in module.named_buffers()}
     parameters = tuple(replace(p, trainable=False) if p.name in buffers else p for p in graph.parameters)
     return replace(graph, parameters=parameters, report=replace(graph.report, format="torch"))

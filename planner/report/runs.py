@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     from planner.runtime.jobs import ActionTime
 
 _NAMED = 3
+_TIMED = {"cpu": "thread CPU time", "cuda": "GPU time"}
+_MEMORY = {
+    "cpu": "memory by which a process grew",
+    "cuda": "memory that torch's allocator handed out",
+    "meta": "memory of all tensors, without data",
+}
 
 
 def run_document(run: RunReport) -> dict[str, Any]:
-    """A run as JSON: losses, seconds of steps, the check of gradients, thread CPU seconds by stage and pass."""
+    """A run as JSON: losses, seconds of steps, the check of gradients, seconds by stage and pass."""
     check = run.check
     checked = check and {
         "loss": check.loss,
@@ -30,7 +36,7 @@ def run_document(run: RunReport) -> dict[str, Any]:
     }
     times, memory = ([asdict(item) for item in measured] for measured in (run.times, run.memory))
     document = {"losses": list(run.losses), "step_s": list(run.step_s), "check": checked, "times": times}
-    return {**document, "memory": memory, "alone": run.alone}
+    return {**document, "memory": memory, "alone": run.alone, "device": run.device}
 
 
 def run_report(plan: Plan, run: RunReport, *, measured: bool = False) -> Report:
@@ -43,7 +49,8 @@ def run_report(plan: Plan, run: RunReport, *, measured: bool = False) -> Report:
     """
     sections = [] if run.check is None else [_checked(run.check)]
     if run.times:
-        heading = f"thread CPU time of one micro-batch here, and what the plan predicts for {plan.hardware.name}"
+        timed = _TIMED[run.device]
+        heading = f"{timed} of one micro-batch here, and what the plan predicts for {plan.hardware.name}"
         columns = {"stage": Form.NUMBER, "pass": Form.TEXT, **_COMPARED}
         rows = [(str(t.stage), t.kind, *_beside(format_seconds, t.measured_s, t.predicted_s)) for t in run.times]
         sections.append(Section(heading, table=table(columns, rows)))
@@ -66,9 +73,10 @@ def _iteration(plan: Plan, run: RunReport) -> list[Section]:
     if run.alone is not None:
         steps = ", ".join(format_seconds(s) for s in run.step_s[:_NAMED])
         line = f"{steps}: wall seconds of its steps; what others would send is stood in for"
-        return [Section(f"rank {run.alone} alone", (line,))]
+        return [Section(f"rank {run.alone} alone", (line,))] if run.times else []
     row = ("iteration", *_beside(format_seconds, measured_iteration_s(plan, run.times), simulate(plan).step_s))
-    heading = "an iteration with a core for each rank: these times in the plan's orders, exchanges as predicted"
+    own = "a core" if run.device == "cpu" else "a GPU"
+    heading = f"an iteration with {own} for each rank: these times in the plan's orders, exchanges as predicted"
     return [Section(heading, table=table({"": Form.TEXT, **_COMPARED}, [row]))]
 
 
@@ -105,7 +113,7 @@ def measured_iteration_s(
 def _memory(run: RunReport) -> Section:
     columns = {"rank": Form.NUMBER, **_COMPARED}
     rows = [(str(m.rank), *_beside(format_bytes, m.measured_bytes, m.predicted_bytes)) for m in run.memory]
-    heading = "memory by which a process grew, and what the plan predicts beside its reserve"
+    heading = f"{_MEMORY[run.device]}, and what the plan predicts beside its reserve"
     return Section(heading, table=table(columns, rows))
 
 

@@ -27,6 +27,14 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--dtype", default="float32", choices=["float32", "float64"], help="of all float work [float32]"
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights without data, synthetic data, dropout [0]")
+    parser.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda"],
+        help="where to compute; auto: the GPU numbered LOCAL_RANK, on a machine without GPUs its processor [auto]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend", default="auto", choices=["auto", "gloo", "nccl"],
+        help="exchanges; auto: NCCL where each process has a GPU of its own, else gloo [auto]",
+    )  # fmt: skip
     parser.add_argument("--load", default="", help="go on from this checkpoint, also of another plan")
     parser.add_argument("--save", default="", help="write a checkpoint here at the end")
     return parser.parse_args(argv)
@@ -41,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         model = model_of(plan, read_model(given.model, seed=given.seed))
         trainer = load(
             plan, model, learning_rate=given.learning_rate, loss=given.loss, dtype=dtype, seed=given.seed,
-            times=given.steps if plan.schedule.continuous else 1,
+            times=given.steps if plan.schedule.continuous else 1, device=given.device, backend=given.backend,
         )  # fmt: skip
         if given.load:
             trainer.load(given.load)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import UsageError
 from planner.plans import Plan
+from planner.runtime.device import Device, brought, seeded
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import torch_type
 
@@ -25,14 +25,30 @@ Data = Callable[[int, int], Batch]
 """Gives the micro-batch of an iteration and number."""
 
 LABELS = "labels"
+_NO_LABEL = -100
 _LOOKS_THROUGH = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice")
 
 
-def _generator(*words: object) -> torch.Generator:
-    generator = torch.Generator()
-    text = "/".join(map(str, words)).encode()
-    generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
-    return generator
+class LateBatch(Mapping[str, torch.Tensor]):
+    """A micro-batch on a device, which is drawn or read when a pass first looks at it: backwards mostly do not."""
+
+    def __init__(self, data: Data, iteration: int, micro_batch: int, device: Device) -> None:
+        self._data, self._number, self._device = data, (iteration, micro_batch), device
+        self._held: Batch | None = None
+
+    def _batch(self) -> Batch:
+        if self._held is None:
+            self._held = {name: self._device.place(x) for name, x in self._data(*self._number).items()}
+        return self._held
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._batch()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batch())
+
+    def __len__(self) -> int:
+        return len(self._batch())
 
 
 def synthetic(plan: Plan, model: ModelFile, dtype: torch.dtype, seed: int = 0) -> Data:
@@ -46,7 +62,7 @@ def synthetic(plan: Plan, model: ModelFile, dtype: torch.dtype, seed: int = 0) -
     def batch(iteration: int, micro_batch: int) -> Batch:
         inputs = {}
         for spec in plan.model.inputs:
-            generator = _generator(seed, iteration, micro_batch, spec.name)
+            generator = seeded(f"{seed}/{iteration}/{micro_batch}/{spec.name}")
             number = model.input_types[spec.name][0] if spec.name in model.input_types else 7
             kind = torch_type(number, dtype)
             if kind.is_floating_point:
@@ -152,7 +168,8 @@ def _default_loss(plan: Plan) -> str:
 
 
 def _zero(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return sum((x.sum() * 0 for x in outputs.values() if x.is_floating_point()), torch.zeros(()))
+    device = next((x.device for x in outputs.values()), None)
+    return sum((x.sum() * 0 for x in outputs.values() if x.is_floating_point()), torch.zeros((), device=device))
 
 
 def _graph_loss(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:
@@ -166,8 +183,9 @@ def _next_token(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) ->
     labels = batch.get(LABELS)
     if labels is None:
         ids = next(x for x in batch.values() if not x.is_floating_point() and x.shape == logits.shape[:2])
-        logits, labels = logits[:, :-1], ids[:, 1:]
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long())
+        # The last position has no next token; it is left out by its label, since a slice would copy all logits.
+        labels = F.pad(ids[:, 1:].long(), (0, 1), value=_NO_LABEL)
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long(), ignore_index=_NO_LABEL)
 
 
 def _labels(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:
@@ -182,6 +200,6 @@ def _squares(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> to
     total = _zero(outputs)
     for output, x in outputs.items():
         if x.is_floating_point():
-            target = torch.randn(x.shape, generator=_generator("target", output), dtype=torch.float64).to(x.dtype)
-            total = total + 0.5 * (x - target.to(x.device)).square().mean()
+            target = torch.randn(x.shape, generator=seeded(f"target/{output}"), dtype=torch.float64).to(x.dtype)
+            total = total + 0.5 * (x - brought(target, x.device)).square().mean()
     return total

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from planner.runtime.device import Device
 from planner.runtime.model_file import Step
 
 
@@ -16,13 +17,14 @@ class HostMemory:
     Args:
         operators: by first output.
         resident: tensors that stay on the device all the time, as weights; what shares their storage is not moved.
+        device: of the tensors.
 
     Attributes:
         moved_bytes: bytes that were moved there.
     """
 
-    def __init__(self, operators: Collection[str], resident: Iterable[torch.Tensor]) -> None:
-        self._operators = operators
+    def __init__(self, operators: Collection[str], resident: Iterable[torch.Tensor], device: Device) -> None:
+        self._operators, self._device = operators, device
         self._resident = {_place(x) for x in resident}
         self.moved_bytes = 0
 
@@ -30,28 +32,28 @@ class HostMemory:
         """What autograd keeps within goes to the host, if the operator is one of those whose tensors move."""
         if operator not in self._operators:
             return nullcontext()
-        hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(self._away, _back)
+        hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(self._away, self._back)
         return hooks
 
-    def _away(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.device | None]:
+    def _away(self, x: torch.Tensor) -> tuple[torch.Tensor, bool]:
         if _place(x) in self._resident:
-            return x, None
+            return x, False
         self.moved_bytes += x.numel() * x.element_size()
-        return x.detach().to("cpu", copy=True), x.device
+        return self._device.to_host(x), True
+
+    def _back(self, kept: tuple[torch.Tensor, bool]) -> torch.Tensor:
+        x, away = kept
+        return self._device.from_host(x) if away else x
 
 
 def _place(x: torch.Tensor) -> int:
-    return int(x.untyped_storage().data_ptr())
+    """Which storage a tensor has; without data it has no address."""
+    return int(x.untyped_storage()._cdata)
 
 
-def _back(kept: tuple[torch.Tensor, torch.device | None]) -> torch.Tensor:
-    x, device = kept
-    return x if device is None else x.to(device)
-
-
-def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A leaf of autograd with a tensor's values, in another buffer on a device."""
-    return x.detach().to(device, copy=True).requires_grad_(x.requires_grad)
+def moved(x: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A leaf of autograd with the values of a tensor, moved to or from the host."""
+    return move(x).detach().requires_grad_(x.requires_grad)
 
 
 def steps_of(operators: Collection[str], listed: Collection[str], steps: Iterable[Step]) -> frozenset[str]:

@@ -8,16 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from planner.errors import ModelError, ShardplanError
+from planner.runtime.device import HOST, brought, settled
 from planner.runtime.model_file import ModelFile, Step, read_model, require_rules
 from planner.runtime.operators import RULES, Call, Context
 
 Values = dict[str, torch.Tensor]
 
+_SHAPES_ALONE = ("Shape", "Size")
+"""Operators that read the shape of their operand, and give a tensor of the host."""
+
 
 def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -> list[torch.Tensor]:
     """Run one operator.
 
-    On the meta device (shapes without data) operands that hold shapes keep their values.
+    Operands in the host's memory, as shapes, are brought to the device of the others; rules read the values of those
+    that they need there. What is computed from the host's memory alone goes to the pass's device unless it is small.
 
     Raises:
         ModelError: the operator cannot be computed; the message names it.
@@ -25,9 +30,10 @@ def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -
     inputs = tuple(values[name] if name else None for name in step.inputs)
     try:
         given: tuple[torch.Tensor | None, ...] = ()
-        if any(_is_meta(x) for x in inputs) and step.op != "Shape":
+        device = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.device != HOST), HOST)
+        if device != HOST and step.op not in _SHAPES_ALONE:
             given = inputs
-            inputs = tuple(x if not isinstance(x, torch.Tensor) or x.is_meta else x.to("meta") for x in inputs)
+            inputs = tuple(brought(x, device) if isinstance(x, torch.Tensor) else x for x in inputs)
         attributes = step.attributes
         if any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in attributes.values()):
             attributes = {
@@ -48,11 +54,9 @@ def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -
         ) from error  # fmt: skip
     results = [result] if isinstance(result, torch.Tensor) else list(result or [])
     context.saw(step.op, inputs, results[0] if results else None)
-    return results
-
-
-def _is_meta(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and x.is_meta
+    if context.device == HOST:
+        return results
+    return [settled(x, context.device) if isinstance(x, torch.Tensor) and x.device == HOST else x for x in results]
 
 
 def run(

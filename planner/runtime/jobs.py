@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import torch
 
 from planner.errors import UsageError
 from planner.plans import Plan
-from planner.runtime.data import data_by_name, loss_by_name
+from planner.runtime.data import Data, data_by_name, loss_by_name
+from planner.runtime.device import Device, DeviceChoice, choose
 from planner.runtime.launch import Link, in_process, run_ranks, scratch
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.reference import gradient_error, reference
@@ -61,7 +61,8 @@ class ActionTime:
     Attributes:
         stage: its number.
         kind: "forward", "backward", "update"; "weight gradient" is the part of a split backward that can wait.
-        measured_s: median thread CPU seconds of a rank for one micro-batch (or update).
+        measured_s: median seconds of a rank for one micro-batch (or update), without waiting for others: of its thread
+            on a processor, of its stream on a GPU.
         predicted_s: seconds predicted by the plan, without communication inside the stage's group.
     """
 
@@ -77,7 +78,7 @@ class RankMemory:
 
     Attributes:
         rank: its number.
-        measured_bytes: peak growth of the process.
+        measured_bytes: peak growth of the process; on a GPU of what torch's allocator handed out.
         predicted_bytes: weights, gradients, optimizer state, activations and workspace of its stages.
     """
 
@@ -93,10 +94,11 @@ class RunReport:
     Attributes:
         losses: mean loss of each step.
         check: comparison of gradients; None without one.
-        times: times of passes, by stage and kind.
+        times: times of passes, by stage and kind; () on the meta device.
         step_s: wall seconds of each step, of the slowest rank; of all together where the pipeline never drains.
         memory: memory by rank.
         alone: the rank that ran alone with stand-ins for exchanges, so that losses mean nothing; None where all ran.
+        device: cpu, cuda or meta, whose losses mean nothing either.
     """
 
     losses: tuple[float, ...]
@@ -105,6 +107,34 @@ class RunReport:
     step_s: tuple[float, ...]
     memory: tuple[RankMemory, ...] = ()
     alone: int | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """What the processes of a run are given, spawned ones too."""
+
+    plan: Plan
+    model: ModelFile
+    data: str | Path
+    loss: str
+    seed: int
+    dtype: str = "float64"
+    learning_rate: float = 0.0
+    steps: int = 1
+    alone: int | None = None
+
+    def feed(self) -> Data:
+        """Its micro-batches."""
+        return data_by_name(self.data, self.plan, self.model, getattr(torch, self.dtype), self.seed)
+
+    def trainer(self, rank: int, link: Link) -> Trainer:
+        """The trainer of a rank."""
+        return Trainer(
+            self.plan, self.model, rank, learning_rate=self.learning_rate, loss=self.loss,
+            dtype=getattr(torch, self.dtype), seed=self.seed, report=link.at,
+            times=self.steps if self.plan.schedule.continuous else 1, device=link.device, alone=self.alone is not None,
+        )  # fmt: skip
 
 
 def run(
@@ -120,6 +150,8 @@ def run(
     seed: int = 0,
     timeout_s: float = 60.0,
     alone: int | None = None,
+    device: str = "auto",
+    backend: str = "auto",
     progress: Callable[[int, float], None] = lambda step, loss: None,
 ) -> RunReport:
     """Run a plan on this machine, one process a rank.
@@ -136,6 +168,8 @@ def run(
         seed: seed of weights without data, synthetic data and dropout.
         timeout_s: longest time in which no rank begins another action.
         alone: run this rank only, with stand-ins for what other ranks would send, to see its memory and times.
+        device: "cpu", "cuda", "meta" (with `alone`: shapes without data), or "auto": GPUs where torch sees one.
+        backend: of exchanges: "gloo", "nccl" or "auto" (`device.choose`).
         progress: called with step and loss after each step.
 
     Raises:
@@ -146,6 +180,34 @@ def run(
             rank that is to run alone.
     """
     require_executable(plan)
+    choice = choose(device, ranks=plan.world_size if alone is None else 1, backend=backend)
+    _require_sensible(plan, choice, check=check, alone=alone)
+    model_file = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
+    model_file = model_of(plan, model_file)
+    for stage in plan.stages:
+        stage_program(plan, model_file, stage.index)
+    if plan.schedule.parts > 1:
+        SequenceCuts(plan, model_file)
+    gradient_check = _check(_Training(plan, model_file, data, loss, seed), choice, timeout_s) if check else None
+    if not steps:
+        return RunReport((), gradient_check, (), (), device=choice.kind)
+    training = _Training(plan, model_file, data, loss, seed, dtype, learning_rate, steps, alone)
+    training.feed()
+    told: Callable[[int, str, Any], None] = lambda rank, word, value: progress(*value)  # noqa: E731
+    body = partial(_train, training)
+    results = run_ranks(plan, body, timeout_s=timeout_s, told=told, alone=alone, device=choice)
+    walls = tuple(max(r["walls"][k] for r in results) for k in range(len(results[0]["walls"])))
+    times = () if choice.kind == "meta" else _times(plan, {r["rank"]: r["times"] for r in results})
+    memory = tuple(RankMemory(r["rank"], r["grown"], held_bytes(plan, r["rank"])) for r in results)
+    return RunReport(tuple(results[0]["losses"]), gradient_check, times, walls, memory, alone, choice.kind)
+
+
+def _require_sensible(plan: Plan, choice: DeviceChoice, *, check: bool, alone: int | None) -> None:
+    """Refuse what cannot be compared or run together.
+
+    Raises:
+        UsageError: with a remedy.
+    """
     if check and plan.schedule.continuous:
         raise UsageError(
             "--check compares the gradients of one iteration, and this pipeline never drains",
@@ -154,43 +216,26 @@ def run(
     if alone is not None and (check or not plan.stages_of(alone)):
         message = "--check compares all ranks, not one alone" if check else f"no stage runs on rank {alone}"
         raise UsageError(message, hint=f"leave out --check, and name one of the ranks 0 to {plan.world_size - 1}")
-    model_file = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
-    model_file = model_of(plan, model_file)
-    for stage in plan.stages:
-        stage_program(plan, model_file, stage.index)
-    if plan.schedule.parts > 1:
-        SequenceCuts(plan, model_file)
-    gradient_check = _check(plan, model_file, data, loss, seed, timeout_s) if check else None
-    if not steps:
-        return RunReport((), gradient_check, (), ())
-    kind: torch.dtype = getattr(torch, dtype)
-    feed = data_by_name(data, plan, model_file, kind, seed)
+    if choice.kind == "meta" and alone is None:
+        raise UsageError("tensors without data cannot be exchanged", hint="add --rank fullest --alone")
 
-    def body(rank: int, link: Link) -> dict[str, Any]:
-        clock, (before_bytes, _) = _Clock(link), _process_bytes()
-        trainer = Trainer(
-            plan, model_file, rank, learning_rate=learning_rate, loss=loss, dtype=kind, seed=seed, report=clock.at,
-            times=steps if plan.schedule.continuous else 1,
-        )  # fmt: skip
-        _forget_peak()
-        losses: list[float] = []
-        walls = []
-        while len(losses) < steps:
-            begin, before = clock.now(), len(losses)
-            losses += trainer.steps(feed)
-            walls.append(clock.now() - begin)
-            if rank == (alone or 0):
-                for step in range(before, len(losses)):
-                    link.tell("step", (step, losses[step]))
-        grown = _process_bytes()[1] - before_bytes
-        return {"losses": losses, "times": clock.times, "walls": walls, "rank": rank, "grown": grown}
 
-    told: Callable[[int, str, Any], None] = lambda rank, word, value: progress(*value)  # noqa: E731
-    results = run_ranks(plan, body, timeout_s=timeout_s, told=told, alone=alone)
-    walls = tuple(max(r["walls"][k] for r in results) for k in range(len(results[0]["walls"])))
-    times = _times(plan, {r["rank"]: r["times"] for r in results})
-    memory = tuple(RankMemory(r["rank"], r["grown"], held_bytes(plan, r["rank"])) for r in results)
-    return RunReport(tuple(results[0]["losses"]), gradient_check, times, walls, memory, alone)
+def _train(training: _Training, rank: int, link: Link) -> dict[str, Any]:
+    """Train as one rank; the first one tells the losses."""
+    before_bytes, _ = link.device.memory()
+    trainer, feed, steps = training.trainer(rank, link), training.feed(), training.steps
+    link.device.forget_peak()
+    losses: list[float] = []
+    walls = []
+    while len(losses) < steps:
+        begin, before = time.perf_counter(), len(losses)
+        losses += trainer.steps(feed)
+        walls.append(time.perf_counter() - begin)
+        if rank == (training.alone or 0):
+            for step in range(before, len(losses)):
+                link.tell("step", (step, losses[step]))
+    grown = link.device.memory()[1] - before_bytes
+    return {"losses": losses, "times": trainer.clock.seconds, "walls": walls, "rank": rank, "grown": grown}
 
 
 def held_bytes(plan: Plan, rank: int) -> int:
@@ -202,44 +247,6 @@ def held_bytes(plan: Plan, rank: int) -> int:
 def fullest_rank(plan: Plan) -> int:
     """The rank with the largest predicted memory; the first of several."""
     return max(range(plan.world_size), key=lambda rank: (held_bytes(plan, rank), -rank))
-
-
-def _process_bytes() -> tuple[int, int]:
-    """Current and peak memory of this process; the peak twice where the system does not report the current one."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return peak, peak
-    words = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    now, peak = (int(words[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
-    return now, peak
-
-
-def _forget_peak() -> None:
-    """Reset the peak of this process's memory, so that drawing the initial weights does not count as training."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-class _Clock:
-    """Measures the thread CPU seconds of each action of a rank."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self.times: dict[str, list[float]] = {}
-        self._word, self._since = "", 0.0
-
-    def now(self) -> float:
-        """Wall seconds."""
-        return time.perf_counter()
-
-    def at(self, place: int, text: str) -> None:
-        """Note that an action begins, and that the one before it has ended."""
-        now_s = time.thread_time()
-        if self._word:
-            self.times.setdefault(self._word, []).append(now_s - self._since)
-        self._word, self._since = text.lstrip("+").split(".")[0], now_s
-        self._link.at(place, text)
 
 
 def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[ActionTime, ...]:
@@ -266,36 +273,12 @@ def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[Acti
     return tuple(action_times)
 
 
-def _check(plan: Plan, model: ModelFile, data: str | Path, loss: str, seed: int, timeout_s: float) -> GradientCheck:
+def _check(training: _Training, choice: DeviceChoice, timeout_s: float) -> GradientCheck:
     """Compare the gradients of one iteration with those of the unpartitioned model."""
-    feed, loss_function = data_by_name(data, plan, model, torch.float64, seed), loss_by_name(loss, plan)
     with scratch("check") as folder:
         path = folder / "reference.pt"
-
-        def whole_model() -> dict[str, Any]:
-            whole_run = reference(plan, model, feed, loss_function, seed=seed)
-            return {"loss": whole_run.loss, "gradients": dict(whole_run.gradients)}
-
-        in_process(whole_model, path)
-
-        def body(rank: int, link: Link) -> dict[str, Any]:
-            trainer = Trainer(
-                plan, model, rank, learning_rate=0.0, loss=loss_function, dtype=torch.float64, seed=seed, report=link.at
-            )
-            rank_loss = sum(trainer.worker.iteration(0, feed, update=False))
-            gradients = trainer.worker.gradients()
-            expected = torch.load(path)
-            largest = max((float(x.abs().max()) for x in expected["gradients"].values() if x.numel()), default=0.0)
-            errors = [
-                (stage, name, gradient_error(x, expected["gradients"][name], largest))
-                for stage, held in gradients.items()
-                for name, x in held.items()
-            ]
-            stages = trainer.worker.stages.values()
-            computed_whole = sorted({name for s in stages if s.sharded for name in s.sharded.computed_whole})
-            return {"loss": rank_loss, "expected": float(expected["loss"]), "errors": errors, "whole": computed_whole}
-
-        results = run_ranks(plan, body, timeout_s=timeout_s)
+        in_process(partial(_whole_model, training), path, choice)
+        results = run_ranks(training.plan, partial(_compare, training, path), timeout_s=timeout_s, device=choice)
     worst: dict[tuple[int, str], float] = {}
     for result in results:
         for stage, name, error in result["errors"]:
@@ -303,3 +286,26 @@ def _check(plan: Plan, model: ModelFile, data: str | Path, loss: str, seed: int,
     errors = tuple((stage, name, error) for (stage, name), error in sorted(worst.items(), key=lambda e: e[0][0]))
     computed_whole = sorted({name for result in results for name in result["whole"]})
     return GradientCheck(sum(r["loss"] for r in results), results[0]["expected"], errors, tuple(computed_whole))
+
+
+def _whole_model(training: _Training, device: Device) -> dict[str, Any]:
+    """Loss and gradients of the unpartitioned model."""
+    loss = loss_by_name(training.loss, training.plan)
+    found = reference(training.plan, training.model, training.feed(), loss, device, seed=training.seed)
+    return {"loss": found.loss, "gradients": dict(found.gradients)}
+
+
+def _compare(training: _Training, path: Path, rank: int, link: Link) -> dict[str, Any]:
+    """Run an iteration as one rank and compare its gradients with those in a file."""
+    worker = training.trainer(rank, link).worker
+    rank_loss = sum(worker.iteration(0, training.feed(), update=False))
+    gradients = worker.gradients()
+    expected = torch.load(path)
+    largest = max((float(x.abs().max()) for x in expected["gradients"].values() if x.numel()), default=0.0)
+    errors = [
+        (stage, name, gradient_error(x.cpu(), expected["gradients"][name], largest))
+        for stage, held in gradients.items()
+        for name, x in held.items()
+    ]
+    computed_whole = sorted({name for s in worker.stages.values() if s.sharded for name in s.sharded.computed_whole})
+    return {"loss": rank_loss, "expected": float(expected["loss"]), "errors": errors, "whole": computed_whole}

@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from planner.errors import RunError, ShardplanError
 from planner.plans import Plan
+from planner.runtime.device import Device, DeviceChoice
 from planner.runtime.orders import sequences
 
 Body = Callable[[int, "Link"], Any]
@@ -38,11 +39,13 @@ class Link:
         places: for every rank, its place in its order and a counter of actions; shared memory.
         pipe: carries messages.
         rank: number of the rank.
+        device: where it computes.
     """
 
     places: Any
     pipe: multiprocessing.connection.Connection
     rank: int
+    device: Device = field(default_factory=Device)
 
     def at(self, place: int, text: str) -> None:
         """Report the action that comes next."""
@@ -62,31 +65,29 @@ def ready_to_fork() -> None:
 
 
 def _join(rank: int, world: int, store: str, timeout_s: float) -> None:
-    """Join the process group of all ranks; without a store, a fake one for a rank that runs alone.
-
-    In the fake group nothing is sent, and a rank's own tensors stand for those of the others.
-    """
+    """Join the process group of all ranks; without a store there is none, since the rank runs alone."""
     if store:
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
             timeout=datetime.timedelta(seconds=timeout_s),
         )  # fmt: skip
-        return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
 
 
-def _child(body: Body, rank: int, world: int, store: str, link: Link, timeout_s: float) -> None:
+def _child(
+    body: Body, rank: int, world: int, store: str, link: Link, timeout_s: float, choice: DeviceChoice, local: int
+) -> None:
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     code = 0
     try:
-        _join(rank, world, store, timeout_s)
-        link.tell("done", body(rank, link))
-        dist.barrier()
+        link = replace(link, device=choice.open(local))
+        with link.device.used():
+            _join(rank, world, store, timeout_s)
+            link.tell("done", body(rank, link))
+            if store:
+                dist.barrier()
     except BaseException as error:
         code = 1
         peer = isinstance(error, (RuntimeError, ValueError)) and any(
@@ -107,6 +108,7 @@ def run_ranks(
     timeout_s: float = 60.0,
     told: Callable[[int, str, Any], None] = lambda rank, kind, value: None,
     alone: int | None = None,
+    device: DeviceChoice = DeviceChoice(),  # noqa: B008
 ) -> list[Any]:
     """Run every rank of a plan in a process of its own on this machine, or one alone.
 
@@ -114,10 +116,11 @@ def run_ranks(
 
     Args:
         plan: the plan.
-        body: runs in every rank; ranks are forked, so it may be a closure.
+        body: runs in every rank; may be a closure where ranks are forked, as they are but on GPUs.
         timeout_s: longest time in which no rank begins another action.
         told: called with rank, kind and value of every message before the result.
-        alone: the only rank to run, in a fake process group.
+        alone: the only rank to run, without a process group.
+        device: where ranks compute; they have it as `Link.device`.
 
     Returns:
         Results of `body`, by rank.
@@ -127,16 +130,17 @@ def run_ranks(
         ShardplanError: a rank refused the plan or the model.
     """
     ready_to_fork()
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(device.start_method)
     world = plan.world_size
     places = context.Array(ctypes.c_long, 2 * world, lock=False)
     with tempfile.TemporaryDirectory(prefix="shardplan-") as folder:
         pipes, processes = {}, {}
         store = str(Path(folder) / "store") if alone is None else ""
-        for rank in range(world) if alone is None else [alone]:
+        for local, rank in enumerate(range(world) if alone is None else [alone]):
             receiver, sender = context.Pipe(duplex=False)
             link = Link(places, sender, rank)
-            process = context.Process(target=_child, args=(body, rank, world, store, link, 4 * timeout_s), daemon=True)
+            arguments = body, rank, world, store, link, 4 * timeout_s, device, local
+            process = context.Process(target=_child, args=arguments, daemon=True)
             process.start()
             sender.close()
             pipes[rank] = receiver
@@ -249,27 +253,17 @@ def scratch(name: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def in_process(body: Callable[[], Mapping[str, Any]], path: Path) -> None:
-    """Run a function in another process and save the tensors that it returns to a file.
+def in_process(body: Callable[[Device], Mapping[str, Any]], path: Path, choice: DeviceChoice) -> None:
+    """Run a function in another process on a device and save the tensors that it returns to a file.
 
     Raises:
         RunError: it failed.
         ShardplanError: it refused its arguments.
     """
     ready_to_fork()
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(choice.start_method)
     receiver, sender = context.Pipe(duplex=False)
-
-    def run() -> None:
-        try:
-            torch.save(dict(body()), path)
-            sender.send(None)
-        except ShardplanError as error:
-            sender.send(error)
-        except BaseException as error:
-            sender.send(RunError(f"{type(error).__name__}: {error}", where="the whole model"))
-
-    process = context.Process(target=run, daemon=True)
+    process = context.Process(target=_saved, args=(body, path, choice, sender), daemon=True)
     process.start()
     sender.close()
     try:
@@ -281,3 +275,16 @@ def in_process(body: Callable[[], Mapping[str, Any]], path: Path) -> None:
     process.join()
     if error_or_none is not None:
         raise error_or_none
+
+
+def _saved(body: Callable[[Device], Mapping[str, Any]], path: Path, choice: DeviceChoice, sender: Any) -> None:  # noqa: ANN401
+    """Run the body of `in_process`, save what it returns, and send None, or the error."""
+    try:
+        device = choice.open(0)
+        with device.used():
+            torch.save(dict(body(device)), path)
+        sender.send(None)
+    except ShardplanError as error:
+        sender.send(error)
+    except BaseException as error:
+        sender.send(RunError(f"{type(error).__name__}: {error}", where="the whole model"))

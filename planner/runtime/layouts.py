@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from planner.errors import PlanError
+from planner.runtime.groups import Group
 
 _PART = re.compile(r"R|P|S([0-9]+)(?:~([0-9]+))?")
 
@@ -89,12 +89,12 @@ class Mesh:
     Attributes:
         sizes: ranks along each axis.
         place: the rank's place in the group (row-major).
-        lines: for each axis the process group of the ranks that differ in that coordinate only.
+        lines: for each axis the ranks that differ in that coordinate only.
     """
 
     sizes: tuple[int, ...] = ()
     place: int = 0
-    lines: tuple[Any, ...] = ()
+    lines: tuple[Group, ...] = ()
 
     @property
     def axes(self) -> int:
@@ -143,17 +143,15 @@ def _cut(x: torch.Tensor, part: AxisLayout, count: int, at: int) -> torch.Tensor
     return torch.cat(pieces, part.dim) if len(pieces) > 1 else pieces[0]
 
 
-def _gather(x: torch.Tensor, part: AxisLayout, count: int, size: int, line: Any) -> torch.Tensor:  # noqa: ANN401
+def _gather(x: torch.Tensor, part: AxisLayout, size: int, line: Group) -> torch.Tensor:
     """Gather all pieces along a mesh axis; `size` is the size of the dimension afterwards."""
-    sizes = [part.runs * n for n in _sizes(size // part.runs, count)]
+    sizes = [part.runs * n for n in _sizes(size // part.runs, line.size)]
     longest = max(sizes)
     if x.shape[part.dim] < longest:
         pad = list(x.shape)
         pad[part.dim] = longest - x.shape[part.dim]
         x = torch.cat([x, x.new_zeros(pad)], part.dim)
-    pieces = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(count)]
-    dist.all_gather(pieces, x.contiguous(), group=line)
-    pieces = [piece.narrow(part.dim, 0, n) for piece, n in zip(pieces, sizes, strict=True)]
+    pieces = [piece.narrow(part.dim, 0, n) for piece, n in zip(line.gather(x), sizes, strict=True)]
     if part.runs == 1:
         return torch.cat(pieces, part.dim)
     split = [piece.chunk(part.runs, part.dim) for piece in pieces]
@@ -178,9 +176,8 @@ def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int]
     now = list(source)
     for a, (part, wanted) in enumerate(zip(source, target, strict=True)):
         if part.kind == "P" and wanted.kind != "P":
-            x = x.contiguous() if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
-            x = x.clone()
-            dist.all_reduce(x, group=mesh.lines[a])
+            x = x.clone(memory_format=torch.contiguous_format)
+            mesh.lines[a].sum(x)
             now[a] = AxisLayout("R")
     outermost = {p.dim: a for a, p in reversed(list(enumerate(now))) if p.kind == "S" and p != target[a]}
     for a in reversed(range(mesh.axes)):
@@ -188,7 +185,7 @@ def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int]
         if part.kind == "S" and a >= outermost.get(part.dim, mesh.axes):
             now[a] = AxisLayout("R")
             size = local_shape(shape, tuple(now), mesh)[part.dim]
-            x = _gather(x, part, mesh.sizes[a], size, mesh.lines[a])
+            x = _gather(x, part, size, mesh.lines[a])
     for a, wanted in enumerate(target):
         if wanted.kind == "S" and now[a].kind == "R":
             inner = [k for k in range(a + 1, mesh.axes) if now[k].kind == "S" and now[k].dim == wanted.dim]

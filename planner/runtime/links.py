@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from planner.errors import RunError, UsageError
 from planner.hardware import LinkSketch, MachineFigures, fitted_line, measure_machine, measured_row
 from planner.hardware.types import Collective
+from planner.runtime.groups import all_gather, reduce_scatter
 
 RUNS_OF: Mapping[int, int] = {4 << 10: 50, 64 << 10: 50, 1 << 20: 20, 8 << 20: 8, 64 << 20: 3}
 """How often each size in bytes is exchanged."""
@@ -118,8 +118,6 @@ def _exchanges(elements: int, rank: int, ranks: int, device: torch.device) -> di
     """One round of each exchange, by name."""
     whole = torch.ones(elements // ranks * ranks, device=device)
     other, part = torch.empty_like(whole), torch.ones(elements // ranks, device=device)
-    all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the name since torch 2.13
-    reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
     def ping() -> None:
         for sender in (0, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from planner.errors import ModelError
 from planner.operators import BatchConstants
+from planner.runtime.device import seeded
 from planner.runtime.operators import RULES, torch_type
 
 _FLOAT_NUMBERS = {1, 10, 11, 16}
@@ -177,6 +177,11 @@ class ModelFile:
             return self.constants[name]
         return self.fitted(name, self._stored(name, dtype))
 
+    def shaped(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """As `weight` on the meta device: shape and type without data."""
+        proto = self.weights[name]
+        return torch.empty(tuple(proto.dims), dtype=torch_type(proto.data_type, dtype), device="meta")
+
     def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Resize a value that has an entry for each sample: cut it, or repeat it where all entries are equal.
 
@@ -217,9 +222,7 @@ class ModelFile:
         Matrices are normally distributed with deviation 1 / sqrt(inputs), tables of a lookup with 0.02; scales of
         norms lie around 1, other vectors around 0, both with deviation 0.02.
         """
-        generator = torch.Generator()
-        generator.manual_seed(int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:7], "big"))
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+        drawn = torch.randn(shape, generator=seeded(f"{self.seed}/{name}"), dtype=torch.float64)
         readers = [(step.op, p) for step in self.readers(name) for p, read in enumerate(step.inputs) if read == name]
         if any(p in _CENTRED_AT_ONE.get(op, ()) for op, p in readers):
             return (1 + 0.02 * drawn).abs().to(dtype)

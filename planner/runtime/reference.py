@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from planner.plans import Plan
-from planner.runtime.data import Data, Loss
+from planner.runtime.data import Data, LateBatch, Loss
+from planner.runtime.device import Device, settled
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, require_rules
 from planner.runtime.operators import Context
@@ -20,7 +21,7 @@ class Reference:
 
     Attributes:
         loss: mean over the global batch.
-        gradients: gradients of the mean loss, by parameter.
+        gradients: gradients of the mean loss, by parameter, in the host's memory.
     """
 
     loss: float
@@ -28,8 +29,9 @@ class Reference:
 
 
 def reference(
-    plan: Plan, model: ModelFile, data: Data, loss: Loss, *, dtype: torch.dtype = torch.float64, seed: int = 0
-) -> Reference:
+    plan: Plan, model: ModelFile, data: Data, loss: Loss, device: Device, *, dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> Reference:  # fmt: skip
     """Run all micro-batches of one iteration through the unpartitioned graph, for its loss and gradients.
 
     O(operators * micro-batches); nothing of the plan but its batch, parameters and ties is read.
@@ -43,18 +45,21 @@ def reference(
         tied.update((p.name, p.tied_to or p.name) for p in block.parameters if p.trainable and p.name in names)
     for shared in plan.shared_parameters:
         tied.update(dict.fromkeys((n for n in shared.names if n in tied), shared.parameter))
-    leaves = {p: model.weight(p, dtype).requires_grad_(True) for p in dict.fromkeys(tied.values())}
-    values: Values = {name: leaves[tied[name]] if name in tied else model.weight(name, dtype) for name in names}
+    leaves = {p: device.place(model.weight(p, dtype)).requires_grad_(True) for p in dict.fromkeys(tied.values())}
+    values: Values = {
+        name: leaves[tied[name]] if name in tied else settled(model.weight(name, dtype), device.name) for name in names
+    }
     total, scale = 0.0, plan.micro_batches.gradient_scale
     for micro_batch in range(plan.micro_batches.count):
-        batch = data(0, micro_batch)
-        context = Context(dtype, seed, micro_batch)
+        batch = LateBatch(data, 0, micro_batch, device)
+        context = Context(dtype, seed, micro_batch, device=device.name)
         given = {**values, **{name: batch[name] for name in model.inputs if name in batch}}
         results = run(steps, given, context, wanted=outputs, fitted=model.fitted)
         scaled_loss = loss({name: results[name] for name in outputs}, batch) * scale
         scaled_loss.backward()
-        total += float(scaled_loss.detach())
-    gradients = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()}
+        total += device.numbers([scaled_loss])[0]
+    gradients = {n: device.to_host(torch.zeros_like(x) if x.grad is None else x.grad) for n, x in leaves.items()}
+    device.wait()
     return Reference(total, gradients)
 
 

@@ -107,7 +107,7 @@ def _whole_values(plan: Plan, model: ModelFile, dtype: torch.dtype) -> tuple[dic
     trained = {p.name for block in plan.block_table for p in block.parameters if p.trainable}
     for name in (*model.weights, *model.constants):
         if name in trained:
-            values[name] = torch.empty(tuple(model.weights[name].dims), dtype=context.float_dtype, device="meta")
+            values[name] = model.shaped(name, context.float_dtype)
         else:
             values[name] = model.weight(name, context.float_dtype)
     steps = model.cone([spec.name for spec in plan.model.outputs], model.inputs)

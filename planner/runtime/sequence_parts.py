@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from planner.runtime.data import Batch, Loss
+from planner.runtime.device import settled
 from planner.runtime.interpreter import Values, run_step
 from planner.runtime.model_file import ModelFile, Step
 from planner.runtime.operators import Context
+from planner.runtime.operators.attention import window
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_rules import Cut, Cuts
 from planner.runtime.stages import StageProgram
@@ -26,8 +28,9 @@ class PartedStage:
             from which the last part computes the loss of the whole micro-batch.
     """
 
-    def __init__(self, cuts: SequenceCuts, model: ModelFile, program: StageProgram) -> None:
+    def __init__(self, cuts: SequenceCuts, model: ModelFile, program: StageProgram, device: torch.device) -> None:
         self._cuts, self._model, self._program = cuts, model, program
+        self._constants = {name: settled(x, device) for name, x in cuts.constants.items()}
         self._outputs = {name: next(iter(cuts.cuts(name)), None) for name in program.outputs}
         carried = dict.fromkeys(name for name, dim in self._outputs.items() if dim is not None)
         for step in program.steps:
@@ -55,7 +58,7 @@ class PartedStage:
             The tensors to send to other stages; the loss of the micro-batch, if the stage makes outputs and the part is
             the last; the carried tensors of this part.
         """
-        known = {**self._cuts.constants, **values}
+        known = {**self._constants, **values}
         for name in self._program.fed:
             known[name] = batch[name]
             for dim, cut in self._cuts.cuts(name).items():
@@ -119,7 +122,7 @@ class PartedStage:
     ) -> list[torch.Tensor]:
         """Apply this part's positions of the dropout mask that the whole sequence has."""
         x = operands[0]
-        whole = torch.ones(self._cuts.shapes[step.inputs[0]], dtype=context.float_dtype)
+        whole = torch.ones(self._cuts.shapes[step.inputs[0]], dtype=context.float_dtype, device=context.device)
         results = run_step(step, {**known, step.inputs[0]: whole}, context)
         for dim, cut in self._cuts.cuts(step.inputs[0]).items():
             results = [self._cuts.taken(y, dim, cut, part) for y in results]
@@ -136,12 +139,9 @@ def _mask_later(
     if after < 0 and before < 0:
         return
     first, count = cuts.span(next(iter(queries.values()), Cut()), part)
-    distance = torch.arange(first + count)[None, :] - torch.arange(first, first + count)[:, None]
-    seen = torch.ones_like(distance, dtype=torch.bool)
-    if after >= 0:
-        seen &= distance <= after
-    if before >= 0:
-        seen &= distance >= -before
+    device = next((x.device for x in operands if x is not None), None)
+    queries_at, keys_at = (torch.arange(at, first + count, device=device) for at in (first, 0))
+    seen = window(queries_at, keys_at, before, after)
     operands += [None] * (4 - len(operands))
     mask = operands[3]
     if mask is None or mask.dtype is torch.bool:

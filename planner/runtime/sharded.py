@@ -36,11 +36,11 @@ def whole_shapes(plan: Plan, model: ModelFile) -> Shapes:
         number = model.input_types[spec.name][0] if spec.name in model.input_types else 1
         values[spec.name] = torch.empty(spec.shape, dtype=torch_type(number, context.float_dtype), device="meta")
     values.update(model.constants)
-    for name, proto in model.weights.items():
+    for name in model.weights:
         if not model.trained(name):
             values[name] = model.weight(name, context.float_dtype)
         else:
-            values[name] = torch.empty(tuple(proto.dims), device="meta")
+            values[name] = model.shaped(name, context.float_dtype)
     steps = model.cone([spec.name for spec in plan.model.outputs], [spec.name for spec in plan.model.inputs])
     tensors = run(steps, values, context, fitted=model.fitted)
     return {name: tuple(x.shape) for name, x in tensors.items() if isinstance(x, torch.Tensor)}

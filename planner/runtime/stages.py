@@ -99,7 +99,7 @@ class Pass:
         earlier: tensors of earlier parts that this part reads, by name and part, as leaves of autograd.
         carried: tensors of this part that later parts read, by name.
         carried_gradients: gradients of `carried`, summed over the later parts.
-        device: that of `received`, where it lies in the host's memory until the forward is repeated.
+        on_host: whether `received` lies in the host's memory until the forward is repeated.
         waiting: products whose weights get their gradients later, where the backward is split.
     """
 
@@ -112,7 +112,7 @@ class Pass:
     earlier: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     carried: Values = field(default_factory=dict)
     carried_gradients: Values = field(default_factory=dict)
-    device: torch.device | None = None
+    on_host: bool = False
     waiting: WaitingProducts = field(default_factory=WaitingProducts)
 
 

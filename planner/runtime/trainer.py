@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,24 @@ import torch.distributed as dist
 from planner.errors import JobError, ModelError, PlanError, UsageError
 from planner.plans import Plan, read
 from planner.runtime.data import Batch, Data, Loss, loss_by_name
+from planner.runtime.device import Device, choose
+from planner.runtime.groups import Exchange
 from planner.runtime.interpreter import Values
 from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.requirements import require_executable
 from planner.runtime.weights import MakeOptimizer
 from planner.runtime.worker import Report, Worker
 
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
-    "adam": functools.partial(torch.optim.Adam, fused=True),
-    "adamw": functools.partial(torch.optim.AdamW, fused=True),
+OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
 }
-"""Optimizers by the name that a plan's job has; others are handed in as a function."""
+"""Optimizers by the name that a plan's job has, with their options; others are handed in as a function."""
 
 
-def optimizer_of(name: str, learning_rate: float) -> MakeOptimizer:
+def optimizer_of(name: str, learning_rate: float, device: Device) -> MakeOptimizer:
     """Makes the optimizer of that name.
 
     Raises:
@@ -37,7 +39,9 @@ def optimizer_of(name: str, learning_rate: float) -> MakeOptimizer:
     """
     if name not in OPTIMIZERS:
         raise UsageError(f"no optimizer {name!r} in the runtime", hint=f"one of {', '.join(OPTIMIZERS)}")
-    return lambda weights: OPTIMIZERS[name](list(weights), lr=learning_rate)
+    kind, options = OPTIMIZERS[name]
+    fused = {"fused": device.fused} if issubclass(kind, torch.optim.Adam) else {}
+    return lambda weights: kind(list(weights), lr=learning_rate, **options, **fused)
 
 
 class Trainer:
@@ -55,6 +59,8 @@ class Trainer:
         seed: seed of dropout masks.
         report: called before every action.
         times: iterations of the steady state in one step, where the pipeline never drains.
+        device: where the rank computes; the processor by default.
+        alone: whether the rank runs without others, with stand-ins for what they would send.
 
     Raises:
         PlanError: the runtime does not execute something in the plan; all reasons are named.
@@ -65,21 +71,24 @@ class Trainer:
         self, plan: Plan, model: ModelFile, rank: int, *, optimizer: MakeOptimizer | None = None,
         learning_rate: float = 0.01, loss: str | Loss = "auto", dtype: torch.dtype = torch.float32, seed: int = 0,
         report: Report = lambda at, text: None,
-        times: int = 1,
+        times: int = 1, device: Device | None = None, alone: bool = False,
     ) -> None:  # fmt: skip
         require_executable(plan)
-        if dist.get_world_size() != plan.world_size:
-            raise JobError(
-                f"{dist.get_world_size()} processes for a plan of {plan.world_size} ranks",
-                hint=f"start {plan.world_size} processes",
-            )
         self.plan, self.rank, self.iteration = plan, rank, 0
+        self.device, self._dtype = device or Device(), dtype
         loss_function = loss_by_name(loss, plan) if isinstance(loss, str) else loss
-        make = optimizer or optimizer_of(plan.options.optimizer, learning_rate)
+        make = optimizer or optimizer_of(plan.options.optimizer, learning_rate, self.device)
+        self._exchange = Exchange(self.device, rank, plan.world_size, alone=alone)
+        self.clock = self._exchange.clock
+
+        def timed(at: int, text: str) -> None:
+            self.clock.begin(text.lstrip("+").split(".")[0])
+            report(at, text)
+
         self.worker = Worker(
-            plan, model, rank, loss=loss_function, make=make, dtype=dtype, seed=seed, report=report, times=times
-        )
-        self._dtype = dtype
+            plan, model, self._exchange, loss=loss_function, make=make, dtype=dtype, seed=seed, report=timed,
+            times=times,
+        )  # fmt: skip
 
     def step(self, batch: Batch | Data) -> float:
         """Run one iteration and update the weights.
@@ -97,12 +106,10 @@ class Trainer:
     def steps(self, data: Data) -> list[float]:
         """As `step`, with the loss of every iteration: a pipeline that never drains runs several at a time."""
         parts = self.worker.iteration(self.iteration, data)
-        count = torch.tensor(len(parts))
-        dist.all_reduce(count, op=dist.ReduceOp.MAX)
-        loss = torch.zeros(int(count), dtype=torch.float64)
-        loss[: len(parts)] = torch.tensor(parts, dtype=torch.float64)
-        dist.all_reduce(loss)
-        self.iteration += int(count)
+        loss = torch.tensor(parts, dtype=torch.float64)
+        self._exchange.sum_of_all(loss)
+        self.clock.read()
+        self.iteration += len(parts)
         return [float(x) for x in loss]
 
     def _parts(self, batch: Batch) -> Data:
@@ -114,8 +121,8 @@ class Trainer:
         return lambda iteration, m: {name: x[m * size : (m + 1) * size] for name, x in cast.items()}
 
     def weights(self) -> Values:
-        """The full weights of this rank's stages, by name. A collective call."""
-        return {name: x for held in self._states().values() for name, x in held[0].items()}
+        """The full weights of this rank's stages, by name, in the host's memory. A collective call."""
+        return {name: x.cpu() for held in self._states().values() for name, x in held[0].items()}
 
     def save(self, folder: str | Path) -> None:
         """Write weights and optimizer state as full tensors by name, so that any plan of the model can load them."""
@@ -130,7 +137,7 @@ class Trainer:
                 states.update({f"weights/{name}": x for name, x in values.items()})
             for kind, held in kinds.items():
                 states.update({f"{_of_copy(replica)}{kind}/{name}": x for name, x in held.items()})
-        checkpoint.save(states, checkpoint_id=str(folder))
+        checkpoint.save(states, checkpoint_id=str(folder), process_group=self._exchange.processes)
 
     @property
     def _apart(self) -> bool:
@@ -164,7 +171,7 @@ class Trainer:
                 wanted.update({at: torch.empty(whole_weight, dtype=self._dtype) for at in keys if at in stored})
             numbers = (key(stage.replica, kind, "") for kind in kinds)
             wanted.update({at: torch.zeros((), dtype=torch.float32) for at in numbers if at in stored})
-        checkpoint.load(wanted, checkpoint_id=str(folder))
+        checkpoint.load(wanted, checkpoint_id=str(folder), process_group=self._exchange.processes)
         self.iteration = int(wanted["iteration"])
         for stage in self.worker.stages.values():
             for weights in (stage.weights, stage.tied):
@@ -215,7 +222,9 @@ def load(
     Args:
         plan: the plan, or its file.
         model: the ONNX file, or a model in memory.
-        options: those of `Trainer`; `weights_seed` is the seed of weights whose data are not in the file.
+        options: those of `Trainer`, but `device` may be a name, or "auto" as it is by default (`device.choose`): the
+            GPU of the number that `torchrun` gave the process on its machine. `backend` is that of the exchanges;
+            `weights_seed` the seed of weights whose data are not in the file.
 
     Raises:
         PlanError: the plan cannot be read, its parts contradict each other, or something in it is not executed.
@@ -227,9 +236,30 @@ def load(
         if "RANK" not in os.environ:
             raise UsageError("torch.distributed is not ready", hint="start by torchrun, or call init_process_group")
         dist.init_process_group("gloo")
+    device, backend = options.pop("device", "auto"), options.pop("backend", "auto")
+    if isinstance(device, str):
+        options["device"] = _own_device(device, backend)
+    else:
+        options["device"] = device
     seed = int(options.pop("weights_seed", 0))
     model_file = model if isinstance(model, ModelFile) else read_model(model, seed=seed)
     return Trainer(parsed_plan, model_of(parsed_plan, model_file), dist.get_rank(), **options)
+
+
+def _own_device(kind: str, backend: str) -> Device:
+    """The device of a process that `torchrun` started; NCCL is used where all processes have a GPU of their own."""
+    local_rank, ranks = (int(os.environ.get(name, default)) for name, default in _LOCAL)
+    choice = choose(kind, ranks=ranks, backend=backend)
+    if dist.get_backend() == "gloo" and backend == "auto":
+        own = torch.tensor(int(choice.backend == "nccl"))
+        dist.all_reduce(own, op=dist.ReduceOp.MIN)
+        choice = replace(choice, backend="nccl" if own else "gloo")
+    device = choice.open(local_rank)
+    device.used().__enter__()  # for as long as the process runs
+    return device
+
+
+_LOCAL = (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))
 
 
 def model_of(plan: Plan, model: ModelFile) -> ModelFile:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from planner.errors import PlanError
 from planner.runtime.interpreter import Values
@@ -23,7 +23,7 @@ class WaveWeights(StageWeights):
     def __init__(self, pieces: dict[str, torch.Tensor], **options: Any) -> None:  # noqa: ANN401
         super().__init__(pieces, **options)
         self._wave, self._inside = torch.zeros_like(self.flat), False
-        self._pushed: dict[int, tuple[Any, torch.Tensor, torch.Tensor]] = {}
+        self._pushed: dict[int, tuple[Callable[[], None], torch.Tensor, torch.Tensor]] = {}
 
     def update(self, factor: float = 1.0) -> None:
         """Apply the worker's own gradients, multiplied by a factor, and go on to the next version."""
@@ -36,16 +36,16 @@ class WaveWeights(StageWeights):
     def launch(self, number: int = -1) -> None:
         """Push the updates of a wave."""
         own, total = self._wave, self._wave.clone()
-        work = dist.all_reduce(total, group=self._group, async_op=True) if self._ranks > 1 else None
-        self._pushed[number] = work, own, total
+        wait = self._group.begin_sum(total) if self._group is not None else lambda: None
+        self._pushed[number] = wait, own, total
         self._wave, self._inside = torch.zeros_like(own), False
 
     def exchange(self, number: int = -1) -> None:
         """Pull the updates of the other workers in a wave: wait until all have pushed it."""
-        work, own, total = self._pushed.pop(number)
-        if work is None:
+        wait, own, total = self._pushed.pop(number)
+        if self._group is None:
             return
-        work.wait()
+        wait()
         others = total - own
         self.flat.data.add_(others)
         self._kept = {version: self._leaves(self._row(kept).detach() + others) for version, kept in self._kept.items()}

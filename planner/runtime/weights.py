@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from planner.errors import PlanError
 from planner.runtime.corrections import DRIFT, UPDATES, Corrections
+from planner.runtime.device import HOST, Device
+from planner.runtime.groups import Group
 from planner.runtime.interpreter import Values
 from planner.schedules.types import OptimizerScaling, StageCorrection
 
@@ -28,9 +28,8 @@ class StageWeights:
 
     Args:
         pieces: this rank's piece of each weight.
-        group: process group of the replicas of these pieces; None for a single replica.
-        ranks: number of replicas.
-        place: this rank's place in the process group, which need not be that of its replica.
+        device: where they lie, with all that is made of them.
+        group: the replicas of these pieces, in an order that need not be that of the plan; None for a single one.
         zero: ZeRO stage.
         together: whether the replicas run the same actions in the same order.
         make: makes the optimizer.
@@ -41,11 +40,13 @@ class StageWeights:
     """
 
     def __init__(
-        self, pieces: Values, *, group: object, ranks: int, place: int, zero: int, together: bool,
-        make: MakeOptimizer, stash: int = 1, finish: Callable[[str, torch.Tensor], torch.Tensor],
+        self, pieces: Values, *, device: Device, group: Group | None, zero: int, together: bool, make: MakeOptimizer,
+        stash: int = 1, finish: Callable[[str, torch.Tensor], torch.Tensor],
         corrected: tuple[StageCorrection, OptimizerScaling | None] | None = None,
     ) -> None:  # fmt: skip
-        self._group, self._ranks, self._place = group, ranks, place
+        self._device, self._group = device, group
+        ranks, place = (group.size, group.place) if group else (1, 0)
+        self._ranks, self._place = ranks, place
         self.zero = zero if ranks > 1 else 0
         self._together, self._finish, self._stash = together, finish, stash
         self.shapes = {name: tuple(x.shape) for name, x in pieces.items()}
@@ -53,13 +54,13 @@ class StageWeights:
         self.version = 0
         self._kept: dict[int, Values] = {}
         self.gradients: Values = {}
-        self._launched: tuple[Any, torch.Tensor] | None = None
+        self._launched: tuple[Callable[[], None], torch.Tensor] | None = None
         self.summed: torch.Tensor | None = None
         dtype = next((x.dtype for x in pieces.values()), torch.float32)
         self._total = sum(self._sizes.values())
         each = -(-self._total // ranks)
         self._padded = each * ranks
-        self.flat = torch.zeros(self._padded, dtype=dtype)
+        self.flat = torch.zeros(self._padded, dtype=dtype, device=device.name)
         if pieces:
             self.flat[: self._total] = torch.cat([x.reshape(-1) for x in pieces.values()])
         share = self.flat[place * each : (place + 1) * each]
@@ -86,17 +87,17 @@ class StageWeights:
         """All-gather the weights for a pass (ZeRO-3)."""
         if self.zero >= 3 and self._together:
             if not self.flat.untyped_storage().size():
-                self.flat.untyped_storage().resize_(self._padded * self.flat.element_size())
+                self._device.resize(self.flat, self._padded * self.flat.element_size())
             self._all_gather()
 
     def release(self) -> None:
         """Free the shares of other ranks (ZeRO-3)."""
         if self.zero >= 3 and self._together:
-            self.flat.untyped_storage().resize_(0)
+            self._device.resize(self.flat, 0)
 
     def _all_gather(self) -> None:
-        parts = list(self.flat.data.chunk(self._ranks))
-        dist.all_gather(parts, self.share.detach().clone(), group=self._group)
+        if self._group is not None:
+            self._group.gather_into(self.flat.data, self.share.detach())
 
     def read(self, version: int = -1) -> Values:
         """The weights that a pass reads: the newest, or those after `version` updates.
@@ -139,35 +140,36 @@ class StageWeights:
         for name, shape in self.shapes.items():
             gradient = self.gradients.pop(name, None)
             if gradient is None:
-                gradient = torch.zeros(shape, dtype=self.flat.dtype)
+                gradient = self.flat.new_zeros(shape)
             rows.append((gradient if complete else self._finish(name, gradient)).reshape(-1))
-        return torch.cat([*rows, torch.zeros(self._padded - self._total, dtype=self.flat.dtype)])
+        return torch.cat([*rows, self.flat.new_zeros(self._padded - self._total)])
 
     def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
         """This rank's share of the sum over replicas."""
-        share = torch.empty(self._padded // self._ranks, dtype=flat.dtype)
-        dist.reduce_scatter(share, list(flat.chunk(self._ranks)), group=self._group)
-        return share
+        return flat if self._group is None else self._group.scatter_sum(flat)
+
+    def _gathered(self, share: torch.Tensor) -> torch.Tensor:
+        """The shares of all replicas one after the other."""
+        return share if self._group is None else self._group.gather(share).flatten()
 
     def launch(self, number: int = -1) -> None:
         """Begin the all-reduce of gradients without waiting; only waves of updates have numbers (`WaveWeights`)."""
         flat = self._flat_gradient()
-        work = dist.all_reduce(flat, group=self._group, async_op=True) if self._ranks > 1 and not self.zero else None
-        self._launched = work, flat
+        summed = self._group.begin_sum(flat) if self._group is not None and not self.zero else lambda: None
+        self._launched = summed, flat
 
     def exchange(self, number: int = -1) -> None:
         """Sum the gradients over replicas, or wait for the sum that `launch` began."""
         if self._launched is not None:
-            work, flat = self._launched
+            wait, flat = self._launched
             self._launched = None
-            if work is not None:
-                work.wait()
+            wait()
         elif self.zero >= 2 and self._together:
             return
         else:
             flat = self._flat_gradient()
-            if self._ranks > 1 and not self.zero:
-                dist.all_reduce(flat, group=self._group)
+            if self._group is not None and not self.zero:
+                self._group.sum(flat)
         self.summed = self._scattered(flat) if self.zero else flat
 
     def update(self, factor: float = 1.0) -> None:
@@ -208,11 +210,7 @@ class StageWeights:
         """The summed gradients by name, gathered over replicas. A collective call."""
         if self.summed is None:
             return {}
-        flat = self.summed
-        if self.zero:
-            flat = torch.empty(self._padded, dtype=self.summed.dtype)
-            dist.all_gather(list(flat.chunk(self._ranks)), self.summed, group=self._group)
-        return self._by_name(flat)
+        return self._by_name(self._gathered(self.summed) if self.zero else self.summed)
 
     def _by_name(self, flat: torch.Tensor) -> Values:
         pieces, at = {}, 0
@@ -240,9 +238,7 @@ class StageWeights:
             return values, kinds
         for kind, value in self.optimizer.state.get(self.share, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == self.share.shape:
-                flat = torch.empty(self._padded, dtype=value.dtype)
-                dist.all_gather(list(flat.chunk(self._ranks)), value.contiguous(), group=self._group)
-                kinds[kind] = self._by_name(flat)
+                kinds[kind] = self._by_name(self._gathered(value))
             else:
                 kinds[kind] = {"": torch.as_tensor(value)}
         return values, kinds
@@ -265,20 +261,29 @@ class StageWeights:
             return
         for kind, held in ((kind, held) for kind, held in kinds.items() if kind not in (DRIFT, UPDATES)):
             if "" in held:
-                for leaf in self._optimized():
-                    self.optimizer.state[leaf][kind] = held[""].clone()
+                for leaf, device in self._counted():
+                    self.optimizer.state[leaf][kind] = held[""].clone().to(device)
             elif self.zero:
                 row = self._row(held)[self._place * each : (self._place + 1) * each]
                 self.optimizer.state[self.share][kind] = row.clone()
             else:
                 for name, leaf in self._masters.items():
-                    self.optimizer.state[leaf][kind] = held[name].clone()
+                    self.optimizer.state[leaf][kind] = self._device.place(held[name].clone())
+
+    def _counted(self) -> list[tuple[torch.Tensor, torch.device]]:
+        """What the optimizer updates, and where its numbers of steps are: on the device only if it is fused there."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        return [
+            (leaf, leaf.device if group.get("fused") or group.get("capturable") else HOST)
+            for group in groups
+            for leaf in group["params"]
+        ]
 
     def _optimized(self) -> list[torch.Tensor]:
         return [self.share] if self.zero else list(self._masters.values())
 
     def _row(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        flat = torch.zeros(self._padded, dtype=self.flat.dtype)
+        flat = self.flat.new_zeros(self._padded)
         if self.shapes:
             flat[: self._total] = torch.cat([values[name].reshape(-1) for name in self.shapes])
         return flat

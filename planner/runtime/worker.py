@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from planner.errors import PlanError
+from planner.errors import PlanError, RunError
 from planner.plans import Plan
 from planner.plans.records import SharedParameter
-from planner.runtime.data import Batch, Data, Loss
+from planner.runtime.data import Batch, Data, LateBatch, Loss
+from planner.runtime.device import settled
+from planner.runtime.groups import Exchange, Group
 from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
@@ -79,7 +79,7 @@ class Worker:
     Args:
         plan: the plan.
         model: its model.
-        rank: this process; the default process group is ready and has a process for each rank of the plan.
+        exchange: of this rank with the others; knows the device.
         loss: computes the loss from the model's outputs.
         make: makes the optimizer for a list of weights.
         dtype: type of all floating-point work.
@@ -93,25 +93,25 @@ class Worker:
     """
 
     def __init__(
-        self, plan: Plan, model: ModelFile, rank: int, *, loss: Loss, make: MakeOptimizer,
+        self, plan: Plan, model: ModelFile, exchange: Exchange, *, loss: Loss, make: MakeOptimizer,
         dtype: torch.dtype = torch.float32, seed: int = 0, report: Report = lambda at, text: None,
         times: int = 1,
     ) -> None:  # fmt: skip
-        self.plan, self.model, self.rank = plan, model, rank
+        self.plan, self.model, self.rank, self.device = plan, model, exchange.rank, exchange.device
         self._loss, self._make, self._dtype, self._seed, self._report = loss, make, dtype, seed, report
-        self._groups: dict[tuple[int, ...], Any] = {}
-        self._losses: list[tuple[int, torch.Tensor]] = []
+        self._exchange = exchange
+        self._losses: list[tuple[Action, torch.Tensor]] = []
         self._orders, self._times = sequences(plan, times), times
         kinds = {(a.kind, a.stage) for actions in self._orders.values() for a in actions}
         self._explicit = kinds
-        self._make_groups()
+        self._groups = exchange.groups(self._group_ranks())
         self._shapes = whole_shapes(plan, model) if plan.shardings else {}
         self._cuts = SequenceCuts(plan, model, dtype) if plan.schedule.parts > 1 else None
-        self._transfers = Transfers(plan, rank, dtype, self._cuts)
-        self.stages = {index: self._stage(index) for index in plan.stages_of(rank)}
+        self._transfers = Transfers(plan, self._orders, exchange, dtype, self._cuts)
+        self.stages = {index: self._stage(index) for index in plan.stages_of(self.rank)}
 
-    def _make_groups(self) -> None:
-        """Create all process groups; torch wants every rank to create all of them in the same order."""
+    def _group_ranks(self) -> list[tuple[int, ...]]:
+        """Ranks of all groups of the plan; torch wants every rank to create all of them in the same order."""
         wanted: dict[tuple[int, ...], None] = {}
         for stage in self.plan.stages:
             for at in range(stage.group_ranks):
@@ -124,9 +124,7 @@ class Worker:
         for shared in self.plan.shared_parameters:
             ranks = {rank for s in shared.stages for rank in self.plan.stages[s].ranks}
             wanted[tuple(sorted(ranks))] = None
-        for ranks_of in wanted:
-            if len(ranks_of) > 1:
-                self._groups[ranks_of] = dist.new_group(list(ranks_of))
+        return [ranks for ranks in wanted if len(ranks) > 1]
 
     def _stage(self, index: int) -> _Stage:
         plan, stage = self.plan, self.plan.stages[index]
@@ -137,24 +135,25 @@ class Worker:
         holders = [group[mesh.place] for group in stage.replicas]
         together = len({self._unnumbered_actions(rank) for rank in holders}) == 1
         summed = {s.parameter for s in plan.shared_parameters if s.reduction == "sum"}
-        weights_of_stage = {name: self.model.weight(name, self._dtype) for name in program.owned}
+        stored = self.model.shaped if self.device.name.type == "meta" else self.model.weight
+        weights_of_stage = {name: stored(name, self._dtype) for name in program.owned}
         pieces = {name: sharded.piece(name, x) if sharded else x for name, x in weights_of_stage.items()}
         finish = sharded.complete if sharded else lambda name, gradient: gradient
-        members = tuple(sorted(holders))
-        group, place = self._groups.get(members), members.index(self.rank)
+        group = self._groups.get(tuple(sorted(holders)))
         untied_pieces = {name: x for name, x in pieces.items() if name not in summed}
         tied_pieces = {name: x for name, x in pieces.items() if name in summed}
         kind = StageWeights if plan.schedule.clock_distance is None else WaveWeights
         weights = kind(
-            untied_pieces, group=group, ranks=len(holders), place=place, zero=stage.zero, together=together,
-            make=self._make, stash=self._versions(index), finish=finish, corrected=self._corrected(index),
+            untied_pieces, device=self.device, group=group, zero=stage.zero, together=together, make=self._make,
+            stash=self._versions(index), finish=finish, corrected=self._corrected(index),
         )  # fmt: skip
         tied = StageWeights(
-            tied_pieces, group=None, ranks=1, place=0, zero=0, together=True, make=self._make, finish=finish
+            tied_pieces, device=self.device, group=None, zero=0, together=True, make=self._make, finish=finish
         )
-        constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
+        stored_constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
+        constants = {name: settled(x, self.device.name) for name, x in stored_constants.items()}
         weights.release()
-        parted = PartedStage(self._cuts, self.model, program) if self._cuts else None
+        parted = PartedStage(self._cuts, self.model, program, self.device.name) if self._cuts else None
         return _Stage(program, weights, tied, constants, replica, mesh, sharded, parted)
 
     def _corrected(self, index: int) -> tuple[StageCorrection, OptimizerScaling | None] | None:
@@ -178,13 +177,14 @@ class Worker:
         if sharding is None or len(group) == 1:
             return Mesh()
         lines = tuple(
-            next(
-                (self._groups.get(line) for line in _lines(group, sharding.sizes, axis) if self.rank in line),
-                None,
-            )
+            self._line(next(line for line in _lines(group, sharding.sizes, axis) if self.rank in line))
             for axis in range(len(sharding.sizes))
         )
         return Mesh(sharding.sizes, group.index(self.rank), lines)
+
+    def _line(self, ranks: tuple[int, ...]) -> Group:
+        """The group of some ranks; of one rank, a group that exchanges nothing."""
+        return self._groups.get(ranks) or self._exchange.single
 
     def iteration(self, number: int, data: Data, *, update: bool = True) -> list[float]:
         """Run one iteration, or as many as the orders of a pipeline that never drains span.
@@ -209,17 +209,32 @@ class Worker:
                 stage.tied.update()
             stage.weights.drain()
         self._transfers.wait()
+        self._report(len(self._orders[self.rank]), "")
+        return self._mean_losses()
+
+    def _mean_losses(self) -> list[float]:
+        """This rank's share of the mean loss of each iteration: the one time that it waits for all that was computed.
+
+        Raises:
+            RunError: a loss is not finite.
+        """
         scale, count = self.plan.micro_batches.gradient_scale, self.plan.micro_batches.count
-        losses = [0.0] * max(1, self.iterations)
-        for micro_batch, loss in self._losses:
-            losses[micro_batch // count] += float(loss.detach()) * scale
+        losses = [0.0] * self.iterations
+        values = self.device.numbers([loss for _, loss in self._losses])
+        for (action, _), value in zip(self._losses, values, strict=True):
+            if not math.isfinite(value):
+                raise RunError(
+                    f"the loss of micro-batch {action.micro_batch} is {value}", where=f"rank {self.rank} at {action}",
+                    hint="a lower --learning-rate, or other data",
+                )  # fmt: skip
+            losses[action.micro_batch // count] += value * scale
         return losses
 
     @property
     def iterations(self) -> int:
         """Iterations of one call of `iteration`: more than one where the pipeline never drains."""
-        last = max((a.micro_batch for a in self._orders[self.rank] if a.kind is ActionKind.FORWARD), default=0)
-        return last // self.plan.micro_batches.count + 1
+        forwards = (a.micro_batch for order in self._orders.values() for a in order if a.kind is ActionKind.FORWARD)
+        return max(forwards, default=0) // self.plan.micro_batches.count + 1
 
     def _run_action(self, at: int, action: Action, number: int, data: Data, update: bool) -> None:
         stage = self.stages[action.stage]
@@ -231,10 +246,10 @@ class Worker:
         self._report(at, str(action))
         if passes:
             count = self.plan.micro_batches.count
-            batch = data(number + micro_batch // count, micro_batch % count)
+            batch = LateBatch(data, number + micro_batch // count, micro_batch % count, self.device)
             with stage.weights.computing(forward=kind is ActionKind.FORWARD):
                 if kind is ActionKind.FORWARD:
-                    self._forward(stage, unit, batch, action.version)
+                    self._forward(stage, action, batch)
                 elif kind is ActionKind.RECOMPUTE:
                     self._recompute(stage, stage.passes[unit], batch)
                 else:
@@ -264,8 +279,8 @@ class Worker:
         averaged = self.plan.schedule.averaged
         return 1.0 / (averaged[stage] * self.plan.micro_batches.gradient_scale) if averaged else 1.0
 
-    def _forward(self, stage: _Stage, unit: Unit, batch: Batch, version: int) -> None:
-        index = stage.program.index
+    def _forward(self, stage: _Stage, action: Action, batch: Batch) -> None:
+        index, unit, version = stage.program.index, Unit(action.micro_batch, action.part), action.version
         if (ActionKind.RECEIVE_ACTIVATION, index) not in self._explicit:
             stage.passes[unit] = Pass(unit, self._receive(stage, unit), {})
         current = stage.passes[unit]
@@ -277,22 +292,20 @@ class Worker:
                 sent, loss = self._run_forward(stage, current, batch)
             current.results = sent
             if self.plan.stages[index].offload:
-                current.device = next((x.device for x in current.received.values()), None)
-                current.received = {name: moved(x, torch.device("cpu")) for name, x in current.received.items()}
+                current.on_host = True
+                current.received = {name: moved(x, self.device.to_host) for name, x in current.received.items()}
         else:
             sent, loss = self._run_forward(stage, current, batch)
             current.results, current.loss = sent, loss
         if loss is not None and stage.mesh.place == 0:
-            self._losses.append((unit.micro_batch, loss))
-            if not torch.isfinite(loss.detach()):
-                raise FloatingPointError(f"the loss of micro-batch {unit.micro_batch} is {float(loss.detach())}")
+            self._losses.append((action, loss.detach()))
         if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:
             self._send_results(stage, current)
 
     def _run_forward(self, stage: _Stage, current: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
         resident = (*current.parameters.values(), *stage.constants.values())
-        host = HostMemory(stage.program.offloaded, resident if stage.program.offloaded else ())
-        context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping)
+        host = HostMemory(stage.program.offloaded, resident if stage.program.offloaded else (), self.device)
+        context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping, device=self.device.name)
         if (ActionKind.WEIGHT_GRAD, stage.program.index) in self._explicit:
             context = replace(context, saw=current.waiting.saw)
         named = {name: current.parameters[parameter] for name, parameter in stage.program.parameters.items()}
@@ -308,8 +321,8 @@ class Worker:
 
     def _recompute(self, stage: _Stage, current: Pass, batch: Batch) -> None:
         """Repeat a forward whose activations were dropped, from inputs that may lie in the host's memory."""
-        if current.device is not None:
-            current.received = {name: moved(x, current.device) for name, x in current.received.items()}
+        if current.on_host:
+            current.received = {name: moved(x, self.device.from_host) for name, x in current.received.items()}
         current.results, current.loss = self._run_forward(stage, current, batch)
 
     def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:
@@ -377,7 +390,7 @@ class Worker:
     def _send_results(self, stage: _Stage, current: Pass) -> None:
         for boundary in stage.program.sent:
             x = stage.whole(boundary.tensor, (current.results or {})[boundary.tensor].detach(), boundary.shape)
-            self._transfers.send(x, boundary, current.unit, stage.mesh.place)
+            self._transfers.send(x, boundary, current.unit)
         if self.plan.stages[stage.program.index].recompute:
             current.results = None
 
@@ -389,7 +402,7 @@ class Worker:
                 continue
             gradient = x.grad if x.grad is not None else torch.zeros_like(x)
             gradient = stage.whole(boundary.tensor, gradient, boundary.shape, gradient=True)
-            self._transfers.send_back(gradient, boundary, stage.program.index, current.unit, stage.mesh.place)
+            self._transfers.send_back(gradient, boundary, stage.program.index, current.unit)
         if (ActionKind.SEND_GRADIENT, stage.program.index) in self._explicit:
             stage.passes.pop(current.unit, None)
 
@@ -409,7 +422,7 @@ class Worker:
         total = torch.stack([self._tied_gradient(stage, shared.parameter) for stage in stages]).sum(0)
         ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
         if ranks in self._groups:
-            dist.all_reduce(total, group=self._groups[ranks])
+            self._groups[ranks].sum(total)
         for stage in stages:
             stage.tied.gradients[shared.parameter] = stage.piece(shared.parameter, total)
 
@@ -417,7 +430,7 @@ class Worker:
         """The full gradient of a tied weight on the first rank of the group, zeros on the others."""
         gradient = stage.tied.gradients.pop(name, None)
         if gradient is None:
-            gradient = torch.zeros(stage.tied.shapes[name], dtype=self._dtype)
+            gradient = torch.zeros(stage.tied.shapes[name], dtype=self._dtype, device=self.device.name)
         gradient = stage.whole(name, gradient, self.whole_shape(name), gradient=True)
         return gradient if stage.mesh.place == 0 else torch.zeros_like(gradient)
 

@@ -15,12 +15,18 @@ def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x if x.dim() == 4 else x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
 
-def _window(q: int, k: int, before: int, after: int) -> torch.Tensor:
-    """Mask [q, k] of a window of keys before and after each query (-1: all); the last query is at the last key."""
-    distance = torch.arange(k)[None, :] - (torch.arange(q)[:, None] + k - q)
-    seen = torch.ones(q, k, dtype=torch.bool)
+def window(queries: torch.Tensor, keys: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    """Mask [q, k] of a window of keys before and after each query (-1: all), from the positions of both."""
+    distance = keys[None, :] - queries[:, None]
+    seen = torch.ones_like(distance, dtype=torch.bool)
     seen = seen if before < 0 else seen & (distance >= -before)
     return seen if after < 0 else seen & (distance <= after)
+
+
+def _positions(q: torch.Tensor, k: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of queries, of which the first is given, and of keys."""
+    queries = torch.arange(first, first + q.shape[2], device=q.device)
+    return queries, torch.arange(k.shape[2], device=k.device)
 
 
 def _attended(
@@ -35,13 +41,13 @@ def _attended(
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     scores = scores if bias is None else scores + bias
     if seen is not None:
-        scores = scores.masked_fill(~seen.to(scores.device), torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
     if sinks is not None:
         column = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1).to(scores.dtype)
         return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1] @ v
     shares = torch.softmax(scores, -1)
     # A query that sees no key gets nothing.
-    shares = shares if seen is None else shares.masked_fill(~seen.to(shares.device), 0.0)
+    shares = shares if seen is None else shares.masked_fill(~seen, 0.0)
     return shares @ v
 
 
@@ -68,11 +74,7 @@ def _attention(c: Call) -> list[torch.Tensor]:
         after = 0 if after < 0 else min(after, 0)
     if before >= 0 or after >= 0:
         # Queries are aligned with the first keys where no past precedes them.
-        visible = _window(q.shape[2], k.shape[2] if c.has(4) else q.shape[2], before, after)
-        if not c.has(4) and k.shape[2] != q.shape[2]:
-            distance = torch.arange(k.shape[2])[None, :] - torch.arange(q.shape[2])[:, None]
-            visible = (distance <= after if after >= 0 else True) & (distance >= -before if before >= 0 else True)
-        visible = visible.to(q.device)
+        visible = window(*_positions(q, k, k.shape[2] - q.shape[2] if c.has(4) else 0), before, after)
         seen = visible if seen is None else seen & visible
     scale = c.attr("scale") or 1.0 / math.sqrt(q.shape[-1])
     y = _attended(q, k, v, bias, seen, scale, c.attr("softcap", 0.0))
@@ -86,8 +88,8 @@ def _group_query_attention(c: Call) -> list[torch.Tensor]:
         raise ModelError("GroupQueryAttention with a cache has no torch rule", where=c.name, hint="export for training")
     q = _heads(c[0], int(c.attr("num_heads")))
     k, v = (_heads(c[i], int(c.attr("kv_num_heads"))) for i in (1, 2))
-    window = int(c.attr("local_window_size", -1))
-    seen = _window(q.shape[2], k.shape[2], window - 1 if window > 0 else -1, 0)
+    width = int(c.attr("local_window_size", -1))
+    seen = window(*_positions(q, k, k.shape[2] - q.shape[2]), width - 1 if width > 0 else -1, 0)
     scale = c.attr("scale") or 1.0 / math.sqrt(q.shape[-1])
     y = _attended(q, k, v, None, seen, scale, c.attr("softcap", 0.0), c.get(11))
     return [y.transpose(1, 2).flatten(2)]

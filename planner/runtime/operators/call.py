@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from planner.errors import ModelError
+from planner.runtime.device import HOST, seeded
 
 Result: TypeAlias = torch.Tensor | Sequence[Any] | None
 """What a rule returns: one tensor, or one for each output of the operator, in order."""
@@ -26,6 +26,7 @@ class Context:
         micro_batch: number of the micro-batch, so that a repeated pass draws the same numbers.
         keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`HostMemory.keeping`).
         saw: told each operator's name, operands and first result (`WaitingProducts.saw`).
+        device: where the pass runs.
     """
 
     float_dtype: torch.dtype = torch.float32
@@ -33,6 +34,7 @@ class Context:
     micro_batch: int = 0
     keeping: Callable[[str], AbstractContextManager[object]] = nullcontext
     saw: Callable[[str, Sequence[torch.Tensor | None], object], None] = lambda op, operands, result: None
+    device: torch.device = HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,11 @@ class Call:
         values = self.values[position] if self.values else self.inputs[position]
         return float(values.reshape(-1)[0]) if values is not None and not values.is_meta else default
 
-    def generator(self) -> torch.Generator:
-        """Random generator of this call, seeded by operator, seed and micro-batch: the same on any rank."""
-        text = f"{self.context.seed}/{self.context.micro_batch}/{self.name}".encode()
-        generator = torch.Generator()
-        generator.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
-        return generator
+    def drawn(self, draw: Callable[..., torch.Tensor], shape: Sequence[int], **options: Any) -> torch.Tensor:  # noqa: ANN401
+        """Random numbers of this call, seeded by operator, seed and micro-batch: the same on any rank of a device."""
+        device = self.context.device
+        generator = seeded(f"{self.context.seed}/{self.context.micro_batch}/{self.name}", device)
+        return draw(list(shape), generator=generator, device=device, **options)
 
 
 Rule = Callable[[Call], Result]

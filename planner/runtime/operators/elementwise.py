@@ -186,5 +186,5 @@ def _dropout(c: Call) -> list[torch.Tensor]:
         return [x, torch.ones_like(x, dtype=torch.bool)]
     if x.is_meta:
         return [x.clone(), torch.ones_like(x, dtype=torch.bool)]
-    kept = torch.rand(x.shape, generator=c.generator()).to(x.device) >= share
+    kept = c.drawn(torch.rand, x.shape).to(x.device) >= share
     return [torch.where(kept, x / (1 - share), torch.zeros_like(x)), kept]

@@ -134,7 +134,7 @@ def _resize(c: Call) -> torch.Tensor:
 
 def _resized(x: torch.Tensor, d: int, size: int, factor: float, mode: str, way: str, rounding: str) -> torch.Tensor:
     """Resize one dimension by nearest or linear interpolation."""
-    at = torch.arange(size, dtype=torch.float64)
+    at = torch.arange(size, dtype=torch.float64, device=x.device)
     if way == "half_pixel":
         at = (at + 0.5) / factor - 0.5
     elif way == "align_corners":
@@ -147,11 +147,11 @@ def _resized(x: torch.Tensor, d: int, size: int, factor: float, mode: str, way: 
             "floor": torch.floor(at), "ceil": torch.ceil(at), "round_prefer_floor": torch.ceil(at - 0.5),
             "round_prefer_ceil": torch.floor(at + 0.5),
         }[rounding]  # fmt: skip
-        return x.index_select(d, rounded.clamp(0, last).long().to(x.device))
+        return x.index_select(d, rounded.clamp(0, last).long())
     at = at.clamp(0, last)
     low = at.floor()
     shape = [-1 if k == d else 1 for k in range(x.dim())]
-    share = (at - low).to(x.device, x.dtype).reshape(shape)
-    before = x.index_select(d, low.long().to(x.device))
-    after = x.index_select(d, (low + 1).clamp(max=last).long().to(x.device))
+    share = (at - low).to(x.dtype).reshape(shape)
+    before = x.index_select(d, low.long())
+    after = x.index_select(d, (low + 1).clamp(max=last).long())
     return before * (1 - share) + after * share

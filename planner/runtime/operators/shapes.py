@@ -113,7 +113,7 @@ def _padded_along(x: torch.Tensor, d: int, before: int, after: int, mode: str) -
     if not before and not after:
         return x
     size = x.shape[d]
-    places = torch.arange(-before, size + after, device="cpu")
+    places = torch.arange(-before, size + after, device=x.device)
     if mode == "edge":
         places = places.clamp(0, size - 1)
     elif mode == "wrap":
@@ -121,7 +121,7 @@ def _padded_along(x: torch.Tensor, d: int, before: int, after: int, mode: str) -
     else:
         places = places.abs()
         places = torch.where(places >= size, 2 * (size - 1) - places, places)
-    return x.index_select(d, places.to(x.device))
+    return x.index_select(d, places)
 
 
 @rule("Shape")
@@ -164,7 +164,8 @@ def _eye_like(c: Call) -> torch.Tensor:
     dtype = c[0].dtype if c.attr("dtype") is None else torch_type(int(c.attr("dtype")), c.context.float_dtype)
     rows, columns = c[0].shape
     offset = int(c.attr("k", 0))
-    return (torch.arange(columns)[None, :] - torch.arange(rows)[:, None] == offset).to(dtype)
+    columns_at, rows_at = (torch.arange(n, device=c[0].device) for n in (columns, rows))
+    return (columns_at[None, :] - rows_at[:, None] == offset).to(dtype)
 
 
 @rule("Trilu", "com.microsoft.Trilu")
@@ -178,10 +179,10 @@ def _random(c: Call) -> torch.Tensor:
     shape = list(c[0].shape) if c.op.endswith("Like") else list(c.attr("shape"))
     dtype = c.context.float_dtype
     if "Normal" in c.op:
-        drawn = torch.randn(shape, generator=c.generator(), dtype=torch.float64)
+        drawn = c.drawn(torch.randn, shape, dtype=torch.float64)
         return (c.attr("mean", 0.0) + c.attr("scale", 1.0) * drawn).to(dtype)
     low, high = c.attr("low", 0.0), c.attr("high", 1.0)
-    return (low + (high - low) * torch.rand(shape, generator=c.generator(), dtype=torch.float64)).to(dtype)
+    return (low + (high - low) * c.drawn(torch.rand, shape, dtype=torch.float64)).to(dtype)
 
 
 @rule("DepthToSpace")
