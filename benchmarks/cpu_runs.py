@@ -160,7 +160,7 @@ def main() -> int:
             plan = predicted(graphs[model], cluster, count, degrees)
             unsharded = predicted(graphs[model], cluster, count, {**degrees, "zero": 0})
             times = times_here(plan, folder / f"{model}.onnx", together=asked.together)
-            here_s = planner.report.measured_iteration_s(plan, times, waits_s(plan, unsharded))
+            here_s = planner.report.measured_timeline(plan, times, waits_s(plan, unsharded)).step_s
             predicted_s = planner.simulate.simulate(plan).step_s
             pairs.append((predicted_s, here_s))
             figures = f"{1e3 * predicted_s:.0f} ms | {1e3 * here_s:.0f} ms | {predicted_s / here_s:.3f}"

@@ -45,6 +45,11 @@ DIFFERENT = 10
     help="Also show measured times and memory of ranks beside the predicted ones, and the iteration time that follows "
     "from them. Runs at least 3 steps.",
 )  # fmt: skip
+@click.option(
+    "--trace", "trace_file", type=click.Path(dir_okay=False),
+    help="Also write a trace of an iteration with the measured times, in the format of `simulate --trace`, so that the "
+    "two can be compared. Implies --measure.",
+)  # fmt: skip
 @click.option("--rank", help="With --alone: the rank to run, by number, or `fullest`.")
 @click.option(
     "--alone", is_flag=True,
@@ -90,6 +95,7 @@ def command(
     model: str | None,
     steps: int,
     measure: bool,
+    trace_file: str | None,
     rank: str | None,
     alone: bool,
     form: str,
@@ -105,9 +111,12 @@ def command(
     Examples:
       shardplan run model.plan.json --model model.onnx --check
       shardplan run model.plan.json --model model.onnx --steps 20 --data samples.npz
-      shardplan run model.plan.json --model model.onnx --measure
+      shardplan run model.plan.json --model model.onnx --measure --trace run.trace.json
       shardplan run model.plan.json --model model.onnx --rank fullest --alone
     """
+    if trace_file and alone:
+        raise click.UsageError("--trace is of an iteration of all ranks: leave out --alone")
+    measure = measure or trace_file is not None
     plan = planner.read_plan(plan_file)
     model = model or beside(plan_file, plan.provenance.model)
     shown = form == "text" and not alone
@@ -119,10 +128,15 @@ def command(
         progress=(lambda step, value: click.echo(f"step {step + 1}: loss {value:.6g}")) if shown else _silent,
         **options,
     )
+    if trace_file:
+        timeline = planner.report.measured_timeline(plan, result.times)
+        planner.files.write_whole(trace_file, planner.trace_json(timeline))
     if form == "json":
         click.echo(json.dumps(planner.report.run_document(result), indent=2))
     else:
         show(planner.report.run_report(plan, result, measured=measure or alone))
+        if trace_file:
+            click.echo(f"wrote trace to {trace_file}")
     return DIFFERENT if result.check is not None and result.check.wrong else 0
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
-    from planner.report.runs import measured_iteration_s as measured_iteration_s
+    from planner.report.runs import measured_timeline as measured_timeline
     from planner.report.runs import run_document as run_document
     from planner.report.runs import run_report as run_report
     from planner.report.scatter import comparison_svg as comparison_svg

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.plans import Plan
 from planner.report.tables import Form, Report, Section, table
-from planner.simulate import simulate
+from planner.simulate import Timeline, simulate
 from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -74,16 +74,16 @@ def _iteration(plan: Plan, run: RunReport) -> list[Section]:
         steps = ", ".join(format_seconds(s) for s in run.step_s[:_NAMED])
         line = f"{steps}: wall seconds of its steps; what others would send is stood in for"
         return [Section(f"rank {run.alone} alone", (line,))] if run.times else []
-    row = ("iteration", *_beside(format_seconds, measured_iteration_s(plan, run.times), simulate(plan).step_s))
+    row = ("iteration", *_beside(format_seconds, measured_timeline(plan, run.times).step_s, simulate(plan).step_s))
     own = "a core" if run.device == "cpu" else "a GPU"
     heading = f"an iteration with {own} for each rank: these times in the plan's orders, exchanges as predicted"
     return [Section(heading, table=table({"": Form.TEXT, **_COMPARED}, [row]))]
 
 
-def measured_iteration_s(
+def measured_timeline(
     plan: Plan, action_times: Sequence[ActionTime], exchanged_s: Sequence[tuple[float, float]] = ()
-) -> float:
-    """Seconds of an iteration if ranks with a core each took the measured times; exchanges are as predicted.
+) -> Timeline:
+    """An iteration as ranks with a device each would take it with the measured times; exchanges are as predicted.
 
     Args:
         plan: the plan.
@@ -107,7 +107,7 @@ def measured_iteration_s(
     )  # fmt: skip
     weight_grad_s = [times.get((at, "weight gradient"), times[at, "backward"] / 2) for at in range(len(stages))]
     played = replace(plan, predictions=replace(plan.predictions, stages=stages))
-    return simulate(played, weight_grad_s=weight_grad_s).step_s
+    return simulate(played, weight_grad_s=weight_grad_s)
 
 
 def _memory(run: RunReport) -> Section:

@@ -78,10 +78,15 @@ def _json(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 def test_measure_shows_time_and_memory_beside_the_prediction(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan, model = _files(tmp_path)
-    code = run("run", plan, "--model", model, "--measure")
+    trace, predicted = str(tmp_path / "run.json"), str(tmp_path / "simulated.json")
+    code = run("run", plan, "--model", model, "--trace", trace)
     assert code == 0
     out = capfd.readouterr().out
     assert out.count("step ") == 3
+    assert run("simulate", plan, "--trace", predicted) == 0
+    capfd.readouterr()
+    here, simulated = (json.loads(Path(file).read_text())["traceEvents"] for file in (trace, predicted))
+    assert [e["name"] for e in here if e["ph"] != "C"] == [e["name"] for e in simulated if e["ph"] != "C"]
     assert "an iteration with a core for each rank" in out
     assert "memory by which a process grew" in out
     assert max(map(len, out.splitlines())) <= 100
