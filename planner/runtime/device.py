@@ -22,6 +22,8 @@ from planner.errors import UsageError
 from planner.runtime.live_bytes import LiveBytes
 
 HOST = torch.device("cpu")
+AUTO = "auto"
+"""Chooses what the machine has."""
 HOST_ELEMENTS = 64
 """Largest number of elements of a tensor that stays in the host's memory where only the host's decide it."""
 
@@ -218,7 +220,7 @@ class DeviceChoice:
         return MetaDevice() if self.kind == "meta" else Device(HOST, self.backend)
 
 
-def choose(kind: str = "auto", *, ranks: int = 1, backend: str = "auto") -> DeviceChoice:
+def choose(kind: str = AUTO, *, ranks: int = 1, backend: str = AUTO) -> DeviceChoice:
     """Choose the device by name.
 
     Args:
@@ -230,9 +232,9 @@ def choose(kind: str = "auto", *, ranks: int = 1, backend: str = "auto") -> Devi
     Raises:
         UsageError: there is no such device or backend here.
     """
-    gpus = torch.cuda.device_count() if kind in ("auto", "cuda") else 0
-    kind = ("cuda" if gpus else "cpu") if kind == "auto" else kind
-    if kind not in ("cpu", "cuda", "meta") or backend not in ("auto", "gloo", "nccl"):
+    gpus = torch.cuda.device_count() if kind in (AUTO, "cuda") else 0
+    kind = ("cuda" if gpus else "cpu") if kind == AUTO else kind
+    if kind not in ("cpu", "cuda", "meta") or backend not in (AUTO, "gloo", "nccl"):
         raise UsageError(f"no device {kind!r} with exchanges by {backend!r}", hint="cpu, cuda or meta; gloo or nccl")
     if kind == "cuda" and not gpus:
         raise UsageError("torch sees no GPU on this machine", hint="use --device cpu, or torch with CUDA")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from planner.errors import JobError, ModelError, PlanError, UsageError
 from planner.plans import Plan, read
 from planner.runtime.data import Batch, Data, Loss, loss_by_name
-from planner.runtime.device import Device, choose
+from planner.runtime.device import AUTO, Device, choose
 from planner.runtime.groups import Exchange
 from planner.runtime.interpreter import Values
 from planner.runtime.model_file import ModelFile, read_model
@@ -250,7 +250,7 @@ def _own_device(kind: str, backend: str) -> Device:
     """The device of a process that `torchrun` started; NCCL is used where all processes have a GPU of their own."""
     local_rank, ranks = (int(os.environ.get(name, default)) for name, default in _LOCAL)
     choice = choose(kind, ranks=ranks, backend=backend)
-    if dist.get_backend() == "gloo" and backend == "auto":
+    if dist.get_backend() == "gloo" and backend == AUTO:
         own = torch.tensor(int(choice.backend == "nccl"))
         dist.all_reduce(own, op=dist.ReduceOp.MIN)
         choice = replace(choice, backend="nccl" if own else "gloo")
