@@ -167,7 +167,9 @@ def _extend(
         return
     at, o = np.arange(low, high + 1), options[:, None]
     later = np.minimum(width - at - r, problem.in_flight.shape[1] - 1)
-    forward, work, end = prices.choose(problem.place[o, at], i, slice(nearest - 1, stop), problem.in_flight[o, later][..., None])
+    forward, work, end = prices.choose(
+        problem.place[o, at], i, slice(nearest - 1, stop), problem.in_flight[o, later][..., None]
+    )
     if i == 0 and stop > 1:
         several = np.arange(nearest - 1, stop) < problem.blocks - 1
         end = end + np.where(several, prices.tied_s[o, at][..., None], 0.0)
