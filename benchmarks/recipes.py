@@ -33,7 +33,7 @@ FEWEST_JOBS = 5
 """Jobs on which a factor has to rest before its error is stated."""
 EAGER_LAUNCH_S = 60e-6
 """Host time of an operation that no graph captures: the figure of `megatron-2021`."""
-FULLY_SHARDED = ("torchtitan",)
+FULLY_SHARDED = {"megatron": ("torchtitan",)}
 """Frameworks that may take a plan beside the one named where the experts shard weights, too (Megatron by its FSDP)."""
 NOISE = 0.02
 """Measured times that are closer than this are not ranked."""
@@ -241,7 +241,7 @@ def _own_plan(best: Prediction, backend: str) -> planner.Plan:
     degrees = statement.tried[0]
     zero = tuple(sorted({0, 1, degrees.zero}))
     contexts = (1, degrees.context) if degrees.context > 1 else ()
-    backends = (backend, *FULLY_SHARDED) if max(zero) > 1 else (backend,)
+    backends = (backend, *FULLY_SHARDED.get(backend, ())) if max(zero) > 1 else (backend,)
     job = dataclasses.replace(statement.job, backends=backends, headroom=0.0, zero=zero, context_parallel=contexts)
     return planner.plan(_graph(statement.model, statement.seq), _machine(statement), job)
 

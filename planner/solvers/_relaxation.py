@@ -84,12 +84,16 @@ def relax(problem: StageProblem, prices: StagePrices, objective: Objective, cuto
     stops = longest(problem, prices, objective, cutoff_s)
     pruning = _Pruning(objective, limits, most_passing(problem.replicas, problem.passing, width), stops, cutoff_s)
     options_by_replicas = [np.flatnonzero(problem.replicas == count) for count in np.unique(problem.replicas)]
+    most_stages, fewest_stages = problem.max_stages or n, np.full(n + 1, n)
+    fewest_stages[0] = 0
     for i in range(n):
         live = np.flatnonzero(np.isfinite(parts.delay_s[i]))
         live = live[(live >= limits.first[i]) & (live <= limits.last[i])]
-        if len(live):
+        if len(live) and fewest_stages[i] < most_stages:
+            nearest = i + 1 if fewest_stages[i] + 1 < most_stages else n
+            np.minimum(fewest_stages[nearest:], fewest_stages[i] + 1, out=fewest_stages[nearest:])
             for options in options_by_replicas:
-                _extend(problem, prices, parts, pruning, i, options, live)
+                _extend(problem, prices, parts, pruning, (i, nearest), options, live)
     return Relaxation(objective, parts.path_s, parts.delay_s, parts.slowest_s)
 
 
@@ -148,28 +152,31 @@ def _extend(
     prices: StagePrices,
     parts: Prefix,
     pruning: _Pruning,
-    i: int,
+    ends: tuple[int, int],
     options: np.ndarray,
     live: np.ndarray,
 ) -> None:
     """Extend the bounds by all stages that begin with block i, for options with the same number of replicas.
 
-    Arrays have shape [options, places, stops].
+    `ends` is i and the nearest end (exclusive) that a stage may have. Arrays have shape [options, places, stops].
     """
+    i, nearest = ends
     r, width, stop = int(problem.replicas[options[0]]), problem.slice_devices, int(pruning.stops[options, i].max())
     low, high = int(live[0]), min(int(live[-1]), width - r)
-    if stop <= i or high < low:
+    if stop < nearest or high < low:
         return
     at, o = np.arange(low, high + 1), options[:, None]
     later = np.minimum(width - at - r, problem.in_flight.shape[1] - 1)
-    forward, work, end = prices.choose(problem.place[o, at], i, slice(i, stop), problem.in_flight[o, later][..., None])
+    forward, work, end = prices.choose(
+        problem.place[o, at], i, slice(nearest - 1, stop), problem.in_flight[o, later][..., None]
+    )
     if i == 0 and stop > 1:
-        several = np.arange(stop) < problem.blocks - 1
+        several = np.arange(nearest - 1, stop) < problem.blocks - 1
         end = end + np.where(several, prices.tied_s[o, at][..., None], 0.0)
     receive, back, transfer = (t[o, at, i][..., None] for t in (prices.receive_s, prices.return_s, prices.transfer_s))
     places = slice(low, high + 1)
     before = Prefix(*(part[i, places][:, None] for part in (parts.path_s, parts.delay_s, parts.slowest_s)))
-    later_s = (prices.least_s[-1] - prices.least_s[i + 1 : stop + 1])[None, :]
+    later_s = (prices.least_s[-1] - prices.least_s[nearest : stop + 1])[None, :]
     most = pruning.passing[at + r]
     fits = np.isfinite(work)
     stage = NewStage(
@@ -187,9 +194,9 @@ def _extend(
     delay = np.maximum(before.delay_s, before.path_s + end) + stage.work_s
     slowest = pruning.objective.slowest_s(stage, before)
     beaten = pruning.objective.total_s(delay + later_s, slowest) >= pruning.cutoff_s
-    beaten |= ~fits | ((at + r)[:, None] > pruning.limits.last[i + 1 : stop + 1])
-    beaten |= np.arange(i + 1, stop + 1) > pruning.stops[options, i][:, None, None]
-    targets = (slice(i + 1, stop + 1), slice(low + r, high + r + 1))
+    beaten |= ~fits | ((at + r)[:, None] > pruning.limits.last[nearest : stop + 1])
+    beaten |= np.arange(nearest, stop + 1) > pruning.stops[options, i][:, None, None]
+    targets = (slice(nearest, stop + 1), slice(low + r, high + r + 1))
     for old, new in (
         (parts.path_s, before.path_s + stage.forward_s),
         (parts.delay_s, delay),

@@ -65,9 +65,6 @@ MAX_BOUNDED = 4
 MAX_RAISED = 6
 """Problems with unpriced shardings that are solved only to raise the overall bound, lowest bound first."""
 
-PROMISING = 0.03
-"""Part of a single stage's time that another schedule has to save by its estimate for such schedules to be searched."""
-
 NEAR = 1.2
 """A first plan is good enough to start with within this factor of perfectly balanced compute."""
 
@@ -189,7 +186,7 @@ class _Search:
         """Search the other schedules by shape, at most once.
 
         They are searched if the job allows no schedule with a closed form, if the best pipeline so far waits for much
-        of its time, or if it has one stage and their pipelines promise to be faster.
+        of its time, or if by its estimate one of them is faster than the best plan so far.
         """
         other_schedules, closed_form_schedules = self._shapes_job.schedules, self._closed_form_job.schedules
         if not other_schedules or self._searched_job is self._job or (any_plan and self._candidates):
@@ -197,16 +194,16 @@ class _Search:
         if closed_form_schedules and math.isfinite(self._candidates.best_s):
             best = self._candidates.best()
             waiting = len(best.stages) > 1 and waits(best, self._judge(best.micro_batch)(best))
-            if any_plan or not (waiting or (len(best.stages) == 1 and self._pipelines_promise(single_device))):
+            if any_plan or not (waiting or self._shapes_promise(single_device)):
                 return
         self._searched_job = self._job
         thorough = self._thorough and bool(closed_form_schedules)
         self._shapes.run(single_device, floors, any_plan=any_plan, thorough=thorough, report=self._report)
 
-    def _pipelines_promise(self, single_device: Sequence[BlockCosts]) -> bool:
-        """True if by its estimate a pipeline of priced shardings saves a `PROMISING` part of the best time."""
+    def _shapes_promise(self, single_device: Sequence[BlockCosts]) -> bool:
+        """True if by its estimate a shape of priced shardings is faster than the best plan so far."""
         groups = [(costs,) for costs in single_device] + [tuple(priced) for _, priced, _ in self._refined.values()]
-        return self._shapes.estimate_s(filter(None, groups)) < self._candidates.best_s * (1 - PROMISING)
+        return self._shapes.estimate_s(filter(None, groups)) < self._candidates.best_s
 
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
         """The error to raise if nothing fits, diagnosed for schedules with a closed form if there are any."""

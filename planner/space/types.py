@@ -76,8 +76,8 @@ class Job:
         optimizer: name in `planner.costs.precision.OPTIMIZER_MOMENTS`, which may have options (`adam:moments=bf16`).
         micro_batches: allowed micro-batch sizes (samples a replica runs at a time); empty means every divisor that
             fits.
-        schedules: allowed schedules. Schedules with several stages a worker are searched only where the best pipeline
-            with one stage a worker (1F1B, GPipe) leaves workers idle for long.
+        schedules: allowed schedules. Schedules with several stages a worker are searched only where one promises to be
+            faster than the best plan with one stage a worker (1F1B, GPipe), or that plan leaves workers idle for long.
         recompute: what stages may run forward again in their backward pass. "never": nothing. "always": all layers.
             "layers": all layers or nothing, chosen by stage. "auto": also single modules of the layers. Anything else
             names modules that all stages repeat, `layernorm,moe_act` (`planner.operators.modules`).

@@ -123,7 +123,7 @@ def test_batches_of_many_divisors_are_mostly_ruled_out_unsolved(batch: int, monk
         )
 
     machine = cluster((8, 2), (1e4, 1e3), memory_bytes=(12 * 160,))
-    job = Job(global_batch=batch, precision="fp32")
+    job = Job(global_batch=batch, precision="fp32", schedules=("1f1b", "gpipe"))
     answer = search(costs_for, machine, job, progress=lambda done, *_: looked_at.append(done))
     assert answer.certificate.proven_optimal
     assert len(solved) < looked_at[-1] / 5
