@@ -413,7 +413,8 @@ def _scheduled(name: str, workers: int, chunks: int, micro_batches: int, *, reco
     """
     schedule = get(name)
     tried = (schedule, *schedule.variants(workers, micro_batches, recompute=recompute))
-    for variant in tried:
+    named = schedule.holding(chunks) if schedule.name == schedule.key else None
+    for variant in (*tried, *([named] if named else [])):
         if workers * chunks in variant.stage_counts(workers):
             return variant.name, workers * chunks
     if chunks == 1 and schedule.stage_counts(workers):
