@@ -179,13 +179,12 @@ def _lacks(row: Mapping[str, Any], model: str, known: set[str]) -> Iterator[str]
         f"optimizer moments: {optimizer.get('moments')}": (optimizer.get("moments") or "fp32") not in STORED,
         "context parallelism": (row.get("cp") or 1) > 1 and "context" not in ABLE,
         "expert parallelism": (row.get("ep") or 1) > 1 and "expert" not in ABLE,
-        "tensor, context and expert axes at once": min((row.get(name) or 1) for name in ("tp", "cp", "ep")) > 1,
         "recomputation of operators that are not named": recompute.get("granularity") == "selective"
         and not (modules or _offload(row)),
         "recomputation of some layers": bool(recompute.get("num_layers")),
         "activations in the host's memory": any((row.get("offload") or {}).values()) and not _offload(row),
         "weights that are not trained (LoRA)": row.get("task") == "lora",
-        "sharding over a part of the copies": fsdp not in (0, row.get("dp")),
+        "sharding over a part of the copies": bool(fsdp) and (row.get("dp") or 0) % fsdp > 0,
     }
     return (reason for reason, applies in reasons.items() if applies)
 
@@ -294,6 +293,7 @@ def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[pla
         "data": row["dp"] // cores,
         "layout": _layout(row),
         "zero": _zero(row),
+        "shard_over": max(1, (row.get("fsdp") or 0) // cores) if row.get("fsdp") not in (0, None, row["dp"]) else 0,
         "recompute": recompute.get("granularity") == "full" or offload == ("layer_input",),
         "repeats": tuple(recompute.get("modules") or ()),
         "offload": offload,

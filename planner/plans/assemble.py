@@ -314,6 +314,7 @@ def _named_stages(
                 repeats=choice.repeats,
                 offload=choice.offload,
                 offloaded=_members(chain, choice),
+                shard_over=decision.shard_over,
             )
         )
     return tuple(stages)

@@ -295,6 +295,7 @@ def _configured_stages(plan: Plan) -> Iterator[_Pair]:
         yield f"{own}.repeats", ", ".join(choice.repeats), f"{other}.repeats", ", ".join(stage.repeats)
         yield f"{own}.offload", ", ".join(choice.offload), f"{other}.offload", ", ".join(stage.offload)
         yield "configuration.zero", plan.configuration.zero, f"{other}.zero", stage.zero
+        yield "configuration.shard_over", plan.configuration.shard_over, f"{other}.shard_over", stage.shard_over
         yield f"{own}.ranks", choice.ranks, f"{other}.replicas: ranks of a group", stage.group_ranks
         named = names[choice.sharding] if 0 <= choice.sharding < len(names) else choice.sharding
         yield f"{own}.sharding", named, f"{other}.sharding", stage.sharding
