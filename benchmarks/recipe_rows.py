@@ -256,7 +256,7 @@ def _precision(row: Mapping[str, Any], assumed: list[str]) -> str:
 def _chunks(row: Mapping[str, Any], layers: int) -> list[int]:
     """Numbers of chunks, two and more, that the layers fill equally, embedding and loss counted as layers or not; 1
     where none does."""
-    counts = range(2, layers // row["pp"] + 1)
+    counts = range(2, (layers + 2) // row["pp"] + 1)
     found = [v for v in counts if not layers % (row["pp"] * v) or not (layers + 2) % (row["pp"] * v)]
     return found or [1]
 
