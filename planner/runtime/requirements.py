@@ -22,6 +22,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.ZERO1: "as it stands",
     Requirement.ZERO2: "after every backward where the replicas run the same actions, else once an iteration",
     Requirement.ZERO3: "for every pass where the replicas run the same actions, else once an iteration",
+    Requirement.SHARDED_GROUPS: "refused: state is sharded over all replicas of a stage, or over none",
     Requirement.ASYNC_WEIGHTS: "as it stands",
     Requirement.CORRECTIONS: "as it stands; first epochs that are synchronous are trained under another plan",
     Requirement.EVICTIONS: "activations stay on their rank: the same values, more memory",
