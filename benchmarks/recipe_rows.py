@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import planner
+from benchmarks.recipe_practice import with_practice
 
 RECIPES, MODELS = "recipes.json", "models.json"
 
@@ -57,9 +58,6 @@ MACHINES = {
 ALONE = 0.4
 """Part of tensor-parallel communication that Megatron's layers hide without being asked: of ten changes of layout in a
 layer, the gathers of what the weights' gradients need and the scatters of what goes back, four, run beside products."""
-MOST_CHUNKS = 12
-"""Chunks a worker that are tried where a row says that they were tuned, and not which, as far as its layers fill them
-equally, embedding and loss counted as layers or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,8 @@ def read_recipes(folder: Path) -> tuple[tuple[Recipe, ...], tuple[Mapping[str, A
     document = json.loads((folder / RECIPES).read_text())
     sizes = json.loads((folder / MODELS).read_text())["models"]
     known = set(planner.bundled_names())
-    rows = tuple(_recipe(row, _model(row, sizes, known), known) for row in document["rows"])
+    filled = [with_practice(row) for row in document["rows"]]
+    rows = tuple(_recipe(row, _model(row, sizes, known), known, taken) for row, taken in filled)
     return rows, tuple(document.get("pairs", ()))
 
 
@@ -149,8 +148,9 @@ def _layout(row: Mapping[str, Any]) -> str:
     return text if text.startswith("E") else ""
 
 
-def _recipe(row: Mapping[str, Any], model: str, known: set[str]) -> Recipe:
-    assumed: list[str] = []
+def _recipe(row: Mapping[str, Any], model: str, known: set[str], taken: tuple[str, ...]) -> Recipe:
+    """A row as far as the program takes it; `taken` says what the source's scripts add to its own words."""
+    assumed = list(taken)
     lacks = tuple(_lacks(row, model, known))
     return Recipe(
         key=row["id"],
@@ -179,13 +179,12 @@ def _lacks(row: Mapping[str, Any], model: str, known: set[str]) -> Iterator[str]
         f"optimizer moments: {optimizer.get('moments')}": (optimizer.get("moments") or "fp32") not in STORED,
         "context parallelism": (row.get("cp") or 1) > 1 and "context" not in ABLE,
         "expert parallelism": (row.get("ep") or 1) > 1 and "expert" not in ABLE,
-        "tensor, context and expert axes at once": min((row.get(name) or 1) for name in ("tp", "cp", "ep")) > 1,
         "recomputation of operators that are not named": recompute.get("granularity") == "selective"
         and not (modules or _offload(row)),
         "recomputation of some layers": bool(recompute.get("num_layers")),
         "activations in the host's memory": any((row.get("offload") or {}).values()) and not _offload(row),
         "weights that are not trained (LoRA)": row.get("task") == "lora",
-        "sharding over a part of the copies": fsdp not in (0, row.get("dp")),
+        "sharding over a part of the copies": bool(fsdp) and (row.get("dp") or 0) % fsdp > 0,
     }
     return (reason for reason, applies in reasons.items() if applies)
 
@@ -255,8 +254,9 @@ def _precision(row: Mapping[str, Any], assumed: list[str]) -> str:
 
 
 def _chunks(row: Mapping[str, Any], layers: int) -> list[int]:
-    """Numbers of chunks, two and more, that the layers fill equally; 1 where none does."""
-    counts = range(2, MOST_CHUNKS + 1)
+    """Numbers of chunks, two and more, that the layers fill equally, embedding and loss counted as layers or not; 1
+    where none does."""
+    counts = range(2, (layers + 2) // row["pp"] + 1)
     found = [v for v in counts if not layers % (row["pp"] * v) or not (layers + 2) % (row["pp"] * v)]
     return found or [1]
 
@@ -293,6 +293,7 @@ def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[pla
         "data": row["dp"] // cores,
         "layout": _layout(row),
         "zero": _zero(row),
+        "shard_over": max(1, (row.get("fsdp") or 0) // cores) if row.get("fsdp") not in (0, None, row["dp"]) else 0,
         "recompute": recompute.get("granularity") == "full" or offload == ("layer_input",),
         "repeats": tuple(recompute.get("modules") or ()),
         "offload": offload,

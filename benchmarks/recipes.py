@@ -119,7 +119,8 @@ def _words(degrees: planner.Degrees) -> str:
         "tp": degrees.tensor, "cp": degrees.context, "ep": degrees.expert, "pp": degrees.pipeline, "dp": degrees.data,
         "vp": degrees.chunks, "mb": degrees.micro_batch, "zero": degrees.zero,
     }  # fmt: skip
-    words = " ".join(f"{name}{value}" for name, value in named.items()) + f" {degrees.layout}".rstrip()
+    over = f" over {degrees.shard_over}" if degrees.shard_over else ""
+    words = " ".join(f"{name}{value}" for name, value in named.items()) + over + f" {degrees.layout}".rstrip()
     words += _recomputed({*degrees.repeats} | ({"all layers"} if degrees.recompute else set()))
     return words + (f", offloads {' '.join(degrees.offload)}" if degrees.offload else "")
 

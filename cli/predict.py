@@ -50,6 +50,11 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
 @click.option("--schedule", help="Pipeline schedule. [default: 1f1b; interleaved with several chunks per worker]")
 @click.option("--zero", type=click.IntRange(min=0), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(
+    "--shard-over", type=click.IntRange(min=2), metavar="RANKS",
+    help="Neighbouring data-parallel ranks over which the ZeRO stage shards, so that each group of them holds all "
+    "state (HSDP). [default: all]",
+)  # fmt: skip
+@click.option(
     "--exchange", metavar="SCHEME",
     help="Gradient exchange among data-parallel replicas of a whole model: ring, hierarchical, byteps, parallax, .. "
     "(docs/exchange.md). [default: that of the ZeRO stage]",

@@ -22,7 +22,9 @@ from planner.exchange.recipe import Content as Content
 from planner.exchange.recipe import ExchangeStep as ExchangeStep
 from planner.exchange.recipe import Group as Group
 from planner.exchange.recipe import ModelStateBytes as ModelStateBytes
+from planner.exchange.recipe import Neighbours as Neighbours
 from planner.exchange.recipe import Phase as Phase
+from planner.exchange.recipe import RankGroup as RankGroup
 from planner.exchange.recipe import Recipe as Recipe
 from planner.exchange.recipe import groups_of as groups_of
 from planner.exchange.recipe import kept_bytes as kept_bytes

@@ -9,7 +9,7 @@ the same links.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
@@ -49,6 +49,28 @@ class Group(StrEnum):
     SERVERS = "servers"
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Groups of so many replicas that follow each other, whatever machines they are on, as `Group.INSIDE`.
+
+    Attributes:
+        replicas: of a group.
+        across: the groups that hold the same shard of what is sharded over such neighbours, as `Group.ACROSS`.
+    """
+
+    replicas: int
+    across: bool = False
+
+
+RankGroup = Group | Neighbours
+"""Which ranks take part in a step: by a name, or by their number."""
+
+
+def is_across(group: RankGroup) -> bool:
+    """True for groups with one rank of each set that shards something: they divide its payload among them."""
+    return group.across if isinstance(group, Neighbours) else group is Group.ACROSS
+
+
 class ElementBytes(Protocol):
     """Bytes of gradients and of weights: of one element (a `Precision`), or of all of a bucket."""
 
@@ -78,10 +100,10 @@ class ExchangeStep:
     collective: Collective
     content: Content
     phase: Phase = Phase.END
-    group: Group = Group.REPLICAS
+    group: RankGroup = Group.REPLICAS
 
     @property
-    def way(self) -> tuple[Collective, Group]:
+    def way(self) -> tuple[Collective, RankGroup]:
         """Collective and group, on which the cost of a byte depends."""
         return self.collective, self.group
 
@@ -91,7 +113,7 @@ class ExchangeStep:
 
     def shares(self, groups: np.ndarray) -> int:
         """Number of groups (`groups_of`) that divide the payload among them: for ACROSS one group a shard, else 1."""
-        return len(groups) if self.group is Group.ACROSS else 1
+        return len(groups) if is_across(self.group) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +131,20 @@ class Recipe:
     """
 
     steps: tuple[ExchangeStep, ...]
-    weights: Group | None = None
-    gradients: Group | None = None
-    optimizer: Group | None = None
+    weights: RankGroup | None = None
+    gradients: RankGroup | None = None
+    optimizer: RankGroup | None = None
     gathered_units: int = 2
 
     @property
-    def held(self) -> tuple[Group | None, Group | None, Group | None]:
+    def held(self) -> tuple[RankGroup | None, RankGroup | None, RankGroup | None]:
         """The groups over which weights, gradients and optimizer state are sharded."""
         return self.weights, self.gradients, self.optimizer
 
     @property
     def among_inner(self) -> tuple[ExchangeStep, ...]:
         """The steps without those ACROSS machines."""
-        return tuple(step for step in self.steps if step.group is not Group.ACROSS)
+        return tuple(step for step in self.steps if not is_across(step.group))
 
     def during(self, *phases: Phase) -> tuple[ExchangeStep, ...]:
         """The steps of some phases, in order."""
@@ -143,8 +165,12 @@ def recipes() -> dict[int, Recipe]:
     return {scheme.zero: scheme.recipe for _, scheme in SCHEMES.items() if scheme.zero is not None}
 
 
-def recipe_of(zero: int) -> Recipe:
+def recipe_of(zero: int, over: int = 0) -> Recipe:
     """The recipe of a ZeRO stage.
+
+    Args:
+        zero: the stage.
+        over: neighbouring replicas that hold the shards of a whole; 0 for all replicas.
 
     Raises:
         UsageError: no scheme has that number.
@@ -152,10 +178,39 @@ def recipe_of(zero: int) -> Recipe:
     known = recipes()
     if zero not in known:
         raise UsageError(f"there is no ZeRO stage {zero}", hint=f"use one of {', '.join(map(str, sorted(known)))}")
-    return known[zero]
+    return sharded_over(known[zero], over) if over else known[zero]
 
 
-def groups_of(machine: np.ndarray, ranks: np.ndarray, group: Group) -> np.ndarray:
+def sharded_over(recipe: Recipe, over: int) -> Recipe:
+    """A recipe whose state is sharded over `over` neighbouring replicas, and equal in all such groups (HSDP).
+
+    What was scattered or gathered over all replicas is so over neighbours; each shard of the gradients is summed over
+    the groups once an iteration, as none is complete before (Zhao et al., PyTorch FSDP, VLDB 2023, hybrid sharding;
+    Megatron Core, `--num-distributed-optimizer-instances`).
+    """
+    near, far = Neighbours(over), Neighbours(over, across=True)
+
+    def held(group: RankGroup | None) -> RankGroup | None:
+        return near if group is Group.REPLICAS else group
+
+    sharding = any(group is Group.REPLICAS for group in recipe.held)
+    if not sharding:
+        return recipe
+    steps: list[ExchangeStep] = []
+    for step in recipe.steps:
+        steps.append(replace(step, group=near) if step.group is Group.REPLICAS else step)
+        if step.collective is Collective.REDUCE_SCATTER:
+            steps.append(ExchangeStep(Collective.ALL_REDUCE, step.content, Phase.END, far))
+    return replace(
+        recipe,
+        steps=tuple(steps),
+        weights=held(recipe.weights),
+        gradients=held(recipe.gradients),
+        optimizer=held(recipe.optimizer),
+    )
+
+
+def groups_of(machine: np.ndarray, ranks: np.ndarray, group: RankGroup) -> np.ndarray:
     """The groups of ranks that run a step at the same time, int64 [groups, ranks of a group].
 
     Args:
@@ -164,8 +219,14 @@ def groups_of(machine: np.ndarray, ranks: np.ndarray, group: Group) -> np.ndarra
         group: which of them form a group.
 
     Raises:
-        UsageError: the group is SERVERS, which are no ranks.
+        UsageError: the group is SERVERS, which are no ranks, or neighbours do not divide the ranks.
     """
+    if isinstance(group, Neighbours):
+        if len(ranks) % group.replicas:
+            hint = "shard over a number that divides them"
+            raise UsageError(f"groups of {group.replicas} do not divide {len(ranks)} replicas", hint=hint)
+        near = ranks.reshape(-1, group.replicas)
+        return near.T if group.across else near
     if group is Group.SERVERS:
         raise UsageError("parameter servers are no ranks of a stage", hint="use a scheme of collectives")
     if group is Group.REPLICAS:
@@ -175,19 +236,19 @@ def groups_of(machine: np.ndarray, ranks: np.ndarray, group: Group) -> np.ndarra
     return inside if group is Group.INSIDE else inside.T
 
 
-def parts_of(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group | None) -> int:
+def parts_of(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: RankGroup | None) -> int:
     """Number of shards into which a group of these ranks cuts some state; 1 for None."""
     if group is None or group is Group.REPLICAS:
         return 1 if group is None else len(ranks)
     return int(_groups(cluster, ranks, group).shape[1])
 
 
-def rank_part(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group | None) -> float:
+def rank_part(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: RankGroup | None) -> float:
     """The part of something that each rank keeps when `group` shards it; 0 of what servers hold."""
     return 0.0 if group is Group.SERVERS else 1 / parts_of(cluster, ranks, group)
 
 
-def _groups(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: Group) -> np.ndarray:
+def _groups(cluster: Cluster, ranks: Sequence[int] | np.ndarray, group: RankGroup) -> np.ndarray:
     members = np.sort(np.asarray(ranks, dtype=np.int64))
     return groups_of(members // (cluster.node_size or 1), members, group)
 
@@ -237,7 +298,7 @@ def phase_s(
 def sent_bytes(
     recipe: Recipe,
     sizes: ElementBytes,
-    parts: Callable[[Group], int],
+    parts: Callable[[RankGroup], int],
     elements: float = 1.0,
     passes: float = 1.0,
 ) -> float:
@@ -252,10 +313,15 @@ def sent_bytes(
     """
     total = 0.0
     for step in recipe.steps:
-        shares = parts(Group.INSIDE) if step.group is Group.ACROSS else 1
+        shares = parts(_sharers(step.group)) if is_across(step.group) else 1
         moved = moved_bytes(step.collective, elements * step.payload(sizes), parts(step.group)) / shares
         total += moved * (1.0 if step.phase is Phase.END else passes)
     return total
+
+
+def _sharers(group: RankGroup) -> RankGroup:
+    """The groups that shard what ranks across them hold alike."""
+    return Neighbours(group.replicas) if isinstance(group, Neighbours) else Group.INSIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +345,7 @@ def kept_bytes(
     recipe: Recipe,
     sizes: ElementBytes,
     state_bytes: float,
-    parts: Callable[[Group | None], Count],
+    parts: Callable[[RankGroup | None], Count],
     elements: float = 1.0,
     largest: float = 1.0,
     spare_bytes: float = 0.0,

@@ -22,7 +22,13 @@ GALVATRON = dataclasses.replace(
     _TITAN,
     key="galvatron",
     title="Galvatron",
-    can=_TITAN.can - {Requirement.MULTI_STAGE_RANK, Requirement.SPLIT_BACKWARD, Requirement.EXPERT_PARALLEL},
+    can=_TITAN.can
+    - {
+        Requirement.MULTI_STAGE_RANK,
+        Requirement.SPLIT_BACKWARD,
+        Requirement.EXPERT_PARALLEL,
+        Requirement.SHARDED_GROUPS,
+    },
     schedules=("1f1b", "gpipe"),
     structure=dataclasses.replace(_TITAN.structure, alike=False, axes=("tensor", "context")),
 )

@@ -118,6 +118,8 @@ def _zero(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
     sharded = plan.configuration.zero > 0
     if sharded:
         yield "--use-distributed-optimizer"
+    if plan.configuration.shard_over:
+        yield f"--num-distributed-optimizer-instances {len(plan.stages[0].replicas) // plan.configuration.shard_over}"
     if degrees.data > 1 and plan.options.overlap:
         yield "--overlap-grad-reduce"
         if sharded:

@@ -20,7 +20,7 @@ TORCH = dataclasses.replace(
     _TITAN,
     key="torch",
     title="torch.distributed",
-    can=_TITAN.can - {Requirement.SKIP_EDGES, Requirement.EXPERT_PARALLEL},
+    can=_TITAN.can - {Requirement.SKIP_EDGES, Requirement.EXPERT_PARALLEL, Requirement.SHARDED_GROUPS},
     schedules=(
         "1f1b", "gpipe", "dapple", "interleaved", "hanayo", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v",
     ),

@@ -74,9 +74,11 @@ def _tables(plan: Plan) -> Mapping[str, Table]:
     degrees, zero = readings.degrees(plan), plan.configuration.zero
     param, reduce = TYPES[readings.precision_base(plan)]
     piped = len(plan.stages) > 1
+    over = plan.configuration.shard_over
+    groups = len(plan.stages[0].replicas) // over if over else 1
     parallelism: Table = {
-        "data_parallel_replicate_degree": degrees.data if zero < 2 else 1,
-        "data_parallel_shard_degree": degrees.data if zero >= 2 else 1,
+        "data_parallel_replicate_degree": degrees.data if zero < 2 else groups,
+        "data_parallel_shard_degree": degrees.data // groups if zero >= 2 else 1,
         "fsdp_reshard_after_forward": "always" if zero > 2 else "never",
         "tensor_parallel_degree": degrees.tensor,
         "context_parallel_degree": degrees.context,
@@ -155,7 +157,7 @@ def read_toml(text: str) -> FrameworkJob:
     """Read a job from torchtitan's TOML file.
 
     Raises:
-        UsageError: the text is no TOML, or its degrees have no counterpart here (HSDP).
+        UsageError: the text is no TOML, or its degrees leave open how many ranks hold the shards of a group (HSDP).
     """
     try:
         tables = tomllib.loads(text)
@@ -167,8 +169,12 @@ def read_toml(text: str) -> FrameworkJob:
         number(parallelism, f"{kind}_parallel_degree", 1) for kind in ("pipeline", "tensor", "context", "expert")
     )
     sharded = number(parallelism, "data_parallel_shard_degree", -1) != 1
-    if sharded and number(parallelism, "data_parallel_replicate_degree", 1) != 1:
-        raise UsageError("replicas of sharded groups (HSDP) are no ZeRO stage", hint="set one of both degrees to 1")
+    groups, shards = (number(parallelism, f"data_parallel_{name}_degree", 1) for name in ("replicate", "shard"))
+    if sharded and groups != 1 and shards < 2:
+        raise UsageError(
+            "how many ranks hold the shards of a group (HSDP) is left open",
+            hint="give data_parallel_shard_degree as a number",
+        )
     schedule = _schedule_of(parallelism) if pipeline > 1 else ""
     reshard = parallelism.get("fsdp_reshard_after_forward", "default")
     whole = reshard == "always" or (reshard == "default" and pipeline == 1)
@@ -183,6 +189,7 @@ def read_toml(text: str) -> FrameworkJob:
         micro_batch=number(parallelism, "pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local,
         schedule=schedule,
         zero=(3 if whole else 2) if sharded else 0,
+        shard_over=shards if sharded and groups > 1 else 0,
         recompute=mode == "full",
         layout="|".join(map(_items, parts)) if pipeline > 1 else "",
     )

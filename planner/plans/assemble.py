@@ -328,6 +328,7 @@ def stage_section(
         sharding=sharding,
         repeats=choice.repeats,
         offload=choice.offload,
+        shard_over=decision.shard_over,
     )
 
 

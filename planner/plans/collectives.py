@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from planner.costs.precision import Precision
-from planner.exchange import Exchange, Group, Phase, Step, groups_of, recipe_of
+from planner.exchange import Exchange, Phase, RankGroup, Step, groups_of, recipe_of
 from planner.hardware.types import Collective
 from planner.plans.figures import StageCollective
 from planner.plans.records import ExchangeSection, FusedMessage, LinkBytes, SharedParameter, Stage, TensorExchange
@@ -123,7 +123,7 @@ def stage_collectives(stage: Stage, chosen: Precision, node_size: int) -> tuple[
     Collectives among ranks of one replica that hold the same weights come first. `node_size` is the number of devices
     of a machine, for recipes with steps inside machines and across them.
     """
-    recipe = recipe_of(stage.zero)
+    recipe = recipe_of(stage.zero, stage.shard_over)
     collectives = [
         StageCollective(
             step.collective.value,
@@ -149,7 +149,7 @@ def stage_collectives(stage: Stage, chosen: Precision, node_size: int) -> tuple[
     return tuple(collectives)
 
 
-def replica_groups(stage: Stage, group: Group, node_size: int) -> np.ndarray:
+def replica_groups(stage: Stage, group: RankGroup, node_size: int) -> np.ndarray:
     """First ranks of the replicas that exchange with each other, a group a row."""
     firsts = np.sort(np.asarray([ranks[0] for ranks in stage.replicas], dtype=np.int64))
     return groups_of(firsts // node_size, firsts, group)

@@ -186,7 +186,7 @@ def _holding(plan: Plan, stage: Stage, terms: StagePrediction, buffers: int) -> 
     if plan.system is not None:
         return terms
     versions = plan.schedule.versions[stage.index] if plan.schedule.versions else 1
-    elements, recipe = stage.held_parameters, recipe_of(stage.zero)
+    elements, recipe = stage.held_parameters, recipe_of(stage.zero, stage.shard_over)
     parts = {group: replica_groups(stage, group, node_size).shape[1] for group in recipe.held if group is not None}
     state = optimizer_state_bytes(plan.options.optimizer, formats)
     copies = formats.copy_bytes * elements * (not recipe.weights or parts[recipe.weights] == 1)

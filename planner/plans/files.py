@@ -259,6 +259,7 @@ def configuration_of(plan: Plan) -> Configuration:
         whole_stages=plan.options.whole_stages,
         transfers=Transfers(plan.schedule.transfers),
         exchange=plan.exchange.scheme if plan.exchange else "",
+        shard_over=max((stage.shard_over for stage in plan.stages), default=0),
     )
     groups_in_file = [frozenset(stage.replicas) for stage in plan.stages]
     one_by_one = tuple(

@@ -242,6 +242,7 @@ def _of_stages(plan: Plan) -> Iterator[Requirement]:
         Requirement.ZERO1: 1 in sharded,
         Requirement.ZERO2: 2 in sharded,
         Requirement.ZERO3: 3 in sharded,
+        Requirement.SHARDED_GROUPS: any(stage.shard_over for stage in plan.stages),
         Requirement.MULTI_STAGE_RANK: any(len(plan.stages_of(rank)) > 1 for s in plan.stages for rank in s.ranks),
         Requirement.IDLE_RANKS: bool(plan.idle_ranks),
         Requirement.OFFLOAD: any(stage.offload for stage in plan.stages),

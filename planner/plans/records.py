@@ -132,6 +132,7 @@ class Stage:
             their forward is not repeated.
         zero: ZeRO stage: what is sharded over the replicas (0 nothing, 1 optimizer state, 2 gradients, 3 weights too).
         parameters: trained weight elements of one replica, a tied copy counted once.
+        shard_over: neighbouring replicas over which it is sharded, where that is a part of them; left out for all.
         sharding: name of the way in which the ranks of a group share the work; left out for groups of one rank.
         rank_parameters: trained weight elements that one rank of a group holds, a tied copy counted once, and as where
             a rank holds most of it; left out with `sharding`.
@@ -161,6 +162,7 @@ class Stage:
     repeats: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()
+    shard_over: int = 0
 
     @property
     def keeping(self) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:

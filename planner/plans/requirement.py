@@ -35,6 +35,8 @@ class Requirement(StrEnum):
     """Its gradients, too: they are scattered after every backward pass."""
     ZERO3 = "zero3"
     """Its weights, too (FSDP): they are gathered block by block before every pass."""
+    SHARDED_GROUPS = "sharded_groups"
+    """What ZeRO shards is so over a part of a stage's replicas, and each shard is held by several of them (HSDP)."""
     ASYNC_WEIGHTS = "async_weights"
     """Weights are updated without draining the pipeline."""
     MULTI_STAGE_RANK = "multi_stage_rank"
@@ -109,7 +111,7 @@ class Requirement(StrEnum):
 
 OF_MINOR_1 = frozenset(list(Requirement)[list(Requirement).index(Requirement.ORDER_ROUTING) :])
 """Requirements that files of minor version 0 do not list."""
-OF_MINOR_2 = frozenset({Requirement.OFFLOAD})
+OF_MINOR_2 = frozenset({Requirement.OFFLOAD, Requirement.SHARDED_GROUPS})
 """Requirements of what files have since minor version 2: readers of before refuse their keys."""
 
 

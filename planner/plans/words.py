@@ -75,8 +75,14 @@ def summary(decision: Configuration) -> str:
     parts.append(decision.schedule)
     parts += keeping_words(decision.stages)
     if decision.zero:
-        parts.append(f"ZeRO-{decision.zero}")
+        parts.append(zero_words(decision))
     return ", ".join(parts)
+
+
+def zero_words(configuration: Configuration) -> str:
+    """`ZeRO-3`, or `ZeRO-3 over 8 replicas` where that is a part of them."""
+    over = f" over {configuration.shard_over} replicas" if configuration.shard_over else ""
+    return f"ZeRO-{configuration.zero}{over}"
 
 
 def keeping_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
@@ -157,7 +163,7 @@ def words_of(configuration: Configuration, schedule: str = "") -> str:
     whole = configuration.whole_stages and all(s.recompute for s in stages)
     words = keeping_words(stages)
     text += "".join(f", {'recompute whole stages' if whole and word == 'recompute' else word}" for word in words)
-    return text + (f", ZeRO-{configuration.zero}" if configuration.zero else "")
+    return text + (f", {zero_words(configuration)}" if configuration.zero else "")
 
 
 def _runs(values: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.ZERO1: "as it stands",
     Requirement.ZERO2: "after every backward where the replicas run the same actions, else once an iteration",
     Requirement.ZERO3: "for every pass where the replicas run the same actions, else once an iteration",
+    Requirement.SHARDED_GROUPS: "refused: state is sharded over all replicas of a stage, or over none",
     Requirement.ASYNC_WEIGHTS: "as it stands",
     Requirement.CORRECTIONS: "as it stands; first epochs that are synchronous are trained under another plan",
     Requirement.EVICTIONS: "activations stay on their rank: the same values, more memory",
@@ -71,6 +72,8 @@ def refusals(plan: Plan) -> tuple[str, ...]:
         reasons.append(f"{Requirement.SUB_SEQUENCES}: parts of a micro-batch that are not runs of its sequence")
     if plan.schedule.parts > 1 and plan.shardings:
         reasons.append(f"{Requirement.SUB_SEQUENCES}: parts are not shared by a group of ranks")
+    if any(stage.shard_over for stage in plan.stages):
+        reasons.append(f"{Requirement.SHARDED_GROUPS}: state is sharded over all replicas of a stage, or over none")
     if plan.schedule.clock_distance is not None and any(stage.zero for stage in plan.stages):
         reasons.append(f"{Requirement.BOUNDED_STALENESS}: copies that run ahead of each other share no optimizer state")
     return tuple(reasons)
@@ -93,5 +96,5 @@ def require_executable(plan: Plan) -> None:
     if reasons:
         raise PlanError(
             f"cannot be run: {'; '.join(reasons)}", where=f"schedule {plan.schedule.name}",
-            hint="plan with another --schedule, such as 1f1b or interleaved",
+            hint="plan with another --schedule, such as 1f1b or interleaved, without --shard-over",
         )  # fmt: skip

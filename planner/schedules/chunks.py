@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
 from planner.schedules.orders import Task, in_turn, list_schedule
-from planner.schedules.schedule import PlacedSchedule, ReplicatedSchedule, StagePerWorkerSchedule
+from planner.schedules.schedule import PlacedSchedule, ReplicatedSchedule, Schedule, StagePerWorkerSchedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline, Work
 
 _MAX_CHUNKS = 20
@@ -71,6 +71,10 @@ class Interleaved(ChunkedSchedule):
     def chunks_per_worker(self) -> int:
         """v."""
         return self.chunks
+
+    def holding(self, chunks: int) -> Schedule | None:
+        """As many as are named, also beyond those that are worth trying."""
+        return replace(self, chunks=chunks) if chunks > 1 else None
 
     def options(self, *, recompute: bool) -> Iterable[dict[str, Any]]:
         """2 to 20 chunks."""

@@ -105,6 +105,10 @@ class Schedule(Protocol):
         """Number of stages on each worker."""
         return 1
 
+    def holding(self, chunks: int) -> Schedule | None:
+        """The schedule with so many stages on each worker, where an option says how many; else None."""
+        return None
+
     def stage_counts(self, workers: int) -> tuple[int, ...]:
         """Numbers of stages (chunks) that it supports on so many workers of single replicas; empty if none."""
         return (workers * self.chunks_per_worker,)

@@ -61,6 +61,8 @@ class Configuration:
         micro_batches: micro-batches per iteration in one copy; each stage's replicas divide it.
         schedule: name of the schedule, with its options.
         zero: ZeRO stage: what is sharded over a stage's replicas.
+        shard_over: neighbouring replicas over which a stage's state is sharded, where that is a part of them (HSDP): as
+            many replicas hold each shard as there are such groups. 0 for all replicas.
         slice_devices: devices in one copy's slice; 0 means as many as its workers take. Where a slice has more, its
             first devices stay idle.
         adjacent: the copies of each worker are neighbouring devices, instead of the workers of each copy.
@@ -87,3 +89,4 @@ class Configuration:
     exchange: str = ""
     precision: str = ""
     overlap: float | None = None
+    shard_over: int = 0

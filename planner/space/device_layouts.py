@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from planner.errors import UsageError
-from planner.exchange import ExchangeStep, Group, parts_of, recipes, step_terms
+from planner.exchange import ExchangeStep, RankGroup, parts_of, recipes, step_terms
 from planner.hardware.collectives import ALGORITHMS, Terms, collective_s, send_terms
 from planner.hardware.tiers import Span, span_of
 from planner.hardware.types import Cluster, Collective
@@ -88,7 +88,7 @@ class DeviceLayouts:
             in_place[self.cluster.device_types[groups.ravel()], place] = True
         return in_place
 
-    def parts(self, group: Group | None) -> np.ndarray:
+    def parts(self, group: RankGroup | None) -> np.ndarray:
         """int64 [places], the number of shards into which a group of a place's ranks cuts its state; 1 for None."""
         return np.array([parts_of(self.cluster, groups[..., 0].ravel(), group) for groups in self._groups])
 
@@ -139,7 +139,8 @@ class DeviceLayouts:
     def _is_well_formed(self, configuration: Configuration, costs: BlockCosts) -> bool:
         """True if stages cover all blocks, samples divide evenly, and no choice needs the judge (`evaluate`)."""
         stop = 0
-        if configuration.exchange or configuration.devices or configuration.zero not in self._zero_stages:
+        elsewhere = configuration.exchange or configuration.devices or configuration.shard_over
+        if elsewhere or configuration.zero not in self._zero_stages:
             return False
         if any(unpriced(self.job, configuration)):
             return False

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import ShardplanError
-from planner.exchange import Group, Phase, Recipe, kept_bytes, recipe_of
+from planner.exchange import Phase, RankGroup, Recipe, kept_bytes, recipe_of
 from planner.hardware.types import Cluster, neighbours
 from planner.memory import fits
 from planner.play import Transfers
@@ -201,7 +201,7 @@ class _Batch:
         by_type = seconds[(slice(None), *self.span)]
         return np.asarray(np.where(self.lines.types[: len(seconds)], by_type, -math.inf).max(axis=0))
 
-    def _parts(self, group: Group | None, place: np.ndarray, members: np.ndarray) -> np.ndarray:
+    def _parts(self, group: RankGroup | None, place: np.ndarray, members: np.ndarray) -> np.ndarray:
         """Number of shards into which a group cuts its state, by stage of some configurations."""
         parts = self.layouts.parts(group)[place]
         return np.asarray(parts if group is None else parts * self.inner_shards[members])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from planner.costs.precision import Precision
-from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, recipe_of
+from planner.exchange import ExchangeStep, Phase, RankGroup, Recipe, kept_bytes, recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Collective
 from planner.space.blocks import range_sums
@@ -90,7 +90,7 @@ class ExchangeTables:
         return np.where(elements > 0, _cheapest_s(terms, elements * step.payload(self._precision)), 0.0)
 
     def resident(
-        self, ranges: Ranges, parameter_elements: np.ndarray, parts: Callable[[Group | None], np.ndarray], zero: int
+        self, ranges: Ranges, parameter_elements: np.ndarray, parts: Callable[[RankGroup | None], np.ndarray], zero: int
     ) -> np.ndarray:
         """[.., n, n] bytes of weights, gradients, optimizer state and workspace of a stage's device.
 

@@ -134,6 +134,10 @@ def _divisibility(costs: BlockCosts, job: Job, decision: Configuration, named: b
         if stage.replicas > 0 and decision.micro_batches % stage.replicas:
             message = f"{stage.replicas} replicas of stage {index} do not divide {decision.micro_batches} micro-batches"
             found.append(Violation("divisibility", index, message, decision.micro_batches, stage.replicas))
+        replicas = decision.copies * stage.replicas
+        if decision.shard_over and replicas % decision.shard_over:
+            message = f"groups of {decision.shard_over} do not divide the {replicas} replicas of stage {index}"
+            found.append(Violation("divisibility", index, message, replicas, decision.shard_over))
     if named and decision.schedule.partition(":")[0] not in names():
         found.append(Violation("option", 0, f"there is no schedule {decision.schedule!r}"))
     return found

@@ -231,6 +231,8 @@ class Degrees:
         exchange: scheme by which gradients travel (`planner.exchange`), with its options; empty for the recipe of the
             ZeRO stage.
         offload: names of modules whose kept activations lie in the host's memory; `layer_input` with `recompute`.
+        shard_over: neighbouring data-parallel ranks over which ZeRO shards, so that each group of them holds all of it;
+            0 for all ranks. Ranks of `expert` and `context` are in groups of their own.
 
     The samples of `micro_batch` are those of one of the `expert` ranks.
     """
@@ -254,6 +256,7 @@ class Degrees:
     repeats: tuple[str, ...] = ()
     exchange: str = ""
     offload: tuple[str, ...] = ()
+    shard_over: int = 0
 
     def __post_init__(self) -> None:
         """Refuse words where numbers are meant.
@@ -320,8 +323,25 @@ def configurations_of(
             zero=zero,
             adjacent=degrees.adjacent and copies > 1,
             exchange=degrees.exchange,
+            shard_over=_shard_over(degrees, copies * degrees.replicas, zero),
         )
         yield configuration, members
+
+
+def _shard_over(degrees: Degrees, replicas: int, zero: int) -> int:
+    """Replicas over which state is sharded; 0 for all.
+
+    Raises:
+        JobError: they do not divide the replicas, or nothing is sharded.
+    """
+    over = degrees.shard_over
+    if not over or over == replicas:
+        return 0
+    if over < 2 or replicas % over or not zero:
+        what = f"{replicas} replicas" if zero else "ZeRO-0, which shards nothing"
+        hint = "use a ZeRO stage, and a number of 2 and more that divides the replicas"
+        raise JobError(f"state is to be sharded over {over} of {what}", hint=hint)
+    return over
 
 
 def _copies(degrees: Degrees, costs: BlockCosts, cluster: Cluster, job: Job) -> tuple[int, int]:
@@ -413,7 +433,8 @@ def _scheduled(name: str, workers: int, chunks: int, micro_batches: int, *, reco
     """
     schedule = get(name)
     tried = (schedule, *schedule.variants(workers, micro_batches, recompute=recompute))
-    for variant in tried:
+    named = schedule.holding(chunks) if schedule.name == schedule.key else None
+    for variant in (*tried, *([named] if named else [])):
         if workers * chunks in variant.stage_counts(workers):
             return variant.name, workers * chunks
     if chunks == 1 and schedule.stage_counts(workers):

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.exchange import ExchangeStep, Group, parts_of, recipes, step_terms
+from planner.exchange import ExchangeStep, RankGroup, parts_of, recipes, step_terms
 from planner.hardware.collectives import Terms, send_terms
 from planner.hardware.tiers import Span, span_of
 from planner.hardware.types import Cluster, Collective
 
-_StepKind = tuple[Collective, Group]
+_StepKind = tuple[Collective, RankGroup]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Placement:
     place_replicas: np.ndarray
     place_kind: np.ndarray
     kinds: tuple[tuple[int, ...], ...]
-    parts: Mapping[Group | None, np.ndarray]
+    parts: Mapping[RankGroup | None, np.ndarray]
     exchanges: Mapping[_StepKind, tuple[Terms, ...]]
     link: np.ndarray
     sends: tuple[Terms, ...]
@@ -70,7 +70,7 @@ class _ReplicaPlaces:
     at: np.ndarray
     replicas: int
     types: tuple[tuple[int, ...], ...]
-    parts: Mapping[Group | None, list[int]]
+    parts: Mapping[RankGroup | None, list[int]]
     terms: Mapping[_StepKind, tuple[Terms, ...]]
     least_terms: Mapping[_StepKind, tuple[float, float]]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.exchange import Group
+from planner.exchange import RankGroup
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
 from planner.space.repeats import lists_of, recompute_choices, selective_costs
@@ -80,7 +80,7 @@ class Ranges:
         self.workspace_bytes = range_maxima(costs.workspace_bytes)
         self.saved_bytes = costs.saved_bytes
 
-    def parts(self, replicas: np.ndarray, group: Group | None) -> np.ndarray:
+    def parts(self, replicas: np.ndarray, group: RankGroup | None) -> np.ndarray:
         """[.., n or 1, n or 1] number of shards that a group makes of stages with so many replicas [..]."""
         shards = replicas[..., None, None]
         return np.asarray(shards if group is None else shards * self.inner_shards)
@@ -182,7 +182,7 @@ def stage_needs(
     capacity_bytes: float,
     recompute: str,
     transfer_s: np.ndarray,
-    group: Group | None = None,
+    group: RankGroup | None = None,
 ) -> StageNeeds:
     """Lower bounds on what stages need; O(n^2).
 

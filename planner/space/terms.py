@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.costs.precision import Precision, optimizer_state_bytes
-from planner.exchange import ExchangeStep, Group, Phase, Recipe, kept_bytes, parts_of, recipe_of, step_s
+from planner.exchange import ExchangeStep, Phase, RankGroup, Recipe, kept_bytes, parts_of, recipe_of, step_s
 from planner.hardware.collectives import collective_s, send_terms
 from planner.hardware.types import Cluster, Collective, reserve_bytes
 from planner.schedules import Pipeline, Schedule
@@ -43,6 +43,7 @@ class Replicas:
         concurrent: groups that exchange at the same time on the same links.
         precision: number formats.
         zero: ZeRO stage.
+        shard_over: `Configuration.shard_over`.
         inner_shards: shards into which the ranks of a replica split weights that they all hold, averaged over the
             stage's elements.
     """
@@ -52,12 +53,13 @@ class Replicas:
     concurrent: int
     precision: Precision
     zero: int
+    shard_over: int = 0
     inner_shards: float = 1.0
 
     @functools.cached_property
     def recipe(self) -> Recipe:
         """The exchanges and shards of the ZeRO stage."""
-        return recipe_of(self.zero)
+        return recipe_of(self.zero, self.shard_over)
 
     @property
     def shards(self) -> float:
@@ -106,7 +108,7 @@ class Replicas:
             reserve=others[1],
         )
 
-    def _parts(self, group: Group | None) -> float:
+    def _parts(self, group: RankGroup | None) -> float:
         parts = parts_of(self.cluster, self.groups[..., 0].ravel(), group)
         return parts if group is None else parts * self.inner_shards
 
@@ -197,7 +199,8 @@ def _cached_terms(
     no_transfer = not index or holders[index - 1] == holders[index]
     devices = [(ranks.shape, ranks.tobytes()) for ranks in groups[index if no_transfer else index - 1 : index + 1]]
     key = (
-        *(configuration.stages[index], configuration.schedule, configuration.zero, configuration.whole_stages),
+        *(configuration.stages[index], configuration.schedule, configuration.whole_stages),
+        *(configuration.zero, configuration.shard_over),
         *(len(groups) > 1, _concurrent(setting, index), setting.workers.in_line),
         *(in_flight, versions, tied_s, *devices),
     )
@@ -225,7 +228,13 @@ def _terms(
     shard_elements = shard_elements_of(costs, blocks)
     inner_shards = elements / shard_elements if shard_elements else 1.0
     replicas = Replicas(
-        cluster, groups[index], _concurrent(setting, index), number_formats, configuration.zero, inner_shards
+        cluster,
+        groups[index],
+        _concurrent(setting, index),
+        number_formats,
+        configuration.zero,
+        configuration.shard_over,
+        inner_shards,
     )
     *pass_s, sync_s = _exchanges_s(setting, replicas, costs, blocks)
     asynchronous = len(configuration.stages) > 1 and not setting.schedule.weight_policy.synchronous
@@ -295,7 +304,8 @@ def _exchanges_s(setting: Setting, replicas: Replicas, costs: BlockCosts, blocks
         [float(costs.exchanged_elements[b]) for b in blocks],
         shard_elements_of(costs, blocks),
     )
-    key = (replicas.groups.tobytes(), replicas.groups.shape, replicas.concurrent, tuple(block_elements), stage_elements)
+    recipe = replicas.zero, replicas.shard_over, replicas.groups.shape, replicas.concurrent
+    key = (replicas.groups.tobytes(), *recipe, tuple(block_elements), stage_elements)
     if key not in setting.cache.seconds:
         setting.cache.seconds[key] = (*replicas.pass_s(block_elements), replicas.end_s(stage_elements))
     forward_s, backward_s, end_s = setting.cache.seconds[key]

@@ -101,13 +101,13 @@ def _exchanged(
     passes = configuration.micro_batches / own.shape[1]
     for inner in costs.inner_replicas:
         held, turned = float(inner.elements[choice.start : choice.stop].sum()), np.roll(own, -1, axis=2)
-        for step in recipe_of(configuration.zero).among_inner:
+        for step in recipe_of(configuration.zero, configuration.shard_over).among_inner:
             runs = times if step.phase is Phase.END else passes
             each = runs * moved_bytes(step.collective, held * step.payload(sent.precision), inner.ranks)
             total = total + rank_traffic(fabric, own.ravel(), turned.ravel(), each)
     for rank in range(choice.ranks):
         members = np.unique(own[..., rank])
-        for step in recipe_of(configuration.zero).steps if len(members) > 1 else ():
+        for step in recipe_of(configuration.zero, configuration.shard_over).steps if len(members) > 1 else ():
             runs = times if step.phase is Phase.END else passes
             payload = runs * elements * step.payload(sent.precision)
             total = total + step_traffic(fabric, step, members=members) * payload

@@ -40,6 +40,12 @@ def test_ranks_that_share_operators_hold_chunks_of_an_interleaved_pipeline() -> 
     assert planner.plans.validate(found.plan, graph, cluster) == []
 
 
+def test_more_chunks_than_a_search_tries_can_be_named() -> None:
+    graph, cluster = planner.load_graph("llama3-70b", dims={"seq": 128}), planner.load_cluster("dgx-h100", nodes=2)
+    found = planner.predict(graph, cluster, Job(8), Degrees(tensor=8, pipeline=2, chunks=40))
+    assert (found.configuration.schedule, len(found.configuration.stages)) == ("interleaved:chunks=40", 80)
+
+
 def test_no_configuration_beats_the_bound_of_the_search(small: tuple[planner.Graph, planner.Cluster]) -> None:
     graph, cluster = small
     best = planner.plan(graph, cluster, Job(64, pipeline_stages=(2,), data_parallel=(4,), tensor_parallel=(1,)))

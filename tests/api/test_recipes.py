@@ -72,8 +72,7 @@ def test_predictors_are_in_the_model_where_layout_or_flops_have_them(tmp_path: P
         ({"model": "palm-3"}, ("model: palm-3",)),
         ({"precision": "int4"}, ("number format: int4",)),
         ({"system": {"device": "H900", "gpus": 16}}, ("system: H900",)),
-        ({"cp": 2, "ep": 2}, ("tensor, context and expert axes at once",)),
-        ({"fsdp": 2}, ("sharding over a part of the copies",)),
+        ({"fsdp": 3}, ("sharding over a part of the copies",)),
         ({"offload": {"optimizer": True}}, ("activations in the host's memory",)),
         ({"recompute": {"granularity": "selective"}}, ("recomputation of operators that are not named",)),
         ({"dp": None, "measured": {}}, ("not measured as an iteration", "parallelism not stated")),
@@ -107,9 +106,28 @@ def test_what_a_source_leaves_open_is_tried_and_said(tmp_path: Path) -> None:
     found = recipe(tmp_path, vp=None, mbs=None, schedule="interleaved-1f1b")
     assert found.statement is not None
     tried = {(degrees.micro_batch, degrees.chunks) for degrees in found.statement.tried}
-    # 32 layers on 2 workers: 2, 4 or 8 chunks each; 34 with embedding and loss make 17.
-    assert tried == {(size, chunks) for size in (1, 2) for chunks in (2, 4, 8)}
+    # 32 layers on 2 workers: 2, 4, 8 or 16 chunks each; 34 with embedding and loss make 17.
+    assert tried == {(size, chunks) for size in (1, 2) for chunks in (2, 4, 8, 16, 17)}
     assert "the number of chunks is the fastest" in found.assumed
+
+
+def test_what_a_sources_scripts_set_goes_behind_the_rows_own_words(tmp_path: Path) -> None:
+    llama = {"source": "Megatron-LM examples/llama", "release": "FP8 Performance", "overlap": None}
+    silent = recipe(tmp_path, **llama, optimizer={"name": "adam"})
+    own = recipe(tmp_path, **llama, optimizer={"name": "adam", "main_grads": "fp32"})
+    assert silent.statement is not None
+    assert own.statement is not None
+    assert (silent.statement.job.precision, own.statement.job.precision) == ("bf16", "bf16:grads=fp32")
+    assert dict(silent.statement.inner_overlap)["*"] == 0.85
+    assert "distributed, main_grads, overlap as in examples/llama/README.md" in silent.assumed[0]
+    named = recipe(tmp_path, model="deepseek-v3", release="NeMo 25.09", tp=1, ep=4, recompute=None)
+    assert named.statement is not None
+    assert named.statement.tried[0].repeats == (), "a row that names what it overlaps has its script's other words, too"
+
+
+def test_sharding_over_a_part_of_the_copies_is_stated(tmp_path: Path) -> None:
+    found = [recipe(tmp_path, fsdp=fsdp).statement for fsdp in (0, 2, 4)]
+    assert [(s.tried[0].zero, s.tried[0].shard_over) for s in found if s] == [(1, 0), (3, 2), (3, 0)]
 
 
 def test_a_dispatcher_that_sends_rows_once_is_read(tmp_path: Path) -> None:

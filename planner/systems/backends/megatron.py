@@ -1,5 +1,6 @@
 """Megatron-LM and Megatron-Core."""
 
+from planner.plans.requirement import Requirement
 from planner.space.types import Structure
 from planner.systems.backends import GROUPS, PIPELINE, REPLICAS, Backend, register
 
@@ -8,7 +9,7 @@ register(
         key="megatron",
         title="Megatron",
         usual=True,
-        can=REPLICAS | PIPELINE | GROUPS,
+        can=REPLICAS | PIPELINE | GROUPS | {Requirement.SHARDED_GROUPS},
         schedules=("1f1b", "interleaved"),
         zero=(0, 1),
         structure=Structure(
@@ -23,7 +24,7 @@ register(
         offloads=("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_act", "qkv_linear"),
         sources={
             "schedules": "megatron/core/pipeline_parallel/schedules.py; --num-layers-per-virtual-pipeline-stage",
-            "zero": "--use-distributed-optimizer (arguments.py)",
+            "zero": "--use-distributed-optimizer, --num-distributed-optimizer-instances (arguments.py)",
             "equal_replicas": "one --tensor-model-parallel-size and --pipeline-model-parallel-size for all stages; "
             "unequal grids only between modules (examples/mimo/training/topology.py)",
             "alike": "one set of layers and of --recompute-granularity, --recompute-method, --recompute-modules",

@@ -1,5 +1,6 @@
 """torchtitan: PyTorch's own parallel layers, FSDP2 and pipelining."""
 
+from planner.plans.requirement import Requirement
 from planner.space.types import Structure
 from planner.systems.backends import GROUPS, PIPELINE, REPLICAS, Backend, register
 
@@ -8,7 +9,7 @@ register(
         key="torchtitan",
         title="torchtitan",
         usual=True,
-        can=REPLICAS | PIPELINE | GROUPS,
+        can=REPLICAS | PIPELINE | GROUPS | {Requirement.SHARDED_GROUPS},
         schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"),
         zero=(0, 2, 3),
         structure=Structure(
@@ -22,7 +23,7 @@ register(
         sources={
             "schedules": "pipeline_parallel_schedule (config/configs.py): names of torch.distributed.pipelining",
             "zero": "data_parallel_replicate_degree (0), data_parallel_shard_degree with fsdp_reshard_after_forward: "
-            "never (2), always (3)",
+            "never (2), always (3); both degrees for groups of shards",
             "equal_replicas": "one mesh of pp, dp, cp and tp degrees for all ranks",
             "alike": "one parallelize function and one activation checkpoint mode for all parts "
             "(activation_checkpoint.py)",
