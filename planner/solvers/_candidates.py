@@ -184,7 +184,8 @@ def _without_zero(decision: Configuration) -> Configuration:
 
 def _without_recompute(decision: Configuration) -> Configuration:
     return dataclasses.replace(
-        decision, stages=tuple(dataclasses.replace(stage, recompute=False, repeats=()) for stage in decision.stages)
+        decision,
+        stages=tuple(dataclasses.replace(stage, **RecomputeChoice()._asdict()) for stage in decision.stages),
     )
 
 
@@ -273,8 +274,7 @@ def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tu
         ) -> Configuration:
             pairs = itertools.pairwise(bounds)
             stages = tuple(
-                StageChoice(start, stop, replicas, recompute_choice[0], repeats=recompute_choice[1])
-                for start, stop in pairs
+                StageChoice(start, stop, replicas, **recompute_choice._asdict()) for start, stop in pairs
             )
             return Configuration(stages, 1, costs.micro_batch, batches, schedule, zero)
 

@@ -9,11 +9,11 @@ import numpy as np
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
-from planner.space.blocks import layer_starts
 from planner.space.configuration import LAYER_INPUT, Configuration
 from planner.space.cuts import pinned_blocks
 from planner.space.job_options import allowed_ranks, as_written
-from planner.space.repeats import is_allowed
+from planner.space.layers import layer_starts
+from planner.space.repeats import RecomputeChoice, is_allowed
 from planner.space.types import BlockCosts, Job, StageTerms, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 
@@ -90,7 +90,10 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
         if stage.repeats and stage.recompute:
             message = f"stage {index} repeats all layers, and {', '.join(stage.repeats)} with them: say one of the two"
             yield Violation("option", index, message)
-        if stage.recompute and stage.offload not in ((), (LAYER_INPUT,)):
+        if stage.layers and (not stage.recompute or stage.offload or configuration.whole_stages):
+            message = f"stage {index} has a number of layers to recompute, {stage.layers}"
+            yield Violation("option", index, f"{message}: recompute layer by layer, and offload nothing")
+        elif stage.recompute and stage.offload not in ((), (LAYER_INPUT,)):
             message = (
                 f"stage {index} recomputes all layers and keeps only their inputs: offload {LAYER_INPUT}, nothing else"
             )
@@ -178,7 +181,8 @@ def forbidden_choices(
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
     found += [("backends", index) for index in _outside_structure(job.structure, decision, names)][:1]
-    asked = [is_allowed(job.recompute, stage.recompute, stage.repeats) for stage in stages]
+    wanted = [RecomputeChoice(stage.recompute, stage.repeats, stage.layers) for stage in stages]
+    asked = [is_allowed(job.recompute, choice) for choice in wanted]
     found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 

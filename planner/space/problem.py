@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.space.repeats import LeastRepeats, recomputed_modules
+from planner.space.repeats import LeastRepeats, recompute_choices
 from planner.space.types import BlockCosts, Configuration, StageChoice
 
 
@@ -121,11 +121,17 @@ class StageProblem:
         """Number of blocks."""
         return int(self.saved_bytes.shape[-1])
 
-    def stage(self, start: int, stop: int, option: int, way: int) -> StageChoice:
-        """The stage of blocks `start` to `stop` (exclusive) with an option and a way to recompute."""
+    def stage(self, start: int, stop: int, option: int, way: int, layers: int = 0) -> StageChoice:
+        """The stage of blocks `start` to `stop` (exclusive) with an option and a way to recompute.
+
+        With `layers` it recomputes the first so many of its layers.
+        """
         replicas, sharding, choice = int(self.replicas[option]), int(self.shardings[option]), str(self.ways[way])
         shared = self.ranks, sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, choice == "always", *shared, recomputed_modules(choice))
+        (wanted, *_) = recompute_choices(choice)
+        return StageChoice(
+            start, stop, replicas, wanted.recompute, *shared, wanted.repeats, layers=layers or wanted.layers
+        )
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Configuration:
         """The configuration with these stages."""

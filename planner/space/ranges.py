@@ -11,7 +11,8 @@ import numpy as np
 from planner.exchange import Group
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
-from planner.space.repeats import lists_of, recompute_choices, selective_costs
+from planner.space.layers import choice_of_layers
+from planner.space.repeats import RecomputeChoice, lists_of, recompute_choices, selective_costs
 from planner.space.types import BlockCosts
 
 
@@ -20,7 +21,7 @@ class StageWay:
     """Costs of one way to recompute a stage, by ranges of blocks i..j.
 
     Attributes:
-        recompute: True if all layers are recomputed.
+        recompute: True if layers are recomputed, the first `layers` of a stage; 0 for all.
         repeats: names of modules that are recomputed otherwise.
         repeat_s: [t, n, n] seconds of recomputation in the backward.
         saved_bytes: [n, n] activation bytes of each micro-batch in flight.
@@ -32,11 +33,39 @@ class StageWay:
     repeat_s: np.ndarray
     saved_bytes: np.ndarray
     working_bytes: np.ndarray
+    layers: int = 0
 
     @property
     def choice(self) -> str:
         """The way as it is written in `Job.recompute`."""
-        return ",".join(self.repeats) or ("always" if self.recompute else "never")
+        return ",".join(self.repeats) or (choice_of_layers(self.layers) if self.recompute else "never")
+
+
+def first_layers_bytes(
+    all_layers: tuple[np.ndarray, np.ndarray],
+    plain_bytes: np.ndarray,
+    at: tuple[np.ndarray | int, ...],
+    span: tuple[np.ndarray | int, np.ndarray],
+    kept_from: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Activation bytes of stages that recompute their layers before a block, and keep the blocks behind whole.
+
+    The blocks behind have freed their activations by the time that a layer is repeated.
+
+    Args:
+        all_layers: [.., n, n] `saved_bytes` and `working_bytes` of stages that recompute all their layers.
+        plain_bytes: [.., n, n] `saved_bytes` of stages that recompute nothing.
+        at: indices of the tables' leading axes.
+        span: first and last block of each stage.
+        kept_from: the first block behind; the one after the last for none.
+
+    Returns: `saved_bytes` and `working_bytes` as of `StageWay`.
+    """
+    first, last = span
+    saved_bytes, working_bytes = (table[(*at, first, kept_from - 1)] for table in all_layers)
+    behind = plain_bytes[(*at, np.minimum(kept_from, last), last)]
+    behind_bytes = np.where(kept_from <= last, behind, 0.0)
+    return saved_bytes + behind_bytes, np.maximum(working_bytes - behind_bytes, 0.0)
 
 
 class Ranges:
@@ -100,11 +129,12 @@ class Ranges:
         if key not in self._ways:
             kept = range_sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
             ways = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
-            if (False, ()) in recompute_choices(choice):
+            if RecomputeChoice() in recompute_choices(choice):
                 no_recompute = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
                 ways.insert(0, StageWay(False, (), *no_recompute))
-            if (True, ()) in recompute_choices(choice):
-                ways.append(self._layers(kept, whole_stages=whole_stages))
+            for each in (each for each in recompute_choices(choice) if each.recompute):
+                all_layers = self._layers(kept, whole_stages=whole_stages)
+                ways.append(self._first_layers(all_layers, each.layers) if each.layers else all_layers)
             self._ways[key] = tuple(ways)
         return self._ways[key]
 
@@ -122,6 +152,17 @@ class Ranges:
         repeat_s = range_sums(costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated)
         working = np.maximum(repeated_bytes(costs) - kept, 0.0)
         return StageWay(True, (), repeat_s, costs.checkpoint_bytes + kept, working)
+
+    def _first_layers(self, all_layers: StageWay, layers: int) -> StageWay:
+        """The way to recompute the first so many layers of a stage."""
+        count = len(self.saved_bytes)
+        first, last = (np.broadcast_to(np.arange(count)[axis], (count, count)) for axis in ((..., None), (None, ...)))
+        last = np.maximum(first, last)
+        kept_from = self._costs.layers.kept_from(first, last + 1, layers)
+        tables = all_layers.saved_bytes, all_layers.working_bytes
+        saved, working = first_layers_bytes(tables, self.saved_bytes, (), (first, last), kept_from)
+        repeat_s = all_layers.repeat_s[:, first, kept_from - 1]
+        return StageWay(True, (), repeat_s, np.triu(saved), np.triu(working), layers)
 
     def least_activations(self, choice: str) -> np.ndarray:
         """[n, n] fewest activation bytes that one micro-batch needs under a recompute choice."""

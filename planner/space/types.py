@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,7 @@ from planner.hardware import Collective, Terms
 from planner.hardware.types import HEADROOM
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
+from planner.space.layers import Layers
 
 if TYPE_CHECKING:
     from planner.space.schemes import SchemeExchange
@@ -79,8 +81,10 @@ class Job:
         schedules: allowed schedules. Schedules with several stages a worker are searched only where the best pipeline
             with one stage a worker (1F1B, GPipe) leaves workers idle for long.
         recompute: what stages may run forward again in their backward pass. "never": nothing. "always": all layers.
-            "layers": all layers or nothing, chosen by stage. "auto": also single modules of the layers. Anything else
-            names modules that all stages repeat, `layernorm,moe_act` (`planner.operators.modules`).
+            "layers": all layers or nothing, chosen by stage. "auto": also the first layers of a stage, as many as
+            memory asks for, or single modules of the layers. `layers:4`: the first 4 layers of every stage
+            (`planner.space.layers`). Anything else names modules that all stages repeat, `layernorm,moe_act`
+            (`planner.operators.modules`).
         zero: allowed ZeRO stages, sharding over a stage's replicas nothing (0), the optimizer state (1), gradients too
             (2), weights too (3).
         max_stages: most pipeline stages; 0 means no limit.
@@ -478,6 +482,12 @@ class BlockCosts:
         """[n] trainable elements of each block that a rank exchanges with its equals in other replicas."""
         return self.parameter_elements if self.shard_elements is None else self.shard_elements
 
+    @functools.cached_property
+    def layers(self) -> Layers:
+        """The layers of the chain, of which a stage may recompute the first ones."""
+        starts = np.arange(len(self.parameter_elements)) if self.layer_starts is None else self.layer_starts
+        return Layers.of(self.names, starts)
+
     def stage(
         self,
         start: int,
@@ -485,8 +495,9 @@ class BlockCosts:
         replicas: int = 1,
         recompute: bool = False,
         repeats: tuple[str, ...] = (),
+        layers: int = 0,
         offload: tuple[str, ...] = (),
     ) -> StageChoice:
         """A stage of blocks `start` to `stop` (exclusive) with the sharding of these costs."""
         sharding = self.ranks, self.sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, recompute, *sharding, repeats, offload)
+        return StageChoice(start, stop, replicas, recompute, *sharding, repeats, offload, layers)

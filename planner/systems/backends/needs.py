@@ -15,7 +15,7 @@ from planner.plans.shardings import ShardedBlock, Sharding
 from planner.sharding import Axis, AxisRole
 from planner.sharding.layout import parse_layout
 from planner.sharding.limits import SMALL, STEP_SPLITS
-from planner.space.blocks import layer_starts
+from planner.space.layers import layer_starts
 from planner.systems.backends import PIPELINE, Backend
 
 ZERO = frozenset({Requirement.ZERO1, Requirement.ZERO2, Requirement.ZERO3})
