@@ -134,6 +134,11 @@ class Candidates:
             for k, (decision, seconds) in enumerate(ordered)
         ]
 
+    def recomputing(self) -> list[Configuration]:
+        """The feasible decisions of which a stage recomputes something, fastest first by their lower bounds."""
+        again = [d for d in self._least_s if any(stage.recompute or stage.repeats for stage in d.stages)]
+        return sorted(again, key=lambda d: (comparable(self._least_s[d]), repr(d)))
+
     def _simplified(self, decision: Configuration, judge: Judge) -> Configuration:
         """Drop idle devices, ZeRO, recomputation and copies of a single stage where they gain no time."""
         for simplify in (_without_idle_devices, _without_zero, _without_recompute, _with_copies_merged):

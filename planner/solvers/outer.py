@@ -45,6 +45,7 @@ from planner.space.formulate import Formulator
 from planner.space.job_options import allows_single_devices
 from planner.space.jobs import settled
 from planner.space.problem import StageProblem, joined
+from planner.space.repeats import allows_some_layers
 from planner.space.types import BlockCosts, Candidate, Job
 
 MAX_RUNNERS_UP = 8
@@ -70,6 +71,9 @@ PROMISING = 0.03
 
 NEAR = 1.2
 """A first plan is good enough to start with within this factor of perfectly balanced compute."""
+
+MAX_RETRIED = 4
+"""Shardings with which plans are searched again that recompute some layers of a stage."""
 
 MAX_SIZES_TRIED = 2
 """Micro-batch sizes for which a first tensor parallel plan is tried."""
@@ -165,6 +169,7 @@ class _Search:
             raise self._nothing_fits(priced)
         if not any_plan and self._closed_form_job.schedules:
             self._look_closer()
+            self._recompute_fewer_layers()
             self._raise_bound()
         return self._assemble(priced, trivial.candidates())
 
@@ -365,6 +370,22 @@ class _Search:
             finer = self._shardings.finer(best.micro_batch, number)
             self._offer(best.micro_batch, finer)
             self._search_by_closed_form((), (), finer, any_plan=False)
+
+    def _recompute_fewer_layers(self) -> None:
+        """Search plans that recompute the first layers of a stage, with the shardings of the best plans that recompute.
+
+        Their times are no part of the bound: it speaks of stages that recompute all layers, modules or nothing.
+        """
+        if not allows_some_layers(self._job):
+            return
+        known = dict.fromkeys(
+            (d.micro_batch, stage.sharding) for d in self._candidates.recomputing() for stage in d.stages
+        )
+        costs = [self._costs_by_size[size][number] for size, number in list(known)[:MAX_RETRIED]]
+        if costs:
+            plain, self._formulator = self._formulator, Formulator(self._cluster, self._job, some_layers=True)
+            self._search_by_closed_form((), (), costs, any_plan=False)
+            self._formulator = plain
 
     def _search_by_critical_path(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,9 +12,13 @@ import numpy as np
 from planner.exchange import Group
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
-from planner.space.layers import choice_of_layers
+from planner.space.layers import Layers, choice_of_layers
 from planner.space.repeats import RecomputeChoice, lists_of, recompute_choices, selective_costs
 from planner.space.types import BlockCosts
+
+
+PARTS = 4
+"""Ranges of the number of recomputed layers that bounds tell apart."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,6 +169,32 @@ class Ranges:
         repeat_s = all_layers.repeat_s[:, first, kept_from - 1]
         return StageWay(True, (), repeat_s, np.triu(saved), np.triu(working), layers)
 
+    def least_needs(self, choice: str, layers: Layers | None) -> Iterator[StageWay]:
+        """Lower bounds on the ways to recompute that a choice allows.
+
+        Args:
+            choice: as in `Job.recompute`.
+            layers: the layers of the chain, where stages may recompute the first ones: a bound for each of `PARTS`
+                ranges of their number, with the time of the fewest and the memory of the most. None where they may not.
+        """
+        ways = self.ways(choice)
+        yield from ways
+        if layers is None:
+            return
+        all_layers, n = ways[-1], len(self.saved_bytes)
+        span = np.triu_indices(n)
+        count = layers.count(span[0], span[1] + 1)
+        tables = all_layers.saved_bytes, all_layers.working_bytes
+        edges = [-(-count * part // PARTS) for part in range(PARTS + 1)]
+        for few, most in itertools.pairwise(edges):
+            fewest, largest = (layers.kept_from(span[0], span[1] + 1, each) for each in (few + 1, most))
+            kept, _ = first_layers_bytes(tables, self.saved_bytes, (), span, largest)
+            _, working = first_layers_bytes(tables, self.saved_bytes, (), span, fewest)
+            repeat_s, saved_bytes, working_bytes = np.zeros_like(self.forward_s), np.zeros((n, n)), np.zeros((n, n))
+            repeat_s[:, *span] = all_layers.repeat_s[:, span[0], fewest - 1]
+            saved_bytes[span], working_bytes[span] = kept, working
+            yield StageWay(True, (), repeat_s, saved_bytes, working_bytes)
+
     def least_activations(self, choice: str) -> np.ndarray:
         """[n, n] fewest activation bytes that one micro-batch needs under a recompute choice."""
         return np.asarray(np.minimum.reduce([way.saved_bytes + way.working_bytes for way in self.ways(choice)]))
@@ -221,7 +252,7 @@ def stage_needs(
     ranges: Ranges,
     resident_bytes: np.ndarray,
     capacity_bytes: float,
-    recompute: str,
+    ways: Iterable[StageWay],
     transfer_s: np.ndarray,
     group: Group | None = None,
 ) -> StageNeeds:
@@ -231,19 +262,22 @@ def stage_needs(
         ranges: costs of blocks i..j.
         resident_bytes: [n, n] lower bound on the bytes of weights, gradients, optimizer state and workspace.
         capacity_bytes: memory of the largest device.
-        recompute: as in `Job.recompute`.
+        ways: lower bounds on the ways to recompute.
         transfer_s: [n] lower bound on the transfers before a stage.
         group: ranks over which the update is sharded.
     """
     update_s = ranges.update_s.min(axis=0) / ranges.parts(np.ones(()), group)
     both_s = ranges.forward_s + ranges.backward_s
     plain_s = both_s.min(axis=0)
-    limits, ways = list[np.ndarray](), list[StageWay]()
-    for way in ranges.ways(recompute):
+    limits, repeats_s, hiding_s = list[np.ndarray](), list[np.ndarray](), 0.0
+    for way in ways:
         limit = _most_in_flight(resident_bytes + way.working_bytes, way.saved_bytes, capacity_bytes)
-        if not ways or (limit > np.maximum.reduce(limits)).any():  # else some faster way fits wherever this one does
+        repeat_s = way.repeat_s.min(axis=0)
+        faster = [known for known, known_s in zip(limits, repeats_s, strict=True) if (known_s <= repeat_s).all()]
+        if not faster or (limit > np.maximum.reduce(faster)).any():  # else a faster way fits wherever this one does
             limits.append(limit)
-            ways.append(way)
+            repeats_s.append(repeat_s)
+            hiding_s = max(hiding_s, float((ranges.backward_s + way.repeat_s).max(axis=0)[0, -1]))
     forward_s, each_s = (np.diagonal(t, axis1=1, axis2=2).min(axis=0) for t in (ranges.forward_s, both_s))
     return StageNeeds(
         whole_s=float(each_s.sum()),
@@ -252,8 +286,8 @@ def stage_needs(
         transfer_s=transfer_s,
         forward_s=_by_last(ranges.forward_s.min(axis=0)),
         plain_s=_by_last(plain_s),
-        repeat_s=np.stack([_by_last(way.repeat_s.min(axis=0)) for way in ways]),
-        hiding_s=float((ranges.backward_s + ways[-1].repeat_s).max(axis=0)[0, -1]),
+        repeat_s=np.stack([_by_last(repeat_s) for repeat_s in repeats_s]),
+        hiding_s=hiding_s,
         limit=np.stack([_by_last(limit) for limit in limits]),
         update_s=_by_last(_min_of_longer(update_s)),
         elements=_by_last(_min_of_longer(ranges.shard_elements)),

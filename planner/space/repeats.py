@@ -27,7 +27,7 @@ from planner.operators.modules import MODULE_KINDS, drops_output, module_nodes, 
 from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
 from planner.space.layers import layers_of_choice
-from planner.space.types import BlockCosts, RepeatCosts, Selective
+from planner.space.types import BlockCosts, Job, RepeatCosts, Selective
 
 CHOICES = ("never", "always", "layers", "auto")
 """Values of `Job.recompute` other than names of modules."""
@@ -74,9 +74,9 @@ def recompute_choices(choice: str) -> tuple[RecomputeChoice, ...]:
     return (RecomputeChoice(),) if choice == "never" else (RecomputeChoice(), all_layers)
 
 
-def allows_some_layers(choice: str) -> bool:
+def allows_some_layers(job: Job) -> bool:
     """True if a search may choose how many of a stage's layers are recomputed."""
-    return choice == "auto"
+    return job.recompute == "auto" and job.structure.some_layers and not job.whole_stages
 
 
 def is_allowed(choice: str, wanted: RecomputeChoice) -> bool:

@@ -55,6 +55,7 @@ class Structure:
         zero_in_pipelines: allowed ZeRO stages of plans with several pipeline stages; empty for those of the job.
         between_layers: allowed layouts of tensors between layers on a tensor axis, "replicated" or "sequence"; empty
             for both.
+        some_layers: stages may recompute the first of their layers only.
     """
 
     equal_replicas: bool = False
@@ -65,6 +66,7 @@ class Structure:
     head_groups: str = ""
     zero_in_pipelines: tuple[int, ...] = ()
     between_layers: tuple[str, ...] = ()
+    some_layers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
