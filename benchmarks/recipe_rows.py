@@ -182,7 +182,6 @@ def _lacks(row: Mapping[str, Any], model: str, known: set[str]) -> Iterator[str]
         "tensor, context and expert axes at once": min((row.get(name) or 1) for name in ("tp", "cp", "ep")) > 1,
         "recomputation of operators that are not named": recompute.get("granularity") == "selective"
         and not (modules or _offload(row)),
-        "recomputation of some layers": bool(recompute.get("num_layers")),
         "activations in the host's memory": any((row.get("offload") or {}).values()) and not _offload(row),
         "weights that are not trained (LoRA)": row.get("task") == "lora",
         "sharding over a part of the copies": fsdp not in (0, row.get("dp")),
@@ -294,6 +293,7 @@ def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[pla
         "layout": _layout(row),
         "zero": _zero(row),
         "recompute": recompute.get("granularity") == "full" or offload == ("layer_input",),
+        "recompute_layers": recompute.get("num_layers") or 0,
         "repeats": tuple(recompute.get("modules") or ()),
         "offload": offload,
     }

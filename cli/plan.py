@@ -62,6 +62,11 @@ from ._report import Draw, best_so_far, progress_line, say_where, show
     "moe, or patterns of operators such as `Gelu:*` and `*.mlp.*`.",
 )
 @click.option(
+    "--recompute-layers",
+    type=click.IntRange(min=1),
+    help="Recompute the first so many layers of every stage and keep the others. [default: as --recompute]",
+)
+@click.option(
     "--zero",
     "zero",
     multiple=True,
@@ -286,6 +291,8 @@ def _job(device_count: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
         "assume_dropout": options["assume_dropout"],
     }
     fields |= {name: options[name] for name in ("recompute", "overlap", "headroom")}
+    if options["recompute_layers"]:
+        fields["recompute"] = f"layers:{options['recompute_layers']}"
     lists = (
         "schedules", "zero", "tensor_parallel", "context_parallel", "expert_parallel", "pipeline_stages",
         "data_parallel", "meshes", "keep", "forbid", "backends",

@@ -161,7 +161,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "zero": plan.configuration.zero,
         "sequence_parallel": readings.cuts_sequence(plan),
         "parallelize": dict(readings.module_styles(plan)),
-        "recompute": list(readings.layers(plan)) if readings.recomputes(plan) else [],
+        "recompute": list(readings.recomputed_layers(plan)),
     }
 
 

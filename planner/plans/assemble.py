@@ -56,6 +56,7 @@ from planner.sharding import StageSharding
 from planner.space.blocks import head_block
 from planner.space.configuration import StageChoice
 from planner.space.jobs import precision_of, settled
+from planner.space.layers import Layers
 from planner.space.pricer import Pricer
 from planner.space.timing import certificate_alone
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
@@ -305,7 +306,7 @@ def _named_stages(
                 outputs=staging.outputs(index),
                 replicas=rank_schedule.groups[index],
                 recompute=choice.recompute,
-                kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
+                kept_blocks=_kept_blocks(choice, blocks, head),
                 zero=decision.zero,
                 parameters=sum(owners.values()),
                 sharding=name,
@@ -317,6 +318,15 @@ def _named_stages(
             )
         )
     return tuple(stages)
+
+
+def _kept_blocks(choice: StageChoice, blocks: Sequence[Block], head: int) -> tuple[int, ...]:
+    """Blocks of a recomputed stage that it keeps whole: those behind the layers that it recomputes, and the head."""
+    if not choice.recompute:
+        return ()
+    layers = Layers.of([block.name for block in blocks])
+    first_kept = int(layers.kept_from(choice.start, choice.stop, choice.layers))
+    return tuple(b for b in range(choice.start, choice.stop) if b >= first_kept or b == head)
 
 
 def _members(chain: Chain, choice: StageChoice) -> tuple[str, ...]:

@@ -373,7 +373,9 @@ def _semantics(plan: Plan) -> Iterator[str]:
 
 def _recomputation(plan: Plan) -> tuple[str, ...]:
     """What is recomputed, and what is kept instead."""
-    kept = [plan.block_table[block].name for stage in plan.stages for block in stage.kept_blocks]
+    stages = list(zip(plan.stages, plan.configuration.stages, strict=True))
+    kept = [plan.block_table[b].name for stage, choice in stages if not choice.layers for b in stage.kept_blocks]
+    some = {choice.layers for _, choice in stages if choice.layers}
     modules = tuple(dict.fromkeys(name for stage in plan.stages for name in stage.repeats))
     repeats = f"{', '.join(modules)} run forward again before their backward; what they read is kept"
     module_words = (repeats,) if modules else ()
@@ -381,7 +383,9 @@ def _recomputation(plan: Plan) -> tuple[str, ...]:
         return module_words
     exception = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
     words = "a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward"
-    return (words + exception, *module_words)
+    count = f"the first {short_list(sorted(some))} layers of a stage"
+    some_words = (f"{count} are recomputed, and the layers behind are kept",) if some else ()
+    return (words + exception, *some_words, *module_words)
 
 
 def _offload(plan: Plan) -> tuple[str, ...]:

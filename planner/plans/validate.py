@@ -25,6 +25,7 @@ from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.sections import hardware_section
 from planner.plans.types import Plan
 from planner.schedules import WeightPolicy
+from planner.space.layers import Layers
 
 
 def check_structure(plan: Plan) -> list[Finding]:
@@ -287,11 +288,19 @@ def _configured_stages(plan: Plan) -> Iterator[_Pair]:
     """Pairs of values for each stage."""
     names = ("", *(sharding.name for sharding in plan.shardings))
     alone = all(len(plan.stages_of(rank)) < 2 for rank in range(plan.world_size))
+    layers = Layers.of(plan.block_names)
     for at, (choice, stage) in enumerate(zip(plan.configuration.stages, plan.stages, strict=True)):
         own, other = f"configuration.stages[{at}]", f"stages[{at}]"
         yield f"{own}.start", choice.start, f"{other}.blocks[0]", stage.blocks[0]
         yield f"{own}.stop", choice.stop, f"{other}.blocks[1]", stage.blocks[1]
         yield f"{own}.recompute", choice.recompute, f"{other}.recompute", stage.recompute
+        first_kept = int(layers.kept_from(*stage.blocks, choice.layers))
+        kept = tuple(b for b in range(*stage.blocks) if b >= first_kept)
+        if choice.layers:
+            yield f"{own}.layers: kept blocks", kept, f"{other}.kept_blocks", stage.kept_blocks
+        elif stage.recompute:
+            said = layers.recomputed(*stage.blocks, stage.kept_blocks)
+            yield f"{own}.layers", 0, f"{other}.kept_blocks: layers recomputed", said
         yield f"{own}.repeats", ", ".join(choice.repeats), f"{other}.repeats", ", ".join(stage.repeats)
         yield f"{own}.offload", ", ".join(choice.offload), f"{other}.offload", ", ".join(stage.offload)
         yield "configuration.zero", plan.configuration.zero, f"{other}.zero", stage.zero

@@ -197,7 +197,8 @@ def _outside_structure(structure: Structure, decision: Configuration, names: Seq
         alike = (stage.sharding, stage.keeping) == (first.sharding, first.keeping)
         equal = stage.replicas == first.replicas or not structure.equal_replicas
         whole = len(starts) == 0 or starts[stage.start] == stage.start
-        if not (equal and whole and (alike or not structure.alike)):
+        able = structure.some_layers or not stage.layers
+        if not (equal and whole and able and (alike or not structure.alike)):
             yield index
 
 
