@@ -66,7 +66,8 @@ _WITH_CONFIG = frozenset(
     help="Activation recomputation: `never`, `always` (all layers), or modules as in `plan`: layernorm,moe_act.",
 )  # fmt: skip
 @click.option(
-    "--recompute-layers", type=click.IntRange(min=1),
+    "--recompute-layers",
+    type=click.IntRange(min=1),
     help="Recompute the first so many layers of each stage (chunk) and keep the others. [default: as --recompute]",
 )
 @click.option(

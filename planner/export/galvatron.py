@@ -24,7 +24,7 @@ GALVATRON = dataclasses.replace(
     title="Galvatron",
     can=_TITAN.can - {Requirement.MULTI_STAGE_RANK, Requirement.SPLIT_BACKWARD, Requirement.EXPERT_PARALLEL},
     schedules=("1f1b", "gpipe"),
-    structure=dataclasses.replace(_TITAN.structure, alike=False, axes=("tensor", "context")),
+    structure=dataclasses.replace(_TITAN.structure, alike=False, axes=("tensor", "context"), some_layers=True),
 )
 """What its runtime takes: a width, a kind of data parallelism and recomputation for each layer. Experts are dealt to
 ranks in another order than a plan's (`pp-ep-edp-etp`)."""

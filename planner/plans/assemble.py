@@ -28,7 +28,7 @@ from planner.plans.records import (
     SharedParameter,
     Stage,
 )
-from planner.plans.requirement import minor_of
+from planner.plans.requirement import Requirement, minor_of
 from planner.plans.sections import (
     Staging,
     alternative_section,
@@ -180,7 +180,8 @@ def assemble(
     if scheme is not None and scheme.scheme.zero is None:  # what a ZeRO stage exchanges stands with the stages
         plan = with_exchange(plan, scheme.exchange, scheme.step)
     needed = requirements(plan, divided=bool(staging.divided_modules()))
-    return dataclasses.replace(plan, requires=needed, minor=minor_of(needed))
+    told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
+    return dataclasses.replace(plan, requires=needed, minor=minor_of({*needed, *told}))
 
 
 def _configuration_section(

@@ -287,6 +287,12 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
         differences.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
     elif other.recompute != recomputed and len(other.starts) == len(starts):
         differences.append("recompute in other stages")
+    plan_layers, other_layers = (
+        " and ".join(sorted({plural(count, "layer") for count in counts if count})) or "all or no layers"
+        for counts in ([choice.layers for choice in plan.configuration.stages], other.layers)
+    )
+    if plan_layers != other_layers:
+        differences.append(f"recompute {other_layers} of a stage instead of {plan_layers}")
     plan_repeats, other_repeats = (
         " and ".join(sorted(filter(None, set(names)))) or "no module alone"
         for names in ([",".join(stage.repeats) for stage in plan.stages], other.repeats)

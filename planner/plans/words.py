@@ -94,7 +94,9 @@ def stage_keeping(stage: StageChoice) -> list[str]:
     `recompute` alone stands for all layers.
     """
     some = f" {plural(stage.layers, 'layer')}" if stage.layers else ""
-    words = [f"recompute{some}"] if stage.recompute else [f"recompute {'+'.join(stage.repeats)}"] if stage.repeats else []
+    words = (
+        [f"recompute{some}"] if stage.recompute else [f"recompute {'+'.join(stage.repeats)}"] if stage.repeats else []
+    )
     return [*words, *([f"offload {'+'.join(stage.offload)}"] if stage.offload else [])]
 
 

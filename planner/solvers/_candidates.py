@@ -134,10 +134,11 @@ class Candidates:
             for k, (decision, seconds) in enumerate(ordered)
         ]
 
-    def recomputing(self) -> list[Configuration]:
-        """The feasible decisions of which a stage recomputes something, fastest first by their lower bounds."""
+    def recomputed_shardings(self, count: int) -> list[tuple[int, int]]:
+        """Micro-batch sizes and shardings of the fastest decisions, by their bounds, that recompute something."""
         again = [d for d in self._least_s if any(stage.recompute or stage.repeats for stage in d.stages)]
-        return sorted(again, key=lambda d: (comparable(self._least_s[d]), repr(d)))
+        again.sort(key=lambda d: (comparable(self._least_s[d]), repr(d)))
+        return list(dict.fromkeys((d.micro_batch, stage.sharding) for d in again for stage in d.stages))[:count]
 
     def _simplified(self, decision: Configuration, judge: Judge) -> Configuration:
         """Drop idle devices, ZeRO, recomputation and copies of a single stage where they gain no time."""
@@ -278,9 +279,7 @@ def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tu
             bounds: Sequence[int], replicas: int, zero: int, recompute_choice: RecomputeChoice = recompute_choice
         ) -> Configuration:
             pairs = itertools.pairwise(bounds)
-            stages = tuple(
-                StageChoice(start, stop, replicas, **recompute_choice._asdict()) for start, stop in pairs
-            )
+            stages = tuple(StageChoice(start, stop, replicas, **recompute_choice._asdict()) for start, stop in pairs)
             return Configuration(stages, 1, costs.micro_batch, batches, schedule, zero)
 
         yield ONE_DEVICE, decision((0, blocks), 1, 0)

@@ -18,10 +18,10 @@ class StageChoice:
     `sharding` says: an index into the shardings of the micro-batch size (`BlockCosts.sharding`), 0 for none.
 
     `recompute` runs the forward of all its layers again in the backward pass, with `layers` of the first so many of
-    them (`planner.space.layers`), `repeats` that of modules by name only (`planner.operators.modules`). `offload` names modules whose activations, as far as they are kept for the backward
-    pass and no other module keeps them, lie in the host's memory until then; `LAYER_INPUT` where all layers are
-    recomputed, which keep nothing else. Of the ranks, `context` share the sequence (CP), and to `expert` samples and
-    experts are dealt (EP).
+    them (`planner.space.layers`), `repeats` that of modules by name only (`planner.operators.modules`). `offload` names
+    modules whose activations, as far as they are kept for the backward pass and no other module keeps them, lie in the
+    host's memory until then; `LAYER_INPUT` where all layers are recomputed, which keep nothing else. Of the ranks,
+    `context` share the sequence (CP), and to `expert` samples and experts are dealt (EP).
     """
 
     start: int

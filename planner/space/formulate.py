@@ -17,8 +17,8 @@ from planner.hardware.types import Cluster, neighbours
 from planner.space.cuts import pinned_blocks, stage_starts
 from planner.space.exchange_tables import ExchangeTables
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.placement import Placement, Placements
 from planner.space.layers import Layers
+from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
 from planner.space.repeats import allows_some_layers

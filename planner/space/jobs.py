@@ -17,8 +17,8 @@ from planner.operators.specs import call_classes, graph_specs
 from planner.sharding.choices import expert_dims
 from planner.sharding.limits import attention_heads
 from planner.sharding.mesh import Axis, AxisRole
-from planner.space.placement import aligned
 from planner.space.layers import layers_of_choice
+from planner.space.placement import aligned
 from planner.space.repeats import CHOICES, recomputed_modules
 from planner.space.types import Job, Structure
 

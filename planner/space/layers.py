@@ -79,7 +79,7 @@ class Layers:
 
     def count(self, start: np.ndarray | int, stop: np.ndarray | int) -> np.ndarray:
         """Number of layers of which a stage of blocks `start` to `stop` (exclusive) has a part."""
-        return np.maximum(self.started[stop] - self.first[start], 0)
+        return np.asarray(np.maximum(self.started[stop] - self.first[start], 0))
 
     def kept_from(self, start: np.ndarray | int, stop: np.ndarray | int, layers: np.ndarray | int) -> np.ndarray:
         """The first block whose activations a stage keeps that recomputes the first so many layers.
@@ -88,7 +88,7 @@ class Layers:
         """
         last = np.clip(self.first[start] + np.asarray(layers) - 1, 0, max(len(self.ends) - 1, 0))
         some = (np.asarray(layers) > 0) & (np.asarray(layers) < self.count(start, stop))
-        return np.where(some, self.ends[last], stop) if len(self.ends) else np.asarray(stop + 0 * last)
+        return np.where(some, self.ends[last], stop) if len(self.ends) else np.broadcast_to(stop, last.shape)
 
     def recomputed(self, start: int, stop: int, kept: Sequence[int]) -> int:
         """Number of layers that a stage recomputes which keeps some blocks whole; 0 for all layers.

@@ -181,8 +181,7 @@ def forbidden_choices(
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
     found += [("backends", index) for index in _outside_structure(job.structure, decision, names)][:1]
-    wanted = [RecomputeChoice(stage.recompute, stage.repeats, stage.layers) for stage in stages]
-    asked = [is_allowed(job.recompute, choice) for choice in wanted]
+    asked = [is_allowed(job.recompute, RecomputeChoice(s.recompute, s.repeats, s.layers)) for s in stages]
     found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 

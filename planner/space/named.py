@@ -313,9 +313,14 @@ def configurations_of(
         configuration = Configuration(
             stages=tuple(
                 members[0].stage(
-                    a, b, degrees.replicas, degrees.recompute, degrees.repeats, degrees.recompute_layers,
+                    a,
+                    b,
+                    degrees.replicas,
+                    degrees.recompute,
+                    degrees.repeats,
+                    degrees.recompute_layers,
                     degrees.offload,
-                )  # fmt: skip
+                )
                 for a, b in itertools.pairwise(edges)
             ),
             copies=copies,

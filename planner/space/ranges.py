@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +15,6 @@ from planner.space.blocks import range_sums, range_table, repeated_bytes
 from planner.space.layers import Layers, choice_of_layers
 from planner.space.repeats import RecomputeChoice, lists_of, recompute_choices, selective_costs
 from planner.space.types import BlockCosts
-
 
 PARTS = 4
 """Ranges of the number of recomputed layers that bounds tell apart."""

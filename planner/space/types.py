@@ -15,6 +15,7 @@ from planner.hardware.types import HEADROOM
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.layers import Layers
+from planner.space.structure import UNRESTRICTED, Structure
 
 if TYPE_CHECKING:
     from planner.space.schemes import SchemeExchange
@@ -33,40 +34,11 @@ __all__ = [
     "Selective",
     "StageChoice",
     "StageTerms",
+    "Structure",
     "Tie",
     "Violation",
     "WorkerMemory",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """Restrictions that a training framework puts on plans, beside the user's own options; none by default.
-
-    Attributes:
-        equal_replicas: all stages have the same number of replicas.
-        alike: all stages have the same sharding and the same recomputation.
-        whole_layers: stages begin where a layer begins.
-        axes: allowed roles of mesh axes (`planner.sharding.AxisRole`); tensor axes then split operators as the layers
-            of frameworks do (`planner.sharding.limits`). Empty allows anything.
-        powers_of_two: mesh axes have 1, 2, 4, 8 .. ranks.
-        head_groups: what the ranks of the tensor axes must divide: "" nothing, "heads" the attention heads, "key-value
-            heads" the heads that have keys of their own.
-        zero_in_pipelines: allowed ZeRO stages of plans with several pipeline stages; empty for those of the job.
-        between_layers: allowed layouts of tensors between layers on a tensor axis, "replicated" or "sequence"; empty
-            for both.
-        some_layers: stages may recompute the first of their layers only.
-    """
-
-    equal_replicas: bool = False
-    alike: bool = False
-    whole_layers: bool = False
-    axes: tuple[str, ...] = ()
-    powers_of_two: bool = False
-    head_groups: str = ""
-    zero_in_pipelines: tuple[int, ...] = ()
-    between_layers: tuple[str, ...] = ()
-    some_layers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +116,7 @@ class Job:
     whole_stages: bool = False
     headroom: float = HEADROOM
     backends: tuple[str, ...] = ()
-    structure: Structure = Structure()
+    structure: Structure = UNRESTRICTED
 
 
 @dataclass(frozen=True, slots=True)
