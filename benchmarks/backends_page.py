@@ -17,6 +17,7 @@ LIMITS = {
     "powers_of_two": "groups of 2, 4, 8 .. ranks",
     "head_groups": "ranks of a group divide",
     "zero_in_pipelines": "ZeRO with several stages",
+    "some_layers": "the first layers of a stage recomputed, the others kept",
     "between_layers": "tensors between layers on the ranks of a group",
 }
 """Fields of `Structure` in words."""

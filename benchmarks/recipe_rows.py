@@ -181,7 +181,6 @@ def _lacks(row: Mapping[str, Any], model: str, known: set[str]) -> Iterator[str]
         "expert parallelism": (row.get("ep") or 1) > 1 and "expert" not in ABLE,
         "recomputation of operators that are not named": recompute.get("granularity") == "selective"
         and not (modules or _offload(row)),
-        "recomputation of some layers": bool(recompute.get("num_layers")),
         "activations in the host's memory": any((row.get("offload") or {}).values()) and not _offload(row),
         "weights that are not trained (LoRA)": row.get("task") == "lora",
         "sharding over a part of the copies": bool(fsdp) and (row.get("dp") or 0) % fsdp > 0,
@@ -295,6 +294,7 @@ def _tried(row: Mapping[str, Any], layers: int, assumed: list[str]) -> tuple[pla
         "zero": _zero(row),
         "shard_over": max(1, (row.get("fsdp") or 0) // cores) if row.get("fsdp") not in (0, None, row["dp"]) else 0,
         "recompute": recompute.get("granularity") == "full" or offload == ("layer_input",),
+        "recompute_layers": recompute.get("num_layers") or 0,
         "repeats": tuple(recompute.get("modules") or ()),
         "offload": offload,
     }

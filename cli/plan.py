@@ -66,6 +66,11 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
     "moe, or patterns of operators such as `Gelu:*` and `*.mlp.*`.",
 )
 @click.option(
+    "--recompute-layers",
+    type=click.IntRange(min=1),
+    help="Recompute the first so many layers of every stage and keep the others. [default: as --recompute]",
+)
+@click.option(
     "--zero",
     "zero",
     multiple=True,
@@ -249,6 +254,7 @@ def _planned(
         micro_batches=tuple(sorted(set(options["micro_batches"]))),
         fused_attention=options["attention"] == "fused",
         dropout=not options["no_dropout"],
+        **({"recompute": f"layers:{options['recompute_layers']}"} if options["recompute_layers"] else {}),
     )
     arguments = {"strict_ops": options["strict_ops"], "provenance": provenance}
     orders = options["schedule_file"]

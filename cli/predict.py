@@ -64,6 +64,11 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     help="Activation recomputation: `never`, `always` (all layers), or modules as in `plan`: layernorm,moe_act.",
 )  # fmt: skip
 @click.option(
+    "--recompute-layers",
+    type=click.IntRange(min=1),
+    help="Recompute the first so many layers of each stage (chunk) and keep the others. [default: as --recompute]",
+)
+@click.option(
     "--offload", metavar="MODULES",
     help="Modules whose kept activations lie in the host's memory until their backward: core_attn,expert_fc1; or "
     "`layer_input`, with `--recompute always`. [default: none]",
@@ -209,7 +214,8 @@ def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> d
     for words in job.ignored:
         click.echo(f"note: ignored in {_options.shown_name(path)}: {words}", err=True)
     given_options = set(_options.given(click.get_current_context()))
-    fields_of_option = {"recompute": {"recompute", "repeats"}}
+    again = {"recompute", "repeats", "recompute_layers"}
+    fields_of_option = {"recompute": again, "recompute_layers": again}
     overridden = {field for option in given_options for field in fields_of_option.get(option, {option})}
     degrees = {field.name: getattr(job.degrees, field.name) for field in dataclasses.fields(job.degrees)}
     return {key: value for key, value in degrees.items() if key not in overridden}
@@ -218,7 +224,8 @@ def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> d
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
     names = {field.name for field in dataclasses.fields(planner.Degrees)}
     given = {name: value for name, value in options.items() if name in names and value}
-    given |= {"recompute": options["recompute"] == "always", "repeats": _modules(options["recompute"])}
+    layers = options["recompute_layers"] or 0
+    given |= {"recompute": options["recompute"] == "always" or layers > 0, "repeats": _modules(options["recompute"])}
     given["offload"] = planner.recomputed_modules(options["offload"] or "")
     return planner.Degrees(**{**given, "starts": _starts(options["starts"])})
 

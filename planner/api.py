@@ -467,4 +467,7 @@ def _certificate(answer: Answer, simulated_s: float) -> Certificate:
     """The search's certificate, its gap measured at the time of the decision taken."""
     bound_s = min(answer.certificate.bound_s, simulated_s)
     gap = gap_to(bound_s, simulated_s)
-    return dataclasses.replace(answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=gap <= OPTIMAL_GAP)
+    covered = not any(stage.layers for stage in answer.best.decision.stages)
+    return dataclasses.replace(
+        answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=covered and gap <= OPTIMAL_GAP
+    )

@@ -30,7 +30,7 @@ GALVATRON = dataclasses.replace(
         Requirement.SHARDED_GROUPS,
     },
     schedules=("1f1b", "gpipe"),
-    structure=dataclasses.replace(_TITAN.structure, alike=False, axes=("tensor", "context")),
+    structure=dataclasses.replace(_TITAN.structure, alike=False, axes=("tensor", "context"), some_layers=True),
 )
 """What its runtime takes: a width, a kind of data parallelism and recomputation for each layer. Experts are dealt to
 ranks in another order than a plan's (`pp-ep-edp-etp`)."""
@@ -79,6 +79,8 @@ def strategy(plan: Plan) -> dict[str, Any]:
     """The strategy file."""
     degrees, layer_counts, sharded = readings.degrees(plan), _stage_layers(plan), int(plan.configuration.zero == 3)
 
+    recomputed = set(readings.recomputed_layers(plan))
+
     def by_layer(of_stages: Sequence[int]) -> str:
         return _listed(value for value, count in zip(of_stages, layer_counts, strict=True) for _ in range(count))
 
@@ -89,7 +91,7 @@ def strategy(plan: Plan) -> dict[str, Any]:
         "cp_sizes_enc": by_layer(_widths(plan, AxisRole.CONTEXT)),
         "dp_types_enc": by_layer([sharded] * len(layer_counts)),
         "use_sp": by_layer([0] * len(layer_counts)),
-        "checkpoint": by_layer([int(stage.recompute) for stage in plan.stages]),
+        "checkpoint": _listed(int(name in recomputed) for name in readings.layers(plan)),
         "global_bsz": plan.micro_batches.global_batch,
         "chunks": degrees.accumulated,
         "pp_division": _listed(layer_counts),

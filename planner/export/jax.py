@@ -139,7 +139,7 @@ def _write(plan: Plan) -> Export:
         "inputs": {spec.name: _input(plan, spec.shape) for spec in plan.model.inputs},
         "micro_batches": {"size": plan.micro_batches.size, "count": plan.micro_batches.count // len(replicas)},
         "precision": plan.options.precision,
-        "remat": list(readings.layers(plan) if readings.recomputes(plan) else readings.repeated_modules(plan)),
+        "remat": list(readings.recomputed_layers(plan) or readings.repeated_modules(plan)),
         "parameters": dict(_parameters(plan)),
     }
     sizes = " x ".join(f"{axis} {size}" for axis, size in zip(axes, document["mesh"]["shape"], strict=True))

@@ -131,9 +131,10 @@ def _recompute(plan: Plan) -> Iterator[str]:
     if readings.recomputes(plan):
         counts = [part.count("t") for part in layout(plan).split("|")]
         whole = min(counts) if plan.configuration.whole_stages and len(set(counts)) == 1 else 1
+        some = readings.some_layers(plan)
         yield "--recompute-granularity full"
-        yield "--recompute-method uniform"
-        yield f"--recompute-num-layers {whole}"
+        yield f"--recompute-method {'block' if some else 'uniform'}"
+        yield f"--recompute-num-layers {some or whole}"
     elif modules:
         yield "--recompute-granularity selective"
         yield f"--recompute-modules {' '.join(modules)}"
@@ -209,7 +210,6 @@ FLAGS = re.compile(r"--(bf16|fp16|fp8|fp4|grad-reduce-in-bf16|first-last-layers-
 """Arguments about number formats."""
 
 _IGNORED = {
-    "--recompute-method block": "some layers of each stage recomputed: none are here",
     "--optimizer-cpu-offload": "optimizer state in host memory",
     "--cpu-offloading-num-layers": "activations in host memory",
     "--use-megatron-fsdp": "FSDP",
@@ -265,6 +265,7 @@ def read_arguments(text: str) -> FrameworkJob:
     group = _number(words, "--microbatch-group-size-per-virtual-pipeline-stage", 0)
     modules = words.get("--recompute-modules", "core_attn").split()
     selective = words.get("--recompute-granularity") == "selective" or "--recompute-activations" in words
+    block = words.get("--recompute-granularity") == "full" and words.get("--recompute-method") == "block"
     precision, left = _format_of(words)
     degrees = Degrees(
         tensor=tensor,
@@ -276,6 +277,7 @@ def read_arguments(text: str) -> FrameworkJob:
         schedule=f"interleaved:group={group}" if group else "",
         zero=int("--use-distributed-optimizer" in words),
         recompute=words.get("--recompute-granularity") == "full",
+        recompute_layers=_number(words, "--recompute-num-layers", 1) * block,
         repeats=tuple(modules) if selective else (),
         offload=tuple(words.get("--offload-modules", "").split()),
         layout=words.get("--pipeline-model-parallel-layout", ""),

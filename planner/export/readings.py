@@ -218,6 +218,19 @@ def recomputes(plan: Plan) -> bool:
     return any(stage.recompute for stage in plan.stages)
 
 
+def recomputed_layers(plan: Plan) -> tuple[str, ...]:
+    """The numbered modules that are recomputed, in order."""
+    kept = {block for stage in plan.stages for block in stage.kept_blocks}
+    blocks = [b for stage in plan.stages if stage.recompute for b in range(*stage.blocks) if b not in kept]
+    names = {layer_name(plan.block_table[b]) for b in blocks}
+    return tuple(name for name in layers(plan) if name in names)
+
+
+def some_layers(plan: Plan) -> int:
+    """Number of layers that each stage recomputes, of plans whose stages recompute alike; 0 for all or none."""
+    return plan.configuration.stages[0].layers
+
+
 def repeated_modules(plan: Plan) -> tuple[str, ...]:
     """Kinds of modules that are recomputed."""
     return plan.stages[0].repeats

@@ -24,7 +24,7 @@ TORCH = dataclasses.replace(
     schedules=(
         "1f1b", "gpipe", "dapple", "interleaved", "hanayo", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v",
     ),
-    structure=dataclasses.replace(_TITAN.structure, axes=("tensor",)),
+    structure=dataclasses.replace(_TITAN.structure, axes=("tensor",), some_layers=True),
 )  # fmt: skip
 """What torch's own runtime takes: any order in which a stage is on one rank of a pipeline, tensors that go to the next
 stage alone (`distributed/pipelining/schedules.py`); no dispatch of tokens to experts, no ring attention."""
@@ -161,7 +161,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "zero": plan.configuration.zero,
         "sequence_parallel": readings.cuts_sequence(plan),
         "parallelize": dict(readings.module_styles(plan)),
-        "recompute": list(readings.layers(plan)) if readings.recomputes(plan) else [],
+        "recompute": list(readings.recomputed_layers(plan)),
     }
 
 

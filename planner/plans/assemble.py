@@ -28,7 +28,7 @@ from planner.plans.records import (
     SharedParameter,
     Stage,
 )
-from planner.plans.requirement import minor_of
+from planner.plans.requirement import Requirement, minor_of
 from planner.plans.sections import (
     Staging,
     alternative_section,
@@ -57,6 +57,7 @@ from planner.sharding import StageSharding
 from planner.space.blocks import head_block
 from planner.space.configuration import StageChoice
 from planner.space.jobs import precision_of, settled
+from planner.space.layers import Layers
 from planner.space.pricer import Pricer
 from planner.space.timing import certificate_alone
 from planner.space.types import Candidate, Certificate, Configuration, Evaluation, Job
@@ -182,7 +183,8 @@ def assemble(
     if scheme is not None and scheme.scheme.zero is None:  # what a ZeRO stage exchanges stands with the stages
         plan = with_exchange(plan, scheme.exchange, scheme.step)
     needed = requirements(plan, divided=bool(staging.divided_modules()))
-    return dataclasses.replace(plan, requires=needed, minor=minor_of(needed))
+    told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
+    return dataclasses.replace(plan, requires=needed, minor=minor_of({*needed, *told}))
 
 
 def _configuration_section(
@@ -340,9 +342,18 @@ def in_model(stage: Stage, staging: Staging, chain: Chain, decision: Configurati
         stage,
         inputs=staging.inputs(stage.index),
         outputs=staging.outputs(stage.index),
-        kept_blocks=(head,) if choice.recompute and choice.start <= head < choice.stop else (),
+        kept_blocks=_kept_blocks(choice, [block.name for block in chain.blocks], head),
         offloaded=_members(chain, choice),
     )
+
+
+def _kept_blocks(choice: StageChoice, names: Sequence[str], head: int) -> tuple[int, ...]:
+    """Blocks of a recomputed stage that it keeps whole: those behind the layers that it recomputes, and the head."""
+    if not choice.recompute:
+        return ()
+    layers = Layers.of(names)
+    first_kept = int(layers.kept_from(choice.start, choice.stop, choice.layers))
+    return tuple(b for b in range(choice.start, choice.stop) if b >= first_kept or b == head)
 
 
 def _members(chain: Chain, choice: StageChoice) -> tuple[str, ...]:

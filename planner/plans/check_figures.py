@@ -141,9 +141,10 @@ def _alternatives(plan: Plan) -> Iterator[Finding]:
 def _problems(plan: Plan, other: Alternative) -> Iterator[str]:
     """What is wrong with one alternative, a sentence each."""
     stages = len(other.starts)
-    lengths = (len(other.replicas), len(other.ranks) or stages)
+    lengths = (len(other.replicas), len(other.ranks) or stages, len(other.layers) or stages)
     if not stages or any(length != stages for length in lengths) or other.starts[0] != 0:
-        yield f"{stages} starts, {lengths[0]} replicas and {lengths[1]} ranks of stages that begin at block 0"
+        counts = f"{lengths[0]} replicas, {lengths[1]} ranks and {lengths[2]} numbers of layers"
+        yield f"{stages} starts, {counts} of stages that begin at block 0"
         return
     batch = other.copies * other.micro_batch * other.micro_batches
     if batch != plan.micro_batches.global_batch:

@@ -27,8 +27,10 @@ from planner.plans.types import Plan
 from planner.plans.words import significant
 from planner.schedules import WeightPolicy
 from planner.sharding import TensorLayout, parse_layout, refusal
+from planner.space.configuration import StageChoice
+from planner.space.layers import Layers
 
-_OF_MODEL = ("inputs", "outputs", "kept_blocks", "offloaded", "rank_parameters", "rank_replicas")
+_OF_MODEL = ("inputs", "outputs", "offloaded", "rank_parameters", "rank_replicas")
 """Fields of a stage that only the model and its shardings say."""
 
 
@@ -44,11 +46,12 @@ def laid_out(plan: Plan) -> Plan:
     decision = plan.configuration
     ranks = lay_out(decision, schedule=schedule_of(plan) if plan.schedule.given == "orders" else None)
     names = ("", *(sharding.name for sharding in plan.shardings))
+    layers = Layers.of(plan.block_names)
     stages = []
     for index, (choice, said, groups) in enumerate(zip(decision.stages, plan.stages, ranks.groups, strict=True)):
         stage = stage_section(decision, index, plan.block_table, groups, names[choice.sharding])
         known = {name: getattr(said, name) for name in _OF_MODEL}
-        stages.append(dataclasses.replace(stage, **known))
+        stages.append(dataclasses.replace(stage, kept_blocks=_kept_blocks(said, choice, layers), **known))
     section = meeting(ranks.section, len(stages), plan.shared_parameters)
     return dataclasses.replace(
         plan,
@@ -59,6 +62,15 @@ def laid_out(plan: Plan) -> Plan:
         routing=ranks.routing,
         schedule=dataclasses.replace(section, name=decision.schedule, given=plan.schedule.given),
     )
+
+
+def _kept_blocks(said: Stage, choice: StageChoice, layers: Layers) -> tuple[int, ...]:
+    """Blocks that a recomputing stage keeps: all behind its recomputed layers, at most one before them, the head."""
+    if not choice.recompute:
+        return ()
+    first_kept = int(layers.kept_from(choice.start, choice.stop, choice.layers))
+    head = [block for block in said.kept_blocks if choice.start <= block < first_kept][-1:]
+    return (*head, *range(first_kept, choice.stop))
 
 
 def with_sums(plan: Plan) -> Plan:

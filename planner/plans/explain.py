@@ -287,6 +287,12 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
         differences.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
     elif other.recompute != recomputed and len(other.starts) == len(starts):
         differences.append("recompute in other stages")
+    plan_layers, other_layers = (
+        " and ".join(sorted({plural(count, "layer") for count in counts if count})) or "all or no layers"
+        for counts in ([choice.layers for choice in plan.configuration.stages], other.layers)
+    )
+    if plan_layers != other_layers:
+        differences.append(f"recompute {other_layers} of a stage instead of {plan_layers}")
     plan_repeats, other_repeats = (
         " and ".join(sorted(filter(None, set(names)))) or "no module alone"
         for names in ([",".join(stage.repeats) for stage in plan.stages], other.repeats)
@@ -373,7 +379,9 @@ def _semantics(plan: Plan) -> Iterator[str]:
 
 def _recomputation(plan: Plan) -> tuple[str, ...]:
     """What is recomputed, and what is kept instead."""
-    kept = [plan.block_table[block].name for stage in plan.stages for block in stage.kept_blocks]
+    stages = list(zip(plan.stages, plan.configuration.stages, strict=True))
+    kept = [plan.block_table[b].name for stage, choice in stages if not choice.layers for b in stage.kept_blocks]
+    some = {choice.layers for _, choice in stages if choice.layers}
     modules = tuple(dict.fromkeys(name for stage in plan.stages for name in stage.repeats))
     repeats = f"{', '.join(modules)} run forward again before their backward; what they read is kept"
     module_words = (repeats,) if modules else ()
@@ -381,7 +389,9 @@ def _recomputation(plan: Plan) -> tuple[str, ...]:
         return module_words
     exception = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
     words = "a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward"
-    return (words + exception, *module_words)
+    count = f"the first {short_list(sorted(some))} layers of a stage"
+    some_words = (f"{count} are recomputed, and the layers behind are kept",) if some else ()
+    return (words + exception, *some_words, *module_words)
 
 
 def _offload(plan: Plan) -> tuple[str, ...]:

@@ -185,6 +185,7 @@ class Alternative:
         repeats: modules that each stage repeats, `layernorm,act`, empty for none; left out where no stage repeats any.
         context: ranks of a replica that share the sequence; left out where that is 1.
         expert: ranks of a replica to which samples and experts are dealt; left out where that is 1.
+        layers: layers that each stage recomputes, 0 for all or none; left out where it is that everywhere.
     """
 
     label: str
@@ -205,6 +206,7 @@ class Alternative:
     repeats: tuple[str, ...] = ()
     context: int = 1
     expert: int = 1
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

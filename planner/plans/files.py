@@ -27,6 +27,7 @@ from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
 from planner.play import Transfers
 from planner.sharding import AxisRole
 from planner.space.configuration import Configuration, StageChoice
+from planner.space.layers import Layers
 from planner.space.named import Degrees, block_number
 from planner.space.types import Job
 
@@ -234,6 +235,7 @@ def configuration_of(plan: Plan) -> Configuration:
     """
     copies, width = max(1, plan.copies), plan.world_size // max(1, plan.copies)
     numbers = {sharding.name: number for number, sharding in enumerate(plan.shardings, 1)}
+    layers = Layers.of(plan.block_names)
     alone = all(len(plan.stages_of(rank)) < 2 for rank in range(plan.world_size))
     stages = tuple(
         StageChoice(
@@ -245,6 +247,7 @@ def configuration_of(plan: Plan) -> Configuration:
             *_dealing_sizes(plan, stage.index),
             repeats=stage.repeats,
             offload=stage.offload,
+            layers=layers.recomputed(*stage.blocks, stage.kept_blocks) if stage.recompute else 0,
         )
         for stage in plan.stages
     )

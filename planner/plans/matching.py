@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from planner.plans.model import Block, outline
 from planner.plans.types import Plan
 from planner.plans.words import PART
+from planner.units import plural
 
 _NUMBERED = re.compile(r".*[0-9]$")
 
@@ -149,7 +150,9 @@ class StageDecision:
 def stage_decision(plan: Plan, index: int) -> StageDecision:
     """The decisions of a stage."""
     stage, sharding = plan.stages[index], plan.sharding_of(index)
-    recomputed = "all layers" if stage.recompute else "+".join(stage.repeats) or "nothing"
+    layers = plan.configuration.stages[index].layers
+    all_layers = plural(layers, "layer") if layers else "all layers"
+    recomputed = all_layers if stage.recompute else "+".join(stage.repeats) or "nothing"
     return StageDecision(
         tuple(structure(block) for block in plan.stage_blocks(index)),
         len(stage.replicas),

@@ -260,10 +260,11 @@ def alternative_configuration(other: Alternative, blocks: int) -> Configuration:
     ends = (*other.starts[1:], blocks)
     ranks = other.ranks or (1,) * count
     repeats = [recomputed_modules(names) for names in other.repeats] or [()] * count
+    layers = other.layers or (0,) * count
     stages = tuple(
         StageChoice(
             other.starts[i], ends[i], other.replicas[i], i in other.recompute, ranks[i],
-            context=other.context, expert=other.expert, repeats=repeats[i],
+            context=other.context, expert=other.expert, repeats=repeats[i], layers=layers[i],
         )
         for i in range(count)
     )  # fmt: skip

@@ -128,8 +128,8 @@ class Stage:
         replicas: rank groups; each group is one replica of the stage, several ranks in it share its work (tensor
             parallel).
         recompute: activations are dropped after forward and computed again before backward.
-        kept_blocks: blocks of a recomputed stage whose activations are kept all the same (logits and loss), so that
-            their forward is not repeated.
+        kept_blocks: blocks of a recomputed stage whose activations are kept all the same (logits and loss, and the
+            layers behind where only the first ones are recomputed), so that their forward is not repeated.
         zero: ZeRO stage: what is sharded over the replicas (0 nothing, 1 optimizer state, 2 gradients, 3 weights too).
         parameters: trained weight elements of one replica, a tied copy counted once.
         shard_over: neighbouring replicas over which it is sharded, where that is a part of them; left out for all.

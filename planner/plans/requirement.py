@@ -93,6 +93,8 @@ class Requirement(StrEnum):
     """Stages differ in what they compute again or keep in the host's memory."""
     MODULE_RECOMPUTE = "module_recompute"
     """A stage repeats the forward of some of its modules alone."""
+    LAYER_RECOMPUTE = "layer_recompute"
+    """A stage repeats the forward of the first of its layers, and keeps the others."""
     OFFLOAD = "offload"
     """Activations lie in the host's memory from forward to backward."""
     EXCHANGE_SCHEME = "exchange_scheme"
@@ -113,8 +115,12 @@ OF_MINOR_1 = frozenset(list(Requirement)[list(Requirement).index(Requirement.ORD
 """Requirements that files of minor version 0 do not list."""
 OF_MINOR_2 = frozenset({Requirement.OFFLOAD, Requirement.SHARDED_GROUPS})
 """Requirements of what files have since minor version 2: readers of before refuse their keys."""
+OF_MINOR_3 = frozenset({Requirement.LAYER_RECOMPUTE})
+"""Those since minor version 3, likewise."""
 
 
 def minor_of(needed: Collection[Requirement]) -> int:
     """The least minor version of the schema that can say these requirements."""
+    if OF_MINOR_3.intersection(needed):
+        return 3
     return 2 if OF_MINOR_2.intersection(needed) else int(not OF_MINOR_1.isdisjoint(needed))

@@ -252,6 +252,7 @@ def alternative_section(candidate: Candidate) -> Alternative:
         repeats=tuple(",".join(s.repeats) for s in decision.stages) if any(s.repeats for s in decision.stages) else (),
         context=decision.stages[0].context,
         expert=decision.stages[0].expert,
+        layers=tuple(s.layers for s in decision.stages) if any(s.layers for s in decision.stages) else (),
     )
 
 

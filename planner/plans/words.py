@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from planner.errors import UsageError
-from planner.plans.records import Stage
 from planner.schedules import get
 from planner.space.limits import EXCLUDED
 from planner.space.types import Configuration, StageChoice
@@ -85,7 +84,7 @@ def zero_words(configuration: Configuration) -> str:
     return f"ZeRO-{configuration.zero}{over}"
 
 
-def keeping_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
+def keeping_words(stages: Sequence[StageChoice]) -> list[str]:
     """What stages recompute and offload: `recompute in 2 stages`, `offload core_attn`; nothing where none does."""
     counts = Counter(word for stage in stages for word in stage_keeping(stage))
     stage_count = len(stages)
@@ -95,9 +94,15 @@ def keeping_words(stages: Sequence[Stage | StageChoice]) -> list[str]:
     ]
 
 
-def stage_keeping(stage: Stage | StageChoice) -> list[str]:
-    """What one stage recomputes and offloads: `recompute`, `recompute layernorm+act`, `offload core_attn`."""
-    words = ["recompute"] if stage.recompute else [f"recompute {'+'.join(stage.repeats)}"] if stage.repeats else []
+def stage_keeping(stage: StageChoice) -> list[str]:
+    """What one stage recomputes and offloads: `recompute 4 layers`, `recompute layernorm+act`, `offload core_attn`.
+
+    `recompute` alone stands for all layers.
+    """
+    some = f" {plural(stage.layers, 'layer')}" if stage.layers else ""
+    words = (
+        [f"recompute{some}"] if stage.recompute else [f"recompute {'+'.join(stage.repeats)}"] if stage.repeats else []
+    )
     return [*words, *([f"offload {'+'.join(stage.offload)}"] if stage.offload else [])]
 
 

@@ -170,7 +170,7 @@ def _stages(plan: Plan) -> list[Section]:
 
 
 def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ...]:
-    options = [*stage_keeping(stage), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
+    options = [*stage_keeping(plan.configuration.stages[stage.index]), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
     pace = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
     ranks = rank_ranges(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas)
     width, inside_s = ((stage.group_ranks,), (_inside_s(plan, stage),)) if plan.shardings else ((), ())

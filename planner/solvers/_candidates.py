@@ -134,6 +134,12 @@ class Candidates:
             for k, (decision, seconds) in enumerate(ordered)
         ]
 
+    def recomputed_shardings(self, count: int) -> list[tuple[int, int]]:
+        """Micro-batch sizes and shardings of the fastest decisions, by their bounds, that recompute something."""
+        again = [d for d in self._least_s if any(stage.recompute or stage.repeats for stage in d.stages)]
+        again.sort(key=lambda d: (comparable(self._least_s[d]), repr(d)))
+        return list(dict.fromkeys((d.micro_batch, stage.sharding) for d in again for stage in d.stages))[:count]
+
     def _simplified(self, decision: Configuration, judge: Judge) -> Configuration:
         """Drop idle devices, ZeRO, recomputation and copies of a single stage where they gain no time."""
         for simplify in (_without_idle_devices, _without_zero, _without_recompute, _with_copies_merged):
@@ -184,7 +190,8 @@ def _without_zero(decision: Configuration) -> Configuration:
 
 def _without_recompute(decision: Configuration) -> Configuration:
     return dataclasses.replace(
-        decision, stages=tuple(dataclasses.replace(stage, recompute=False, repeats=()) for stage in decision.stages)
+        decision,
+        stages=tuple(dataclasses.replace(stage, **RecomputeChoice()._asdict()) for stage in decision.stages),
     )
 
 
@@ -272,10 +279,7 @@ def _trivial_plans(costs: BlockCosts, cluster: Cluster, job: Job) -> Iterator[tu
             bounds: Sequence[int], replicas: int, zero: int, recompute_choice: RecomputeChoice = recompute_choice
         ) -> Configuration:
             pairs = itertools.pairwise(bounds)
-            stages = tuple(
-                StageChoice(start, stop, replicas, recompute_choice[0], repeats=recompute_choice[1])
-                for start, stop in pairs
-            )
+            stages = tuple(StageChoice(start, stop, replicas, **recompute_choice._asdict()) for start, stop in pairs)
             return Configuration(stages, 1, costs.micro_batch, batches, schedule, zero)
 
         yield ONE_DEVICE, decision((0, blocks), 1, 0)

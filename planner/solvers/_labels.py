@@ -342,7 +342,7 @@ class LabelSearch:
             stop, r = int(columns["position"][parent]), int(problem.replicas[option])
             at = int(self._contexts.at[columns["context"][parent]]) - r
             in_flight = int(problem.in_flight[option, columns["passing"][parent]])
-            recompute_choice = self._prices.way(int(problem.place[option, at]), start, stop - 1, in_flight)
-            stages.append(problem.stage(start, stop, option, recompute_choice))
+            way, layers = self._prices.way(int(problem.place[option, at]), start, stop - 1, in_flight)
+            stages.append(problem.stage(start, stop, option, way, layers))
             start, option, parent = stop, int(columns["option"][parent]), int(columns["parent"][parent])
         return tuple(stages)

@@ -6,11 +6,13 @@ it hides; nor does more recomputation. So a stage takes the fastest allowed choi
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.memory import room_bytes
+from planner.solvers._some_layers import SomeLayers
 from planner.space.problem import BY_KIND, BY_OPTION, BY_PLACE, BY_WAY, StageProblem
 
 
@@ -77,8 +79,18 @@ def split_by_sharding(problem: StageProblem) -> tuple[StageProblem, ...]:
 
 
 def split_by_recompute(problem: StageProblem) -> tuple[StageProblem, ...]:
-    """One problem per choice of recomputation if all stages must be alike; else the problem alone."""
-    return tuple(_with_recompute(problem, way) for way in range(len(problem.ways))) if problem.alike else (problem,)
+    """One problem per choice of recomputation if all stages must be alike; else the problem alone.
+
+    Where they may recompute some layers, one more in which each stage takes as many as it needs, and its decisions the
+    largest of these numbers for all (`StageProblem.same_layers`).
+    """
+    if not problem.alike:
+        return (problem,)
+    parts = [_with_recompute(problem, way) for way in range(len(problem.ways))]
+    if problem.layers is not None:
+        ends = {name: getattr(problem, name)[[0, -1]] for name in ("ways", *BY_WAY)}
+        parts.append(replace(problem, alike=False, same_layers=True, **ends))
+    return tuple(parts)
 
 
 def _with_recompute(problem: StageProblem, way: int) -> StageProblem:
@@ -86,7 +98,7 @@ def _with_recompute(problem: StageProblem, way: int) -> StageProblem:
     repeat_s = np.diagonal(problem.repeat_s[way], axis1=1, axis2=2).min(axis=0)
     least_s = problem.least_s + np.concatenate([[0.0], np.cumsum(repeat_s)])
     kept = {name: getattr(problem, name)[[way]] for name in ("ways", *BY_WAY)}
-    return replace(problem, alike=False, least_s=least_s, **kept)
+    return replace(problem, alike=False, layers=None, least_s=least_s, **kept)
 
 
 def split_by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
@@ -151,29 +163,50 @@ class StagePrices:
         kind = problem.place_kind[place], i, j
         room = room_bytes(problem.capacity_bytes[kind[0]])
         room = room[..., None] if isinstance(j, slice) else room
-        resident, plain_s = problem.resident_bytes[at], problem.backward_s[kind]
-        forward = _with_exchange(problem, problem.forward_s[kind], problem.exchange_forward_s, at)
-        work, end = np.full(forward.shape, np.inf), np.zeros(forward.shape)
-        left = np.ones(forward.shape, dtype=bool)
+        resident = problem.resident_bytes[at]
+        repeat, left = np.full(resident.shape, np.inf), np.ones(resident.shape, dtype=bool)
         for way in range(len(problem.ways)):
             fixed = resident + problem.working_bytes[way][kind]
             fits = left & (fixed + in_flight * problem.saved_bytes[way][kind] <= room)
-            if fits.any() or not way:
-                backward = plain_s + problem.repeat_s[way][kind]
-                both = forward + _with_exchange(problem, backward, problem.exchange_backward_s, at)
-                work = np.where(fits, both, work)
-                end = np.where(fits if way else True, _exposed(problem, backward, at) + problem.update_s[at], end)
-            left &= ~fits
+            if fits.any():
+                repeat = np.where(fits, problem.repeat_s[way][kind], repeat)
+                left &= ~fits
             if not left.any():
                 break
-        return forward, work, end
+        fits = np.isfinite(repeat)
+        lacking = np.nonzero(fits & (repeat > 0))
+        if self.some_layers is not None and len(lacking[0]):
+            last = np.arange(problem.blocks)[j] if isinstance(j, slice) else j
+            kinds = kind[0][..., None] if isinstance(j, slice) else kind[0]
+            columns = (np.broadcast_to(c, fits.shape)[lacking] for c in (kinds, last, in_flight, resident, room))
+            kinds, last, *needs = columns
+            _, seconds = self.some_layers.fewest(kinds, (i, last), tuple(needs), repeat[lacking])
+            repeat[lacking] = np.minimum(repeat[lacking], seconds)
+        forward = _with_exchange(problem, problem.forward_s[kind], problem.exchange_forward_s, at)
+        backward = problem.backward_s[kind] + np.where(fits, repeat, 0.0)
+        both = forward + _with_exchange(problem, backward, problem.exchange_backward_s, at)
+        return forward, np.where(fits, both, np.inf), _exposed(problem, backward, at) + problem.update_s[at]
 
-    def way(self, place: int, i: int, j: int, in_flight: int) -> int:
-        """Index of the choice of recomputation that `choose` takes for a stage that fits."""
-        problem, kind = self.problem, self.problem.place_kind[place]
-        fixed = problem.resident_bytes[place, i, j] + problem.working_bytes[:, kind, i, j]
-        needed = fixed + in_flight * problem.saved_bytes[:, kind, i, j]
-        return int((needed <= room_bytes(float(problem.capacity_bytes[kind]))).argmax())
+    @functools.cached_property
+    def some_layers(self) -> SomeLayers | None:
+        """Prices of recomputing the first layers of stages; None where the problem has all layers or none."""
+        return None if self.problem.layers is None else SomeLayers(self.problem, self.problem.layers)
+
+    def way(self, place: int, i: int, j: int, in_flight: int) -> tuple[int, int]:
+        """The choice of recomputation that `choose` takes for a stage that fits: its index, and the number of layers.
+
+        The number is 0 where the choice says it all.
+        """
+        problem, kind = self.problem, int(self.problem.place_kind[place])
+        resident, room = problem.resident_bytes[place, i, j], room_bytes(float(problem.capacity_bytes[kind]))
+        needed = resident + problem.working_bytes[:, kind, i, j] + in_flight * problem.saved_bytes[:, kind, i, j]
+        way = int((needed <= room).argmax())
+        repeat_s = float(problem.repeat_s[way, kind, i, j])
+        if self.some_layers is None or not repeat_s:
+            return way, 0
+        needs = tuple(np.array([value]) for value in (in_flight, resident, room))
+        layers, _ = self.some_layers.fewest(np.array([kind]), (i, np.array([j])), needs, np.array([repeat_s]))
+        return (len(problem.ways) - 1, int(layers[0])) if layers[0] else (way, 0)
 
 
 def stage_prices(problem: StageProblem) -> StagePrices:

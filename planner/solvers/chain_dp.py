@@ -53,12 +53,10 @@ def solve(problem: StageProblem, judge: Judge, *, cutoff_s: float = math.inf, ke
     if parts:
         return _best_of(problem, parts, judge, cutoff_s, keep)
     minimum = minimise(problem, stage_prices(problem), ClosedForm(), cutoff_s, keep)
-    judged = sorted(
-        (_judged(problem, judge, stages, seconds, minimum.bound_s) for seconds, stages in minimum.decisions),
-        key=lambda entry: entry[1].iteration_s,
-    )
+    entries = [_judged(problem, judge, stages, seconds, minimum.bound_s) for seconds, stages in minimum.decisions]
+    judged = sorted(filter(None, entries), key=lambda entry: entry[1].iteration_s)
     bound_s = minimum.bound_s
-    if judged and not problem.tied_elsewhere:
+    if judged and not problem.tied_elsewhere and not problem.same_layers:
         bound_s = max(bound_s, judged[0][1].iteration_s - minimum.slack_s)
     return Solution(tuple(judged), bound_s)
 
@@ -160,15 +158,18 @@ def _search(
 
 def _judged(
     problem: StageProblem, judge: Judge, stages: Stages, seconds: float, bound_s: float
-) -> tuple[Configuration, Evaluation]:
+) -> tuple[Configuration, Evaluation] | None:
     """The judge's evaluation, checked against the solver: between the bound and the promised seconds.
 
-    The upper limit is dropped if the judge charges for tied weights that the problem leaves out.
+    The upper limit is dropped if the judge charges for tied weights that the problem leaves out, or stages recompute
+    more layers than the solver found necessary; None if they then do not fit.
     """
     decision = problem.decision(stages)
     evaluation = judge(decision)
+    if problem.same_layers and not evaluation.feasible:
+        return None
     rounding = AGREEMENT * seconds
-    max_s = math.inf if problem.tied_elsewhere else seconds + rounding
+    max_s = math.inf if problem.tied_elsewhere or problem.same_layers else seconds + rounding
     if not evaluation.feasible or not bound_s - rounding <= evaluation.iteration_s <= max_s:
         raise contradicted(f"promised {bound_s!r} to {seconds!r} s for {decision}", evaluation, evaluation.iteration_s)
     return decision, evaluation

@@ -112,7 +112,10 @@ def solve_bounded(bounded_problem: BoundedProblem, judge: Judge, *, keep: int, c
     bound_s = bounded_problem.cutoff_s
     for part in sorted(bounded_problem.parts, key=lambda part: part.relaxation.bound_s):
         minimum = minimise(part.problem, part.prices, LongestChain(), cutoff_s, keep, part.relaxation)
-        decisions += [(_judged(part.problem, judge, stages, seconds), seconds) for seconds, stages in minimum.decisions]
+        for seconds, stages in minimum.decisions:
+            entry = _judged(part.problem, judge, stages, seconds)
+            if entry is not None:
+                decisions.append((entry, critical_s(*entry) if part.problem.same_layers else seconds))
         decisions = sorted(decisions, key=lambda entry: entry[1])[:keep]
         bound_s = min(bound_s, minimum.bound_s)
         cutoff_s = min(cutoff_s, decisions[-1][1]) if len(decisions) == keep else cutoff_s
@@ -132,10 +135,15 @@ def critical_s(decision: Configuration, evaluation: Evaluation) -> float:
 
 def _judged(
     problem: StageProblem, judge: Judge, stages: tuple[StageChoice, ...], seconds: float
-) -> tuple[Configuration, Evaluation]:
-    """The judge's evaluation, checked: it must be feasible with a critical path no shorter than the solver's."""
+) -> tuple[Configuration, Evaluation] | None:
+    """The judge's evaluation, checked: it must be feasible with a critical path no shorter than the solver's.
+
+    None if it does not fit with as many layers recomputed in all stages as one needs (`StageProblem.same_layers`).
+    """
     decision = problem.decision(stages)
     evaluation = judge(decision)
+    if problem.same_layers and not evaluation.feasible:
+        return None
     judged_s = critical_s(decision, evaluation) if evaluation.feasible else -math.inf
     if judged_s < seconds * (1 - AGREEMENT):
         raise contradicted(f"found that {decision} takes {seconds!r} s at the least", evaluation, judged_s)

@@ -16,18 +16,25 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.hardware.types import Cluster
-from planner.memory import fits
 from planner.schedules import Schedule
 from planner.solvers import chain_dp
 from planner.solvers._account import Account, space_in_words
 from planner.solvers._candidates import SAME, Candidates, TrivialPlans
+from planner.solvers._effort import (
+    MAX_BOUNDED,
+    MAX_RAISED,
+    MAX_RETRIED,
+    MAX_SIZES_TRIED,
+    NEAR,
+    THOROUGH_UP_TO,
+)
 from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s, covers
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
 from planner.solvers.critical_path import BoundedProblem, bounded, critical_s, solve_bounded
 from planner.solvers.diagnosis import infeasible, limited, may_fit
 from planner.solvers.shape_search import ShapeSearch, waits
 from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
-from planner.solvers.sizes import micro_batch_sizes
+from planner.solvers.sizes import any_block_fits, micro_batch_sizes
 from planner.solvers.types import (
     Answer,
     CostsFor,
@@ -45,6 +52,7 @@ from planner.space.formulate import Formulator
 from planner.space.job_options import allows_single_devices
 from planner.space.jobs import settled
 from planner.space.problem import StageProblem, joined
+from planner.space.repeats import allows_some_layers
 from planner.space.types import BlockCosts, Candidate, Job
 
 MAX_RUNNERS_UP = 8
@@ -52,24 +60,6 @@ MAX_RUNNERS_UP = 8
 
 SLACK = 0.02
 """Decisions are still searched if their closed form exceeds the best by up to this fraction."""
-
-THOROUGH_UP_TO = 64
-"""Most devices for the thorough search, which solves every problem that may hold the best decision by critical path.
-
-On more devices the closed form ranks the problems, and only `MAX_BOUNDED` of those that the bound depends on are
-bounded more closely."""
-
-MAX_BOUNDED = 4
-"""Problems that are bounded more closely on many devices."""
-
-MAX_RAISED = 6
-"""Problems with unpriced shardings that are solved only to raise the overall bound, lowest bound first."""
-
-NEAR = 1.2
-"""A first plan is good enough to start with within this factor of perfectly balanced compute."""
-
-MAX_SIZES_TRIED = 2
-"""Micro-batch sizes for which a first tensor parallel plan is tried."""
 
 
 def search(
@@ -130,7 +120,7 @@ class _Search:
         self._formulator = Formulator(cluster, job)
         self._account = Account()
         self._candidates = Candidates(simulated_s)
-        self._closed = 0
+        self._closed, self._tried_layers = 0, False
         self._refined: dict[tuple[int, Key], Refinement] = {}
         self._effort = math.inf if self._thorough else MAX_BOUNDED
         self._shapes = ShapeSearch(
@@ -162,6 +152,7 @@ class _Search:
             raise self._nothing_fits(priced)
         if not any_plan and self._closed_form_job.schedules:
             self._look_closer()
+            self._recompute_fewer_layers()
             self._raise_bound()
         return self._assemble(priced, trivial.candidates())
 
@@ -234,7 +225,7 @@ class _Search:
             if priced and compute_s(costs) >= trivial.best_s():
                 self._account.lower(trivial.best_s())
                 break
-            if priced and not self._any_block_fits(costs):
+            if priced and not any_block_fits(self._cluster, costs):
                 break
             priced.append(costs)
             self._offer(size, [costs])
@@ -267,7 +258,7 @@ class _Search:
             floors = [(f, key) for f, key in self._shardings.floors(size) if key not in ended]
             slow = {key for f, key in floors if compute_s(f) >= limit_s}
             self._account.lower(limit_s if slow else math.inf)
-            ended |= slow | {key for f, key in floors if not self._any_block_fits(f)}
+            ended |= slow | {key for f, key in floors if not any_block_fits(self._cluster, f)}
             floors_by_size += [(f, key) for f, key in floors if key not in ended]
             if size >= self._shardings.fewest_samples and all(key in ended for _, key in floors):
                 break
@@ -310,11 +301,6 @@ class _Search:
             self._effort -= 1
             self._refine(micro_batch, key)
         return self._refined.get((micro_batch, key))
-
-    def _any_block_fits(self, costs: BlockCosts) -> bool:
-        """True if for every block the activations of one micro-batch fit the largest device."""
-        kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
-        return bool(fits(kept, max(d.usable_bytes for d in self._cluster.devices)).all())
 
     def _report(self, frontier: Frontier | None = None, closed_count: int = 0) -> None:
         """Report progress, after so many more problems were closed."""
@@ -362,6 +348,19 @@ class _Search:
             finer = self._shardings.finer(best.micro_batch, number)
             self._offer(best.micro_batch, finer)
             self._search_by_closed_form((), (), finer, any_plan=False)
+
+    def _recompute_fewer_layers(self) -> None:
+        """Search plans that recompute the first layers of a stage, with the shardings of the best plans that recompute.
+
+        Their times are no part of the bound: it speaks of stages that recompute all layers, modules or nothing.
+        """
+        known = self._candidates.recomputed_shardings(MAX_RETRIED if allows_some_layers(self._job) else 0)
+        costs = [self._costs_by_size[size][number] for size, number in known]
+        if costs:
+            self._tried_layers = True
+            plain, self._formulator = self._formulator, Formulator(self._cluster, self._job, some_layers=True)
+            self._search_by_closed_form((), (), costs, any_plan=False)
+            self._formulator = plain
 
     def _search_by_critical_path(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound."""
@@ -486,6 +485,7 @@ class _Search:
         skipped = self._sizes[len(sizes) :]
         placed = () if self._searched_job is self._closed_form_job else self._shapes_job.schedules
         words = space_in_words(self._searched_job, self._formulator.devices(), priced[0], sizes, skipped, placed)
+        words += "; not stages that recompute some of their layers, which were tried beside it" * self._tried_layers
         return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:

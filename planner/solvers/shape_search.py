@@ -198,7 +198,7 @@ class ShapeSearch:
         """The stages with one of them changed: first its recomputation, then its sharding."""
         stages = configuration.stages
         for at, stage in enumerate(stages):
-            other = dataclasses.replace(stage, recompute=not (stage.recompute or stage.repeats), repeats=())
+            other = dataclasses.replace(stage, recompute=not (stage.recompute or stage.repeats), repeats=(), layers=0)
             yield (*stages[:at], other, *stages[at + 1 :])
         for at, stage in enumerate(stages):
             for costs in self._groups_by_sharding.get((configuration.micro_batch, stage.sharding), ()):

@@ -21,7 +21,7 @@ from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
 from planner.solvers.shape_costs import Outline, ShapeCosts
 from planner.space.cuts import divisors
-from planner.space.repeats import is_allowed
+from planner.space.repeats import RecomputeChoice, is_allowed
 from planner.space.types import BlockCosts, Job
 
 SchedulesFor = Callable[[str], Schedule]
@@ -204,7 +204,7 @@ class Shapes:
                 continue
             if workers < 2:
                 continue
-            has_options, may_recompute = ":" in name, is_allowed(job.recompute, True, ())
+            has_options, may_recompute = ":" in name, is_allowed(job.recompute, RecomputeChoice(True))
             for variant in (schedule,) if has_options else schedule.variants(workers, count, recompute=may_recompute):
                 for stages in variant.stage_counts(workers):
                     fits = stages <= max_stages and 2 * stages * count <= MAX_ACTIONS
@@ -216,7 +216,7 @@ class Shapes:
         """True unless the schedule's own recompute actions contradict what the job allows."""
         repeats = schedule.recomputed_stages(pipeline)
         recompute_flags = {stage in repeats for stage in range(pipeline.stages)}
-        return not repeats or all(is_allowed(self._job.recompute, again, ()) for again in recompute_flags)
+        return not repeats or all(is_allowed(self._job.recompute, RecomputeChoice(again)) for again in recompute_flags)
 
     def obstacle(self, blocks: int) -> str:
         """The first reason why no schedule has any shape, as part of an error message.

@@ -12,6 +12,7 @@ from planner.errors import JobError, ModelError
 from planner.exchange import recipes
 from planner.graph import Graph
 from planner.hardware.types import Cluster
+from planner.memory import fits
 from planner.solvers._account import either
 from planner.space.cuts import divisors
 from planner.space.types import BlockCosts, Job
@@ -104,3 +105,9 @@ def micro_batch_sizes(job: Job) -> tuple[int, ...]:
             hint=f"use a micro-batch size of {either(nearest)}, or another global batch",
         )
     return allowed
+
+
+def any_block_fits(cluster: Cluster, costs: BlockCosts) -> bool:
+    """True if for every block the activations of one micro-batch fit the largest device."""
+    kept = np.diagonal(costs.saved_bytes) + costs.workspace_bytes
+    return bool(fits(kept, max(device.usable_bytes for device in cluster.devices)).all())

@@ -13,10 +13,8 @@ from planner.graph import Chain, Graph, per_graph
 from planner.hardware.types import Device
 from planner.operators import kept_pairs
 from planner.operators.saved import logits_of
+from planner.space.layers import layer_starts
 from planner.space.types import BlockCosts, Tie
-
-MOST_PARTS = 4
-"""Most blocks of one layer; a numbered module of more blocks is a stage of a network, not a layer."""
 
 LOSS_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
 
@@ -208,21 +206,6 @@ def head_bytes(chain: Chain, saved: Iterable[tuple[str, float]], alone_bytes: fl
     kept_bytes, entering = np.zeros(len(chain.blocks)), set(chain.crossing[len(chain.blocks) - 1])
     kept_bytes[-1] = alone_bytes + sum(size for storage, size in saved if storage not in entering)
     return kept_bytes
-
-
-def layer_starts(names: Sequence[str]) -> np.ndarray:
-    """int64 [n], the first block of the layer that each block, by its name, is part of.
-
-    Frameworks recompute by layers (Megatron's uniform method with one layer, FSDP's wrapped modules), also where a
-    chain can be cut inside one: neighbouring blocks of one numbered module are a layer, others stand alone.
-    """
-    layers = [name.rpartition("[")[0] or name for name in names]
-    starts = np.arange(len(layers))
-    for layer, members in itertools.groupby(range(len(layers)), key=layers.__getitem__):
-        blocks = list(members)
-        if layer[-1:].isdigit() and len(blocks) <= MOST_PARTS:
-            starts[blocks] = blocks[0]
-    return starts
 
 
 def checkpoint_table(chain: Chain, sizes: Mapping[str, float], starts: np.ndarray) -> np.ndarray:

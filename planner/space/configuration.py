@@ -17,11 +17,11 @@ class StageChoice:
     It runs on `replicas` groups of `ranks` devices. The ranks of a group share every operator, in the way that
     `sharding` says: an index into the shardings of the micro-batch size (`BlockCosts.sharding`), 0 for none.
 
-    `recompute` runs the forward of all its layers again in the backward pass, `repeats` that of modules by name only
-    (`planner.operators.modules`). `offload` names modules whose activations, as far as they are kept for the backward
-    pass and no other module keeps them, lie in the host's memory until then; `LAYER_INPUT` where all layers are
-    recomputed, which keep nothing else. Of the ranks, `context` share the sequence (CP), and to `expert` samples and
-    experts are dealt (EP).
+    `recompute` runs the forward of all its layers again in the backward pass, with `layers` of the first so many of
+    them (`planner.space.layers`), `repeats` that of modules by name only (`planner.operators.modules`). `offload` names
+    modules whose activations, as far as they are kept for the backward pass and no other module keeps them, lie in the
+    host's memory until then; `LAYER_INPUT` where all layers are recomputed, which keep nothing else. Of the ranks,
+    `context` share the sequence (CP), and to `expert` samples and experts are dealt (EP).
     """
 
     start: int
@@ -34,11 +34,12 @@ class StageChoice:
     expert: int = 1
     repeats: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+    layers: int = 0
 
     @property
-    def keeping(self) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-        """What is done with activations: `recompute`, `repeats` and `offload`."""
-        return self.recompute, self.repeats, self.offload
+    def keeping(self) -> tuple[bool, int, tuple[str, ...], tuple[str, ...]]:
+        """What is done with activations: `recompute`, `layers`, `repeats` and `offload`."""
+        return self.recompute, self.layers, self.repeats, self.offload
 
     @property
     def devices(self) -> int:

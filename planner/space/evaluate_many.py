@@ -27,7 +27,7 @@ from planner.space.device_layouts import DeviceLayouts
 from planner.space.evaluate import Timed, evaluate
 from planner.space.job_options import allowing
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.ranges import Ranges, range_maxima
+from planner.space.ranges import Ranges, first_layers_bytes, range_maxima
 from planner.space.types import BlockCosts, Evaluation, Job
 from planner.space.workers import pipeline_of
 
@@ -166,8 +166,10 @@ class _Lines:
         self, members: Sequence[Configuration], layouts: DeviceLayouts, layout: np.ndarray, in_flight: np.ndarray
     ) -> None:
         self.layouts, self.layout, self.in_flight = layouts, layout, in_flight
-        table = np.array([[(s.start, s.stop, s.replicas, s.recompute) for s in c.stages] for c in members], np.int64)
-        self.start, self.stop, self.replicas, recompute = np.moveaxis(table, 2, 0)
+        table = np.array(
+            [[(s.start, s.stop, s.replicas, s.recompute, s.layers) for s in c.stages] for c in members], np.int64
+        )
+        self.start, self.stop, self.replicas, recompute, self.layers = np.moveaxis(table, 2, 0)
         self.recompute, self.span = recompute.astype(bool), (self.start, self.stop - 1)
         self.place = layouts.places(self.layout, self.start.shape[1])
         self.types = layouts.types()[:, self.place]
@@ -193,12 +195,16 @@ class _Batch:
         self.layouts, self.span, self.precision = lines.layouts, lines.span, precision_of(job, cluster)
         self.by_layers, self.by_stages = (ranges.ways("always", whole_stages=w)[0] for w in (False, True))
         self.elements, self.shard_elements = ranges.elements[self.span], ranges.shard_elements[self.span]
+        self.kept_from = costs.layers.kept_from(lines.start, lines.stop, lines.layers)
         self.inner_shards = np.broadcast_to(ranges.inner_shards, ranges.elements.shape)[self.span]
         self._times()
 
-    def _slowest_s(self, seconds: np.ndarray) -> np.ndarray:
-        """Seconds of each stage on its slowest device type, from a table [types, n, n] over blocks i..j."""
-        by_type = seconds[(slice(None), *self.span)]
+    def _slowest_s(self, seconds: np.ndarray, span: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+        """Seconds of each stage on its slowest device type, from a table [types, n, n] over blocks i..j.
+
+        `span` has the blocks of each stage that count; all of them by default.
+        """
+        by_type = seconds[(slice(None), *(span or self.span))]
         return np.asarray(np.where(self.lines.types[: len(seconds)], by_type, -math.inf).max(axis=0))
 
     def _parts(self, group: RankGroup | None, place: np.ndarray, members: np.ndarray) -> np.ndarray:
@@ -209,7 +215,8 @@ class _Batch:
     def _times(self) -> None:
         costs, ranges, overlap = self.costs, self.ranges, overlap_of(self.job, self.cluster)
         forward_s = self._slowest_s(ranges.forward_s)
-        by_layers_s, by_stages_s = (self._slowest_s(way.repeat_s) for way in (self.by_layers, self.by_stages))
+        repeated = self.span[0], self.kept_from - 1
+        by_layers_s, by_stages_s = (self._slowest_s(way.repeat_s, repeated) for way in (self.by_layers, self.by_stages))
         backward_s = (
             self._slowest_s(ranges.backward_s)
             + np.where(self.lines.whole_stages, by_stages_s, by_layers_s) * self.lines.recompute
@@ -329,16 +336,18 @@ class _Batch:
 
     def _activations(self) -> np.ndarray:
         """Activation bytes of all micro-batches in flight, and of the one whose forward is being repeated."""
-        nothing = self.ranges.saved_bytes[self.span], 0.0
+        nothing, all_layers = (self.ranges.saved_bytes[self.span], 0.0), self.by_layers
+        tables = all_layers.saved_bytes, all_layers.working_bytes
+        some_layers = first_layers_bytes(tables, self.ranges.saved_bytes, (), self.span, self.kept_from)
         unit, working = (
             np.where(
                 self.lines.whole_stages,
                 by_stages[self.span],
-                np.where(self.lines.recompute, by_layers[self.span], plain),
+                np.where(self.lines.recompute, by_layers, plain),
             )
             for plain, by_layers, by_stages in zip(
                 nothing,
-                (self.by_layers.saved_bytes, self.by_layers.working_bytes),
+                some_layers,
                 (self.by_stages.saved_bytes, self.by_stages.working_bytes),
                 strict=True,
             )

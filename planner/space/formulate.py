@@ -17,9 +17,11 @@ from planner.hardware.types import Cluster, neighbours
 from planner.space.cuts import pinned_blocks, stage_starts
 from planner.space.exchange_tables import ExchangeTables
 from planner.space.jobs import overlap_of, precision_of
+from planner.space.layers import Layers
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
 from planner.space.ranges import Ranges, StageNeeds, stage_needs
+from planner.space.repeats import allows_some_layers
 from planner.space.tied_weights import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
 
@@ -32,10 +34,17 @@ _USABLE = operator.attrgetter("usable_bytes")
 
 
 class Formulator:
-    """Formulates the stage problems of one job; tables that several problems share are computed once."""
+    """Formulates the stage problems of one job; tables that several problems share are computed once.
 
-    def __init__(self, cluster: Cluster, job: Job) -> None:
+    Args:
+        cluster: the machine.
+        job: what is to be trained.
+        some_layers: stages may recompute the first of their layers, where the job allows that.
+    """
+
+    def __init__(self, cluster: Cluster, job: Job, *, some_layers: bool = False) -> None:
         self._cluster, self._job = cluster, job
+        self._some_layers = some_layers and allows_some_layers(job)
         self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._exchanges = ExchangeTables(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
         self._placements: dict[int, Placements] = {}
@@ -124,6 +133,7 @@ class Formulator:
             expert=costs.expert,
             uniform=job.uniform or job.structure.equal_replicas,
             alike=job.structure.alike,
+            layers=self._layers(costs),
         )
 
     def _slice_share(self, costs: BlockCosts, copies: int, slice_devices: int | None) -> tuple[int, int]:
@@ -191,6 +201,10 @@ class Formulator:
         data = (placement.copies * placement.place_replicas)[:, None, None]
         return np.asarray(peer_bytes[:, None, None] * neighbours(costs.ranks, data, piped))
 
+    def _layers(self, costs: BlockCosts) -> Layers | None:
+        """The layers of which a stage may recompute the first ones; None where it recomputes all or none."""
+        return costs.layers if self._some_layers and len(costs.layers.ends) else None
+
     def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
         """[n, n] lower bound on the bytes of a device of a stage of blocks i..j, at any place."""
         ranges = self._range_tables(costs)
@@ -210,7 +224,8 @@ class Formulator:
             transfer_s += _transfers(nearest_sends, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
             transfer_s[0] = 0.0
             group = recipe_of(zero).optimizer
-            cached = (ranges, stage_needs(ranges, resident, capacity_bytes, self._job.recompute, transfer_s, group))
+            activations = ranges.least_needs(self._job.recompute, self._layers(costs))
+            cached = (ranges, stage_needs(ranges, resident, capacity_bytes, activations, transfer_s, group))
             _remember(self._needs, key, cached)
         return cached[1]
 

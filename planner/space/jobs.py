@@ -17,6 +17,7 @@ from planner.operators.specs import call_classes, graph_specs
 from planner.sharding.choices import expert_dims
 from planner.sharding.limits import attention_heads
 from planner.sharding.mesh import Axis, AxisRole
+from planner.space.layers import layers_of_choice
 from planner.space.placement import aligned
 from planner.space.repeats import CHOICES, recomputed_modules
 from planner.space.types import Job, Structure
@@ -60,8 +61,11 @@ def check_job(job: Job) -> None:
             raise JobError(
                 f"{name} is empty: there is nothing to choose from", hint=f"give a tuple of {_LISTS[name][0]}"
             )
-    if not isinstance(job.recompute, str) or (job.recompute not in CHOICES and not recomputed_modules(job.recompute)):
-        raise JobError(f"recompute is {job.recompute!r}", hint=f"use {', '.join(CHOICES)}, or names of modules")
+    if not isinstance(job.recompute, str) or (
+        job.recompute not in CHOICES and not recomputed_modules(job.recompute) and not layers_of_choice(job.recompute)
+    ):
+        hint = f"use {', '.join(CHOICES)}, layers:4 for the first 4 of each stage, or names of modules"
+        raise JobError(f"recompute is {job.recompute!r}", hint=hint)
     if job.overlap is not None and (not isinstance(job.overlap, (int, float)) or not 0 <= job.overlap <= 1):
         raise JobError(f"overlap is {job.overlap!r}", hint="give a fraction from 0 to 1")
     if not isinstance(job.headroom, (int, float)) or not 0 <= job.headroom < 1:

@@ -9,11 +9,11 @@ import numpy as np
 from planner.hardware.types import Cluster
 from planner.memory import fits
 from planner.schedules import get, names
-from planner.space.blocks import layer_starts
 from planner.space.configuration import LAYER_INPUT, Configuration
 from planner.space.cuts import pinned_blocks
 from planner.space.job_options import allowed_ranks, as_written
-from planner.space.repeats import is_allowed
+from planner.space.layers import layer_starts
+from planner.space.repeats import RecomputeChoice, is_allowed
 from planner.space.types import BlockCosts, Job, StageTerms, Structure, Violation, WorkerMemory
 from planner.space.workers import Workers
 
@@ -90,7 +90,10 @@ def unpriced(job: Job, configuration: Configuration) -> Iterator[Violation]:
         if stage.repeats and stage.recompute:
             message = f"stage {index} repeats all layers, and {', '.join(stage.repeats)} with them: say one of the two"
             yield Violation("option", index, message)
-        if stage.recompute and stage.offload not in ((), (LAYER_INPUT,)):
+        if stage.layers and (not stage.recompute or stage.offload or configuration.whole_stages):
+            message = f"stage {index} has a number of layers to recompute, {stage.layers}"
+            yield Violation("option", index, f"{message}: recompute layer by layer, and offload nothing")
+        elif stage.recompute and stage.offload not in ((), (LAYER_INPUT,)):
             message = (
                 f"stage {index} recomputes all layers and keeps only their inputs: offload {LAYER_INPUT}, nothing else"
             )
@@ -182,7 +185,7 @@ def forbidden_choices(
     if job.uniform and len({s.replicas for s in stages}) > 1:
         found.append(("uniform", 0))
     found += [("backends", index) for index in _outside_structure(job.structure, decision, names)][:1]
-    asked = [is_allowed(job.recompute, stage.recompute, stage.repeats) for stage in stages]
+    asked = [is_allowed(job.recompute, RecomputeChoice(s.recompute, s.repeats, s.layers)) for s in stages]
     found += [("recompute", asked.index(False))] if not all(asked) else []
     return [Violation("option", index, EXCLUDED + as_written(job, name)) for name, index in dict.fromkeys(found)]
 
@@ -197,7 +200,8 @@ def _outside_structure(structure: Structure, decision: Configuration, names: Seq
         alike = (stage.sharding, stage.keeping) == (first.sharding, first.keeping)
         equal = stage.replicas == first.replicas or not structure.equal_replicas
         whole = len(starts) == 0 or starts[stage.start] == stage.start
-        if not (equal and whole and (alike or not structure.alike)):
+        able = structure.some_layers or not stage.layers
+        if not (equal and whole and able and (alike or not structure.alike)):
             yield index
 
 

@@ -219,7 +219,8 @@ class Degrees:
         micro_batch: samples a worker runs at a time.
         schedule: by name; empty for 1F1B, interleaved where workers hold several chunks.
         zero: ZeRO stage.
-        recompute: stages recompute all their layers.
+        recompute: stages recompute all their layers, or the first `recompute_layers` of them.
+        recompute_layers: layers of each stage that are recomputed (`planner.space.layers`); 0 for all.
         repeats: names of modules that they recompute otherwise (`planner.operators.modules`).
         starts: first block of each stage but the first, its number or name; empty for equal numbers of layers.
         layout: stages as Megatron writes them, `Et*3|(t*4|)*6t*3L`: E embedding, t decoder layer, m further token
@@ -257,6 +258,7 @@ class Degrees:
     exchange: str = ""
     offload: tuple[str, ...] = ()
     shard_over: int = 0
+    recompute_layers: int = 0
 
     def __post_init__(self) -> None:
         """Refuse words where numbers are meant.
@@ -313,7 +315,15 @@ def configurations_of(
             )
         configuration = Configuration(
             stages=tuple(
-                members[0].stage(a, b, degrees.replicas, degrees.recompute, degrees.repeats, degrees.offload)
+                members[0].stage(
+                    a,
+                    b,
+                    degrees.replicas,
+                    degrees.recompute,
+                    degrees.repeats,
+                    degrees.recompute_layers,
+                    degrees.offload,
+                )
                 for a, b in itertools.pairwise(edges)
             ),
             copies=copies,

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.space.repeats import LeastRepeats, recomputed_modules
+from planner.space.layers import Layers
+from planner.space.repeats import LeastRepeats, recompute_choices
 from planner.space.types import BlockCosts, Configuration, StageChoice
 
 
@@ -70,6 +71,9 @@ class StageProblem:
         context, expert: of those, ranks that share the sequence, and to which samples and experts are dealt.
         uniform: all stages have the same number of replicas.
         alike: all stages have the same sharding and recompute alike.
+        layers: the layers of the chain, of which a stage may recompute the first ones, as many as it takes; None where
+            it recomputes all or none. The first of the ways is then nothing, the last one all layers.
+        same_layers: decisions have the same number of recomputed layers in all stages, the largest that one needs.
         tied_elsewhere: other blocks share weights too; the judge prices summing their gradients, the problem does not.
         receive_s: [C, n + 1] time of the transfer over boundary p before block p; return_s likewise for its gradient.
     """
@@ -115,20 +119,38 @@ class StageProblem:
     expert: int = 1
     uniform: bool = False
     alike: bool = False
+    layers: Layers | None = None
+    same_layers: bool = False
 
     @property
     def blocks(self) -> int:
         """Number of blocks."""
         return int(self.saved_bytes.shape[-1])
 
-    def stage(self, start: int, stop: int, option: int, way: int) -> StageChoice:
-        """The stage of blocks `start` to `stop` (exclusive) with an option and a way to recompute."""
+    def stage(self, start: int, stop: int, option: int, way: int, layers: int = 0) -> StageChoice:
+        """The stage of blocks `start` to `stop` (exclusive) with an option and a way to recompute.
+
+        With `layers` it recomputes the first so many of its layers.
+        """
         replicas, sharding, choice = int(self.replicas[option]), int(self.shardings[option]), str(self.ways[way])
         shared = self.ranks, sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, choice == "always", *shared, recomputed_modules(choice))
+        (wanted, *_) = recompute_choices(choice)
+        return StageChoice(
+            start, stop, replicas, wanted.recompute, *shared, wanted.repeats, layers=layers or wanted.layers
+        )
+
+    def _with_same_layers(self, stages: tuple[StageChoice, ...]) -> tuple[StageChoice, ...]:
+        """The stages with as many recomputed layers in each as one of them needs at most."""
+        if self.layers is None or not any(stage.recompute for stage in stages):
+            return stages
+        counts = [int(self.layers.count(stage.start, stage.stop)) for stage in stages]
+        most = max(s.layers or count for s, count in zip(stages, counts, strict=True) if s.recompute)
+        layers = most if most < max(counts) else 0
+        return tuple(replace(stage, recompute=True, layers=layers) for stage in stages)
 
     def decision(self, stages: tuple[StageChoice, ...]) -> Configuration:
         """The configuration with these stages."""
+        stages = self._with_same_layers(stages) if self.same_layers else stages
         full = sum(stage.replicas for stage in stages) == self.slice_devices
         return Configuration(
             stages=stages,

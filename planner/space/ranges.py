@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +12,12 @@ import numpy as np
 from planner.exchange import RankGroup
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
-from planner.space.repeats import lists_of, recompute_choices, selective_costs
+from planner.space.layers import Layers, choice_of_layers
+from planner.space.repeats import RecomputeChoice, lists_of, recompute_choices, selective_costs
 from planner.space.types import BlockCosts
+
+PARTS = 4
+"""Ranges of the number of recomputed layers that bounds tell apart."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +25,7 @@ class StageWay:
     """Costs of one way to recompute a stage, by ranges of blocks i..j.
 
     Attributes:
-        recompute: True if all layers are recomputed.
+        recompute: True if layers are recomputed, the first `layers` of a stage; 0 for all.
         repeats: names of modules that are recomputed otherwise.
         repeat_s: [t, n, n] seconds of recomputation in the backward.
         saved_bytes: [n, n] activation bytes of each micro-batch in flight.
@@ -32,11 +37,39 @@ class StageWay:
     repeat_s: np.ndarray
     saved_bytes: np.ndarray
     working_bytes: np.ndarray
+    layers: int = 0
 
     @property
     def choice(self) -> str:
         """The way as it is written in `Job.recompute`."""
-        return ",".join(self.repeats) or ("always" if self.recompute else "never")
+        return ",".join(self.repeats) or (choice_of_layers(self.layers) if self.recompute else "never")
+
+
+def first_layers_bytes(
+    all_layers: tuple[np.ndarray, np.ndarray],
+    plain_bytes: np.ndarray,
+    at: tuple[np.ndarray | int, ...],
+    span: tuple[np.ndarray | int, np.ndarray],
+    kept_from: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Activation bytes of stages that recompute their layers before a block, and keep the blocks behind whole.
+
+    The blocks behind have freed their activations by the time that a layer is repeated.
+
+    Args:
+        all_layers: [.., n, n] `saved_bytes` and `working_bytes` of stages that recompute all their layers.
+        plain_bytes: [.., n, n] `saved_bytes` of stages that recompute nothing.
+        at: indices of the tables' leading axes.
+        span: first and last block of each stage.
+        kept_from: the first block behind; the one after the last for none.
+
+    Returns: `saved_bytes` and `working_bytes` as of `StageWay`.
+    """
+    first, last = span
+    saved_bytes, working_bytes = (table[(*at, first, kept_from - 1)] for table in all_layers)
+    behind = plain_bytes[(*at, np.minimum(kept_from, last), last)]
+    behind_bytes = np.where(kept_from <= last, behind, 0.0)
+    return saved_bytes + behind_bytes, np.maximum(working_bytes - behind_bytes, 0.0)
 
 
 class Ranges:
@@ -100,11 +133,12 @@ class Ranges:
         if key not in self._ways:
             kept = range_sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
             ways = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
-            if (False, ()) in recompute_choices(choice):
+            if RecomputeChoice() in recompute_choices(choice):
                 no_recompute = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
                 ways.insert(0, StageWay(False, (), *no_recompute))
-            if (True, ()) in recompute_choices(choice):
-                ways.append(self._layers(kept, whole_stages=whole_stages))
+            for each in (each for each in recompute_choices(choice) if each.recompute):
+                all_layers = self._layers(kept, whole_stages=whole_stages)
+                ways.append(self._first_layers(all_layers, each.layers) if each.layers else all_layers)
             self._ways[key] = tuple(ways)
         return self._ways[key]
 
@@ -122,6 +156,43 @@ class Ranges:
         repeat_s = range_sums(costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated)
         working = np.maximum(repeated_bytes(costs) - kept, 0.0)
         return StageWay(True, (), repeat_s, costs.checkpoint_bytes + kept, working)
+
+    def _first_layers(self, all_layers: StageWay, layers: int) -> StageWay:
+        """The way to recompute the first so many layers of a stage."""
+        count = len(self.saved_bytes)
+        first, last = (np.broadcast_to(np.arange(count)[axis], (count, count)) for axis in ((..., None), (None, ...)))
+        last = np.maximum(first, last)
+        kept_from = self._costs.layers.kept_from(first, last + 1, layers)
+        tables = all_layers.saved_bytes, all_layers.working_bytes
+        saved, working = first_layers_bytes(tables, self.saved_bytes, (), (first, last), kept_from)
+        repeat_s = all_layers.repeat_s[:, first, kept_from - 1]
+        return StageWay(True, (), repeat_s, np.triu(saved), np.triu(working), layers)
+
+    def least_needs(self, choice: str, layers: Layers | None) -> Iterator[StageWay]:
+        """Lower bounds on the ways to recompute that a choice allows.
+
+        Args:
+            choice: as in `Job.recompute`.
+            layers: the layers of the chain, where stages may recompute the first ones: a bound for each of `PARTS`
+                ranges of their number, with the time of the fewest and the memory of the most. None where they may not.
+        """
+        ways = self.ways(choice)
+        yield from ways
+        if layers is None:
+            return
+        all_layers, n = ways[-1], len(self.saved_bytes)
+        span = np.triu_indices(n)
+        count = layers.count(span[0], span[1] + 1)
+        tables = all_layers.saved_bytes, all_layers.working_bytes
+        edges = [-(-count * part // PARTS) for part in range(PARTS + 1)]
+        for few, most in itertools.pairwise(edges):
+            fewest, largest = (layers.kept_from(span[0], span[1] + 1, each) for each in (few + 1, most))
+            kept, _ = first_layers_bytes(tables, self.saved_bytes, (), span, largest)
+            _, working = first_layers_bytes(tables, self.saved_bytes, (), span, fewest)
+            repeat_s, saved_bytes, working_bytes = np.zeros_like(self.forward_s), np.zeros((n, n)), np.zeros((n, n))
+            repeat_s[:, *span] = all_layers.repeat_s[:, span[0], fewest - 1]
+            saved_bytes[span], working_bytes[span] = kept, working
+            yield StageWay(True, (), repeat_s, saved_bytes, working_bytes)
 
     def least_activations(self, choice: str) -> np.ndarray:
         """[n, n] fewest activation bytes that one micro-batch needs under a recompute choice."""
@@ -180,7 +251,7 @@ def stage_needs(
     ranges: Ranges,
     resident_bytes: np.ndarray,
     capacity_bytes: float,
-    recompute: str,
+    ways: Iterable[StageWay],
     transfer_s: np.ndarray,
     group: RankGroup | None = None,
 ) -> StageNeeds:
@@ -190,19 +261,22 @@ def stage_needs(
         ranges: costs of blocks i..j.
         resident_bytes: [n, n] lower bound on the bytes of weights, gradients, optimizer state and workspace.
         capacity_bytes: memory of the largest device.
-        recompute: as in `Job.recompute`.
+        ways: lower bounds on the ways to recompute.
         transfer_s: [n] lower bound on the transfers before a stage.
         group: ranks over which the update is sharded.
     """
     update_s = ranges.update_s.min(axis=0) / ranges.parts(np.ones(()), group)
     both_s = ranges.forward_s + ranges.backward_s
     plain_s = both_s.min(axis=0)
-    limits, ways = list[np.ndarray](), list[StageWay]()
-    for way in ranges.ways(recompute):
+    limits, repeats_s, hiding_s = list[np.ndarray](), list[np.ndarray](), 0.0
+    for way in ways:
         limit = _most_in_flight(resident_bytes + way.working_bytes, way.saved_bytes, capacity_bytes)
-        if not ways or (limit > np.maximum.reduce(limits)).any():  # else some faster way fits wherever this one does
+        repeat_s = way.repeat_s.min(axis=0)
+        faster = [known for known, known_s in zip(limits, repeats_s, strict=True) if (known_s <= repeat_s).all()]
+        if not faster or (limit > np.maximum.reduce(faster)).any():  # else a faster way fits wherever this one does
             limits.append(limit)
-            ways.append(way)
+            repeats_s.append(repeat_s)
+            hiding_s = max(hiding_s, float((ranges.backward_s + way.repeat_s).max(axis=0)[0, -1]))
     forward_s, each_s = (np.diagonal(t, axis1=1, axis2=2).min(axis=0) for t in (ranges.forward_s, both_s))
     return StageNeeds(
         whole_s=float(each_s.sum()),
@@ -211,8 +285,8 @@ def stage_needs(
         transfer_s=transfer_s,
         forward_s=_by_last(ranges.forward_s.min(axis=0)),
         plain_s=_by_last(plain_s),
-        repeat_s=np.stack([_by_last(way.repeat_s.min(axis=0)) for way in ways]),
-        hiding_s=float((ranges.backward_s + ways[-1].repeat_s).max(axis=0)[0, -1]),
+        repeat_s=np.stack([_by_last(repeat_s) for repeat_s in repeats_s]),
+        hiding_s=hiding_s,
         limit=np.stack([_by_last(limit) for limit in limits]),
         update_s=_by_last(_min_of_longer(update_s)),
         elements=_by_last(_min_of_longer(ranges.shard_elements)),

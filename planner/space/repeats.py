@@ -15,6 +15,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from planner.operators import kept_pairs
 from planner.operators.modules import MODULE_KINDS, drops_output, module_nodes, node_names
 from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
-from planner.space.types import BlockCosts, RepeatCosts, Selective
+from planner.space.layers import layers_of_choice
+from planner.space.types import BlockCosts, Job, RepeatCosts, Selective
 
 CHOICES = ("never", "always", "layers", "auto")
 """Values of `Job.recompute` other than names of modules."""
@@ -48,31 +50,45 @@ KeptStorages = Sequence[Sequence[tuple[str, float]]]
 
 
 def recomputed_modules(choice: str) -> tuple[str, ...]:
-    """The modules that a choice of recomputation names, `layernorm,moe_act`; none for the words of `CHOICES`."""
-    return () if choice in CHOICES else tuple(dict.fromkeys(part.strip() for part in choice.split(",") if part.strip()))
+    """The modules that a choice of recomputation names, `layernorm,moe_act`; none for other choices."""
+    if choice in CHOICES or layers_of_choice(choice):
+        return ()
+    return tuple(dict.fromkeys(part.strip() for part in choice.split(",") if part.strip()))
 
 
-RecomputeChoice = tuple[bool, tuple[str, ...]]
-"""Whether stages repeat all layers, or which modules."""
+class RecomputeChoice(NamedTuple):
+    """One way to recompute a stage, as in `StageChoice`."""
+
+    recompute: bool = False
+    repeats: tuple[str, ...] = ()
+    layers: int = 0
 
 
 def recompute_choices(choice: str) -> tuple[RecomputeChoice, ...]:
-    """The ways to recompute that a choice names: nothing, all layers, or its modules."""
+    """The ways to recompute that a choice names: nothing, all layers, its number of layers, or its modules."""
     if recomputed_modules(choice):
-        return ((False, recomputed_modules(choice)),)
-    return {"never": ((False, ()),), "always": ((True, ()),)}.get(choice, ((False, ()), (True, ())))
+        return (RecomputeChoice(repeats=recomputed_modules(choice)),)
+    all_layers = RecomputeChoice(True, layers=layers_of_choice(choice))
+    if choice == "always" or all_layers.layers:
+        return (all_layers,)
+    return (RecomputeChoice(),) if choice == "never" else (RecomputeChoice(), all_layers)
 
 
-def is_allowed(choice: str, recompute: bool, repeats: tuple[str, ...]) -> bool:
-    """True if a choice allows a stage that repeats all layers (`recompute`), or these modules."""
-    return (recompute, repeats) in recompute_choices(choice) or (choice == "auto" and not recompute)
+def allows_some_layers(job: Job) -> bool:
+    """True if a search may choose how many of a stage's layers are recomputed."""
+    return job.recompute == "auto" and job.structure.some_layers and not job.whole_stages
+
+
+def is_allowed(choice: str, wanted: RecomputeChoice) -> bool:
+    """True if a choice allows this way to recompute a stage."""
+    return choice == "auto" or wanted in recompute_choices(choice)
 
 
 def lists_of(choice: str, costs: BlockCosts) -> tuple[tuple[str, ...], ...]:
     """Lists of modules of which a stage may recompute one, fastest first."""
     if choice == "auto":
         return () if costs.selective is None else costs.selective.offered
-    return tuple(repeats for _, repeats in recompute_choices(choice) if repeats)
+    return tuple(each.repeats for each in recompute_choices(choice) if each.repeats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from planner.space.blocks import (
     head_block,
     head_bytes,
     kept_table,
-    layer_starts,
     tied_parameters,
     update_s_per_element,
 )
+from planner.space.layers import layer_starts
 from planner.space.repeats import RepeatedModules, Reruns
 from planner.space.types import BlockCosts, InnerReplicas
 

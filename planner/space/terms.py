@@ -334,7 +334,15 @@ def _repeated(setting: Setting, costs: BlockCosts, choice: StageChoice) -> list[
     if not choice.recompute:
         return []
     all_blocks = setting.configuration.whole_stages or costs.repeated is None
-    return [b for b in range(choice.start, choice.stop) if all_blocks or costs.repeated[b]]  # type: ignore[index]
+    repeated = range(choice.start, _kept_from(costs, choice))
+    return [b for b in repeated if all_blocks or costs.repeated[b]]  # type: ignore[index]
+
+
+def _kept_from(costs: BlockCosts, choice: StageChoice) -> int:
+    """First of the blocks that a stage keeps whole, behind the layers that it recomputes; its end if there are none."""
+    if not choice.layers:
+        return choice.stop
+    return int(costs.layers.kept_from(choice.start, choice.stop, choice.layers))
 
 
 def _concurrent(setting: Setting, index: int) -> int:
@@ -398,9 +406,9 @@ def _activations(
 
     A stage that recomputes modules keeps what these do not produce, and holds the results of one module at a time.
     A stage that recomputes layers keeps the inputs of its layers and all activations of blocks that it does not repeat
-    (logits and loss). These come last, so they are freed by the time a layer is repeated. A stage that is recomputed
-    whole keeps its input, and its backward needs all activations at once. Of what moves to the host, that of `BUFFERS`
-    blocks is on the device at a time.
+    (logits and loss, and layers behind those that are recomputed). These come last, so they are freed by the time a
+    layer is repeated. A stage that is recomputed whole keeps its input, and its backward needs all activations at once.
+    Of what moves to the host, that of `BUFFERS` blocks is on the device at a time.
     """
     first, last = choice.start, choice.stop - 1
     kept = 0.0 if costs.kept_bytes is None else sum(float(b) for b in costs.kept_bytes[first : last + 1])
@@ -417,6 +425,8 @@ def _activations(
         kept = 0.0
     else:
         starts = range(len(costs.parameter_elements)) if costs.layer_starts is None else costs.layer_starts
+        if (behind := _kept_from(costs, choice)) <= last:
+            kept, last = float(costs.saved_bytes[behind, last]), behind - 1
         largest = max((float(costs.saved_bytes[max(first, int(starts[b])), b]) for b in repeated), default=0.0)
         checkpoints, working = float(costs.checkpoint_bytes[first, last]), max(0.0, largest - kept)
     if not choice.offload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,8 @@ from planner.hardware import Collective, Terms
 from planner.hardware.types import HEADROOM
 from planner.play import Transfers
 from planner.space.configuration import Configuration, StageChoice
+from planner.space.layers import Layers
+from planner.space.structure import UNRESTRICTED, Structure
 
 if TYPE_CHECKING:
     from planner.space.schemes import SchemeExchange
@@ -31,38 +34,11 @@ __all__ = [
     "Selective",
     "StageChoice",
     "StageTerms",
+    "Structure",
     "Tie",
     "Violation",
     "WorkerMemory",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """Restrictions that a training framework puts on plans, beside the user's own options; none by default.
-
-    Attributes:
-        equal_replicas: all stages have the same number of replicas.
-        alike: all stages have the same sharding and the same recomputation.
-        whole_layers: stages begin where a layer begins.
-        axes: allowed roles of mesh axes (`planner.sharding.AxisRole`); tensor axes then split operators as the layers
-            of frameworks do (`planner.sharding.limits`). Empty allows anything.
-        powers_of_two: mesh axes have 1, 2, 4, 8 .. ranks.
-        head_groups: what the ranks of the tensor axes must divide: "" nothing, "heads" the attention heads, "key-value
-            heads" the heads that have keys of their own.
-        zero_in_pipelines: allowed ZeRO stages of plans with several pipeline stages; empty for those of the job.
-        between_layers: allowed layouts of tensors between layers on a tensor axis, "replicated" or "sequence"; empty
-            for both.
-    """
-
-    equal_replicas: bool = False
-    alike: bool = False
-    whole_layers: bool = False
-    axes: tuple[str, ...] = ()
-    powers_of_two: bool = False
-    head_groups: str = ""
-    zero_in_pipelines: tuple[int, ...] = ()
-    between_layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +55,10 @@ class Job:
         schedules: allowed schedules. Schedules with several stages a worker are searched only where one promises to be
             faster than the best plan with one stage a worker (1F1B, GPipe), or that plan leaves workers idle for long.
         recompute: what stages may run forward again in their backward pass. "never": nothing. "always": all layers.
-            "layers": all layers or nothing, chosen by stage. "auto": also single modules of the layers. Anything else
-            names modules that all stages repeat, `layernorm,moe_act` (`planner.operators.modules`).
+            "layers": all layers or nothing, chosen by stage. "auto": also the first layers of a stage, as many as
+            memory asks for, or single modules of the layers. `layers:4`: the first 4 layers of every stage
+            (`planner.space.layers`). Anything else names modules that all stages repeat, `layernorm,moe_act`
+            (`planner.operators.modules`).
         zero: allowed ZeRO stages, sharding over a stage's replicas nothing (0), the optimizer state (1), gradients too
             (2), weights too (3).
         max_stages: most pipeline stages; 0 means no limit.
@@ -138,7 +116,7 @@ class Job:
     whole_stages: bool = False
     headroom: float = HEADROOM
     backends: tuple[str, ...] = ()
-    structure: Structure = Structure()
+    structure: Structure = UNRESTRICTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,6 +456,12 @@ class BlockCosts:
         """[n] trainable elements of each block that a rank exchanges with its equals in other replicas."""
         return self.parameter_elements if self.shard_elements is None else self.shard_elements
 
+    @functools.cached_property
+    def layers(self) -> Layers:
+        """The layers of the chain, of which a stage may recompute the first ones."""
+        starts = np.arange(len(self.parameter_elements)) if self.layer_starts is None else self.layer_starts
+        return Layers.of(self.names, starts)
+
     def stage(
         self,
         start: int,
@@ -485,8 +469,9 @@ class BlockCosts:
         replicas: int = 1,
         recompute: bool = False,
         repeats: tuple[str, ...] = (),
+        layers: int = 0,
         offload: tuple[str, ...] = (),
     ) -> StageChoice:
         """A stage of blocks `start` to `stop` (exclusive) with the sharding of these costs."""
         sharding = self.ranks, self.sharding, self.context, self.expert
-        return StageChoice(start, stop, replicas, recompute, *sharding, repeats, offload)
+        return StageChoice(start, stop, replicas, recompute, *sharding, repeats, offload, layers)

@@ -17,6 +17,7 @@ from planner.plans.requirement import Requirement
 from planner.registry import Registry
 from planner.sharding import attention_heads
 from planner.space.job_options import given
+from planner.space.layers import layers_of_choice
 from planner.space.repeats import recomputed_modules
 from planner.space.types import Job, Structure
 
@@ -140,6 +141,7 @@ def structure_of(backends: Sequence[Backend]) -> Structure:
         head_groups=groups[0],
         zero_in_pipelines=tuple(sorted({stage for stages in piped for stage in stages})),
         between_layers=tuple(between),
+        some_layers=any(s.some_layers for s in own),
     )
 
 
@@ -199,6 +201,9 @@ def _contradiction(job: Job, backend: Backend, graph: Graph) -> Problem | None:
         message = f"{backend.title} cannot run {', '.join(modules)} alone again: {known}"
         hint = "name only these" if backend.modules else "use --recompute layers"
         return Problem(message, hint=f"{hint}, or plan {other}")
+    if layers_of_choice(job.recompute) and not backend.structure.some_layers:
+        message = f"{backend.title} recomputes all layers of a stage or none"
+        return Problem(message, hint=f"use --recompute always, or plan {other}")
     return _too_wide(job, backend, graph, other)
 
 

@@ -13,6 +13,7 @@ register(
         schedules=("1f1b",),
         zero=(0, 1, 2, 3),
         structure=Structure(
+            some_layers=False,
             equal_replicas=True,
             alike=True,
             whole_layers=True,
@@ -44,7 +45,7 @@ register(
         can=REPLICAS,
         schedules=(),
         zero=(3,),
-        structure=Structure(equal_replicas=True, alike=True, whole_layers=True),
+        structure=Structure(equal_replicas=True, alike=True, whole_layers=True, some_layers=False),
         sources={
             "schedules": "none: data parallelism without stages or groups",
             "zero": "zero_optimization.stage: 3",

@@ -10,7 +10,7 @@ register(
         can=REPLICAS,
         schedules=(),
         zero=(2, 3),
-        structure=Structure(equal_replicas=True, alike=True, whole_layers=True),
+        structure=Structure(equal_replicas=True, alike=True, whole_layers=True, some_layers=False),
         sources={
             "schedules": "none: data parallelism without stages or groups",
             "zero": "fully_shard(reshard_after_forward=): False (2), True (3)",

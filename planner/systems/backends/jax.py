@@ -18,6 +18,7 @@ register(
             "zero": "a PartitionSpec for each weight, gradient and optimizer state",
             "equal_replicas": "Mesh: one shape for all devices (sharding_impls.py)",
             "alike": "one program for all devices",
+            "some_layers": "jax.checkpoint around some layers",
             "modules": "jax.checkpoint with a policy for what is kept",
             "axes": "NamedSharding, with_sharding_constraint: any layout of any array",
         },

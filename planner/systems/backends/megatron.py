@@ -28,6 +28,7 @@ register(
             "equal_replicas": "one --tensor-model-parallel-size and --pipeline-model-parallel-size for all stages; "
             "unequal grids only between modules (examples/mimo/training/topology.py)",
             "alike": "one set of layers and of --recompute-granularity, --recompute-method, --recompute-modules",
+            "some_layers": "--recompute-granularity full --recompute-method block --recompute-num-layers (a chunk)",
             "modules": "--recompute-granularity selective --recompute-modules (core/transformer/transformer_config.py)",
             "offloads": "--fine-grained-activation-offloading --offload-modules (user guide of Megatron Core 0.19, "
             "Fine-Grained Activation Offloading)",

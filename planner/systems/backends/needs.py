@@ -15,7 +15,7 @@ from planner.plans.shardings import ShardedBlock, Sharding
 from planner.sharding import Axis, AxisRole
 from planner.sharding.layout import parse_layout
 from planner.sharding.limits import SMALL, STEP_SPLITS
-from planner.space.blocks import layer_starts
+from planner.space.layers import layer_starts
 from planner.systems.backends import PIPELINE, Backend
 
 ZERO = frozenset({Requirement.ZERO1, Requirement.ZERO2, Requirement.ZERO3})
@@ -90,7 +90,11 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
         yield "groups of unequally many ranks"
     elif structure.alike and len({stage.sharding for stage in stages}) > 1:
         yield f"operators shared unlike in different stages ({len({stage.sharding for stage in stages})} ways)"
-    if structure.alike and len({(stage.recompute, stage.repeats) for stage in stages}) > 1:
+    choices = plan.configuration.stages
+    some_layers = sorted({choice.layers for choice in choices} - {0})
+    if some_layers and not structure.some_layers:
+        yield f"recomputation of some layers ({', '.join(map(str, some_layers))} of a stage)"
+    if structure.alike and len({(stage.recompute, stage.layers, stage.repeats) for stage in choices}) > 1:
         some = sum(stage.recompute or bool(stage.repeats) for stage in stages)
         yield f"recomputation in some stages ({some} of {len(stages)}), or of unlike modules"
     if structure.alike and len({stage.offload for stage in stages}) > 1:

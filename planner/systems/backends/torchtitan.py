@@ -13,6 +13,7 @@ register(
         schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipe-v"),
         zero=(0, 2, 3),
         structure=Structure(
+            some_layers=False,
             equal_replicas=True,
             alike=True,
             whole_layers=True,
