@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,26 @@ Batch = Mapping[str, torch.Tensor]
 
 Loss = Callable[[Mapping[str, torch.Tensor], Batch], torch.Tensor]
 """Gives the loss of one micro-batch (a mean over its samples) from the outputs that a stage makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleMean:
+    """A loss that is the mean of its samples' losses where a batch has no labels of its own (some may be ignored).
+
+    Ranks that share the samples of a micro-batch compute such a loss on theirs.
+    """
+
+    loss: Loss
+
+    def __call__(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """The loss of a micro-batch, or of some of its samples."""
+        return self.loss(outputs, batch)
+
+    @staticmethod
+    def holds(loss: Loss, batch: Batch) -> bool:
+        """Whether a loss is such a mean for a batch."""
+        return isinstance(loss, SampleMean) and LABELS not in batch
+
 
 Data = Callable[[int, int], Batch]
 """Gives the micro-batch of an iteration and number."""
@@ -156,7 +177,9 @@ def loss_by_name(name: str, plan: Plan) -> Loss:
         raise UsageError(f"no loss is called {name!r}", hint=f"one of {', '.join(losses)}")
     last = plan.model.outputs[-1].name if plan.model.outputs else ""
     in_graph = plan.model.loss_output or (plan.model.outputs[0].name if plan.model.outputs else "")
-    return lambda outputs, batch: losses[name](outputs, batch, in_graph if losses[name] is _graph_loss else last)
+    chosen = losses[name]
+    loss: Loss = lambda outputs, batch: chosen(outputs, batch, in_graph if chosen is _graph_loss else last)  # noqa: E731
+    return SampleMean(loss) if chosen is _next_token else loss
 
 
 def _default_loss(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,10 @@ import torch
 
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
-from planner.runtime.data import Batch, Loss
+from planner.runtime.data import Batch, Loss, SampleMean
 from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
+    AxisLayout,
     Layout,
     Mesh,
     change,
@@ -167,7 +169,6 @@ class ShardedStage:
             tensors[name] = _RestingTensor(values[name], self._whole, self._whole)
         for operator in self._operators:
             self._run_operator(operator, tensors, context)
-        outputs = {name: self._read(tensors[name], self._whole, self._whole, name) for name in self._program.outputs}
         sent = {}
         for boundary in self._program.sent:
             value, gradient = self.layouts(boundary.tensor)
@@ -175,7 +176,24 @@ class ShardedStage:
             sent[boundary.tensor] = relaid(
                 held.piece, (held.value, value), (gradient, held.gradient), self._shapes[boundary.tensor], self._mesh
             )
-        return sent, loss(outputs, batch) if outputs else None
+        return sent, self._total_loss(tensors, batch, loss) if self._program.outputs else None
+
+    def _total_loss(self, tensors: Mapping[str, _RestingTensor], batch: Batch, loss: Loss) -> torch.Tensor:
+        """The loss of the micro-batch: of whole outputs, or the mean over ranks that have equally many samples each."""
+        names = self._program.outputs
+        layout = tensors[names[0]].value
+        shared = [a for a, part in enumerate(layout) if part.kind != "R"]
+        count = math.prod(self._mesh.sizes[a] for a in shared)
+        by_sample = all(layout[a] == _BY_SAMPLE for a in shared) and self._shapes[names[0]][0] % count == 0
+        if not shared or len(names) > 1 or not by_sample or not SampleMean.holds(loss, batch):
+            outputs = {name: self._read(tensors[name], self._whole, self._whole, name) for name in names}
+            return loss(outputs, batch)
+        outputs = {name: self._read(tensors[name], layout, layout, name) for name in names}
+        own = loss(outputs, {n: change(x, self._whole, layout, x.shape, self._mesh) for n, x in batch.items()})
+        total = own.detach().clone()
+        for a in shared:
+            self._mesh.lines[a].sum(total)
+        return (own + (total - own.detach())) / count
 
     def _read(self, held: _RestingTensor, layout: Layout, gradient: Layout, name: str) -> torch.Tensor:
         """Move a tensor to the layout in which it is read; its gradient will come back in the layout `gradient`."""
@@ -285,6 +303,7 @@ class ShardedStage:
         return sum(len(s) == rank and all(s[p.dim] > 1 for p in layout if p.kind == "S") for s in shapes)
 
 
+_BY_SAMPLE = AxisLayout("S", 0)
 _CUT_ALIKE = {
     "Add", "Cast", "CastLike", "Div", "Exp", "Identity", "IsNaN", "MatMul", "Mul", "Softmax", "Sqrt", "Sub", "Tanh",
     "Transpose", "Where", "Neg", "Sigmoid", "Pow", "Reciprocal", "Erf", "Max", "Min",
