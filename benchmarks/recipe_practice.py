@@ -23,7 +23,7 @@ class Practice:
         source: of the rows, as they name it.
         sets: fields of a row; of those that hold fields themselves, the ones that the row leaves open.
         place: the public file that says so.
-        release, model, device: patterns of the rows' names that it applies to.
+        release, model, device, row: patterns of the rows' names that it applies to.
         alone: applies to rows that say nothing of what they overlap, alone: those that come without their script.
     """
 
@@ -33,16 +33,24 @@ class Practice:
     release: str = "*"
     model: str = "*"
     device: str = "*"
+    row: str = "*"
     alone: bool = False
 
     def applies(self, row: Mapping[str, Any]) -> bool:
         """True if the row is one of those that the scripts ran."""
-        names = (row["release"], self.release), (row["model"], self.model), (row["system"]["device"], self.device)
+        names = (
+            (row["release"], self.release),
+            (row["model"], self.model),
+            (row["system"]["device"], self.device),
+            (row["id"], self.row),
+        )
         silent = not self.alone or row.get("overlap") is None
         return row["source"] == self.source and silent and all(fnmatch(name, pattern) for name, pattern in names)
 
 
 _BF16_SUMS = {"distributed": True, "main_grads": "bf16"}
+_IRONWOOD = "Google tpu-recipes Ironwood"
+_BF16_GRADIENTS = {"optimizer": {"main_grads": "bf16"}}
 PRACTICES = (
     Practice(
         _BRIDGE,
@@ -88,6 +96,15 @@ PRACTICES = (
         {"optimizer": _BF16_SUMS, "overlap": ["dp_grad_reduce", "dp_param_gather", "tp_comm"]},
         "examples/llama/README.md (the configuration of NeMo's performance scripts, which overlap tensor-parallel "
         "communication) and train_llama3_8b_h100_fp8.sh (--grad-reduce-in-bf16)",
+    ),
+    *(
+        Practice(
+            _IRONWOOD,
+            _BF16_GRADIENTS,
+            f"AI-Hypercomputer/tpu-recipes@c8cfe2f68 training/ironwood/deepseek3-671b/{folder} (grad_dtype=bfloat16)",
+            row=f"ironwood-deepseek-v3-{rows}",
+        )
+        for rows, folder in (("bf16-*", "4k-bf16-tpu7x-4x*x8"), ("fp8-128-*", "4k-fp8-tpu7x-4x4x8"))
     ),
 )
 

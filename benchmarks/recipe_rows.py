@@ -70,6 +70,7 @@ class Statement:
         stack: its software by name.
         eager: no part of it is captured in CUDA graphs: every operation is launched by the host.
         inner_overlap: `Stack.inner_overlap` by mesh axis.
+        product_pieces: `Stack.product_pieces`.
         rows_once: `Stack.rows_once`: as the `flex` dispatcher sends rows.
         job: what is trained.
         tried: the configuration; several where the source leaves something open, of which the fastest that fits is
@@ -83,6 +84,7 @@ class Statement:
     stack: str
     eager: bool
     inner_overlap: tuple[tuple[str, float], ...]
+    product_pieces: int
     rows_once: bool
     job: planner.Job
     tried: tuple[planner.Degrees, ...]
@@ -202,7 +204,7 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
     whole = "full_iteration" in (graphs.get("impl"), *graphs.get("scope", ())) or cluster.startswith("tpu")
     if row.get("cuda_graphs") is None and not whole:
         assumed.append("layers are partly captured in CUDA graphs")
-    moments = STORED[optimizer.get("moments") or "fp32"]
+    moments, in_pieces = STORED[optimizer.get("moments") or "fp32"], _in_pieces(row, assumed)
     if "first" in (optimizer.get("moments") or ""):
         assumed.append("both moments are in bf16")
     return Statement(
@@ -212,7 +214,8 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
         devices=row["system"]["gpus"],
         stack="graphs" if whole else "megatron-2025",
         eager=not whole and row.get("cuda_graphs") is not None and "impl" not in graphs,
-        inner_overlap=_inner_overlap(row, assumed),
+        inner_overlap=_inner_overlap(row, in_pieces=in_pieces),
+        product_pieces=_overlapped().product_pieces if in_pieces else 1,
         rows_once=(row.get("moe") or {}).get("dispatcher") == "flex",
         job=planner.Job(
             row["gbs"],
@@ -224,17 +227,28 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
     )
 
 
-def _inner_overlap(row: Mapping[str, Any], assumed: list[str]) -> tuple[tuple[str, float], ...]:
+def _overlapped() -> planner.Stack:
+    return planner.load_stack("overlapped")
+
+
+def _in_pieces(row: Mapping[str, Any], assumed: list[str]) -> bool:
+    """Whether products run in pieces beside tensor-parallel communication; without words on overlap, Megatron-Bridge's
+    do."""
+    said = row.get("overlap") or []
+    in_pieces = "tp_comm" in said or (isinstance(said, str) and "tp" in said)
+    if row["tp"] > 1 and not said and FRAMEWORKS.get(row["source"]) == "Megatron-Bridge":
+        assumed.append("tensor-parallel communication is overlapped")
+        return True
+    if row["tp"] > 1 and not in_pieces:
+        assumed.append(f"{ALONE:.0%} of tensor-parallel communication hides behind products")
+    return in_pieces
+
+
+def _inner_overlap(row: Mapping[str, Any], *, in_pieces: bool) -> tuple[tuple[str, float], ...]:
     """What hides communication inside a group: products in pieces, the all-to-alls of another micro-batch, or backward
     products alone, as Megatron Core does by itself."""
-    said, shares = row.get("overlap") or [], dict(planner.load_stack("overlapped").inner_overlap)
-    in_pieces = "tp_comm" in said or (isinstance(said, str) and "tp" in said)
+    said, shares = row.get("overlap") or [], _overlapped().inner_overlap
     tensor = shares["tensor"] if in_pieces else ALONE
-    if row["tp"] > 1 and not said and FRAMEWORKS.get(row["source"]) == "Megatron-Bridge":
-        tensor = shares["tensor"]
-        assumed.append("tensor-parallel communication is overlapped")
-    elif row["tp"] > 1 and not in_pieces:
-        assumed.append(f"{ALONE:.0%} of tensor-parallel communication hides behind products")
     return (("expert", shares["expert"] if "moe_a2a" in said else 0.0), ("context", 0.0), ("*", tensor))
 
 

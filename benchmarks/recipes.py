@@ -104,7 +104,11 @@ def _machine(statement: Statement) -> planner.Cluster:
     software = planner.load_stack(statement.stack)
     launch_s = EAGER_LAUNCH_S if statement.eager else software.launch_s
     stack = dataclasses.replace(
-        software, launch_s=launch_s, inner_overlap=dict(statement.inner_overlap), rows_once=statement.rows_once
+        software,
+        launch_s=launch_s,
+        inner_overlap=dict(statement.inner_overlap),
+        product_pieces=statement.product_pieces,
+        rows_once=statement.rows_once,
     )
     return planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
 

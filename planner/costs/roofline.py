@@ -19,8 +19,10 @@ Layers are module paths up to their first number; a graph without modules is one
 launches without the model's own code, in half the time.
 
 A rank that does a share of every operator has that share of the operations and bytes in the formula above and as many
-kernels. Where a layer's launches are what it comes to, its nodes, faster than its whole work, are stretched towards
-the times of the whole work until they take the launches' time together.
+kernels. A product that is cut into pieces, so that communication runs beside them, reaches the rate of a piece: its
+forward product and the one towards its operand, not that towards its weights. Where a layer's launches are what it
+comes to, its nodes, faster than its whole work, are stretched towards the times of the whole work until they take the
+launches' time together.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ class Times:
         backward_s: backward pass.
         weight_grad_s: the part of it spent on weight gradients.
         notes: what was assumed.
-        at: forward and backward seconds when each node does a share of its work.
+        at: forward and backward seconds when each node does a share of its work, its products in so many pieces.
     """
 
     forward_s: np.ndarray
     backward_s: np.ndarray
     weight_grad_s: np.ndarray
     notes: tuple[Note, ...]
-    at: Callable[[float], tuple[np.ndarray, np.ndarray]]
+    at: Callable[[float, int], tuple[np.ndarray, np.ndarray]]
 
 
 def price(graph: Graph, work: Work, device: Device) -> Times:
@@ -116,11 +118,12 @@ class _Roofline:
         plain[fast] = np.where(fewer > 0, np.minimum(plain[fast], method), plain[fast])
         return plain
 
-    def _gpu(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+    def _gpu(self, share: float, pieces: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of the device itself, forward and backward."""
         work, device, rates = self.work, self.device, self.rates_at(share)
-        gradients = self._products_s(work.input_grad, share, rates) + self._products_s(work.weight_grad, share, rates)
-        forward = _roof(self._products_s(work.matrix, share, rates), share * work.vector, share * work.bytes, device)
+        cut = np.minimum(rates, self.rates_at(share / pieces) / pieces) if pieces > 1 else rates
+        gradients = self._products_s(work.input_grad, share, cut) + self._products_s(work.weight_grad, share, rates)
+        forward = _roof(self._products_s(work.matrix, share, cut), share * work.vector, share * work.bytes, device)
         backward = _roof(gradients, share * work.back_vector, share * work.back_bytes, device)
         forward = forward + _memory_s(share * work.beside, device)
         backward = backward + _memory_s(share * work.back_beside, device)
@@ -136,14 +139,14 @@ class _Roofline:
         bound = np.bincount(layers, launches[kinds]) > np.bincount(layers, gpu_s[kinds])
         return np.asarray(np.where(bound[layers], launches[kinds], gpu_s[kinds]))
 
-    def at(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """[nodes] seconds, forward and backward, when each node does that part of its work. O(nodes)."""
+    def at(self, share: float, pieces: int) -> tuple[np.ndarray, np.ndarray]:
+        """[nodes] seconds, forward and backward, when each node does that part of its work in pieces. O(nodes)."""
         if share == 1.0 or not len(self.layers):
             return self.whole
         if self.device.stack.waits:
-            forward, backward = map(np.add, self._gpu(share), self.launches)
+            forward, backward = map(np.add, self._gpu(share, pieces), self.launches)
             return forward[self.kinds], backward[self.kinds]
-        made = zip(self._gpu(share), self.whole_gpu, self.launches, self.whole, strict=True)
+        made = zip(self._gpu(share, pieces), self.whole_gpu, self.launches, self.whole, strict=True)
         forward, backward = (self._part(share, *each) for each in made)
         return forward, backward
 

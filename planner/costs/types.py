@@ -35,8 +35,8 @@ class Profile:
         saved: per node, the storages it keeps for backward (fused-attention and dropout options applied).
         formats: the format that each node's matrix units multiply in; empty where times are not worked out here.
         notes: what the prices assume (a missing data type's stand-in, folded batch normalisation, no dropout nodes).
-        by_share: seconds of all nodes, forward and backward, when each does that part of its work; None where times
-            are known for whole nodes alone. Read it through `at`.
+        by_share: seconds of all nodes, forward and backward, when each does that part of its work, its products in so
+            many pieces; None where times are known for whole nodes alone. Read it through `at`.
     """
 
     device: str
@@ -55,12 +55,14 @@ class Profile:
     saved: Sequence[tuple[SavedBytes, ...]]
     formats: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
-    by_share: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = field(default=None, repr=False, compare=False)
-    _parts: dict[float, tuple[np.ndarray, np.ndarray]] = field(
+    by_share: Callable[[float, int], tuple[np.ndarray, np.ndarray]] | None = field(
+        default=None, repr=False, compare=False
+    )
+    _parts: dict[tuple[float, int], tuple[np.ndarray, np.ndarray]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def at(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+    def at(self, share: float, pieces: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of all nodes, forward and backward, when each does that part of its work.
 
         By the roofline a node has its floating-point operations and traffic scaled, runs at the efficiency of what is
@@ -70,18 +72,20 @@ class Profile:
 
         Args:
             share: in (0, 1]; 1/8 for a rank that does an eighth of an operator.
+            pieces: products that a product is run as, and in backward the one towards its operand; one product that
+                is whole is not cut.
 
         Returns:
-            Two float64 arrays of shape [nodes], not to be changed; the same ones for the same share.
+            Two float64 arrays of shape [nodes], not to be changed; the same ones for the same arguments.
 
         Raises:
             UsageError: the share is not in (0, 1].
         """
         if share == 1.0:
             return self.forward_s, self.backward_s
-        if share not in self._parts:
+        if (share, pieces) not in self._parts:
             if not 0.0 < share < 1.0:
                 raise UsageError(f"no rank does {share:g} of an operator", hint="shares of work are above 0, at most 1")
-            scaled = self.by_share(share) if self.by_share else (share * self.forward_s, share * self.backward_s)
-            self._parts[share] = scaled
-        return self._parts[share]
+            linear = share * self.forward_s, share * self.backward_s
+            self._parts[share, pieces] = self.by_share(share, pieces) if self.by_share else linear
+        return self._parts[share, pieces]

@@ -312,6 +312,9 @@ def _fingerprint(
 
     The host's figures are left out: only plans that move activations there depend on them, and checks price those anew.
     """
+    stack = _figures(
+        devices[0].stack, "name", "compared", "about", inner_overlap={}, product_pieces=1, rows_once=False, fused=()
+    )
     changes = np.flatnonzero(np.diff(device_types, prepend=-1))
     runs = [
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
@@ -320,7 +323,7 @@ def _fingerprint(
         "devices": [_figures(each, "stack", "about", "host_byte_per_s", format_rates={}) for each in devices],
         "ranks": runs,
         "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
-        "stack": _figures(devices[0].stack, "name", "compared", "about", inner_overlap={}, rows_once=False, fused=()),
+        "stack": stack,
     }
     if unlike:
         content["unlike"] = [[_figures(each, "name") for each in own] for own in unlike]

@@ -440,6 +440,8 @@ class StackFile(Strict, use_attribute_docstrings=True):
     """part of a pass's work behind which exchanges hide"""
     inner_overlap: Stated[Parts] | None = None
     """part of the communication among ranks that share operators which their work hides, by axis"""
+    product_pieces: Stated[Count] | None = None
+    """products that one is run as where ranks share it, beside the communication of the others"""
     rows_once: Stated[Flag] | None = None
     """whether a row crosses a link once for all experts behind it, not once for each"""
     gather_ports: Stated[Whole] | None = None

@@ -85,6 +85,8 @@ class Stack:
         overlap: fraction of the work of a pass behind which exchanges of gradients and weights are hidden.
         inner_overlap: by pattern of mesh axis names (`tensor`, `context`, `expert`, ...), the fraction of communication
             along the axis that is hidden behind work; the first match counts, 0 without one.
+        product_pieces: products that a product is run as where ranks share it, so that the gather of its operand or the
+            scatter of its result runs beside it; no more pieces of a gather than ranks. 1 leaves products whole.
         rows_once: whether a row crosses a link once for all experts behind it and is copied there; else once for each
             expert.
         gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
@@ -115,6 +117,7 @@ class Stack:
     accumulation_bytes: float = 0.0
     overlap: float = 0.0
     inner_overlap: Mapping[str, float] = field(default_factory=dict)
+    product_pieces: int = 1
     rows_once: bool = False
     gather_ports: int = 0
     allocator_cache: float = 1.08

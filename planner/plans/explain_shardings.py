@@ -20,7 +20,7 @@ from planner.plans.rebuild import RebuiltSharding, rebuild
 from planner.plans.shardings import ShardedBlock, Sharding
 from planner.plans.types import Plan
 from planner.plans.words import module_ranges, significant
-from planner.sharding import ShardingProblem, Strategy, Verdict, WeightChoice, evaluate, formulate, layout_text
+from planner.sharding import Load, ShardingProblem, Strategy, Verdict, WeightChoice, evaluate, formulate, layout_text
 from planner.sharding.elimination import Factor, minima
 from planner.sharding.judge import Judged
 
@@ -338,10 +338,9 @@ class _SplitBlock:
         ranked = []
         for i in self.setting.members:
             choice = self.problem.choices[v := self.at[f"op:{self.rebuilt.graph.nodes[i].key}"]][self.chosen[v]]
-            unsplit = self.setting.nodes_s(1.0)
             if isinstance(choice, Strategy):
-                split = self.setting.nodes_s(choice.share)
-                ranked.append((float(unsplit[0][i] + unsplit[1][i]), float(split[0][i] + split[1][i]), i))
+                unsplit, split = (self.setting.rank_s(i, load) for load in (Load(1.0), self.setting.load(i, choice)))
+                ranked.append((sum(unsplit), sum(split), i))
         ranked.sort(key=lambda item: (-item[0], item[2]))
         return [(rank_s, i) for _, rank_s, i in ranked[:most]]
 

@@ -35,6 +35,7 @@ from planner.sharding.mesh import ideal_mesh as ideal_mesh
 from planner.sharding.mesh import mesh_on as mesh_on
 from planner.sharding.mesh import roles_of as roles_of
 from planner.sharding.problem import GraphFacts as GraphFacts
+from planner.sharding.problem import Load as Load
 from planner.sharding.problem import Setting as Setting
 from planner.sharding.problem import ShardingProblem as ShardingProblem
 from planner.sharding.reshard import ReshardStep as ReshardStep

@@ -27,6 +27,7 @@ from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
     Choice,
     GraphFacts,
+    Load,
     Setting,
     ShardingProblem,
     rest_of,
@@ -265,11 +266,11 @@ class _Builder:
         extra = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
         tags = tuple(self.tags_of(n) for n in (*node.inputs, *node.outputs))
         kind = (int(self.calls[i]), tags, self.forbids[i])
-        choices, shares = self.once(("strategies", kind), lambda: self._strategies(i))
-        work = tuple(self.setting.node_s(i, share) for share in shares)
+        choices, loads, distinct = self.once(("strategies", kind), lambda: self._strategies(i))
+        work = tuple(self.setting.rank_s(i, load) for load in distinct)
         key = ("operator", kind, work, trains, extra, node.repeat)
         columns = self.once(
-            key, lambda: self._operator(i, choices, dict(zip(shares, work, strict=True)), trains, extra)
+            key, lambda: self._operator(i, choices, loads, dict(zip(distinct, work, strict=True)), trains, extra)
         )
         op_var = self.add(f"op:{node.key}", *columns)
         for p, name in enumerate(node.inputs):
@@ -284,8 +285,8 @@ class _Builder:
             if tensor_var is not None:
                 self._link(op_var, tensor_var, name, p, written=True)
 
-    def _strategies(self, i: int) -> tuple[tuple[Strategy, ...], tuple[float, ...]]:
-        """The allowed strategies of a node, and the shares of its work that they leave a rank."""
+    def _strategies(self, i: int) -> tuple[tuple[Strategy, ...], tuple[Load, ...], tuple[Load, ...]]:
+        """The allowed strategies of a node, what each leaves a rank to do, and the different ones of these."""
         node, options = self.graph.nodes[i], self.setting.options
         call = OpCall.of(self.graph, node)
         blocks = tuple(sorted({p.blocks for n in (*node.inputs, *node.outputs) for p in self.tags.get(n, ())}))
@@ -298,22 +299,24 @@ class _Builder:
             why = "all ways to run the operator are forbidden" if self.forbids[i] else "the operator cannot be cut"
             hint = "forbid less, or let axes repeat work"
             raise InfeasibleError(why, where=node.name or node.key, hint=hint)
-        return legal, tuple(dict.fromkeys(s.share for s in legal))
+        loads = tuple([self.setting.load(i, s) for s in legal])
+        return legal, loads, tuple(dict.fromkeys(loads))
 
     def _operator(
-        self, i: int, legal: tuple[Strategy, ...], work: Mapping[float, tuple[float, float]], trains: bool, extra: float
-    ) -> Columns:
+        self, i: int, legal: tuple[Strategy, ...], loads: tuple[Load, ...],
+        work: Mapping[Load, tuple[float, float]], trains: bool, extra: float,
+    ) -> Columns:  # fmt: skip
         repeat = self.graph.nodes[i].repeat
 
-        def spent_s(strategy: Strategy) -> float:
-            work_s = work[strategy.share]
+        def spent_s(strategy: Strategy, load: Load) -> float:
+            work_s = work[load]
             total = sum(work_s)
             for backward in (False, True)[: 1 + trains if strategy.exchanges else 0]:
                 beside_s = self.setting.beside_s(work_s[backward], repeat)
                 total += repeat * exchange_s(self.mesh, strategy, backward=backward, beside_s=beside_s)
             return total
 
-        seconds = np.asarray([spent_s(s) for s in legal])
+        seconds = np.asarray([spent_s(s, load) for s, load in zip(legal, loads, strict=True)])
         return legal, seconds, np.asarray([s.share * extra for s in legal])
 
     def _parts(self, op_var: int, p: int, tensor: Tensor, *, written: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -13,7 +13,7 @@ replicated operands, and an operator that is not cut keeps the device busy while
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from planner.sharding.block_search import BlockPoints
 from planner.sharding.choices import Options
 from planner.sharding.inner_points import BlockProblem, BlockView, InnerPoint
 from planner.sharding.mesh import Mesh
-from planner.sharding.problem import GraphFacts, Setting
+from planner.sharding.problem import GraphFacts, Setting, WorkSeconds
 from planner.sharding.resting import Boundaries, Boundary, StateBytes, variants
 
 _BITS = 20
@@ -34,24 +34,24 @@ _BITS = 20
 
 
 class RoundedPrices:
-    """Seconds of a setting's nodes at some shares, rounded so that equal ones compare equal."""
+    """Seconds of a setting's nodes at some shares and pieces, rounded so that equal ones compare equal."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._rounded: dict[float, np.ndarray] = {}
+        self._rounded: dict[tuple[float, int], np.ndarray] = {}
 
-    def of(self, members: Sequence[int], shares: Iterable[float]) -> bytes:
+    def of(self, members: Sequence[int], shares: Iterable[tuple[float, int]]) -> bytes:
         """A key, equal for nodes with equal forward and backward seconds, one by one, at each of the shares."""
         nodes = list(members)
-        return b"".join(self._at(share)[nodes].tobytes() for share in shares)
+        return b"".join(self._at(*share)[nodes].tobytes() for share in shares)
 
-    def _at(self, share: float) -> np.ndarray:
+    def _at(self, share: float, pieces: int) -> np.ndarray:
         """Mantissa and exponent, forward and backward, int32 [nodes, 2, 2]."""
-        if share not in self._rounded:
-            mantissa, exponent = np.frexp(np.stack(self._setting.nodes_s(share), axis=1))
+        if (share, pieces) not in self._rounded:
+            mantissa, exponent = np.frexp(np.stack(self._setting.nodes_s(share, pieces), axis=1))
             rounded = np.round(mantissa * 2**_BITS).astype(np.int32)
-            self._rounded[share] = np.stack([rounded, exponent.astype(np.int32)], axis=2)
-        return self._rounded[share]
+            self._rounded[share, pieces] = np.stack([rounded, exponent.astype(np.int32)], axis=2)
+        return self._rounded[share, pieces]
 
 
 class NodePrices(Protocol):
@@ -69,8 +69,8 @@ class NodePrices(Protocol):
     def backward_s(self) -> np.ndarray:
         """[nodes] seconds of backward, without recomputation."""
 
-    def at(self, share: float, /) -> tuple[np.ndarray, np.ndarray]:
-        """[nodes] seconds, forward and backward, when each node does a share of its work."""
+    def at(self, share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
+        """[nodes] seconds, forward and backward, when each node does a share of its work in pieces."""
 
     @property
     def workspace_bytes(self) -> np.ndarray:
@@ -157,7 +157,7 @@ class ChainView:
     blocks: tuple[BlockView, ...]
     kinds: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...]
-    work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None
+    work_s: WorkSeconds | None
 
 
 @dataclass
@@ -171,7 +171,7 @@ class InnerCache:
     """
 
     entries: dict[object, tuple[tuple[str, ...], BlockPoints]] = field(default_factory=dict)
-    shares: dict[object, tuple[float, ...]] = field(default_factory=dict)
+    shares: dict[object, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     kinds: dict[object, int] = field(default_factory=dict)
     _views: dict[tuple[object, ...], ChainView] = field(default_factory=dict)
     _shared: dict[object, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -358,8 +358,8 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
     side = sorted({i for block in chain.blocks for i in block.side})
 
     @functools.cache
-    def work_s(share: float) -> tuple[np.ndarray, np.ndarray]:
-        forward, backward = prices.at(share)
+    def work_s(share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
+        forward, backward = prices.at(share, pieces)
         backward = np.array(backward, dtype=float)
         backward[side] = 0.0
         return forward, backward
@@ -393,8 +393,8 @@ def priced_once(setting: Setting, repeated: frozenset[int]) -> Setting:
         return left
 
     @functools.cache
-    def work_s(share: float) -> tuple[np.ndarray, np.ndarray]:
-        forward, backward = setting.nodes_s(share)
+    def work_s(share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
+        forward, backward = setting.nodes_s(share, pieces)
         return without(forward), backward
 
     return replace(setting, forward_s=without(setting.forward_s), work_s=work_s)

@@ -157,11 +157,18 @@ class BlockProblem:
         self.__dict__.pop("free", None)
 
     @property
-    def shares(self) -> tuple[float, ...]:
-        """Shares of work that the strategies leave a rank, largest first."""
-        distinct = {id(choices): choices for choices in self.free.choices}.values()
-        shares = {c.share for choices in distinct for c in choices if isinstance(c, Strategy)}
-        return tuple(sorted(shares, reverse=True))
+    def shares(self) -> tuple[tuple[float, int], ...]:
+        """Shares of work that the strategies leave a rank and the pieces in which it does them, largest first."""
+        named = zip(self.free.names, self.free.choices, strict=True)
+        distinct = {id(choices): (name, choices) for name, choices in named}.values()
+        node_of = {f"op:{self.setting.graph.nodes[i].key}": i for i in self.setting.members}
+        loads = {
+            self.setting.load(node_of[name], c)
+            for name, choices in distinct
+            for c in choices
+            if isinstance(c, Strategy)
+        }
+        return tuple(sorted({(load.share, n) for load in loads for n in load[1:]}, reverse=True))
 
     def canonical(self, name: str, boundary: Boundaries) -> TensorLayout:
         """Canonical layout of a boundary tensor."""

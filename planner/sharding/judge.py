@@ -190,7 +190,7 @@ class _Judge:
         kept, names = self.saved[i], (*node.inputs, *node.outputs)
         own_bytes = sum(s.byte_count for s in kept if s.storage not in self.graph.tensors)
         stored = [s.storage for s in kept]
-        work = setting.node_s(i, strategy.share)
+        work = setting.rank_s(i, setting.load(i, strategy))
         rests = [self.decision.get(name) for name in names]
         key = (
             int(self.calls[i]), self.forbids[i], work, own_bytes, tuple([name in stored for name in node.inputs]),

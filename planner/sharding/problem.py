@@ -14,22 +14,39 @@ layout of the operator again in the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from planner.graph import Graph, Tensor
+from planner.graph import Graph, Tensor, TensorKind
 from planner.operators import OpSpec, SavedOptions, graph_specs, kept_pairs, needs_gradient, saved_for_backward
 from planner.operators.types import SavedBytes
 from planner.sharding.choices import Options
 from planner.sharding.elimination import Factor
+from planner.sharding.layout import PARTIAL, REPLICATED
 from planner.sharding.limits import forbidden_dims
 from planner.sharding.mesh import Mesh
 from planner.sharding.resting import StateBytes, TensorChoice, WeightChoice
 from planner.sharding.strategies import Strategy
 
 Choice = Strategy | TensorChoice | WeightChoice
+
+
+class WorkSeconds(Protocol):
+    """Seconds of each node, forward and backward, at a share of its work and in pieces (`Profile.at`)."""
+
+    def __call__(self, share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
+        """Two float64 arrays of shape [nodes]."""
+
+
+class Load(NamedTuple):
+    """What a rank does of an operator: a share of its work, the products of a pass in so many pieces."""
+
+    share: float
+    forward: int = 1
+    backward: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,8 +68,9 @@ class Setting:
         sharded_states: whether weights may rest in other layouts than operators use (ZeRO).
         annotations: layouts that the user asks for, by tensor name or pattern (`planner.sharding.searches.gshard`);
             read by the GShard searches only.
-        work_s: seconds of each node, forward and backward, when each does a share of its work (`Profile.at`); it
-            agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to the share.
+        work_s: seconds of each node, forward and backward, when each does a share of its work in pieces
+            (`Profile.at`); it agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to
+            the share.
         forbidden: splits that are ruled out (`planner.sharding.limits`).
     """
 
@@ -68,7 +86,7 @@ class Setting:
     options: Options = field(default_factory=Options)
     sharded_states: bool = True
     annotations: Mapping[str, str] = field(default_factory=dict)
-    work_s: Callable[[float], tuple[np.ndarray, np.ndarray]] | None = None
+    work_s: WorkSeconds | None = None
     forbidden: tuple[str, ...] = ()
 
     @property
@@ -84,22 +102,48 @@ class Setting:
         """Bytes of an element of a weight; the working copy of an integer weight has the bits of its type."""
         return self.state if tensor.dtype.is_float else replace(self.state, weight=tensor.dtype.bits / 8)
 
-    def nodes_s(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of each node of the graph, forward and backward, when each does a share of its work."""
+    def nodes_s(self, share: float, pieces: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of each node of the graph, forward and backward, when each does a share of its work in pieces."""
         if self.work_s is not None and share != 1.0:
-            return self.work_s(share)
+            return self.work_s(share, pieces)
         none = np.zeros(len(self.graph.nodes))
         forward, backward = (none if a is None else share * a for a in (self.forward_s, self.backward_s))
         return forward, backward
 
-    def node_s(self, i: int, share: float) -> tuple[float, float]:
-        """Seconds of one node, forward and backward, on a rank that does a share of it. O(1) where work is known."""
-        if self.work_s is not None and share != 1.0:
-            forward, backward = self.work_s(share)
+    def rank_s(self, i: int, load: Load) -> tuple[float, float]:
+        """Seconds of one node, forward and backward, on a rank that does so much of it. O(1) where work is known."""
+        if self.work_s is not None and load.share != 1.0:
+            forward, _ = self.work_s(load.share, load.forward)
+            _, backward = self.work_s(load.share, load.backward)
             return float(forward[i]), float(backward[i])
         full_s = self.forward_s, self.backward_s
-        forward_s, backward_s = (0.0 if a is None else share * float(a[i]) for a in full_s)
+        forward_s, backward_s = (0.0 if a is None else load.share * float(a[i]) for a in full_s)
         return forward_s, backward_s
+
+    def load(self, i: int, strategy: Strategy) -> Load:
+        """What a rank does of a node under a strategy.
+
+        A product with a weight that ranks share is run in pieces where the software does so (`Stack.product_pieces`):
+        forward beside the gather of its operand or the scatter of its result, the product towards its operand beside
+        the gather of the result's gradient. Others run whole beside what they hide. (Transformer Engine,
+        `module/base.py`, `initialize_ub`: ring exchange and pipeline against bulk.)
+        """
+        most = self.mesh.cluster.stack.product_pieces if self.mesh.cluster else 1
+        node = self.graph.nodes[i]
+        if most == 1 or not graph_specs(self.graph)[i].matrix_flops:
+            return Load(strategy.share)
+        weights = [layout for p, layout in strategy.reads if self._is_weight(node.inputs[p])]
+        cut = [
+            a for a, parts in enumerate(zip(*weights, strict=True))
+            if not self.mesh.axes[a].role.deals and any(part != REPLICATED for part in parts)
+        ]  # fmt: skip
+        gathered = min(self.mesh.ranks_along(cut), most)
+        if any(layout[a] == PARTIAL for _, layout in strategy.writes for a in cut):
+            return Load(strategy.share, most, gathered)
+        return Load(strategy.share, gathered)
+
+    def _is_weight(self, name: str) -> bool:
+        return bool(name) and self.graph.tensors[name].kind is TensorKind.PARAMETER
 
     def beside_s(self, work_s: float, repeat: int) -> float:
         """Seconds of one run of an operator behind which the sends of a ring can hide.

@@ -37,6 +37,10 @@ def test_a_row_becomes_a_job_and_degrees(tmp_path: Path) -> None:
     assert (found.job.global_batch, found.job.precision, found.job.optimizer) == (128, "bf16", "adam")
     assert (degrees.tensor, degrees.pipeline, degrees.data, degrees.micro_batch, degrees.zero) == (2, 2, 4, 1, 1)
     assert (found.stack, found.eager, dict(found.inner_overlap)["*"]) == ("megatron-2025", True, 0.85)
+    assert found.product_pieces == 4
+    alone = recipe(tmp_path, overlap=["dp_grad_reduce"]).statement
+    assert alone is not None
+    assert (dict(alone.inner_overlap)["*"], alone.product_pieces) == (0.4, 1)
 
 
 def test_formats_sharding_and_software_are_read(tmp_path: Path) -> None:
@@ -120,6 +124,9 @@ def test_what_a_sources_scripts_set_goes_behind_the_rows_own_words(tmp_path: Pat
     assert (silent.statement.job.precision, own.statement.job.precision) == ("bf16", "bf16:grads=fp32")
     assert dict(silent.statement.inner_overlap)["*"] == 0.85
     assert "distributed, main_grads, overlap as in examples/llama/README.md" in silent.assumed[0]
+    ironwood = {"source": "Google tpu-recipes Ironwood", "precision": "fp8", "optimizer": {"name": "adamw"}}
+    rows = [recipe(tmp_path, **ironwood, id=f"ironwood-deepseek-v3-fp8-{chips}-4096").statement for chips in (128, 256)]
+    assert [row and row.job.precision for row in rows] == ["fp8", "fp8:grads=fp32"]
     named = recipe(tmp_path, model="deepseek-v3", release="NeMo 25.09", tp=1, ep=4, recompute=None)
     assert named.statement is not None
     assert named.statement.tried[0].repeats == (), "a row that names what it overlaps has its script's other words, too"

@@ -36,6 +36,18 @@ def test_a_part_of_a_large_product_loses_what_its_size_costs() -> None:
     assert backward[1] == pytest.approx(2 * flops / 8 / (1e12 * 0.4))
 
 
+def test_a_product_in_pieces_reaches_the_rate_of_a_piece() -> None:
+    """An eighth of the same product as four: each runs at 0.2 of the peak, but for that towards the weights (0.4)."""
+    flops = 2 * 4096.0**3
+    device = replace(FAST_MEMORY, matrix_efficiency=Curve((flops / 32, flops / 8, flops), (0.2, 0.4, 0.5)))
+    found = of(product(4096, 4096, 4096), device, precision="bf16")
+    forward, backward = found.at(1 / 8, 4)
+    assert forward[1] == pytest.approx(flops / 8 / (1e12 * 0.2))
+    assert backward[1] == pytest.approx(flops / 8 / (1e12 * 0.2) + flops / 8 / (1e12 * 0.4))
+    assert backward[0] == pytest.approx(flops / 8 / (1e12 * 0.4))  # its operand is an input of the model
+    assert found.at(1 / 8)[0][1] == pytest.approx(flops / 8 / (1e12 * 0.4))
+
+
 def test_launches_do_not_shrink() -> None:
     """A product of 1.28 ms in a layer of its own, 1 ms to launch: half of it takes 1 ms, not 0.64; backward 1.28 ms."""
     flops = 2 * 400.0**3

@@ -84,7 +84,7 @@ def test_a_share_of_a_convolution() -> None:
     """Half of the work takes half the time, as the curves here are flat."""
     found = of(convolutions(), WIDE)
     assert found.by_share is not None
-    half, _ = found.by_share(0.5)
+    half, _ = found.by_share(0.5, 1)
     assert half[1] == pytest.approx(found.forward_s[1] / 2)
 
 

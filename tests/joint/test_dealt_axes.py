@@ -85,7 +85,7 @@ def inner() -> InnerCosts:
     times = np.ones(11)
     prices = SimpleNamespace(
         micro_batch=8, forward_s=times, backward_s=times, workspace_bytes=0 * times, saved=((),) * 11,
-        at=lambda share: (share * times, share * times),
+        at=lambda share, pieces=1: (share * times, share * times),
     )  # fmt: skip
     options = InnerOptions(item_bytes=4.0, micro_batches=4, options=Options(roles=(AxisRole.EXPERT,)))
     return inner_costs(chain, what, prices, mesh_on(MACHINE, {"expert": 4}), options=options)

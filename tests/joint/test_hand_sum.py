@@ -48,7 +48,7 @@ def mlp() -> BlockCosts:
     kept = ((), (SavedBytes("x", 8 * 64 * 4),), (SavedBytes("r", 8 * 256 * 4),), (SavedBytes("r", 8 * 256 * 4),))
     prices = SimpleNamespace(
         micro_batch=8, forward_s=times, backward_s=2 * times, workspace_bytes=np.zeros(4), saved=kept,
-        at=lambda share: (share * times, share * 2 * times),
+        at=lambda share, pieces=1: (share * times, share * 2 * times),
     )  # fmt: skip
     options = InnerOptions(
         boundaries=(Boundary.REPLICATED,), item_bytes=4.0, forbidden=("x:*", "MatMul:m", "r:d0"), micro_batches=4

@@ -105,19 +105,19 @@ def test_nodes_alike_whole_but_not_in_parts_are_told_apart() -> None:
     graph = products([8, 8, 8])
     whole = np.array([1.0, 1.0])
 
-    def work_s(share: float) -> tuple[np.ndarray, np.ndarray]:
+    def work_s(share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
         part = np.array([share, max(share, 0.5)])
         return part, 2 * part
 
     marks = RoundedPrices(Setting(graph, ideal_mesh((8,)), forward_s=whole, backward_s=2 * whole, work_s=work_s))
-    assert marks.of([0], [1.0]) == marks.of([1], [1.0])
-    assert marks.of([0], [1.0, 0.125]) != marks.of([1], [1.0, 0.125])
-    assert marks.of([0], [0.5]) == marks.of([1], [0.5])
+    assert marks.of([0], [(1.0, 1)]) == marks.of([1], [(1.0, 1)])
+    assert marks.of([0], [(1.0, 1), (0.125, 1)]) != marks.of([1], [(1.0, 1), (0.125, 1)])
+    assert marks.of([0], [(0.5, 1)]) == marks.of([1], [(0.5, 1)])
 
 
 def test_where_parts_gain_nothing_nothing_is_cut() -> None:
     chain, graph, prices = _one_block()
-    stubborn = SimpleNamespace(**{**vars(prices), "at": lambda share: (prices.forward_s, prices.backward_s)})
+    stubborn = SimpleNamespace(**{**vars(prices), "at": lambda share, pieces=1: (prices.forward_s, prices.backward_s)})
     mesh = mesh_on(load_cluster("dgx-a100"), {"tensor": 8})
     point = inner_costs(chain, graph, stubborn, mesh).blocks[1].points[REPLICATED,][0]
     assert point.forward_s + point.backward_s == pytest.approx(float(np.sum(prices.forward_s + prices.backward_s)))

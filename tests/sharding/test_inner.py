@@ -52,7 +52,7 @@ def _one_block(work_s: float = 1e-3) -> tuple[Chain, Graph, NodePrices]:
     times = np.array([work_s * (n.op in ("MatMul", "Attention")) for n in graph.nodes])
     prices = SimpleNamespace(
         micro_batch=1, forward_s=times, backward_s=2 * times, workspace_bytes=np.ones(count), saved=((),) * count,
-        at=lambda share: (share * times, share * 2 * times),
+        at=lambda share, pieces=1: (share * times, share * 2 * times),
     )  # fmt: skip
     return chain, graph, prices
 

@@ -8,7 +8,9 @@ import pytest
 
 import planner
 from planner.hardware import Collective
-from planner.sharding import mesh_on
+from planner.operators import OpCall, graph_specs
+from planner.sharding import Load, Setting, mesh_on, strategies
+from tests.sharding.graphs import products
 
 
 def cluster(**shares: float) -> planner.Cluster:
@@ -37,6 +39,33 @@ def test_the_bundled_stack_hides_tensor_communication_alone() -> None:
     assert (
         planner.load_cluster("dgx-h100").fingerprint != planner.load_cluster("dgx-h100", stack="overlapped").fingerprint
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "columns", "rows"), [(2, Load(1 / 2, 2), Load(1 / 2, 4, 2)), (8, Load(1 / 8, 4), Load(1 / 8, 4, 4))]
+)
+def test_products_that_ranks_share_run_in_pieces(ranks: int, columns: Load, rows: Load) -> None:
+    """Of a weight cut by columns the operand is gathered, cut by rows the result is scattered, in 4 pieces, and its
+    gradient gathered; a gather has no more pieces than ranks. Ranks with samples of their own share nothing."""
+    graph = products([64, 64], batch=64)
+    stack = dataclasses.replace(planner.load_stack("megatron-2025"), product_pieces=4)
+    for software, found in (("megatron-2025", (Load(1 / ranks),) * 3), (stack, (Load(1 / ranks), rows, columns))):
+        mesh = mesh_on(planner.load_cluster("dgx-h100", stack=software), {"tensor": ranks})
+        setting = Setting(graph, mesh)
+        every = strategies(OpCall.of(graph, graph.nodes[0]), graph_specs(graph)[0], mesh, 2.0)
+        loads = {each.splits[0]: setting.load(0, each) for each in every if each.splits[0]}
+        assert tuple(loads[name] for name in ("m", "k", "n")) == found
+
+
+def test_a_plan_with_products_in_pieces_is_slower_and_checks() -> None:
+    graph, degrees = planner.load_graph("llama3-8b", dims={"seq": 4096}), planner.Degrees(tensor=8)
+    overlapped, found = planner.load_stack("overlapped"), []
+    for stack in (dataclasses.replace(overlapped, product_pieces=1), overlapped):
+        machine = planner.load_cluster("dgx-h100", nodes=1, stack=stack)
+        plan = planner.predict(graph, machine, planner.Job(8), degrees, fewest_weights=True)
+        assert planner.check_plan(plan.plan, graph, machine).findings == ()
+        found.append(plan.iteration_s)
+    assert found[0] < found[1]
 
 
 def test_rows_travel_once_along_expert_axes_of_such_stacks() -> None:
