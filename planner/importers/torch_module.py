@@ -111,4 +111,5 @@ def _without_data(model: onnx_ir.Model, module: torch.nn.Module) -> onnx.ModelPr
             "weights", offset, tensor.nbytes, tensor.dtype, shape=shape, name=name
         )
         offset += tensor.nbytes
-    return onnx_ir.to_proto(model)
+    proto: onnx.ModelProto = onnx_ir.to_proto(model)
+    return proto

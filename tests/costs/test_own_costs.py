@@ -82,5 +82,5 @@ def test_profile_plan_and_check_by_the_same_file(tmp_path: Path) -> None:
     planned = run(app, ["plan", *MODEL, *options, "--costs", costs, "-o", made, "-q"])
     assert planned.exit_code == 0, planned.output
     against = ["check", made, "-H", "dgx-a100", "--model", *MODEL]
-    assert "model_fingerprint" in run(app, against).output
+    assert "model: the plan is for gpt2" in run(app, against).output
     assert ": ok" in run(app, [*against, "--costs", costs]).output

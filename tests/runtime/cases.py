@@ -172,7 +172,9 @@ def _cases() -> list[Case]:
         found += [
             Case(f"{name}, way {way}", "gpt, wide", tensor * pipeline, degrees, 4, way=way) for way in range(1, ways)
         ]
-    found += [Case(f"batch cut, way {way}", "gpt, wide, 2 samples", 2, {"tensor": 2}, 4, way=way) for way in (1, 7, 8, 9)]
+    found += [
+        Case(f"batch cut, way {way}", "gpt, wide, 2 samples", 2, {"tensor": 2}, 4, way=way) for way in (1, 7, 8, 9)
+    ]
     for name in sorted(set(families.TINY) - WITHOUT_RULE):
         limit = 1e-7 if name in ILL_CONDITIONED else 1e-11
         found.append(Case(f"{name}, 2 stages", name, 2, {"pipeline": 2}, 2, limit=limit))
