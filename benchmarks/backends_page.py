@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from planner.space.structure import UNRESTRICTED
 from planner.systems import BACKENDS
 from planner.systems.backends import Backend
 
@@ -46,7 +47,7 @@ def _rows(backend: Backend) -> Iterator[tuple[str, str, str]]:
             yield what, named, backend.sources[field]
     for field, words in LIMITS.items():
         value = getattr(backend.structure, field)
-        if value or field in backend.sources:
+        if value != getattr(UNRESTRICTED, field) or field in backend.sources:
             yield words, _words(value), backend.sources[field]
 
 

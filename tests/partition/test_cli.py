@@ -93,7 +93,7 @@ def test_a_profile_is_a_model_unless_something_else_is_said(profile: Path, capsy
         (("{profile}", "--objective", "time-per-minibatch"), 2, "carries no machine: --machines is missing"),
         (("gpt2", "--cpus", 1), 2, "--cpus is for instances of partition problems"),
         (("gpt2",), 2, "Missing option '--hardware' / '-H'"),
-        (("{broken}",), 3, "`fpgaLatency` is 'fast', not a number"),
+        (("{broken}",), 3, "nodes[1].fpgaLatency: should be a valid number, not 'fast'"),
     ],
 )
 def test_what_goes_wrong_is_said_in_one_line_with_a_code(

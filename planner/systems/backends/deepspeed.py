@@ -28,6 +28,7 @@ register(
             "zero": "zero_optimization.stage",
             "equal_replicas": "PipelineModule's topology: one number of replicas for all stages",
             "alike": "one activation_checkpoint_interval, one tensor_parallel.autotp_size",
+            "some_layers": "activation_checkpoint_interval recomputes every n-th run of layers, not the first n",
             "whole_layers": "PipelineModule takes a list of layers (runtime/pipe/module.py); uneven by a subclass",
             "axes": "tensor_parallel.partition_config (runtime/tensor_parallel/config.py); ep_size of deepspeed.moe",
             "powers_of_two": "common practice: widths divide a node of 8",
@@ -51,6 +52,7 @@ register(
             "zero": "zero_optimization.stage: 3",
             "equal_replicas": "all ranks are replicas",
             "alike": "one model on all ranks",
+            "some_layers": "checkpointing is a call in the model's own code, the same for every layer",
             "whole_layers": "the model is not cut",
         },
     )

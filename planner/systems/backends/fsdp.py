@@ -16,6 +16,7 @@ register(
             "zero": "fully_shard(reshard_after_forward=): False (2), True (3)",
             "equal_replicas": "all ranks are replicas",
             "alike": "one model on all ranks; checkpoint_wrapper on all layers or none",
+            "some_layers": "checkpoint_wrapper on all layers or none",
             "whole_layers": "the model is not cut",
         },
     )

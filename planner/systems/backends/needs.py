@@ -94,7 +94,8 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
     some_layers = sorted({choice.layers for choice in choices} - {0})
     if some_layers and not structure.some_layers:
         yield f"recomputation of some layers ({', '.join(map(str, some_layers))} of a stage)"
-    if structure.alike and len({(stage.recompute, stage.layers, stage.repeats) for stage in choices}) > 1:
+    again = {(stage.recompute, own.layers, stage.repeats) for stage, own in zip(stages, choices, strict=True)}
+    if structure.alike and len(again) > 1:
         some = sum(stage.recompute or bool(stage.repeats) for stage in stages)
         yield f"recomputation in some stages ({some} of {len(stages)}), or of unlike modules"
     if structure.alike and len({stage.offload for stage in stages}) > 1:

@@ -28,6 +28,7 @@ register(
             "equal_replicas": "one mesh of pp, dp, cp and tp degrees for all ranks",
             "alike": "one parallelize function and one activation checkpoint mode for all parts "
             "(activation_checkpoint.py)",
+            "some_layers": "selective_ac_option: every n-th layer, not the first n (activation_checkpoint.py)",
             "whole_layers": "module_fqns_per_model_part lists modules of the model (pipeline_parallel.py)",
             "axes": "ColwiseParallel, RowwiseParallel, SequenceParallel (models/llama3/sharding.py); "
             "context_parallel_degree, expert_parallel_degree",
