@@ -332,7 +332,13 @@ def _searched(pricer: Pricer, job: Job, asked: Job | None, progress: Progress | 
 
 def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
     """Why a job with limits has no plan: some of them, or memory whatever they are."""
-    conflicting = conflict(asked, lambda freer: _feasible_s(pricer.graph, pricer.cluster, freer))
+
+    def attempt(freer: Job) -> float | None:
+        backends = backends_of(freer) if freer.backends else ()
+        impossible = contradiction(freer, backends, pricer.graph)
+        return None if impossible else _feasible_s(pricer.graph, pricer.cluster, freer)
+
+    conflicting = conflict(asked, attempt)
     if conflicting is not None:
         return conflicting
     free, words = without(asked, LIMITS), in_words(asked)

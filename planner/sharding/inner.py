@@ -244,7 +244,9 @@ class InnerCosts:
             if block.points.tied:
                 tied.setdefault(block.points.tied, []).append(block.block)
         uncut = [block.block for block in self.blocks if block.points.uncut]
-        parts = (f"every way to cut {len(uncut)} blocks ({self.chain.blocks[uncut[0]].name}, ...)",) if uncut else ()
+        parts: tuple[str, ...] = ()
+        if uncut:
+            parts += (f"every way to cut {len(uncut)} blocks ({self.chain.blocks[uncut[0]].name}, ...)",)
         if unsolved := [block.block for block in self.blocks if block.points.unsolved]:
             first = self.chain.blocks[unsolved[0]].name
             parts += (f"{'x'.join(map(str, self.mesh.sizes))} ranks ({first} needs too large tables there)",)
