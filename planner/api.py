@@ -189,7 +189,7 @@ class _Task:
         job = within_limits(self.job, backends)
         pricer, sizes = self.pricer_for(job)
         _check_limits(pricer, job)
-        asked = None if backends and not self.job.backends else job
+        asked = None if backends and not self.job.backends else self.job
         answer = _searched(
             pricer,
             dataclasses.replace(job, micro_batches=sizes),
@@ -335,8 +335,9 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
 
     def attempt(freer: Job) -> float | None:
         backends = backends_of(freer) if freer.backends else ()
-        impossible = contradiction(freer, backends, pricer.graph)
-        return None if impossible else _feasible_s(pricer.graph, pricer.cluster, freer)
+        if contradiction(freer, backends, pricer.graph):
+            return None
+        return _feasible_s(pricer.graph, pricer.cluster, within_limits(freer, backends))
 
     conflicting = conflict(asked, attempt)
     if conflicting is not None:
