@@ -189,7 +189,7 @@ class _Task:
         job = within_limits(self.job, backends)
         pricer, sizes = self.pricer_for(job)
         _check_limits(pricer, job)
-        asked = None if backends and not self.job.backends else job
+        asked = None if backends and not self.job.backends else self.job
         answer = _searched(
             pricer,
             dataclasses.replace(job, micro_batches=sizes),
@@ -332,7 +332,14 @@ def _searched(pricer: Pricer, job: Job, asked: Job | None, progress: Progress | 
 
 def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
     """Why a job with limits has no plan: some of them, or memory whatever they are."""
-    conflicting = conflict(asked, lambda freer: _feasible_s(pricer.graph, pricer.cluster, freer))
+
+    def attempt(freer: Job) -> float | None:
+        backends = backends_of(freer) if freer.backends else ()
+        if contradiction(freer, backends, pricer.graph):
+            return None
+        return _feasible_s(pricer.graph, pricer.cluster, within_limits(freer, backends))
+
+    conflicting = conflict(asked, attempt)
     if conflicting is not None:
         return conflicting
     free, words = without(asked, LIMITS), in_words(asked)

@@ -234,8 +234,9 @@ def with_inside(
     for terms, choice in zip(predictions.stages, decision.stages, strict=True):
         if choice.ranks > 1:
             costs, blocks = used[choice.sharding][0].costs, slice(choice.start, choice.stop)
-            seconds, sent = float(costs.communication_s[blocks].sum()), float(costs.sent_bytes[blocks].sum())
-            terms = dataclasses.replace(terms, inside_s=significant(seconds), inside_bytes=round(sent))
+            seconds = float(costs.communication_s[blocks].sum())
+            sent_bytes = sum(map(significant, costs.sent_bytes[blocks].tolist()))  # the sum of the blocks' figures
+            terms = dataclasses.replace(terms, inside_s=significant(seconds), inside_bytes=round(sent_bytes))
         stages.append(terms)
     return dataclasses.replace(predictions, stages=tuple(stages))
 

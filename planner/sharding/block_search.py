@@ -3,14 +3,16 @@
 The boundary tensors are one variable, the boundary layout, so the inside of the block is eliminated once for all of
 them. A second variable stands for the prices of memory. If tables would be too large, as for mixtures of experts on
 three axes, axes are tied: layouts that treat them differently are given up. If tables are still too large, the block is
-not cut: every rank runs all of it.
+not cut: every rank runs all of it. A block that cannot be left uncut then has no points.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +32,8 @@ PAIRS = (
     (LEAN, LEAN), *((w, LEAN) for w in WORTH), *((LEAN, w) for w in WORTH), *((w, w) for w in WORTH)
 )  # fmt: skip
 """Prices of activations and of weights that are tried."""
+_Found = TypeVar("_Found")
+
 LIMIT = 16_000_000
 """Largest table, in entries, that the search of a block may make (128 MB)."""
 
@@ -50,11 +54,10 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         self._points_by_boundary: dict[Boundaries, tuple[InnerPoint, ...]] = {}
 
     @functools.cached_property
-    def _joint(self) -> _Joint:
+    def _joint(self) -> _Joint | None:
         """The problem, with as few axes tied as its tables need, or with all operators uncut.
 
-        Raises:
-            InfeasibleError: tables would be too large even then, or an operator must not be left uncut.
+        None where tables would be too large even then, or an operator must not be left uncut.
         """
         axes = len(self.block.setting.mesh.axes)
         pairs = [(a, a + 1) for a in range(axes - 1)] if axes > 2 else []
@@ -64,33 +67,30 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
             if all(joint.problem.sizes) and joint.entries <= LIMIT:
                 return joint
         joint = _Joint.of(self.block, self._boundaries, _uncut, uncut=True)
-        if not all(joint.problem.sizes) or joint.entries > LIMIT:
-            raise InfeasibleError(
-                "a block's operators hang together too closely", hint="use fewer mesh axes, or forbid some splits"
-            )
-        return joint
+        return joint if all(joint.problem.sizes) and joint.entries <= LIMIT else None
+
+    @functools.cached_property
+    def unsolved(self) -> bool:
+        """Whether the block has no points because tables would be too large even with all axes tied."""
+        return self._joint is None
 
     @functools.cached_property
     def tied(self) -> tuple[int, ...]:
         """Mesh axes, by index, that are tied because tables would be too large; empty if all layouts are searched."""
-        return self._joint.tied
+        return self._joint.tied if self._joint else ()
 
     @functools.cached_property
     def uncut(self) -> bool:
         """Whether every rank runs all of the block, because tables would be too large for anything else."""
-        return self._joint.uncut
+        return self._joint is not None and self._joint.uncut
 
     @functools.cached_property
     def _first(self) -> Minima:
-        return self._joint.fastest()
+        return _required(self._joint).fastest()
 
     def least_s(self, boundary: Boundaries) -> float:
-        """Least seconds of forward, backward and a micro-batch's part of the update; infinite where nothing is legal.
-
-        Raises:
-            InfeasibleError: tables would be too large even with all axes tied.
-        """
-        return float(self._first.totals[self._boundaries.index(boundary)])
+        """Least seconds of forward, backward and a micro-batch's part of the update; infinite without any point."""
+        return math.inf if self.unsolved else float(self._first.totals[self._boundaries.index(boundary)])
 
     def __getitem__(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
         if boundary not in self._boundaries:
@@ -102,7 +102,7 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
     @functools.cached_property
     def _priced_choices(self) -> np.ndarray:
         """[boundary layouts, prices, variables] the best choices; the tables that they come from are forgotten."""
-        joint, first = self._joint, self._first
+        joint, first = _required(self._joint), self._first
         priced = joint.priced(first, int(first.totals.argmin()))
         first.forget_choices()
         layouts, prices = priced.totals.shape
@@ -112,11 +112,11 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         return rows.reshape(layouts, prices, -1).astype(np.min_scalar_type(max(map(len, joint.problem.choices))))
 
     def _points(self, boundary: Boundaries) -> tuple[InnerPoint, ...]:
-        b = self._boundaries.index(boundary)
-        if not np.isfinite(self._first.totals[b]):
+        if not math.isfinite(self.least_s(boundary)):
             return ()
+        b = self._boundaries.index(boundary)
         choices = dict.fromkeys(map(tuple, self._priced_choices[b].tolist()))
-        decisions = [self._joint.decision(at, b) for at in choices]
+        decisions = [_required(self._joint).decision(at, b) for at in choices]
         points = undominated([point(self.block, boundary, decision) for decision in decisions])
         return tuple(sorted(points, key=lambda p: (p.forward_s + p.backward_s, p.figures)))
 
@@ -127,10 +127,11 @@ class BlockPoints(Mapping[Boundaries, tuple[InnerPoint, ...]]):
         return len(self._boundaries)
 
 
-def _required(least: Minima | None) -> Minima:
-    if least is None:
+def _required(found: _Found | None) -> _Found:
+    """What was found. Raises InfeasibleError without it."""
+    if found is None:
         raise InfeasibleError("a block's operators hang together too closely", hint="use fewer mesh axes")
-    return least
+    return found
 
 
 def _same_on(choice: Choice, axes: Sequence[int]) -> bool:

@@ -244,7 +244,12 @@ class InnerCosts:
             if block.points.tied:
                 tied.setdefault(block.points.tied, []).append(block.block)
         uncut = [block.block for block in self.blocks if block.points.uncut]
-        parts = (f"every way to cut {len(uncut)} blocks ({self.chain.blocks[uncut[0]].name}, ...)",) if uncut else ()
+        parts: tuple[str, ...] = ()
+        if uncut:
+            parts += (f"every way to cut {len(uncut)} blocks ({self.chain.blocks[uncut[0]].name}, ...)",)
+        if unsolved := [block.block for block in self.blocks if block.points.unsolved]:
+            first = self.chain.blocks[unsolved[0]].name
+            parts += (f"{'x'.join(map(str, self.mesh.sizes))} ranks ({first} needs too large tables there)",)
         return parts + tuple(
             f"layouts of {len(blocks)} blocks ({self.chain.blocks[blocks[0]].name}, ...) that treat the mesh axes "
             f"{' and '.join(self.mesh.names[a] for a in axes)} differently"
@@ -254,7 +259,7 @@ class InnerCosts:
     def least_s(self, boundary: Boundaries) -> np.ndarray:
         """[n] least seconds of each block: forward, backward and its part of the update; much faster than all points.
 
-        Infinite where a block has no legal sharding under the boundary layout.
+        Infinite where a block has no legal sharding under the boundary layout, or too large tables.
         """
         return np.array([block.points.least_s(boundary) for block in self.blocks])
 
@@ -278,9 +283,7 @@ def inner_costs(
         options: options of the search.
         cache: blocks that were solved before.
 
-    Raises:
-        InfeasibleError: the tables of a block would be too large even with all mesh axes tied; raised when its points
-            are read.
+    A block whose tables would be too large even with all mesh axes tied has no points.
 
     Complexity: the formulation of each distinct block; reading its points takes one or two eliminations for all
     boundary layouts and prices of memory.

@@ -112,3 +112,9 @@ def test_unlike_devices_share_no_operators(tmp_path: Path, capsys: pytest.Captur
     # the whole pool is tried where three of its devices do not suffice
     assert run("plan", "t5-11b", "-H", "mixed-pool", "-b", 2, "--mesh", "2", "--devices", 3) == 6
     assert "without --mesh 2 and --devices 3" in capsys.readouterr().err
+
+
+def test_limits_without_a_plan_are_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """JAX has no pipelines, but the user set no number of stages."""
+    assert run("plan", "llama3-8b", "-H", "tpu-v5e-pod", "--tp", 1, "--for", "jax") != 0
+    assert "no plan has all of --tp 1, --for jax (" in " ".join(capsys.readouterr().err.split())

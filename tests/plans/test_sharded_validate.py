@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner.check import check_plan
 from planner.plans import BlockSeries, Fault, Holding, Plan, ShardedBlock, StageCollective, seal, validate
+from planner.plans.shard_sections import with_inside
 from tests.plans.sharded_sample import Sample, language, mixture
 
 Change = Callable[[Plan], Plan]
@@ -268,3 +270,14 @@ def test_without_the_cluster_missing_communication_is_found_all_the_same() -> No
     found = validate(seal(no_forward_collective(sample.plan)), sample.graph)
     assert [f.fault for f in found] == [Fault.SHARDINGS]
     assert validate(seal(first_collective(kind="send")(sample.plan)), sample.graph) == []
+
+
+def test_bytes_inside_groups_are_the_sum_of_the_figures_of_nine_digits_in_the_file() -> None:
+    """A block of 1,657,012,224 bytes has 1,657,012,220 in the file."""
+    sample = language()
+    configuration, predictions = sample.plan.configuration, sample.plan.predictions
+    sent_bytes = np.full_like(sample.entry.costs.sent_bytes, 1_657_012_224)
+    entry = dataclasses.replace(sample.entry, costs=dataclasses.replace(sample.entry.costs, sent_bytes=sent_bytes))
+    used = {stage.sharding: (entry, "") for stage in configuration.stages}
+    said = [terms.inside_bytes for terms in with_inside(predictions, configuration, used).stages]
+    assert said == [(stage.stop - stage.start) * 1_657_012_220 for stage in configuration.stages]
