@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.plans import Plan
@@ -35,13 +36,7 @@ def host_files(plan: Plan, order: Sequence[int]) -> Mapping[str, str]:
 
 def _runs(nodes: Sequence[int]) -> list[tuple[int, int]]:
     """Runs of equal machines: (machine, length)."""
-    runs: list[tuple[int, int]] = []
-    for node in nodes:
-        if runs and runs[-1][0] == node:
-            runs[-1] = node, runs[-1][1] + 1
-        else:
-            runs.append((node, 1))
-    return runs
+    return [(node, sum(1 for _ in run)) for node, run in itertools.groupby(nodes)]
 
 
 def host_lines(plan: Plan, order: Sequence[int]) -> Iterator[str]:

@@ -184,12 +184,17 @@ class ShardedStage:
         layout = tensors[names[0]].value
         shared = [a for a, part in enumerate(layout) if part.kind != "R"]
         count = math.prod(self._mesh.sizes[a] for a in shared)
-        by_sample = all(layout[a] == _BY_SAMPLE for a in shared) and self._shapes[names[0]][0] % count == 0
+        samples = self._shapes[names[0]][0] if shared else 0
+        by_sample = all(layout[a] == _BY_SAMPLE for a in shared) and samples % count == 0
         if not shared or len(names) > 1 or not by_sample or not SampleMean.holds(loss, batch):
             outputs = {name: self._read(tensors[name], self._whole, self._whole, name) for name in names}
             return loss(outputs, batch)
         outputs = {name: self._read(tensors[name], layout, layout, name) for name in names}
-        own = loss(outputs, {n: change(x, self._whole, layout, x.shape, self._mesh) for n, x in batch.items()})
+        own_batch = {
+            name: change(x, self._whole, layout, x.shape, self._mesh) if x.shape[:1] == (samples,) else x
+            for name, x in batch.items()
+        }
+        own = loss(outputs, own_batch)
         total = own.detach().clone()
         for a in shared:
             self._mesh.lines[a].sum(total)
