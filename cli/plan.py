@@ -75,7 +75,7 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
     "zero",
     multiple=True,
     type=click.IntRange(min=0),
-    help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: 0 and 1]",
+    help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: all]",
 )
 @_sizes("--tp", "tensor_parallel", help="Allow only these tensor-parallel sizes: ranks that share every operator.")
 @_sizes(

@@ -96,7 +96,7 @@ class Job:
     micro_batches: tuple[int, ...] = ()
     schedules: tuple[str, ...] = ("1f1b", "gpipe", "interleaved")
     recompute: str = "auto"
-    zero: tuple[int, ...] = (0, 1)
+    zero: tuple[int, ...] = (0, 1, 2, 3)
     max_stages: int = 0
     tensor_parallel: tuple[int, ...] = ()
     context_parallel: tuple[int, ...] = ()
