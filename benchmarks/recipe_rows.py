@@ -212,7 +212,7 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
         seq=row["seq"],
         cluster=cluster,
         devices=row["system"]["gpus"],
-        stack="graphs" if whole else "megatron-2025",
+        stack="maxtext" if cluster.startswith("tpu") else "graphs" if whole else "megatron-2025",
         eager=not whole and row.get("cuda_graphs") is not None and "impl" not in graphs,
         inner_overlap=_inner_overlap(row, in_pieces=in_pieces),
         product_pieces=_overlapped().product_pieces if in_pieces else 1,

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.graph import DType, Graph, Node, TensorKind
-from planner.hardware.types import Device
+from planner.hardware.types import Device, Stack
+from planner.operators.site import Role, rule_of
 from planner.operators.types import OpSpec
 
 _ALIGNED_BYTES = 16
@@ -52,9 +53,40 @@ def kernel_rates(
         rates[list(unaligned_products(graph, specs, sizes, fused=fused))] = stack.unaligned_rate
     for i, spec in enumerate(specs):
         if attends(spec) and not spec.scores_in_memory(fused):
-            part = stack.causal_part if is_causal(graph, graph.nodes[i]) else 1.0
-            rates[i] = stack.attention_on(device.name) / part
+            rates[i] = stack.attention_on(device.name) / _scores_done(graph, graph.nodes[i], spec, stack)
+    if device.matrix_unit > 1:
+        rates *= [_filled(graph, i, spec, device.matrix_unit) for i, spec in enumerate(specs)]
     return rates
+
+
+def _scores_done(graph: Graph, node: Node, spec: OpSpec, stack: Stack) -> float:
+    """Scores that a fused kernel works out, over those of its description (all of them, or those of a window).
+
+    A kernel works in blocks. Under a causal mask it leaves out the hidden blocks, so that of s keys a query meets
+    (s + block) / 2 on average; of a window of w keys it meets the blocks in which any query of its own block sees one.
+    """
+    keys, window, block = spec.details["keys"], spec.details["window"], stack.attention_block
+    causal = min(1.0, stack.causal_part * (1 + (block - 1) / keys))
+    if window < keys:
+        met = block * (math.ceil((window - 1) / block) + 1)
+        return max(1.0, min(float(met), causal * keys) / window)
+    return causal if is_causal(graph, node) else 1.0
+
+
+def _filled(graph: Graph, i: int, spec: OpSpec, unit: int) -> float:
+    """Part of a matrix unit's rows and columns that a product fills: the stored matrix of a linear layer, or a head's
+    elements, are padded to multiples of the unit (MaxText, docs/guides/optimization/custom_model.md)."""
+    if attends(spec):
+        heads = spec.details["head"], spec.details["value_head"]
+        return sum(heads) / sum(_padded(size, unit) for size in heads)
+    node, roles = graph.nodes[i], rule_of(graph.nodes[i].op).weights
+    shapes = (graph.tensors[name].shape for p, name in enumerate(node.inputs) if roles.get(p) is Role.MATRIX)
+    sizes = next((shape[-2:] for shape in shapes if spec.matrix_flops and len(shape) > 1), ())
+    return math.prod(size / _padded(size, unit) for size in sizes)
+
+
+def _padded(size: float, unit: int) -> float:
+    return unit * math.ceil(size / unit)
 
 
 def attends(spec: OpSpec) -> bool:

@@ -117,6 +117,7 @@ def build_device(name: str, body: DeviceBody, stack: Stack, price: float | None 
         about=full.about,
         stack=stack,
         host_byte_per_s=full.host_link.byte_per_s,
+        matrix_unit=full.matrix_unit.value if full.matrix_unit else 1,
     )
 
 
@@ -312,15 +313,14 @@ def _fingerprint(
 
     The host's figures are left out: only plans that move activations there depend on them, and checks price those anew.
     """
-    stack = _figures(
-        devices[0].stack, "name", "compared", "about", inner_overlap={}, product_pieces=1, rows_once=False, fused=()
-    )
+    absent = {"inner_overlap": {}, "product_pieces": 1, "rows_once": False, "fused": (), "attention_block": 1}
+    stack = _figures(devices[0].stack, "name", "compared", "about", **absent)
     changes = np.flatnonzero(np.diff(device_types, prepend=-1))
     runs = [
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
     content = {
-        "devices": [_figures(each, "stack", "about", "host_byte_per_s", format_rates={}) for each in devices],
+        "devices": [_figures(each, "stack", "about", "host_byte_per_s", format_rates={}, matrix_unit=1) for each in devices],
         "ranks": runs,
         "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
         "stack": stack,
