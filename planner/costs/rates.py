@@ -25,7 +25,7 @@ import numpy as np
 
 from planner.graph import DType, Graph, Node, TensorKind
 from planner.hardware.types import Device, Stack
-from planner.operators.site import Role, rule_of
+from planner.operators.site import rule_of
 from planner.operators.types import OpSpec
 
 _ALIGNED_BYTES = 16
@@ -79,10 +79,10 @@ def _filled(graph: Graph, i: int, spec: OpSpec, unit: int) -> float:
     if attends(spec):
         heads = spec.details["head"], spec.details["value_head"]
         return sum(heads) / sum(_padded(size, unit) for size in heads)
-    node, roles = graph.nodes[i], rule_of(graph.nodes[i].op).weights
-    shapes = (graph.tensors[name].shape for p, name in enumerate(node.inputs) if roles.get(p) is Role.MATRIX)
-    sizes = next((shape[-2:] for shape in shapes if spec.matrix_flops and len(shape) > 1), ())
-    return math.prod(size / _padded(size, unit) for size in sizes)
+    if not spec.matrix_flops or rule_of(graph.nodes[i].op).window is not None:
+        return 1.0
+    matrices = (graph.parameters[p].shape[-2:] for p in graph.node_parameters[i] if len(graph.parameters[p].shape) > 1)
+    return math.prod(size / _padded(size, unit) for size in next(matrices, ()))
 
 
 def _padded(size: float, unit: int) -> float:

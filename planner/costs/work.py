@@ -36,7 +36,7 @@ _COLUMNS = (
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
 
-_ARRAYS = (*_COLUMNS, "beside", "back_beside", "matrix_share", "scores")
+_ARRAYS = (*_COLUMNS, "beside", "back_beside", "matrix_share", "scores", "experts")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Work:
         matrix_share: what the node's kernel reaches of a plain matrix product's rate.
         fast: the convolutions that fewer multiplications can do.
         scores: elements of attention scores that the node has in memory.
+        experts: products that the node is run as, one for each expert; 1 where it is one, or one grouped kernel.
     """
 
     matrix: np.ndarray
@@ -76,6 +77,7 @@ class Work:
     matrix_share: np.ndarray
     fast: FastConvolutions
     scores: np.ndarray
+    experts: np.ndarray
 
     def of(self, nodes: np.ndarray) -> Work:
         """The work of some nodes, in arrays of their own."""
@@ -157,7 +159,21 @@ def node_work(
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
         fast=fast_convolutions(graph, sizes),
         scores=scores,
+        experts=_experts(graph, specs) if device.stack.experts_apart else np.ones(len(graph.nodes)),
     )
+
+
+def _experts(graph: Graph, specs: Sequence[OpSpec]) -> np.ndarray:
+    """[nodes] experts whose matrices a node multiplies with; 1 for any other node."""
+    counts = np.ones(len(graph.nodes))
+    for i, node in enumerate(graph.nodes):
+        shapes = [graph.parameters[p].shape for p in graph.node_parameters[i]]
+        rule = rule_of(node.op)
+        if specs[i].matrix_flops and rule.heavy and rule.window is None and any(len(shape) == 3 for shape in shapes):
+            counts[i] = next(shape[0] for shape in shapes if len(shape) == 3)
+    for expert in find_expert_products(graph):
+        counts[expert.product] = graph.tensors[expert.weight].shape[0]
+    return counts
 
 
 def _row(spec: OpSpec, width: float, launch_share: float) -> tuple[float, ...]:

@@ -313,7 +313,7 @@ def _fingerprint(
 
     The host's figures are left out: only plans that move activations there depend on them, and checks price those anew.
     """
-    absent = {"inner_overlap": {}, "product_pieces": 1, "rows_once": False, "fused": (), "attention_block": 1}
+    absent = {"inner_overlap": {}, "product_pieces": 1, "rows_once": False, "fused": (), "attention_block": 1, "experts_apart": False}
     stack = _figures(devices[0].stack, "name", "compared", "about", **absent)
     changes = np.flatnonzero(np.diff(device_types, prepend=-1))
     runs = [
