@@ -72,7 +72,7 @@ class Statement:
         inner_overlap: `Stack.inner_overlap` by mesh axis.
         product_pieces: `Stack.product_pieces`.
         rows_once: `Stack.rows_once`: as the `flex` dispatcher sends rows.
-        grouped: one kernel does the products of all experts (not `Stack.experts_apart`).
+        grouped: `Stack.grouped_experts`: a row's own words.
         job: what is trained.
         tried: the configuration; several where the source leaves something open, of which the fastest that fits is
             meant.

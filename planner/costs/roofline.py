@@ -20,7 +20,9 @@ launches without the model's own code, in half the time.
 
 A rank that does a share of every operator has that share of the operations and bytes in the formula above and as many
 kernels. A product that is cut into pieces, so that communication runs beside them, reaches the rate of a piece: its
-forward product and the one towards its operand, not that towards its weights. Where a layer's launches are what it
+forward product and the one towards its operand, not that towards its weights. The product of a mixture's experts is one
+kernel for each (unless `Stack.grouped_experts`), at the rate of its size; a share of it is taken to be that of some of
+the experts, each whole. Where a layer's launches are what it
 comes to, its nodes, faster than its whole work, are stretched towards the times of the whole work until they take the
 launches' time together.
 """
@@ -165,9 +167,7 @@ class _Roofline:
         forward, backward = (self._part(share, *each) for each in made)
         return forward, backward
 
-    def _part(
-        self, share: float, gpu_s: np.ndarray, whole_gpu: np.ndarray, launches: np.ndarray
-    ) -> np.ndarray:
+    def _part(self, share: float, gpu_s: np.ndarray, whole_gpu: np.ndarray, launches: np.ndarray) -> np.ndarray:
         """A share's device time, lifted so that no layer takes less than its launches.
 
         Device times are held between the share of the whole and the whole, should a curve of efficiency fall with
@@ -178,7 +178,8 @@ class _Roofline:
         work, most, least = (np.bincount(layers, each) for each in (part, whole_gpu[kinds], launches[kinds]))
         room = np.maximum(most - work, 1e-30)
         lift = np.clip((least - work) / room, 0.0, 1.0)[layers]
-        return np.where((least > most)[layers], launches[kinds], part + lift * (whole_gpu[kinds] - part))
+        lifted = part + lift * (whole_gpu[kinds] - part)
+        return np.asarray(np.where((least > most)[layers], launches[kinds], lifted))
 
 
 def _roof(matrix_s: np.ndarray, vector: np.ndarray, byte_count: np.ndarray, device: Device) -> np.ndarray:

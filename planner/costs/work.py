@@ -159,7 +159,7 @@ def node_work(
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
         fast=fast_convolutions(graph, sizes),
         scores=scores,
-        experts=_experts(graph, specs) if device.stack.experts_apart else np.ones(len(graph.nodes)),
+        experts=np.ones(len(graph.nodes)) if device.stack.grouped_experts else _experts(graph, specs),
     )
 
 

@@ -448,8 +448,8 @@ class StackFile(Strict, use_attribute_docstrings=True):
     """products that one is run as where ranks share it, beside the communication of the others"""
     rows_once: Stated[Flag] | None = None
     """whether a row crosses a link once for all experts behind it, not once for each"""
-    experts_apart: Stated[Flag] | None = None
-    """whether each expert's product is a kernel of its own, not one for all"""
+    grouped_experts: Stated[Flag] | None = None
+    """whether one kernel does the products of all experts, not one for each"""
     gather_ports: Stated[Whole] | None = None
     """ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"""
     allocator_cache: Figure[Factor] | None = None

@@ -91,7 +91,7 @@ class Stack:
             scatter of its result runs beside it; no more pieces of a gather than ranks. 1 leaves products whole.
         rows_once: whether a row crosses a link once for all experts behind it and is copied there; else once for each
             expert.
-        experts_apart: whether each expert's product is a kernel of its own; else one kernel does those of all experts.
+        grouped_experts: whether one kernel does the products of all experts; else that of each is a kernel of its own.
         gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
             all ports, by the cheapest algorithm.
         allocator_cache: memory that the allocator holds over that of the tensors at the peak. The default was fitted to
@@ -123,7 +123,7 @@ class Stack:
     inner_overlap: Mapping[str, float] = field(default_factory=dict)
     product_pieces: int = 1
     rows_once: bool = False
-    experts_apart: bool = False
+    grouped_experts: bool = False
     gather_ports: int = 0
     allocator_cache: float = 1.08
     compared: tuple[int, float, float] | None = None

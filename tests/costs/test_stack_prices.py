@@ -142,18 +142,18 @@ def mixture(experts: int) -> Graph:
 
 
 def test_products_of_experts_run_at_the_rate_of_one() -> None:
-    """All experts make a product at full rate, one alone at half of it; a quarter of the work is that of two experts."""
+    """All experts together run at full rate, one alone at half of it; a quarter of the work is that of two experts."""
     one = 2.0 * 256 * 64 * 64
     curve = Curve((one, 8 * one), (0.5, 1.0))
     device = replace(FAST, matrix_flop_per_s={"fp32": 1e11}, matrix_efficiency=curve)
-    together, alone = (of(mixture(8), replace(device, stack=Stack(experts_apart=each))) for each in (False, True))
+    together, alone = (of(mixture(8), replace(device, stack=Stack(grouped_experts=each))) for each in (True, False))
     assert alone.forward_s[0] == pytest.approx(2 * together.forward_s[0])
     assert alone.at(0.25)[0][0] == pytest.approx(alone.forward_s[0] / 4)
 
 
 def test_the_library_launches_the_products_of_further_experts() -> None:
     """One launch of 20 us, and 5 us for each further expert."""
-    device = replace(FAST, launch_s=20e-6, stack=Stack(experts_apart=True, kernel_launch_s=5e-6))
+    device = replace(FAST, launch_s=20e-6, stack=Stack(kernel_launch_s=5e-6))
     found = of(mixture(8), replace(device, matrix_flop_per_s={"fp32": 1e30}, memory_byte_per_s=1e30))
     assert found.forward_s[0] == pytest.approx(20e-6 + 7 * 5e-6)
     assert found.at(0.25)[0][0] == pytest.approx(20e-6 + 5e-6)
