@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.costs.narrow import NarrowProducts, product_formats
 from planner.costs.precision import Precision
-from planner.costs.rates import FastConvolutions, fast_convolutions, kernel_rates
+from planner.costs.rates import FastConvolutions, expert_counts, fast_convolutions, kernel_rates
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
 from planner.operators.modules import ExpertProduct, find_expert_products
@@ -159,21 +159,8 @@ def node_work(
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
         fast=fast_convolutions(graph, sizes),
         scores=scores,
-        experts=np.ones(len(graph.nodes)) if device.stack.grouped_experts else _experts(graph, specs),
+        experts=np.ones(len(graph.nodes)) if device.stack.grouped_experts else expert_counts(graph),
     )
-
-
-def _experts(graph: Graph, specs: Sequence[OpSpec]) -> np.ndarray:
-    """[nodes] experts whose matrices a node multiplies with; 1 for any other node."""
-    counts = np.ones(len(graph.nodes))
-    for i, node in enumerate(graph.nodes):
-        shapes = [graph.parameters[p].shape for p in graph.node_parameters[i]]
-        rule = rule_of(node.op)
-        if specs[i].matrix_flops and rule.heavy and rule.window is None and any(len(shape) == 3 for shape in shapes):
-            counts[i] = next(shape[0] for shape in shapes if len(shape) == 3)
-    for expert in find_expert_products(graph):
-        counts[expert.product] = graph.tensors[expert.weight].shape[0]
-    return counts
 
 
 def _row(spec: OpSpec, width: float, launch_share: float) -> tuple[float, ...]:
