@@ -370,7 +370,7 @@ class _Search:
             if entry is None:
                 break
             if isinstance(entry, OpenProblem):
-                self._solve(entry)
+                self._solve(frontier, entry)
             else:
                 self._bound_group(frontier, entry)
             self._report(frontier, 0)
@@ -420,9 +420,17 @@ class _Search:
             for costs in shardings
         ])  # fmt: skip
 
-    def _solve(self, entry: OpenProblem) -> None:
-        """Solve a problem that may hold the fastest decision; one of unpriced shardings is left for `_raise_bound`."""
+    def _solve(self, frontier: Frontier, entry: OpenProblem) -> None:
+        """Solve a problem that may hold the fastest decision; one of unpriced shardings is left for `_raise_bound`.
+
+        It is split first, and put back if that raises its bound above those of others.
+        """
         task, cutoff_s = entry.task, self._cutoff_s
+        if entry.bound_s < cutoff_s:
+            entry.bounded.lowest(cutoff_s, math.inf if entry.only_bounds else frontier.bound_s)
+        if frontier.bound_s < entry.bound_s < cutoff_s:
+            frontier.put_back(entry)
+            return
         if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):
             self._account.close(1, entry.bound_s, only_bounds=entry.only_bounds)
             return
