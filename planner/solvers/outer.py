@@ -427,8 +427,8 @@ class _Search:
         """
         task, cutoff_s = entry.task, self._cutoff_s
         if entry.bound_s < cutoff_s:
-            entry.bounded.lowest(cutoff_s, math.inf if entry.only_bounds else frontier.bound_s)
-        if frontier.bound_s < entry.bound_s < cutoff_s:
+            entry.bounded.lowest(cutoff_s, math.inf if entry.only_bounds else frontier.next_s)
+        if frontier.next_s < entry.bound_s < cutoff_s:
             frontier.put_back(entry)
             return
         if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):
