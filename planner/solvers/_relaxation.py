@@ -224,7 +224,7 @@ class CopyResources:
         pass_terms: float64 [R, 2] least seconds a block and a parameter of the exchanges in a forward, and the same of
             those in a backward pass; None if there are none.
         update_share: float64 [R], fraction of the optimizer step that one replica takes.
-        overlap: fraction of a pass behind which its exchanges hide, and of a backward behind which synchronisation does.
+        overlap: fraction of a pass behind which its exchanges hide, and of a backward behind which the others do.
     """
 
     schedule: str

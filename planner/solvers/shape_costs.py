@@ -196,10 +196,11 @@ class ShapeCosts:
         busy_s = even_s + crossed * self._sending_s(stride)[1]
         parts = workers // outline.holders
         forward_s, backward_s, end_s = self._exchange_s(parts, copies * outline.holders, zero, adjacent=adjacent)
-        hides_s = [self._overlap * share * self.work_s / parts for share in (self._forward_share, 1 - self._forward_share)]
-        exposed_s = max(0.0, forward_s - hides_s[0]) + max(0.0, backward_s - hides_s[1])
+        hiding_s = self._overlap * self.work_s / parts
+        hiding_forward_s, hiding_backward_s = self._forward_share * hiding_s, (1 - self._forward_share) * hiding_s
+        exposed_s = max(0.0, forward_s - hiding_forward_s) + max(0.0, backward_s - hiding_backward_s)
         busy_s += outline.passes / outline.holders * exposed_s
-        end_s = max(0.0, end_s - max(0.0, hides_s[1] - backward_s))
+        end_s = max(0.0, end_s - max(0.0, hiding_backward_s - backward_s))
         return busy_s + end_s if outline.schedule.drains else max(busy_s, end_s)
 
     def _crossings(self, outline: Outline) -> int:
