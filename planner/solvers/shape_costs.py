@@ -123,7 +123,7 @@ class ShapeCosts:
         return len(self._forward_before_s) - 1
 
     def bound_s(self, outline: Outline, beside_s: float, pass_exchange_s: float) -> float:
-        """Lower bound on the iteration time for any cut, in seconds; the terms from the methods of these names."""
+        """Lower bound on the iteration time for any cut, in seconds; `beside_s` is the sum of `ramp_s` and `tail_s`."""
         work_s = with_exchange_s(self.work_s, pass_exchange_s, self._overlap)
         mean_s = beside_s + outline.passes * work_s / len(outline.hosted)
         return max(mean_s, outline.passes * self._largest_block_s / outline.holders)
@@ -132,24 +132,20 @@ class ShapeCosts:
         """Lower bound on the exchanges of a micro-batch in the passes through all blocks, hidden or not."""
         return sum(self._nearby_s(replicas, zero, self._exchanged, phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
 
-    def beside_s(self, outline: Outline, copies: int, zero: int) -> float:
-        """Lower bound on the mean worker's time apart from its share of the work: ramp, transfers and exchange."""
-        schedule, workers = outline.schedule, len(outline.hosted)
+    def ramp_s(self, outline: Outline) -> float:
+        """Lower bound on the mean worker's ramp and transfers."""
         forwards, backwards = outline.ramp
         ramp_s = forwards * self._forward_before_s[outline.first] + backwards * self._backward_before_s[outline.first]
         sending_s = self._crossings(outline) * outline.passes * self._sending_s(1)[0]
-        mean_s = (float(ramp_s.sum()) + sending_s) / workers
-        if schedule.drains and not schedule.spans and not schedule.launches:
-            mean_s += self._tail_s(workers, outline.holders, copies, zero)
-        return mean_s
+        return (float(ramp_s.sum()) + sending_s) / len(outline.hosted)
 
-    def _tail_s(self, workers: int, holders: int, copies: int, zero: int) -> float:
+    def tail_s(self, outline: Outline, copies: int, zero: int) -> float:
         """Lower bound on the mean worker's time for gradient exchange and update; 0 where the exchange may be hidden.
 
         Times grow at most in proportion to the bytes, so the time of the mean bytes is no more than the mean time.
         """
-        group, parts = copies * holders, workers / holders
-        if self._overlap:
+        schedule, group, parts = outline.schedule, copies * outline.holders, len(outline.hosted) / outline.holders
+        if self._overlap or not schedule.drains or schedule.spans or schedule.launches:
             return 0.0
         update_s = self._update_s / parts / (group if recipe_of(zero).optimizer else 1)
         return update_s + self._nearby_s(group, zero, self._exchanged_once / parts, Phase.END)
@@ -162,8 +158,10 @@ class ShapeCosts:
             self._nearby_cache[key] = phase_s(self._cluster, recipe_of(zero), phase, ranks, self._precision, elements)
         return self._nearby_cache[key]
 
-    def even_s(self, outline: Outline, replicas: int, zero: int) -> float:
+    def even_s(self, outline: Outline, replicas: int, zero: int) -> tuple[float, bool]:
         """Seconds that the slowest worker works and idles, without transfers; infinite if equal stages cannot fit.
+
+        And whether more memory would make no difference.
 
         Args:
             outline: the schedule on its pipeline.
@@ -172,12 +170,13 @@ class ShapeCosts:
         """
         work_s = self._fitting_s(outline, replicas, zero)
         if math.isinf(work_s):
-            return work_s
+            return work_s, False
+        ample = work_s == self._kept_s[-1]
         schedule, pipeline = outline.schedule, outline.pipeline
         work_s *= self._unevenness(len(outline.hosted))
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._forward_share * each_s, (1 - self._forward_share) * each_s)
-        return outline.passes * work_s / len(outline.hosted) + idle_s
+        return outline.passes * work_s / len(outline.hosted) + idle_s, ample
 
     def _unevenness(self, workers: int) -> float:
         """Work of the slowest worker over that of the mean one, in the most even cut into so many parts; at least 1.
@@ -190,6 +189,8 @@ class ShapeCosts:
 
     def estimate_s(self, outline: Outline, even_s: float, copies: int, zero: int, *, adjacent: bool) -> float:
         """Estimated iteration time of equal stages: `even_s` with transfers and gradient exchange."""
+        if math.isinf(even_s):
+            return even_s
         workers = len(outline.hosted)
         stride = self.shardings[0].ranks * (copies if adjacent else 1)
         crossed = outline.passes * self._crossings(outline) / workers

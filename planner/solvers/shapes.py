@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -182,14 +183,19 @@ class Shapes:
             replicas = copies * outline.holders
             if self._job.data_parallel and replicas not in self._job.data_parallel:
                 continue
-            for zero in zeros if replicas > 1 or inner_replicas else sorted(zeros)[:1]:
-                beside_s, exchange_s = costs.beside_s(outline, copies, zero), costs.pass_exchange_s(replicas, zero)
+            ramp_s, even_s, ample = costs.ramp_s(outline), math.inf, False
+            for zero in sorted(zeros)[: None if replicas > 1 or inner_replicas else 1]:
+                beside_s, exchange_s = (
+                    ramp_s + costs.tail_s(outline, copies, zero),
+                    costs.pass_exchange_s(replicas, zero),
+                )
                 bound_s = costs.bound_s(outline, beside_s, exchange_s)
                 if bound_s >= cutoff_s:
                     continue
-                work_s = costs.even_s(outline, replicas, zero)
+                if not ample:  # else higher stages would not be faster
+                    even_s, ample = costs.even_s(outline, replicas, zero)
                 for adjacent in (True, False) if copies > 1 else (False,):
-                    estimate_s = costs.estimate_s(outline, work_s, copies, zero, adjacent=adjacent)
+                    estimate_s = costs.estimate_s(outline, even_s, copies, zero, adjacent=adjacent)
                     yield Shape(
                         schedule, costs.shardings, stages, workers, copies, count, zero, adjacent,
                         outline.passes / len(outline.hosted), beside_s, exchange_s, self._overlap, bound_s,
