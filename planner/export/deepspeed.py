@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
 from planner.plans.documents import pretty
 from planner.space.named import Degrees
@@ -122,9 +122,9 @@ def _write(plan: Plan) -> Export:
         ("# TRAIN: your training program", 'here="$(cd "$(dirname "$0")" && pwd)"'),
     )
     pipeline = _pipeline(plan)
-    mapped = [MappedPart(key, f"`{json.dumps(value)}`") for key, value in document.items()]
+    mapped = {key: f"`{json.dumps(value)}`" for key, value in document.items()}
     if piped:
-        mapped.append(MappedPart(f"{len(plan.stages)} stages", "`PlannedPipeline` in `pipeline.py`"))
+        mapped[f"{len(plan.stages)} stages"] = "`PlannedPipeline` in `pipeline.py`"
     left_out = ["Settings of the optimizer (learning rate, betas): `optimizer.params`."]
     if readings.recomputes(plan) and not piped:
         left_out.append("Recomputation of all layers: call `deepspeed.checkpointing.checkpoint` in the model's layers.")
@@ -139,7 +139,7 @@ def _write(plan: Plan) -> Export:
         )
     return Export(
         {"ds_config.json": pretty(document) + "\n", "launch.sh": script, **pipeline},
-        tuple(mapped),
+        mapped,
         tuple(left_out),
         readings.rank_order(plan),
     )

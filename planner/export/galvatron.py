@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.export import Export, Exporter, Gap, MappedPart, readings, register
+from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
 from planner.sharding import AxisRole
@@ -136,7 +136,7 @@ def _write(plan: Plan) -> Export:
             'here="$(cd "$(dirname "$0")" && pwd)"',
         ),
     )
-    mapped = [MappedPart(key, f"`{value}`") for key, value in (*document.items(), *settings.items())]
+    mapped = {key: f"`{value}`" for key, value in (*document.items(), *settings.items())}
     left_out = [
         "Widths, heads and vocabulary of the model, the optimizer's settings and the data: `CONFIG`.",
         "Types of weights: Galvatron keeps them in float32 and casts them for the passes, whatever else the plan's "
@@ -145,7 +145,7 @@ def _write(plan: Plan) -> Export:
     if readings.recomputes(plan):
         left_out.append("Recomputation of the embedding and the logits: layers alone have a flag.")
     files = {"strategy.json": pretty(document) + "\n", "launch.sh": script}
-    return Export(files, tuple(mapped), tuple(left_out), readings.rank_order(plan))
+    return Export(files, mapped, tuple(left_out), readings.rank_order(plan))
 
 
 register(

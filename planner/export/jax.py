@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.export import Export, Exporter, Gap, MappedPart, readings, register
+from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan
 from planner.plans.documents import pretty
 from planner.plans.model import BlockParameter
@@ -139,20 +139,18 @@ def _write(plan: Plan) -> Export:
         "inputs": {spec.name: _input(plan, spec.shape) for spec in plan.model.inputs},
         "micro_batches": {"size": plan.micro_batches.size, "count": plan.micro_batches.count // len(replicas)},
         "precision": plan.options.precision,
-        "remat": list(readings.recomputed_layers(plan) or readings.repeated_modules(plan)),
+        "remat": list(readings.recomputed_layers(plan) or plan.stages[0].repeats),
         "parameters": dict(_parameters(plan)),
     }
     sizes = " x ".join(f"{axis} {size}" for axis, size in zip(axes, document["mesh"]["shape"], strict=True))
     count, size = document["micro_batches"]["count"], plan.micro_batches.size
     specs = f"`parameters`: specs of {len(document['parameters'])} for value, gradient and optimizer state"
-    mapped = (
-        MappedPart("replicas and groups of ranks", f"`mesh`: {sizes}"),
-        MappedPart(f"weights, ZeRO-{plan.configuration.zero}", specs),
-        MappedPart("micro-batches", f"`micro_batches`: {count} of {size} samples, gradients summed"),
-        MappedPart(
-            "recomputation", f"`remat`: {len(document['remat'])} layers, or kinds of modules, for `jax.checkpoint`"
-        ),
-    )
+    mapped = {
+        "replicas and groups of ranks": f"`mesh`: {sizes}",
+        f"weights, ZeRO-{plan.configuration.zero}": specs,
+        "micro-batches": f"`micro_batches`: {count} of {size} samples, gradients summed",
+        "recomputation": f"`remat`: {len(document['remat'])} layers, or kinds of modules, for `jax.checkpoint`",
+    }
     left_out = (
         "Layouts of activations: the compiler follows those of weights and inputs; `with_sharding_constraint` fixes "
         "more of them.",

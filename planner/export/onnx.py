@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import PlanError
-from planner.export import Export, Exporter, Gap, MappedPart, register
+from planner.export import Export, Exporter, Gap, register
 from planner.graph import Graph, Node
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
@@ -221,12 +221,12 @@ def _write(plan: Plan) -> Export:
         left_out.append(
             "Replicas beyond the first: the same on other ranks, `replicas.json` has them by device number."
         )
-    mapped = (
-        MappedPart(plural(len(plan.stages), "stage"), "`pipeline_stage` of each operator"),
-        MappedPart("ranks of one replica", f"`configuration` {NAME}: {plural(len(_ranks(plan, 0)), 'device')}"),
-        MappedPart("layouts of tensors and weights", "`sharding_spec` of each operator that reads or writes them"),
-        MappedPart(f"{batches.count} micro-batches of {plural(batches.size, 'sample')}", "the samples of one pass"),
-    )
+    mapped = {
+        plural(len(plan.stages), "stage"): "`pipeline_stage` of each operator",
+        "ranks of one replica": f"`configuration` {NAME}: {plural(len(_ranks(plan, 0)), 'device')}",
+        "layouts of tensors and weights": "`sharding_spec` of each operator that reads or writes them",
+        f"{batches.count} micro-batches of {plural(batches.size, 'sample')}": "the samples of one pass",
+    }
     return Export(files, mapped, tuple(left_out))
 
 

@@ -146,11 +146,6 @@ def layers(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name in names if name[-1:].isdigit())
 
 
-def layer_kinds(plan: Plan) -> tuple[str, ...]:
-    """What the numbered modules are called without their numbers; a plain decoder has one kind."""
-    return tuple(dict.fromkeys(name.rstrip("0123456789") for name in layers(plan)))
-
-
 def block_items(plan: Plan) -> tuple[str, ...]:
     """For each block: `E` before the layers, `t` in a layer, `L` behind the layers."""
     layer_names = [layer_name(block) for block in plan.block_table]
@@ -161,7 +156,7 @@ def block_items(plan: Plan) -> tuple[str, ...]:
 
 def unlike_decoder(plan: Plan) -> Iterator[Gap]:
     """The missing feature of frameworks for decoders, if the model has not equal layers between embedding and loss."""
-    kinds, items = layer_kinds(plan), block_items(plan)
+    kinds, items = dict.fromkeys(name.rstrip("0123456789") for name in layers(plan)), block_items(plan)
     if len(kinds) != 1 or items[0] != "E" or items[-1] != "L":
         named = ", ".join(kinds) or "none"
         need = f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})"
@@ -224,16 +219,6 @@ def recomputed_layers(plan: Plan) -> tuple[str, ...]:
     blocks = [b for stage in plan.stages if stage.recompute for b in range(*stage.blocks) if b not in kept]
     names = {layer_name(plan.block_table[b]) for b in blocks}
     return tuple(name for name in layers(plan) if name in names)
-
-
-def some_layers(plan: Plan) -> int:
-    """Number of layers that each stage recomputes, of plans whose stages recompute alike; 0 for all or none."""
-    return plan.configuration.stages[0].layers
-
-
-def repeated_modules(plan: Plan) -> tuple[str, ...]:
-    """Kinds of modules that are recomputed."""
-    return plan.stages[0].repeats
 
 
 def cuts_sequence(plan: Plan) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from planner.export import Export, Exporter, Gap, MappedPart, readings, register
+from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
 from planner.plans.documents import pretty
 from planner.systems.backends import BACKENDS
@@ -171,15 +171,15 @@ def _write(plan: Plan) -> Export:
         plan, '"${TRAIN:?}"', (), ("# TRAIN: your training program, which imports parallelize.py",)
     )
     files = {"parallel.json": pretty(document) + "\n", "parallelize.py": PROGRAM, "launch.sh": script}
-    mapped = [
-        MappedPart(f"{len(plan.stages)} stages", "`stages`: modules of each `PipelineStage`"),
-        MappedPart("replicas", f"`mesh`, `zero` {plan.configuration.zero}: `fully_shard`, or `replicate` for 0"),
-        MappedPart("groups of ranks", f"`parallelize`: parallel styles of {len(document['parallelize'])} modules"),
-        MappedPart("recomputation", f"`recompute`: {len(document['recompute'])} modules in a `checkpoint_wrapper`"),
-    ]
+    mapped = {
+        f"{len(plan.stages)} stages": "`stages`: modules of each `PipelineStage`",
+        "replicas": f"`mesh`, `zero` {plan.configuration.zero}: `fully_shard`, or `replicate` for 0",
+        "groups of ranks": f"`parallelize`: parallel styles of {len(document['parallelize'])} modules",
+        "recomputation": f"`recompute`: {len(document['recompute'])} modules in a `checkpoint_wrapper`",
+    }
     if len(plan.stages) > 1:
         files["schedule.csv"] = readings.schedule_csv(plan)
-        mapped.append(MappedPart(f"the order {plan.schedule.name}", "`schedule.csv` (`compute_only`)"))
+        mapped[f"the order {plan.schedule.name}"] = "`schedule.csv` (`compute_only`)"
     left_out = [
         f"The precision {plan.options.precision} and the optimizer {plan.options.optimizer}: cast the model, or give "
         "`fully_shard` a `MixedPrecisionPolicy`.",
@@ -187,7 +187,7 @@ def _write(plan: Plan) -> Export:
         "module around them gathers once.",
         "Modules without parameters (rotary tables, masks): every stage keeps them.",
     ]
-    return Export(files, tuple(mapped), tuple(left_out), tuple(range(plan.world_size)))
+    return Export(files, mapped, tuple(left_out), tuple(range(plan.world_size)))
 
 
 register(
