@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,37 +25,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
 
-PIPELINE = '''\
-"""Stages of a pipeline for DeepSpeed: layers {first} to {last} by stage."""
-
-{imports}from deepspeed.pipe import PipelineModule
-from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-
-MODULES = {modules}
-"""Modules of the model, in the order in which `layers` are given."""
-
-PARTS = {parts}
-"""First layer of each stage, and the end."""
-
-
-class PlannedPipeline(PipelineModule):
-    """A pipeline cut where the plan cuts it.
-
-    Args:
-        layers: one layer or LayerSpec for each of MODULES; tied ones are TiedLayerSpec.
-    """
-
-    def __init__(self, layers, **options):
-        if len(layers) != len(MODULES):
-            raise ValueError(f"{{len(layers)}} layers for {{len(MODULES)}} modules: give one for each of MODULES")
-        topology = PipeModelDataParallelTopology(num_pp={pipeline}, num_mp={tensor}, num_dp={data})
-        super().__init__(layers=layers, topology=topology, {recompute}, **options)
-
-    def _partition_layers(self, method="uniform"):
-        stage = self._topo.get_coord(self.global_rank).pipe
-        self.parts = list(PARTS)
-        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
-'''
+PIPELINE = (pkgutil.get_data(__name__, "pipeline.py.txt") or b"").decode()
 """Text of the file with the stages; DeepSpeed itself only cuts evenly, by parameters or by types of layers."""
 
 KEPT = {"imports": "", "recompute": "activation_checkpoint_interval=0"}

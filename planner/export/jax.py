@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,39 +20,7 @@ DATA = "data"
 Spec = list[str | list[str] | None]
 """A PartitionSpec: for each dimension no axis, one, or several, outermost first."""
 
-PROGRAM = '''\
-"""Shardings for a model, as `sharding.json` says."""
-
-import json
-from pathlib import Path
-
-import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-PLAN = json.loads((Path(__file__).parent / "sharding.json").read_text())
-
-
-def mesh():
-    """The devices as the plan lays them."""
-    devices = np.array(jax.devices())[PLAN["mesh"]["ranks"]].reshape(PLAN["mesh"]["shape"])
-    return Mesh(devices, PLAN["mesh"]["axes"], axis_types=(AxisType.Auto,) * len(PLAN["mesh"]["axes"]))
-
-
-def spec(entries):
-    """A PartitionSpec of its entries in `sharding.json`."""
-    return PartitionSpec(*(tuple(entry) if isinstance(entry, list) else entry for entry in entries))
-
-
-def parameter(name, device_mesh, of="value"):
-    """The sharding of a parameter: of its value, its gradient or its optimizer state."""
-    return NamedSharding(device_mesh, spec(PLAN["parameters"][name][of]))
-
-
-def input_sharding(name, device_mesh):
-    """The sharding of a model input."""
-    return NamedSharding(device_mesh, spec(PLAN["inputs"][name]))
-'''
+PROGRAM = (pkgutil.get_data(__name__, "sharding.py.txt") or b"").decode()
 """The file that reads `sharding.json`."""
 
 
