@@ -14,7 +14,7 @@ from planner.errors import PlanError
 from planner.graph import Graph, Node, TensorKind
 from planner.operators import Access, DimKind, LoopNest, graph_specs
 from planner.plans.figures import Predictions
-from planner.plans.model import Block, longest_run, template
+from planner.plans.model import Block, repeats, skeletons, template
 from planner.plans.records import Boundary, RankReplicas, SharedParameter
 from planner.plans.shardings import (
     BlockFigures,
@@ -178,14 +178,14 @@ def _placed(before: Block, after: Block) -> dict[str, str]:
 
 def _runs(members: Sequence[int], rows: Sequence[tuple[str, ...]]) -> tuple[BlockSeries, ...]:
     """Members as series: those at equal distances whose names follow one template share a series."""
-    series, at = [], 0
+    series, at, outlines = [], 0, skeletons((row, ()) for row in rows)
     while at < len(members):
         count = 1
         if at + 1 < len(members):
             step = members[at + 1] - members[at]
             while at + count < len(members) and members[at + count] == members[at] + step * count:
                 count += 1
-            count = longest_run(rows[at : at + count])
+            count = min(count, repeats(outlines, at, 1))
         if count > 1:
             names = tuple(template(a, b) for a, b in zip(rows[at], rows[at + 1], strict=True))
             series.append(BlockSeries(members[at], step, count, names))
