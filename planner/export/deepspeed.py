@@ -7,10 +7,10 @@ import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
+from planner.documents import pretty
 from planner.errors import UsageError
 from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
-from planner.plans.documents import pretty
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
-from planner.plans.documents import pretty
 from planner.sharding import AxisRole
 from planner.systems.backends import BACKENDS
 

@@ -6,9 +6,9 @@ import pkgutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan
-from planner.plans.documents import pretty
 from planner.plans.model import BlockParameter
 from planner.sharding import Axis
 from planner.sharding.layout import parse_layout

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.documents import pretty
 from planner.errors import PlanError
 from planner.export import Export, Exporter, Gap, register
 from planner.graph import Graph, Node
 from planner.plans import Plan, Requirement
-from planner.plans.documents import pretty
 from planner.plans.shardings import OperatorSplit
 from planner.schedules import names as schedule_names
 from planner.sharding.layout import TensorLayout, parse_layout

@@ -11,9 +11,9 @@ import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
+from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
-from planner.plans.documents import pretty
 from planner.systems.backends import BACKENDS
 
 _TITAN = BACKENDS.get("torchtitan")

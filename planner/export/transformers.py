@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
-from planner.plans.documents import pretty
 from planner.systems.backends import BACKENDS, GROUPS
 
 TRANSFORMERS = dataclasses.replace(

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import planner.documents as documents
 from planner.files import STANDARD, input_bytes, write_whole
-from planner.plans import documents
 
 Ranges = tuple[tuple[int, int], ...]
 

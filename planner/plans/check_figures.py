@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 
 from planner import schedules
+from planner.documents import KeyPath, readable
 from planner.errors import UsageError
 from planner.hardware.types import neighbours
 from planner.plans.derive import with_figures
-from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
 from planner.plans.findings import PLAN_AGAIN, RELATIVE, ROUNDED, Fault, Finding, differences, stage_in

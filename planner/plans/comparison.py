@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import planner.documents as documents
 from planner.errors import InfeasibleError
 from planner.memory import fits
-from planner.plans import documents
 from planner.plans.diff import Area, Change, diff
 from planner.plans.files import digest_of, loads, plain
 from planner.plans.matching import BlockMatch, Ranges, layers_of, match_blocks, match_stages, stage_decision
