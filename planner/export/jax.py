@@ -10,7 +10,6 @@ from planner.documents import pretty
 from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan
 from planner.plans.model import BlockParameter
-from planner.sharding import Axis
 from planner.sharding.layout import parse_layout
 from planner.systems.backends import BACKENDS
 
@@ -75,7 +74,7 @@ def _input(plan: Plan, shape: Sequence[int]) -> Spec:
     entries: Spec = [DATA, *[None] * (len(shape) - 1)] if shape else []
     dims = {"batch": 0, "sequence": 1}
     for axis, boundary in zip(sharding.axes, sharding.boundaries, strict=True) if sharding else ():
-        whole = boundary == "sequence" and not Axis(axis.name, axis.size).role.deals
+        whole = boundary == "sequence" and not axis.role.deals
         dim = len(shape) if whole else dims.get(boundary, len(shape))
         if dim < len(shape) and shape[dim] % axis.size == 0:
             entries[dim] = _with(entries[dim], axis.name)

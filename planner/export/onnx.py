@@ -97,10 +97,9 @@ def _places(plan: Plan, graph: Graph) -> Mapping[str, _OperatorPlacement]:
         group = tuple(numbers[rank] for rank in stage.replicas[0])
         sharding = plan.sharding_of(stage.index)
         splits, rests = dict[str, OperatorSplit](), dict[str, str]()
-        for at in range(*stage.blocks) if sharding else ():
-            entry, own_names = plan.sharded_block(stage.index, at) or (None, {})
-            splits |= {own_names[o.operator]: o for o in (entry.operators if entry else ())}
-            rests |= {own_names[place.tensor]: place.value for place in (entry.tensors if entry else ())}
+        for _, entry, own_names in plan.sharded_blocks(stage.index):
+            splits |= {own_names[o.operator]: o for o in entry.operators}
+            rests |= {own_names[place.tensor]: place.value for place in entry.tensors}
         sizes = sharding.sizes if sharding else ()
         for name in plan.stage_nodes(stage.index):
             result_layouts = {tensor: rests[tensor] for tensor in results.get(name, ()) if tensor in rests}

@@ -16,7 +16,7 @@ from planner.export import Gap
 from planner.graph.blocks import layer_of
 from planner.plans import Block, Plan, ShardedBlock, Sharding
 from planner.schedules import ActionKind
-from planner.sharding import Axis, AxisRole
+from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout
 
 GRID = ("tensor", "context", "data", "pipeline")
@@ -69,7 +69,7 @@ def role_sizes(sharding: Sharding | None) -> Mapping[AxisRole, int]:
     """Number of ranks of a group along the mesh axes of each role."""
     sizes = dict.fromkeys(AxisRole, 1)
     for axis in sharding.axes if sharding else ():
-        sizes[Axis(axis.name, axis.size).role] *= axis.size
+        sizes[axis.role] *= axis.size
     return sizes
 
 
@@ -80,7 +80,7 @@ def degrees(plan: Plan) -> Degrees:
     dealt = {h.axes for entry in (sharding.blocks if sharding else ()) for h in entry.holdings if h.what == "experts"}
     axes = {name for names in dealt for name in names}
     expert = math.prod(axis.size for axis in sharding.axes if axis.name in axes) if sharding else 1
-    inner = [axis for axis in sharding.axes if Axis(axis.name, axis.size).role is AxisRole.TENSOR] if sharding else []
+    inner = [axis for axis in sharding.axes if axis.role is AxisRole.TENSOR] if sharding else []
     workers = len(dict.fromkeys(stage.replicas for stage in plan.stages))
     return Degrees(
         tensor=sizes[AxisRole.TENSOR],
@@ -117,7 +117,7 @@ def _position(sharding: Sharding | None, roles: Mapping[AxisRole, int]) -> int:
     """Place in its group of the rank at these positions along the axes of each role."""
     left, position, stride = dict(roles), 0, 1
     for axis in reversed(sharding.axes if sharding else ()):
-        role = Axis(axis.name, axis.size).role
+        role = axis.role
         left[role], along = divmod(left[role], axis.size)
         position += along * stride
         stride *= axis.size
@@ -225,7 +225,7 @@ def cuts_sequence(plan: Plan) -> bool:
     """Whether tensors between layers are sharded along the sequence over tensor-parallel ranks."""
     sharding = plan.sharding_of(0)
     return sharding is not None and any(
-        boundary == "sequence" and Axis(axis.name, axis.size).role is AxisRole.TENSOR
+        boundary == "sequence" and axis.role is AxisRole.TENSOR
         for axis, boundary in zip(sharding.axes, sharding.boundaries, strict=True)
     )
 
@@ -323,12 +323,11 @@ def module_styles(plan: Plan) -> Iterator[tuple[str, str]]:
     """
     for stage in plan.stages:
         sharding = plan.sharding_of(stage.index)
-        for at in range(*stage.blocks) if sharding else ():
-            sharded_block = plan.sharded_block(stage.index, at)
-            if sharding is not None and sharded_block is not None:
-                yield from _styles_of(
-                    plan.block_table[at], sharding, *sharded_block, logits=at == len(plan.block_table) - 1
-                )
+        if sharding is None:
+            continue
+        for at, entry, own_names in plan.sharded_blocks(stage.index):
+            logits = at == len(plan.block_table) - 1
+            yield from _styles_of(plan.block_table[at], sharding, entry, own_names, logits=logits)
 
 
 def _styles_of(

@@ -135,8 +135,7 @@ def _with_inside(plan: Plan, stage: Stage, terms: StagePrediction) -> StagePredi
     """A stage's predictions as sums over its sharded blocks; ZeRO 2 and 3 may add exchanges to a pass."""
     if not stage.sharding:
         return terms
-    entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
-    figures = {b: entry[0].figures for b, entry in entries.items() if entry}
+    figures = {block: entry.figures for block, entry, _ in plan.sharded_blocks(stage.index)}
     recompute_s = sum((f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks), 0.0)
     if stage.repeats:  # the file does not have the figures of single modules
         recompute_s = terms.recompute_s

@@ -320,7 +320,7 @@ def mesh_facts(plan: Plan, stage: int) -> Iterator[tuple[str, Value]]:
     """Ranks of a stage's replicas, their mesh, and how tensors between blocks lie on it."""
     sharding = plan.sharding_of(stage)
     yield "width", plan.stages[stage].group_ranks
-    yield "mesh", " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) if sharding else ""
+    yield "mesh", sharding.mesh if sharding else ""
     yield "tensors between blocks", "/".join(sharding.boundaries) if sharding else ""
     yield "uneven cuts", sharding.padded if sharding else False
 
@@ -329,11 +329,9 @@ def _entries(plan: Plan) -> EntriesByBlock:
     entries: dict[str, tuple[int, ShardedBlock, Mapping[str, str]]] = {}
     numbers: dict[int, int] = {}
     for stage in plan.stages:
-        for block in range(*stage.blocks) if stage.sharding else ():
-            entry = plan.sharded_block(stage.index, block)
-            if entry is not None:
-                number = numbers.setdefault(id(entry[0]), len(numbers))
-                entries[plan.block_table[block].name] = number, *entry
+        for block, entry, names in plan.sharded_blocks(stage.index):
+            number = numbers.setdefault(id(entry), len(numbers))
+            entries[plan.block_table[block].name] = number, entry, names
     return entries
 
 

@@ -157,7 +157,7 @@ def stage_decision(plan: Plan, index: int) -> StageDecision:
         tuple(structure(block) for block in plan.stage_blocks(index)),
         len(stage.replicas),
         stage.group_ranks,
-        " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) if sharding else "",
+        sharding.mesh if sharding else "",
         "/".join(sharding.boundaries) if sharding else "",
         recomputed,
         "+".join(stage.offload) or "nothing",
