@@ -65,33 +65,22 @@ class Degrees:
         return self.tensor * self.context * self.data * self.pipeline
 
 
-def role_sizes(sharding: Sharding | None) -> Mapping[AxisRole, int]:
-    """Number of ranks of a group along the mesh axes of each role."""
-    sizes = dict.fromkeys(AxisRole, 1)
-    for axis in sharding.axes if sharding else ():
-        sizes[axis.role] *= axis.size
-    return sizes
-
-
 def degrees(plan: Plan) -> Degrees:
     """Degrees of a plan whose stages are all divided alike."""
-    sharding, replicas = plan.sharding_of(0), len(plan.stages[0].replicas)
-    sizes = role_sizes(sharding)
-    dealt = {h.axes for entry in (sharding.blocks if sharding else ()) for h in entry.holdings if h.what == "experts"}
-    axes = {name for names in dealt for name in names}
-    expert = math.prod(axis.size for axis in sharding.axes if axis.name in axes) if sharding else 1
-    inner = [axis for axis in sharding.axes if axis.role is AxisRole.TENSOR] if sharding else []
+    choice, sharding, replicas = plan.configuration.stages[0], plan.sharding_of(0), len(plan.stages[0].replicas)
+    axes, blocks = (sharding.axes, sharding.blocks) if sharding else ((), ())
+    dealt = {name for entry in blocks for h in entry.holdings if h.what == "experts" for name in h.axes}
     workers = len(dict.fromkeys(stage.replicas for stage in plan.stages))
     return Degrees(
-        tensor=sizes[AxisRole.TENSOR],
-        context=sizes[AxisRole.CONTEXT],
-        expert=expert,
+        tensor=choice.ranks // (choice.context * choice.expert),
+        context=choice.context,
+        expert=math.prod(axis.size for axis in axes if axis.name in dealt),
         pipeline=workers,
         chunks=len(plan.stages) // workers,
-        data=replicas * sizes[AxisRole.EXPERT],
-        micro_batch=plan.micro_batches.size // sizes[AxisRole.EXPERT],
+        data=replicas * choice.expert,
+        micro_batch=plan.micro_batches.size // choice.expert,
         accumulated=plan.micro_batches.count // replicas,
-        expert_tensor=math.prod(axis.size for axis in inner if axis.name not in axes),
+        expert_tensor=math.prod(axis.size for axis in axes if axis.role is AxisRole.TENSOR and axis.name not in dealt),
     )
 
 
