@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
-from planner.schedules.orders import Task, in_turn, list_schedule
+from planner.schedules.orders import Task, admission, in_turn, list_schedule
 from planner.schedules.schedule import PlacedSchedule, ReplicatedSchedule, Schedule, StagePerWorkerSchedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline, Work
 
@@ -169,17 +169,7 @@ class Hanayo(ChunkedSchedule):
                 tasks.append(
                     Task(Action(backward, c, m), worker, (0, -c, m), (forward_action, Action(backward, c + 1, m)))
                 )
-        under_way = 0
-
-        def may_open(_: Action) -> bool:
-            return under_way < workers
-
-        def taken(action: Action) -> None:
-            nonlocal under_way
-            if action.stage == 0:
-                under_way += 1 if action.kind is forward else -1
-
-        return list_schedule(tasks, workers, may_open, taken)
+        return list_schedule(tasks, workers, *admission(1, workers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,22 @@ class Task:
     opens: bool = False
 
 
+def admission(lines: int, most: int) -> tuple[Callable[[Action], bool], Callable[[Action], None]]:
+    """`may_open` and `taken` of a list schedule that admits a micro-batch while fewer are under way in its pipeline.
+
+    Args:
+        lines: pipelines, to which micro-batches are dealt in turn.
+        most: micro-batches under way in each.
+    """
+    under_way = [0] * lines
+
+    def taken(action: Action) -> None:
+        if action.stage == 0 and action.part != 0:
+            under_way[action.micro_batch % lines] += 1 if action.kind is ActionKind.FORWARD else -1
+
+    return lambda action: under_way[action.micro_batch % lines] < most, taken
+
+
 def list_schedule(
     tasks: Sequence[Task],
     workers: int,
