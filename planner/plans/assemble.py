@@ -342,16 +342,15 @@ def in_model(stage: Stage, staging: Staging, chain: Chain, decision: Configurati
         stage,
         inputs=staging.inputs(stage.index),
         outputs=staging.outputs(stage.index),
-        kept_blocks=_kept_blocks(choice, [block.name for block in chain.blocks], head),
+        kept_blocks=kept_blocks(choice, Layers.of([block.name for block in chain.blocks]), head),
         offloaded=_members(chain, choice),
     )
 
 
-def _kept_blocks(choice: StageChoice, names: Sequence[str], head: int) -> tuple[int, ...]:
+def kept_blocks(choice: StageChoice, layers: Layers, head: int) -> tuple[int, ...]:
     """Blocks of a recomputed stage that it keeps whole: those behind the layers that it recomputes, and the head."""
     if not choice.recompute:
         return ()
-    layers = Layers.of(names)
     first_kept = int(layers.kept_from(choice.start, choice.stop, choice.layers))
     return tuple(b for b in range(choice.start, choice.stop) if b >= first_kept or b == head)
 

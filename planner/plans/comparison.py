@@ -106,9 +106,13 @@ def _inputs(old: Plan, new: Plan, match: BlockMatch) -> Iterator[tuple[str, str]
         yield "hardware-changed", f"the hardware changed: {_values(old, new, Area.HARDWARE) or _unseen(new)}"
     if options := _values(old, new, Area.OPTIONS):
         yield "options-changed", f"the options changed: {options}"
-    versions = old.provenance.version, new.provenance.version
-    if versions[0] != versions[1]:
-        yield "tool-changed", f"the tool changed: version {versions[0]} -> {versions[1]}"
+    if tool := _tool(old.provenance, new.provenance):
+        yield "tool-changed", tool
+
+
+def _tool(old: Provenance, new: Provenance) -> str:
+    """That another version of this program made the new document; empty if not."""
+    return f"the tool changed: version {old.version} -> {new.version}" if old.version != new.version else ""
 
 
 def _unseen(new: Plan) -> str:
@@ -420,7 +424,4 @@ def _changed_inputs(old: Plan | InfeasibleAnswer, new: Plan | InfeasibleAnswer) 
         for what, pair, a, b in zip(("model", "hardware"), names, before, after, strict=True)
         if a != b
     ]
-    versions = old.provenance.version, new.provenance.version
-    return changes + (
-        [f"the tool changed: version {versions[0]} -> {versions[1]}"] if versions[0] != versions[1] else []
-    )
+    return [*changes, *filter(None, [_tool(old.provenance, new.provenance)])]
