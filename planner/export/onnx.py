@@ -207,10 +207,6 @@ def _write_spec(spec: onnx.ShardingSpecProto, place: _OperatorPlacement, layout:
         written.simple_sharding.add(num_shards=shards)
 
 
-def _files(plan: Plan, graph: Graph, model: onnx.ModelProto) -> Mapping[str, bytes]:
-    return {"model.onnx": annotate(plan, graph, model).SerializeToString()}
-
-
 def _write(plan: Plan) -> Export:
     replicas, batches = len(plan.stages[0].replicas), plan.micro_batches
     files, left_out = dict[str, str](), list(_left_out(plan))
@@ -244,6 +240,6 @@ register(
         missing=_missing_features,
         write=_write,
         start="`model.onnx` is the model with annotations of IR version 11; a runtime that knows none ignores them.",
-        files_of_model=_files,
+        files_of_model=lambda plan, graph, model: {"model.onnx": annotate(plan, graph, model).SerializeToString()},
     )
 )

@@ -103,7 +103,8 @@ def _inputs(old: Plan, new: Plan, match: BlockMatch) -> Iterator[tuple[str, str]
     if old.model.fingerprint != new.model.fingerprint:
         yield "model-changed", f"the model changed: {'; '.join(_model_words(old, new, match))}"
     if old.hardware.fingerprint != new.hardware.fingerprint or old.hardware.headroom != new.hardware.headroom:
-        yield "hardware-changed", f"the hardware changed: {_values(old, new, Area.HARDWARE) or _unseen(new)}"
+        unseen = f"figures of {new.hardware.name} that a plan does not carry (efficiency, latency of devices, stack)"
+        yield "hardware-changed", f"the hardware changed: {_values(old, new, Area.HARDWARE) or unseen}"
     if options := _values(old, new, Area.OPTIONS):
         yield "options-changed", f"the options changed: {options}"
     if tool := _tool(old.provenance, new.provenance):
@@ -113,10 +114,6 @@ def _inputs(old: Plan, new: Plan, match: BlockMatch) -> Iterator[tuple[str, str]
 def _tool(old: Provenance, new: Provenance) -> str:
     """That another version of this program made the new document; empty if not."""
     return f"the tool changed: version {old.version} -> {new.version}" if old.version != new.version else ""
-
-
-def _unseen(new: Plan) -> str:
-    return f"figures of {new.hardware.name} that a plan does not carry (efficiency, latency of devices, stack)"
 
 
 def _values(old: Plan, new: Plan, area: Area) -> str:

@@ -136,7 +136,7 @@ def _wakes(program: Program) -> tuple[list[int], dict[int, int]]:
 
 
 def exchanges(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(exchange that each action joins or -1, exchange that it waits for or -1, members of each exchange)."""
+    """int64 [actions], exchange that each action joins or -1, and that it waits for or -1; members of each exchange."""
     launches = program.kind == Code.LAUNCH_SYNC
     syncs = program.kind == Code.SYNC
     key = program.exchange * program.workers + program.worker
