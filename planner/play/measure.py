@@ -272,11 +272,7 @@ def measure_schedule(
     assumed = conditions or Conditions(transfers=Transfers.OVERLAPPED)
     steady = play_schedule(resolved, pipeline, times, assumed)
     cost = Cost.PERIOD if not resolved.drains else Cost.SPAN if resolved.spans else Cost.MAKESPAN
-    if capacity_bytes is not None:
-        if sizes is None:
-            raise PlanError("a capacity is given but not what the stages hold", hint="give `sizes` too")
-        workers = (steady.trace.program.workers,)
-        check_capacity(steady.trace, sizes, np.broadcast_to(np.asarray(capacity_bytes, float), workers))
+    check_capacity(steady.trace, sizes, capacity_bytes)
     period = micro_batches if resolved.drains else resolved.rhythm(pipeline)
     return _measurement(resolved.name, resolved.activation_unit, steady, cost, sizes, period)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -101,17 +102,24 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
     )
 
 
-def check_capacity(trace: Trace, sizes: StageBytes, capacity_bytes: np.ndarray) -> None:
+def check_capacity(
+    trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | np.ndarray | None
+) -> None:
     """Refuse a simulation in which a worker holds more than its device has.
 
     Args:
         trace: what was simulated.
         sizes: memory by stage.
-        capacity_bytes: by worker.
+        capacity_bytes: by worker, or one number for all; None for no limit.
 
     Raises:
-        PlanError: names the first moment, the worker, the action and the excess.
+        PlanError: names the first moment, the worker, the action and the excess; or there is a limit, but no sizes.
     """
+    if capacity_bytes is None:
+        return
+    if sizes is None:
+        raise PlanError("a capacity is given but not what the stages hold", hint="give `sizes` too")
+    capacity_bytes = np.broadcast_to(np.asarray(capacity_bytes, float), (trace.program.workers,))
     first: tuple[float, int, float, int] | None = None
     for worker in range(trace.program.workers):
         curve = memory_curve(trace, worker, sizes)
