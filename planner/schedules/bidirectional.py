@@ -113,9 +113,8 @@ def doubled(lines: OpposedPipelines, units: int, halves: bool) -> list[list[Acti
         line = unit % lines.count
         for stage in range(depth):
             worker, forward_action = lines.worker(line, stage), Action(forward, stage, unit)
-            tasks.append(
-                Task(forward_action, worker, (0, unit, -stage), (Action(forward, stage - 1, unit),), opens=stage == 0)
-            )
+            before = Action(forward, stage - 1, unit) if stage else Action(forward, 0, unit - lines.count)
+            tasks.append(Task(forward_action, worker, (0, unit, -stage), (before,)))
             for half in (0, 1):
                 urgency = (1, unit // lines.count, half, -stage, unit)
                 needs = (forward_action, Action(backward, stage + 1, unit, half))

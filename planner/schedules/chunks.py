@@ -165,7 +165,8 @@ class Hanayo(ChunkedSchedule):
         for m in range(pipeline.micro_batches):
             for c in range(pipeline.stages):
                 worker, forward_action = self.worker_of(c, workers), Action(forward, c, m)
-                tasks.append(Task(forward_action, worker, (1, -c, m), (Action(forward, c - 1, m),), opens=c == 0))
+                before = Action(forward, c - 1, m) if c else Action(forward, 0, m - 1)
+                tasks.append(Task(forward_action, worker, (1, -c, m), (before,)))
                 tasks.append(
                     Task(Action(backward, c, m), worker, (0, -c, m), (forward_action, Action(backward, c + 1, m)))
                 )

@@ -324,8 +324,10 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
     """
     done: Counter[tuple[ActionKind, int]] = Counter()
 
-    def may_open(action: Action) -> bool:
+    def may_run(action: Action) -> bool:
         stage = action.stage
+        if action.kind is not _FORWARD:
+            return True
         ahead = done[_FORWARD, stage] - done[_INPUT, stage] < 2 * (stages - stage) - 1
         return ahead and done[_FORWARD, stage] - done[_WEIGHT, stage] < limit
 
@@ -337,8 +339,8 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
         for stage in range(stages):
             for m in range(micro_batches):
                 needs = [Action(kind, stage, m - 1), *(Action(other, stage + by, m) for other, by in awaited)]
-                tasks.append(Task(Action(kind, stage, m), stage, (urgency, m), needs, kind is _FORWARD))
-    return tuple(map(tuple, list_schedule(tasks, stages, may_open, taken)))
+                tasks.append(Task(Action(kind, stage, m), stage, (urgency, m), needs))
+    return tuple(map(tuple, list_schedule(tasks, stages, may_run, taken)))
 
 
 class SplitBackward(ReplicatedSchedule, Protocol):
