@@ -18,7 +18,7 @@ from planner.plans.readings import requirements
 from planner.plans.rebuild import RebuiltSharding, rebuild, renamed
 from planner.plans.sections import model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
-from planner.plans.shardings import ShardedBlock
+from planner.plans.shardings import ShardedBlock, correspondence
 from planner.plans.types import Plan
 from planner.sharding import Boundary as Treatment
 from planner.sharding import canonical_layout, collective_uses, evaluate, layout_text
@@ -109,10 +109,8 @@ def _shardings(plan: Plan, graph: Graph) -> Iterator[Finding]:
 def _entry(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock, judged: Judged) -> Iterator[tuple[int, str, str]]:
     """(block, name, what is wrong) with the operators and tensors of an entry."""
     graph, decision = rebuilt.graph, rebuilt.decision(entry)
-    stage_of = {block: stage.index for stage in plan.stages for block in range(*stage.blocks)}
-    for block, _ in entry.members():
-        placed = plan.sharded_block(stage_of[block], block)
-        names = placed[1] if placed else {}
+    for block, further_names in entry.members():
+        names = correspondence(entry, plan.block_table, block, further_names)
         wrong = list(_named(plan, rebuilt, entry, block, names)) or list(_splits(rebuilt, entry, decision))
         if not wrong:
             own = {renamed(name, names): choice for name, choice in decision.items()}
@@ -176,11 +174,10 @@ def _between(plan: Plan, rebuilt: RebuiltSharding) -> Iterator[Finding]:
     graph, sharding = rebuilt.graph, rebuilt.sharding
     free, known = "free" in sharding.boundaries, dict[str, tuple[str, str]]()
     treatment = tuple(Treatment(each) for each in sharding.boundaries)
-    for stage in plan.stages:
-        for block in range(*stage.blocks) if stage.sharding == sharding.name else ():
-            entry, names = plan.sharded_block(stage.index, block) or (None, {})
-            crossing = set(rebuilt.crossing(entry, names) if entry else ())
-            places = {names[place.tensor]: place for place in entry.tensors} if entry else {}
+    for stage in (stage for stage in plan.stages if stage.sharding == sharding.name):
+        for block, entry, names in plan.sharded_blocks(stage.index):
+            crossing = set(rebuilt.crossing(entry, names))
+            places = {names[place.tensor]: place for place in entry.tensors}
             for name in places.keys() & crossing:
                 said = places[name].value, places[name].gradient
                 if not free:

@@ -8,7 +8,7 @@ than the plan count only where there is no other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,23 +161,19 @@ def _dealt(sharding: Sharding) -> tuple[DealtView, ...]:
     )
 
 
-def _blocks(plan: Plan, sharding: Sharding) -> Sequence[SharedBlockView]:
-    views = []
+def _blocks(plan: Plan, sharding: Sharding) -> Iterator[SharedBlockView]:
     for entry in sharding.blocks:
         figures, names = entry.figures, [plan.block_table[block].name for block, _ in entry.members()]
-        views.append(
-            SharedBlockView(
-                modules=module_ranges(names),
-                blocks=len(names),
-                compute_s=figures.forward_s + figures.backward_s - figures.communication_s,
-                communication_s=figures.communication_s,
-                step_s=figures.step_s,
-                sent_bytes=figures.sent_bytes,
-                parameters=figures.parameters,
-                kept_bytes=figures.saved_bytes,
-            )
+        yield SharedBlockView(
+            modules=module_ranges(names),
+            blocks=len(names),
+            compute_s=figures.forward_s + figures.backward_s - figures.communication_s,
+            communication_s=figures.communication_s,
+            step_s=figures.step_s,
+            sent_bytes=figures.sent_bytes,
+            parameters=figures.parameters,
+            kept_bytes=figures.saved_bytes,
         )
-    return views
 
 
 def _exchanges(sharding: Sharding) -> list[ExchangeView]:
@@ -418,9 +414,10 @@ def split_words(rebuilt: RebuiltSharding, i: int, split: Strategy) -> str:
         if not split.splits[axis]:
             words.append(f"every rank along {name} does the same")
             continue
-        cut = [_operand(graph, node.inputs[p], layout[axis].dim) for p, layout in split.reads if layout[axis].cuts]
+        operands = (_operand(graph, node.inputs[p], own[axis].dim) for p, own in split.reads if own[axis].cuts)
+        cut = " and ".join(dict.fromkeys(operands))
         results = {_result(layout[axis].dim) for _, layout in split.writes}
-        words.append(f"{name} cuts {_joined(cut) or 'no operand'}; {_joined(sorted(results)) or 'no result'}")
+        words.append(f"{name} cuts {cut or 'no operand'}; {' and '.join(sorted(results)) or 'no result'}")
     return ". ".join(words)
 
 
@@ -430,11 +427,5 @@ def _operand(graph: Graph, name: str, dim: int) -> str:
 
 
 def _result(dim: int) -> str:
-    return {-1: "the result is whole on every rank", -2: "the results are partial sums"}.get(
-        dim, f"the result is cut along dimension {dim}"
-    )
-
-
-def _joined(parts: Sequence[str]) -> str:
-    unique: Mapping[str, None] = dict.fromkeys(parts)
-    return " and ".join(unique)
+    known = {-1: "the result is whole on every rank", -2: "the results are partial sums"}
+    return known.get(dim, f"the result is cut along dimension {dim}")
