@@ -1,8 +1,7 @@
 """Most samples in flight of each stage under a cap on its time, for all stages at once.
 
-For a cap T, a stage with tensor degree t and data degree d gets the largest in-flight count y for which some choices of
-its nodes take at most T and fit the memory; 0 if none does. Where the nodes fall into few groups of equal memory change
-(repeated layers), the counts are exact. Otherwise they are upper bounds from the linear relaxation of the choices.
+For a cap T, a stage with tensor degree t and data degree d gets an upper bound on the in-flight count y for which some
+choices of its nodes take at most T and fit the memory, from the linear relaxation of the choices; 0 if none does.
 """
 
 from __future__ import annotations
@@ -20,49 +19,8 @@ from planner.space.partition import PiperProblem
 UNLIMITED = 1 << 40
 CAP_SLACK = 1e-11
 _ROUNDING = 1e-12
-_MOST_POINTS = 12_000_000
-"""Up to this many Pareto points over all stages, exact tables are built."""
 _MOST_KEPT = 6_000_000
 """Up to this many cumulated savings over all stages are kept from pass to pass; more are computed in chunks."""
-
-
-@dataclass(frozen=True)
-class Border:
-    """Times of the stages of one tensor degree without the added seconds of slower choices. r stages, k degrees d.
-
-    Attributes:
-        rows: [r] positions among all pairs.
-        time_s: [r] work of one sample with the base choice (the fastest) of each node.
-        transfer_s: [r] transfers on cut edges, not divided by the replicas.
-        exchange_s: [r, k] weight exchange times d.
-    """
-
-    rows: np.ndarray
-    time_s: np.ndarray
-    transfer_s: np.ndarray
-    exchange_s: np.ndarray
-
-    def budget(self, cap_s: float, data: np.ndarray) -> np.ndarray:
-        """[r, k] seconds that slower choices may add to one sample on one replica under the cap."""
-        fixed = (self.time_s + self.transfer_s)[:, None] + self.exchange_s
-        budget: np.ndarray = cap_s * (1 + CAP_SLACK) * data - fixed
-        return budget
-
-
-@dataclass(frozen=True)
-class ExactTable:
-    """All Pareto points of every stage, by ascending `added_s`; `limit` is the most in flight up to that point."""
-
-    border: Border
-    data: np.ndarray
-    added_s: np.ndarray
-    limit: np.ndarray
-
-    def limits(self, cap_s: float) -> np.ndarray:
-        """[r, k] most samples in flight under the cap."""
-        at = _search(self.added_s, self.border.budget(cap_s, self.data))
-        limits = np.take_along_axis(self.limit, np.maximum(at - 1, 0), axis=1)
-        return np.where(at > 0, limits, 0)
 
 
 @dataclass(frozen=True)
@@ -95,11 +53,24 @@ class Savings:
 
 
 @dataclass(frozen=True)
-class RelaxedTable:
-    """Linear relaxation: best steps first, the last one in part; `cumulated` are the savings unless too many."""
+class Table:
+    """The stages of one tensor degree: times with the base choice (the fastest) of each node, and steps to slower ones.
 
-    border: Border
+    Steps are taken best first, the last one in part. r stages, k degrees d.
+
+    Attributes:
+        rows: [r] positions among all pairs.
+        data: [k] data degrees.
+        fixed_s: [r, k] seconds of a sample that no step changes, times d: work, cut edges, exchange of weights.
+        activation_bytes: [r] bytes of a sample in flight.
+        room_bytes: [r] memory left by the least bytes of the nodes.
+        savings: the steps.
+        cumulated: their sums for all stages; None if there are too many to keep.
+    """
+
+    rows: np.ndarray
     data: np.ndarray
+    fixed_s: np.ndarray
     activation_bytes: np.ndarray
     room_bytes: np.ndarray
     savings: Savings
@@ -107,7 +78,7 @@ class RelaxedTable:
 
     def limits(self, cap_s: float) -> np.ndarray:
         """[r, k] upper bounds on the samples in flight under the cap."""
-        budget = self.border.budget(cap_s, self.data)
+        budget = cap_s * (1 + CAP_SLACK) * self.data - self.fixed_s
         if self.cumulated is not None:
             return self._limits(slice(0, len(budget)), budget, *self.cumulated)
         limits = np.zeros(budget.shape, dtype=np.int64)
@@ -133,9 +104,6 @@ class RelaxedTable:
         return np.where((at > 0) & (room >= 0), limit, 0)
 
 
-Table = ExactTable | RelaxedTable
-
-
 def tables(
     problem: PiperProblem, pairs: Pairs, tensor: int, data: np.ndarray, deadline: Deadline
 ) -> tuple[list[Table], list[np.ndarray]]:
@@ -153,16 +121,14 @@ def tables(
     rows = np.flatnonzero((_sums(pairs, absent) == 0) & (_sums(pairs, least_bytes) <= room))
     if not len(rows):
         return [], useful
-    if _is_regular(problem, useful) and _points(problem, useful) * len(rows) <= _MOST_POINTS:
-        return [_exact(problem, pairs, rows, useful, data)], useful
     same_weights = all(len(c) < 2 or np.ptp(problem.weight_bytes[c]) == 0 for c in useful)
     groups = [data] if same_weights else [data[i : i + 1] for i in range(len(data))]
     left_bytes = room - _sums(pairs, least_bytes)[rows]
-    relaxed_tables: list[Table] = []
+    tables_by_group: list[Table] = []
     for group in groups:
         deadline.check()
-        relaxed_tables.append(_relaxed(problem, pairs, rows, useful, group, left_bytes))
-    return relaxed_tables, useful
+        tables_by_group.append(_table(problem, pairs, rows, useful, group, left_bytes))
+    return tables_by_group, useful
 
 
 def _room(problem: PiperProblem) -> float:
@@ -182,73 +148,11 @@ def _sums(pairs: Pairs, values: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _of_base_choices(base: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """[n] value of every node's base choice, 0 for a node without choices."""
-    return np.where(base >= 0, values[np.maximum(base, 0)], 0.0)
-
-
-def _is_regular(problem: PiperProblem, useful: list[np.ndarray]) -> bool:
-    """True if every node has at most two useful choices, equal in weights and syncs."""
-    for c in useful:
-        if len(c) > 2:
-            return False
-        if len(c) == 2 and not (
-            problem.weight_bytes[c[0]] == problem.weight_bytes[c[1]]
-            and np.array_equal(problem.input_sync_bytes[c[0]], problem.input_sync_bytes[c[1]])
-            and np.array_equal(problem.output_sync_bytes[c[0]], problem.output_sync_bytes[c[1]])
-        ):
-            return False
-    return True
-
-
 def _base(problem: PiperProblem, useful: list[np.ndarray], seconds: np.ndarray) -> np.ndarray:
     """[n] every node's fastest choice, of equally fast ones the smallest; -1 without choices."""
     return np.array(
         [c[np.lexsort((problem.activation_bytes[c], seconds[c]))[0]] if len(c) else -1 for c in useful], dtype=np.int64
     )
-
-
-def _groups_by_change(
-    problem: PiperProblem, useful: list[np.ndarray], base: np.ndarray
-) -> dict[tuple[float, float], list[int]]:
-    """Nodes with two choices, grouped by the change of (a, b) that the slower choice brings."""
-    groups: dict[tuple[float, float], list[int]] = {}
-    for node, c in enumerate(useful):
-        if len(c) == 2:
-            other = int(c[0] + c[1] - base[node])
-            memory_change = (
-                float(problem.activation_bytes[other] - problem.activation_bytes[base[node]]),
-                float(problem.fixed_bytes[other] - problem.fixed_bytes[base[node]]),
-            )
-            groups.setdefault(memory_change, []).append(node)
-    return dict(sorted(groups.items()))
-
-
-def _points(problem: PiperProblem, useful: list[np.ndarray]) -> int:
-    """Number of combinations of one count per group: how many of its nodes take the slower choice."""
-    groups = _groups_by_change(problem, useful, _base(problem, useful, problem.time_s))
-    points = 1
-    for members in groups.values():
-        points *= len(members) + 1
-    return points
-
-
-def _border(
-    problem: PiperProblem,
-    pairs: Pairs,
-    rows: np.ndarray,
-    useful: list[np.ndarray],
-    base: np.ndarray,
-    seconds: np.ndarray,
-    data: np.ndarray,
-    *,
-    exchange: bool,
-) -> Border:
-    work = _sums(pairs, _of_base_choices(base, seconds))[rows]
-    transfer = _transfer_bytes(problem, pairs, useful)[pairs.lower[rows], pairs.upper[rows]]
-    weights = _sums(pairs, _of_base_choices(base, problem.weight_bytes))[rows] if exchange else np.zeros(len(rows))
-    per_weight = 4 * (data - 1) / problem.batch / problem.bandwidth_bytes_per_s
-    return Border(rows, work, transfer / problem.bandwidth_bytes_per_s, weights[:, None] * per_weight)
 
 
 def _transfer_bytes(problem: PiperProblem, pairs: Pairs, useful: list[np.ndarray]) -> np.ndarray:
@@ -269,73 +173,30 @@ def _transfer_bytes(problem: PiperProblem, pairs: Pairs, useful: list[np.ndarray
     return crossing
 
 
-def _exact(
-    problem: PiperProblem,
-    pairs: Pairs,
-    rows: np.ndarray,
-    useful: list[np.ndarray],
-    data: np.ndarray,
-) -> ExactTable:
-    base = _base(problem, useful, problem.time_s)
-    border = _border(problem, pairs, rows, useful, base, problem.time_s, data, exchange=True)
-    added = np.zeros((len(rows), 1))
-    grow, fixed = np.zeros(1), np.zeros(1)
-    for (change_a, change_b), members in _groups_by_change(problem, useful, base).items():
-        cost = np.array([float(problem.time_s[useful[v]].max() - problem.time_s[base[v]]) for v in members])
-        order = np.argsort(cost, kind="stable")
-        columns = pairs.members[:, np.array(members)[order]]
-        held = (columns[pairs.upper[rows]] - columns[pairs.lower[rows]]).astype(bool)
-        sums, ranks = np.cumsum(held * cost[order], axis=1), np.cumsum(held, axis=1)
-        least_added_s = np.full((len(rows), len(members) + 1), np.inf)
-        least_added_s[:, 0] = 0.0
-        at_row, at_member = np.nonzero(held)
-        least_added_s[at_row, ranks[at_row, at_member]] = sums[at_row, at_member]
-        counts = np.arange(len(members) + 1)
-        added = (added[:, :, None] + least_added_s[:, None, :]).reshape(len(rows), -1)
-        grow = (grow[:, None] + counts * change_a).ravel()
-        fixed = (fixed[:, None] + counts * change_b).ravel()
-    limit = _limits_at(problem, pairs, rows, base, added, grow, fixed)
-    order = np.argsort(added, axis=1, kind="stable")
-    added = np.take_along_axis(added, order, axis=1)
-    limit = np.maximum.accumulate(np.take_along_axis(limit, order, axis=1), axis=1)
-    useful_columns = np.flatnonzero(np.isfinite(added).any(axis=0))
-    return ExactTable(border, data, added[:, useful_columns], limit[:, useful_columns])
-
-
-def _limits_at(
-    problem: PiperProblem,
-    pairs: Pairs,
-    rows: np.ndarray,
-    base: np.ndarray,
-    added: np.ndarray,
-    grow: np.ndarray,
-    fixed: np.ndarray,
-) -> np.ndarray:
-    activation = _sums(pairs, _of_base_choices(base, problem.activation_bytes))[rows]
-    constant = _sums(pairs, _of_base_choices(base, problem.fixed_bytes))[rows]
-    room = _room(problem) - constant[:, None] - fixed
-    limit = np.where(room >= 0, _quotient(room, activation[:, None] + grow), 0)
-    return np.where(np.isfinite(added), limit, 0)
-
-
-def _relaxed(
+def _table(
     problem: PiperProblem,
     pairs: Pairs,
     rows: np.ndarray,
     useful: list[np.ndarray],
     data: np.ndarray,
     left_bytes: np.ndarray,
-) -> RelaxedTable:
+) -> Table:
+    """The table of some data degrees; of a single one, slower choices pay for the exchange of their own weights."""
+    per_weight = 4 * (data - 1) / problem.batch / problem.bandwidth_bytes_per_s
     alone = len(data) == 1
-    per_weight = 4 * (float(data[0]) - 1) / problem.batch / problem.bandwidth_bytes_per_s if alone else 0.0
-    seconds = problem.time_s + per_weight * problem.weight_bytes
+    seconds = problem.time_s + (per_weight if alone else 0.0) * problem.weight_bytes
     base = _base(problem, useful, seconds)
-    border = _border(problem, pairs, rows, useful, base, seconds, data, exchange=not alone)
     node, step_s, step_bytes = _savings(problem, useful, base, seconds)
     savings = Savings(pairs.members[:, node], pairs.lower[rows], pairs.upper[rows], step_s, step_bytes)
     cumulated = savings.cumulated(slice(0, len(rows))) if len(rows) * (len(node) + 1) <= _MOST_KEPT else None
-    activation = _sums(pairs, _of_base_choices(base, problem.activation_bytes))[rows]
-    return RelaxedTable(border, data, activation, left_bytes, savings, cumulated)
+    work, weights, activation = (
+        _sums(pairs, np.where(base >= 0, values[np.maximum(base, 0)], 0.0))[rows]
+        for values in (seconds, problem.weight_bytes, problem.activation_bytes)
+    )
+    transfer = _transfer_bytes(problem, pairs, useful)[pairs.lower[rows], pairs.upper[rows]]
+    fixed = (work + transfer / problem.bandwidth_bytes_per_s)[:, None]
+    fixed = fixed + (0.0 if alone else weights[:, None] * per_weight)
+    return Table(rows, data, np.broadcast_to(fixed, (len(rows), len(data))), activation, left_bytes, savings, cumulated)
 
 
 def _savings(

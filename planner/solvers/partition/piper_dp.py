@@ -4,8 +4,8 @@ Under a cap T on the stage times, a state is an ideal and the replicas (sum of d
 the fewest devices of those stages. Dominated states (no fewer replicas, no fewer devices) are dropped. A stage enters
 with each d that bears more samples in flight than all smaller ones. A plan under T exists if the empty ideal is reached
 within the devices. About ten passes close the bisection; the last one proves that no plan is better than the best one.
-If nodes differ, the in-flight limits of stages are upper bounds only. Then the stages of a pass's plan are solved
-exactly; a stage that exceeds T is ruled out and the pass repeated.
+The in-flight limits of stages are upper bounds. So the stages of a pass's plan are solved exactly; a stage that exceeds
+T is ruled out and the pass repeated.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _options(passes: _Passes, cap: float) -> Options:
             continue
         data = np.concatenate([table.data for table in degree_tables])
         limit = np.concatenate([table.limits(cap) for table in degree_tables], axis=1)
-        rows = degree_tables[0].border.rows
+        rows = degree_tables[0].rows
         _apply_ruled_out(passes, cap, tensor, rows, data, limit)
         most_after = np.where(limit > 0, np.minimum((limit - 1) * data, passes.problem.batch), -1)
         best_before = np.maximum.accumulate(most_after, axis=1)
