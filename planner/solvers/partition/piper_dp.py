@@ -175,7 +175,6 @@ def _attempt(passes: _Passes, cap: float) -> list[PiperStage] | None:
         stages = [_exact_stage(passes, cap, *step) for step in path]
         if all(stage is not None for stage in stages):
             return [stage for stage in stages if stage is not None]
-        passes.search.deadline.check()
         options = _options(passes, cap)
 
 
@@ -184,7 +183,7 @@ def _exact_stage(passes: _Passes, cap: float, row: int, tensor: int, data: int, 
     in_flight = 1 + -(-after // data)
     pairs, useful = passes.pairs, passes.useful[tensor]
     inside = (pairs.members[pairs.upper[row]] - pairs.members[pairs.lower[row]]).astype(bool)
-    cheapest = cheapest_choices(passes.problem, useful, inside, data, in_flight)
+    cheapest = cheapest_choices(passes.problem, useful, inside, data, in_flight, passes.search.deadline)
     seconds = np.inf if cheapest is None else cheapest[0]
     if cheapest is None or seconds > cap * (1 + 2 * CAP_SLACK):
         passes.ruled_out.setdefault((row, tensor, data), []).append((in_flight, seconds))
