@@ -20,7 +20,7 @@ from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_g
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
 from planner.operators.specs import call_classes, nodes_where
-from planner.operators.storage import SavedStorages, Storages
+from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 
 _LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
@@ -167,7 +167,7 @@ def saved_for_backward(
     options: SavedOptions | None = None,
     storages: Storages | None = None,
     narrow: Mapping[int, float] | None = None,
-) -> SavedStorages:
+) -> tuple[tuple[SavedBytes, ...], ...]:
     """Storages that each node keeps between its forward and its backward pass.
 
     Args:
@@ -275,45 +275,24 @@ class _Collector:
         self.unmade = {output for kernel in kernels for i in kernel.inner for output in graph.nodes[i].outputs}
         self.has_dropout = _draws(graph)
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
-        self.nodes, self.names, self.byte_counts = list[int](), list[str](), list[int]()
 
-    def collect(self) -> SavedStorages:
+    def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
         for nodes in _by_class(self.graph, nodes_where(self.graph, lambda i: self.specs[i].saved)):
             items = tuple(self._items(nodes[0]))
-            if not self._keep_alike(nodes, items):
-                for i in nodes:
-                    self._keep(i, items)
+            for i in nodes:
+                self._keep(i, items)
         attends = bool(nodes_where(self.graph, lambda i: self.specs[i].details.get("score_elements")))
         if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
         widths = {name: sum(forms) for name, forms in self.forms.items()}
+        saved: list[tuple[SavedBytes, ...]] = [()] * len(self.graph.nodes)
         for i, kept in self.kept.items():
-            self.nodes += [i] * len(kept)
-            self.names += kept
-            self.byte_counts += [round(size * widths.get(name, 1.0)) for name, size in kept.items()]
-        return SavedStorages.of(len(self.graph.nodes), self.nodes, self.names, self.byte_counts)
+            saved[i] = tuple([SavedBytes(name, round(size * widths.get(name, 1.0))) for name, size in kept.items()])
+        return tuple(saved)
 
     # -- what a node keeps
-
-    def _keep_alike(self, nodes: Sequence[int], items: Sequence[_Item]) -> bool:
-        """Keep the one operand or result that nodes of a class keep, where none is a view or cast; false elsewhere."""
-        if len(items) != 1 or items[0].position is None or self.narrow:
-            return False
-        item, position, every, producer = items[0], items[0].position, self.graph.nodes, self.graph.producer
-        names = [(every[i].inputs if item.read else every[i].outputs)[position] for i in nodes]
-        lost = "loss_elements" in self.specs[nodes[0]].details
-        if lost or not (self.storages.views.keys().isdisjoint(names) and self.unmade.isdisjoint(names)):
-            return False
-        made = [
-            (i, name, every[producer[name]].repeat) for i, name in zip(nodes, names, strict=True) if name in producer
-        ]
-        byte_counts = {runs: round(item.amount * runs * item.width) for runs in {runs for _, _, runs in made}}
-        self.nodes += [i for i, _, _ in made]
-        self.names += [name for _, name, _ in made]
-        self.byte_counts += [byte_counts[runs] for _, _, runs in made]
-        return True
 
     def _keep(self, i: int, items: Iterable[_Item]) -> None:
         """Keep what nodes of a class keep; a storage that a tensor lies in, unless it is resident anyway."""

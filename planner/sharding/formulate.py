@@ -21,7 +21,7 @@ from planner.graph import Graph, Node, Tensor, TensorKind
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec, call_classes
 from planner.sharding.choices import MOST_BLOCKS, expert_dims
 from planner.sharding.elimination import Factor
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed
 from planner.sharding.limits import allowed, layer_strategies
 from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
@@ -97,11 +97,10 @@ def interleaved_cuts(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]
         node = graph.nodes[i]
         if node.op not in ("Split", "Concat", *_CARRIERS) and not specs[i].matrix_flops:
             continue
-        nests = named_nests(OpCall.of(graph, node), specs[i])
-        for nest in nests:
+        for nest in specs[i].nests:
             all_places.append(_plain_places(node, nest))
             if node.op in _FUSED:
-                for name, parts in _needed_cuts(node, nest, _leading(nests)).items():
+                for name, parts in _needed_cuts(node, nest, _leading(specs[i].nests)).items():
                     cuts.setdefault(name, set()).update(sorted(parts)[:MOST_CUTS])
     changed = True
     while changed:
@@ -149,7 +148,7 @@ class _Builder:
         expert_dim = {
             self.graph.nodes[i].inputs[p]: dim
             for i, call in calls
-            for p, dim in expert_dims(call, named_nests(call, self.specs[i])).items()
+            for p, dim in expert_dims(call, self.specs[i].nests).items()
         }
         counts = {self.graph.tensors[name].shape[dim] for name, dim in expert_dim.items()}
         for i, call in calls:  # biases: the first dimension is as long as that of an expert's matrices

@@ -24,7 +24,6 @@ from planner.operators import JointCut, OpCall, OpSpec, call_classes, graph_spec
 from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
 from planner.sharding.choices import Options, SplitKind
-from planner.sharding.layout import named_nests
 from planner.sharding.mesh import AxisRole
 from planner.sharding.strategies import Reason, Strategy
 
@@ -108,7 +107,7 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
             continue
         seen.add(id(specs[i]))
         call = OpCall.of(graph, graph.nodes[i])
-        dims |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
+        dims |= {d.name for nest in specs[i].nests for d in nest.dims}
         rank = max((n for n in _result_ranks(call) if n is not None), default=0)
         dims |= {str(k) for k in range(-rank, rank)}
         rule = rule_of(call.op)

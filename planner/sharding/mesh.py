@@ -119,10 +119,9 @@ class Mesh:
         Seconds that are hidden behind the work of the ranks (`Stack.inner_overlap`) are left out.
         """
         seconds = self.terms(kind, axes).seconds(payload_bytes)
-        return seconds if self.cluster is None else seconds * (1.0 - self._hidden(axes))
-
-    def _hidden(self, axes: Sequence[int]) -> float:
-        return self.cluster.stack.hidden_along(self.axes[a].name for a in axes) if self.cluster else 0.0
+        if self.cluster is None:
+            return seconds
+        return seconds * (1.0 - self.cluster.stack.hidden_along(self.axes[a].name for a in axes))
 
     def _price(self, kind: Collective, axes: tuple[int, ...]) -> Terms:
         ranks = self.ranks_along(axes)

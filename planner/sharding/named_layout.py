@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from planner.cp_sat import careful_solver, solved, weighted_sum
 from planner.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -227,19 +228,14 @@ class _Model:
             for d, m in itertools.product(key, self.axes):
                 self.model.add(sum(y for a, y in self.assigned[key] if a.get(d) == m) == self.splits[d, m])
 
-    def _held(self, names: Collection[str]) -> cp_model.LinearExpr:
+    def _held(self, names: Collection[str]) -> cp_model.LinearExprT:
         """Bytes of some tensors on a rank, times the scale."""
-        from ortools.sat.python import cp_model
-
-        weight: dict[int, int] = {}
-        variables: dict[int, cp_model.IntVar] = {}
+        terms = []
         for t in (self.tensors[name] for name in sorted(names)):
             for a, y in self.assigned[tuple(sorted(set(t.dims)))]:
                 cut = math.prod(self.mesh[a[d]] for d in t.dims if d in a)
-                weight[y.index] = weight.get(y.index, 0) + round(t.item_bytes * math.prod(t.sizes) * self.scale / cut)
-                variables[y.index] = y
-        terms = cp_model.LinearExpr.weighted_sum([variables[k] for k in weight], list(weight.values()))
-        return cp_model.LinearExpr.sum([terms])
+                terms.append((y, round(t.item_bytes * math.prod(t.sizes) * self.scale / cut)))
+        return weighted_sum(terms)
 
     def _peak(self) -> cp_model.IntVar:
         """A variable that is at least the live bytes at any time; tensors that are always alive are added up once."""
@@ -252,23 +248,14 @@ class _Model:
         for names in sorted(dict.fromkeys(alive(self.program, schedule(self.program))), key=len, reverse=True):
             if not any(names <= other for other in largest):
                 largest.append(names)
-                self.model.add(base + self._held(names) <= peak)
+                self.model.add(self._held(names) <= peak - base)
         return peak
 
     def _solve(self) -> cp_model.CpSolver:
         from ortools.sat.python import cp_model
 
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        # presolve of OR-tools 9.15 was seen to cut off optima of other models: keep it from doing so
-        solver.parameters.keep_all_feasible_solutions_in_presolve = True
-        solver.parameters.symmetry_level = 0
-        solver.parameters.presolve_inclusion_work_limit = 0
-        status = solver.solve(self.model)
-        if status == cp_model.INFEASIBLE:
-            # To split nothing is always feasible; with presolve, 9.15 has called models infeasible that are not.
-            solver.parameters.cp_model_presolve = False
-            status = solver.solve(self.model)
+        solver = careful_solver()
+        status = solved(solver, self.model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             raise InfeasibleError(
                 f"no layout of named dimensions was found ({solver.status_name(status)})",

@@ -282,9 +282,10 @@ def reshard_table(
     return ReshardTable(mesh, shape, item_bytes, all_layouts)
 
 
+@functools.lru_cache(maxsize=65536)
 def reshard(
     mesh: Mesh,
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     item_bytes: float,
     before: TensorLayout,
     after: TensorLayout,
@@ -301,12 +302,5 @@ def reshard(
     Raises:
         UsageError: the tensor cannot have one of the layouts.
     """
-    return _reshard(mesh, tuple(shape), item_bytes, before, after, padded)
-
-
-@functools.lru_cache(maxsize=65536)
-def _reshard(
-    mesh: Mesh, shape: tuple[int, ...], item_bytes: float, before: TensorLayout, after: TensorLayout, padded: bool
-) -> tuple[ReshardStep, ...]:
     tags = tuple(sorted({part for part in (*before, *after) if part.blocks > 1}))
     return reshard_table(mesh, shape, item_bytes, padded=padded, interleaved=tags).steps(before, after)
