@@ -9,17 +9,15 @@ Training also does what the file does not show: the loss, dropout, or that nothi
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
-from planner.operators.specs import call_classes, nodes_where
+from planner.operators.specs import by_class, nodes_where
 from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 
@@ -137,14 +135,10 @@ class SavedOptions:
 @per_model
 def float_type(graph: Graph) -> DType:
     """The floating-point type in which the model computes: that of most of its weights, else of most activations."""
-    weights: dict[DType, int] = {}
-    for parameter in graph.parameters:
-        if parameter.dtype.is_float:
-            weights[parameter.dtype] = weights.get(parameter.dtype, 0) + parameter.elements
-    if not weights:
-        for tensor in graph.tensors.values():
-            if tensor.dtype.is_float:
-                weights[tensor.dtype] = weights.get(tensor.dtype, 0) + tensor.elements
+    weights: Counter[DType] = Counter()
+    for each in graph.parameters if any(p.dtype.is_float for p in graph.parameters) else graph.tensors.values():
+        if each.dtype.is_float:
+            weights[each.dtype] += each.elements
     return max(weights, key=lambda d: (weights[d], d.value)) if weights else DType.FLOAT32
 
 
@@ -277,9 +271,9 @@ class _Collector:
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
 
     def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
-        for nodes in _by_class(self.graph, nodes_where(self.graph, lambda i: self.specs[i].saved)):
-            items = tuple(self._items(nodes[0]))
-            for i in nodes:
+        kept_alike = by_class(self.graph, lambda i: tuple(self._items(i)) if self.specs[i].saved else ())
+        for i, items in enumerate(kept_alike):
+            if items:
                 self._keep(i, items)
         attends = bool(nodes_where(self.graph, lambda i: self.specs[i].details.get("score_elements")))
         if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
@@ -380,14 +374,6 @@ class _Collector:
         if logits:
             elements = self.graph.tensors[logits].elements
             self._keep_own(self.graph.producer[logits], "loss", elements * self.options.loss_bytes)
-
-
-def _by_class(graph: Graph, nodes: Sequence[int]) -> list[list[int]]:
-    """Nodes in groups that make the same call (`call_classes`), in order within each."""
-    classes = call_classes(graph).index[np.array(nodes, dtype=np.int64)]
-    order = np.argsort(classes, kind="stable")
-    grouped = np.array(nodes, dtype=np.int64)[order]
-    return [group.tolist() for group in np.split(grouped, np.flatnonzero(np.diff(classes[order])) + 1) if len(group)]
 
 
 def _draws(graph: Graph) -> bool:

@@ -323,22 +323,15 @@ class _Builder:
 
         def make() -> tuple[tuple[int, ...], tuple[int, ...]]:
             replicated, index = (REPLICATED,) * len(self.mesh.axes), self.table(tensor).index
-            sides = self._layouts(op_var, written=written)
-            values = tuple(index[value.get(p, replicated)] for value, _ in sides)
-            return values, tuple(index[gradient.get(p, replicated)] for _, gradient in sides)
+            chosen = [s for s in self.choices[op_var] if isinstance(s, Strategy)]
+            sides = [s.writes if written else s.reads for s in chosen]
+            backs = [s.write_gradients if written else s.read_gradients for s in chosen]
+            values, gradients = (
+                tuple([index[dict(layouts).get(p, replicated)] for layouts in each]) for each in (sides, backs)
+            )
+            return values, gradients
 
         return self.once(("parts", id(self.choices[op_var]), p, written, self.kind_of(tensor)), make)
-
-    def _layouts(self, op_var: int, *, written: bool) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
-        """By strategy, the layouts of operands or results by position, and those of their gradients."""
-        return self.once(
-            ("layouts", id(self.choices[op_var]), written),
-            lambda: [
-                (dict(s.writes), dict(s.write_gradients)) if written else (dict(s.reads), dict(s.read_gradients))
-                for s in self.choices[op_var]
-                if isinstance(s, Strategy)
-            ],
-        )
 
     def _rests(self, tensor_var: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
         """Index in the tensor's table of each resting layout of the value, or of the gradient."""

@@ -7,7 +7,6 @@ program is that of the library's layout optimizer.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -83,45 +82,33 @@ def assignments(dims: Sequence[str], axes: Sequence[str]) -> Iterator[dict[str, 
 def schedule(program: Program) -> tuple[int, ...]:
     """The order of a greedy list scheduler: next the ready operation after which the fewest bytes are alive.
 
-    Complexity: O(operands * log operations); growth is recomputed only where the last reader of a result changed.
+    Complexity: O(operands), and for each operation O(operands of those that are ready), which are few.
     """
     size = {t.name: t.item_bytes * math.prod(t.sizes) for t in program.tensors}
     operations = program.operations
     writer_of = {name: i for i, op in enumerate(operations) for name in op.outputs}
     readers: dict[str, set[int]] = {name: set() for name in writer_of}
-    waits = []
     for i, op in enumerate(operations):
-        inputs = {name for name in op.inputs if name in writer_of}
-        waits.append({writer_of[name] for name in inputs} - {i})
-        for name in inputs:
+        for name in readers.keys() & set(op.inputs):
             readers[name].add(i)
+    waits = [{writer_of[name] for name in op.inputs if name in writer_of} - {i} for i, op in enumerate(operations)]
 
     def growth(i: int) -> tuple[float, int]:
         op = operations[i]
         freed = sum(size[n] for n in dict.fromkeys(op.inputs) if n in writer_of and not readers[n] - {i})
         return sum(size[n] for n in op.outputs) - freed, i
 
-    current = {i: growth(i) for i, need in enumerate(waits) if not need}
-    heap = sorted(current.values())
+    ready = [i for i, need in enumerate(waits) if not need]
     done: list[int] = []
-    while heap:
-        entry = heapq.heappop(heap)
-        i = entry[1]
-        if current.get(i) != entry:
-            continue
-        del current[i]
+    while ready:
+        i = min(ready, key=growth)
+        ready.remove(i)
         done.append(i)
-        changed = [r for n in operations[i].outputs for r in readers[n] if r != i]
-        for r in changed:
+        for r in {r for name in operations[i].outputs for r in readers[name]} - {i}:
             waits[r].discard(i)
-        for name in operations[i].inputs:
-            if name in writer_of:
-                readers[name].discard(i)
-                changed += readers[name] if len(readers[name]) == 1 else ()
-        for r in sorted(set(changed)):
-            if not waits[r]:
-                current[r] = growth(r)
-                heapq.heappush(heap, current[r])
+            ready += [] if waits[r] else [r]
+        for name in writer_of.keys() & set(operations[i].inputs):
+            readers[name].discard(i)
     return tuple(done)
 
 
