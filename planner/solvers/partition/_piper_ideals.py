@@ -55,8 +55,8 @@ def border_seconds(problem: PiperProblem, inside: np.ndarray, data: int) -> floa
 
 def cheapest_choices(
     problem: PiperProblem, useful: list[np.ndarray], inside: np.ndarray, data: int, in_flight: int, deadline: Deadline
-) -> tuple[float, np.ndarray] | None:
-    """The stage's least time in seconds under the memory, and the choice (index) of each node; None if none fits.
+) -> tuple[float, np.ndarray]:
+    """The stage's least seconds under the memory, infinite if nothing fits, and the choice (index) of each node.
 
     It is a choice of strategies by layer without switches between them.
 
@@ -75,7 +75,7 @@ def cheapest_choices(
     if not result.proven:
         raise OutOfTime
     if result.decision is None:
-        return None
+        return np.inf, np.zeros(0, dtype=np.int64)
     choices = [useful[v][c] for v, c in zip(nodes, result.decision.strategies, strict=True)]
     return border_seconds(problem, inside, data) + result.objective, np.array(choices, dtype=np.int64)
 
