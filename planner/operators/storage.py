@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.graph import Graph, Node, Tensor
 from planner.operators.site import Site, rule_of
-from planner.operators.specs import call_classes, nodes_where
+from planner.operators.specs import nodes_where
 from planner.operators.types import OpCall, SavedBytes
 
 
@@ -65,10 +65,6 @@ def _arranges(node: Node) -> bool:
     return rule.keeps_layout or rule.strides is not None
 
 
-_Results = tuple[tuple[bool, tuple[int, ...] | None], ...]
-"""By result of a node, whether it is a view of the first input, and its strides; None for an absent result."""
-
-
 class Storages:
     """Layout of every tensor of a graph.
 
@@ -90,36 +86,21 @@ class Storages:
         self._graph = graph
         self._roots: dict[str, str] = {}
         self._strides: dict[str, tuple[int, ...]] = {}
-        self._known: dict[object, _Results] = {}
         aliased = aliases or {}
-        classes = call_classes(graph).index
-        strides_of, known = self._strides.get, self._known
         arranged = nodes_where(graph, lambda i: _arranges(graph.nodes[i]))
         for i in sorted({*arranged, *identity, *(graph.producer[name] for name in aliased)}):
             node = graph.nodes[i]
-            key: tuple[object, ...] = (int(classes[i]), i in identity, i in dense, *map(strides_of, node.inputs))
-            results = known.get(key)
-            if results is None:
-                results = known[key] = self._lay_results(node, i in identity, i in dense)
-            for name, (view, strides) in zip(node.outputs, results, strict=True):
-                if strides is None:
+            for tensor in (graph.tensors[name] for name in node.outputs if name in graph.tensors):
+                if tensor.name in aliased:
+                    self._roots[tensor.name] = aliased[tensor.name]
+                    self._strides[tensor.name] = dense_strides(tensor.shape)
                     continue
-                if name in aliased:
-                    self._roots[name], self._strides[name] = aliased[name], dense_strides(graph.tensors[name].shape)
-                    continue
-                self._strides[name] = strides
+                view, self._strides[tensor.name] = self._lay(node, tensor, i in identity, i in dense)
                 if view:
-                    self._roots[name] = self.root(node.inputs[0])
-
-    def _lay_results(self, node: Node, identity: bool, dense: bool) -> _Results:
-        """How the results of a node lie (`_lay`), strides None for one that is absent; alike for equal calls."""
-        tensors = map(self._graph.tensors.get, node.outputs)
-        return tuple(
-            (False, None) if tensor is None else self._lay(node, tensor, identity, dense) for tensor in tensors
-        )
+                    self._roots[tensor.name] = self.root(node.inputs[0])
 
     def _lay(self, node: Node, tensor: Tensor, identity: bool, dense: bool) -> tuple[bool, tuple[int, ...]]:
-        """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""
+        """Whether a result is a view of the node's first input, and its strides."""
         rule = rule_of(node.op)
         source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
         strides = self.strides(source.name) if source is not None else None

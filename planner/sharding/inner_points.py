@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Block, Chain, Graph
-from planner.operators import call_classes, kept_pairs
+from planner.operators import kept_pairs
 from planner.sharding.formulate import formulate
 from planner.sharding.judge import Communication, evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
@@ -304,14 +304,11 @@ def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Cho
 def _workspace(block: BlockProblem, decision: Mapping[str, Choice]) -> float:
     """Transient bytes of a rank: those of the uncut operator times the fraction of operands and results it holds."""
     graph, sizes = block.setting.graph, block.setting.mesh.sizes
-    classes, known = call_classes(graph).index, set[tuple[int, float, int]]()
     peak_bytes = 0.0
     for i in block.setting.members:
         node, strategy = graph.nodes[i], decision[f"op:{graph.nodes[i].key}"]
-        kind = int(classes[i]), float(block.workspace[i]), id(strategy)
-        if kind in known or not kind[1] or not isinstance(strategy, Strategy):
+        if not block.workspace[i] or not isinstance(strategy, Strategy):
             continue
-        known.add(kind)
         reads, writes, replicated = dict(strategy.reads), dict(strategy.writes), (REPLICATED,) * len(sizes)
         placed = itertools.chain(
             ((name, reads.get(p, replicated)) for p, name in enumerate(node.inputs)),

@@ -227,13 +227,9 @@ class ReshardTable:
         return np.asarray(self.item_bytes * (np.maximum(before, after) if kind is Collective.ALL_TO_ALL else before))
 
     def _step(self, kind: Collective | None, axes: tuple[int, ...], i: int, k: int) -> ReshardStep:
-        before, after = self.layouts[i], self.layouts[k]
-        if kind is None:
-            return ReshardStep(kind, axes, before, after, 0.0, 0.0, 0.0)
-        payload = float(self._payload(kind, axes, np.asarray(i), np.asarray(k)))
-        sent = moved_bytes(kind, payload, self.mesh.ranks_along(axes))
-        seconds = float(self.mesh.seconds(kind, axes, payload))
-        return ReshardStep(kind, axes, before, after, payload, sent, seconds)
+        payload = 0.0 if kind is None else float(self._payload(kind, axes, np.asarray(i), np.asarray(k)))
+        costs = payload, float(self.sent_bytes[i, k]), float(self.seconds[i, k])
+        return ReshardStep(kind, axes, self.layouts[i], self.layouts[k], *costs)
 
     def _fill(self) -> None:
         """Fill in the direct steps; those of equal collective and axes are priced together."""
