@@ -203,7 +203,7 @@ class InnerCache:
         """A key of a mesh; clusters are compared by identity and kept alive."""
         if mesh.cluster is not None and not any(c is mesh.cluster for c in self._alive):
             self._alive.append(mesh.cluster)
-        return mesh.sizes, mesh.start, id(mesh.cluster)
+        return mesh.sizes, id(mesh.cluster)
 
 
 @dataclass(frozen=True)
