@@ -163,7 +163,7 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
     return ShardingAnswer.of(setting, decision, memory_bytes, method, bound_s=best.bound_s, states=states)
 
 
-CLOSE = 0.02
+NEAR = 0.02
 """Relative gap at which `fastest` ends its search within memory."""
 
 
@@ -186,7 +186,7 @@ def fastest(
     if memory_bytes is None:
         bound_s, choices = minimise(problem.sizes, problem.factors())
     else:
-        solution = by_prices(problem, memory_bytes, CLOSE)
+        solution = by_prices(problem, memory_bytes, NEAR)
         if not solution.choices:
             raise InfeasibleError(f"no {what} was found that fits {format_bytes(memory_bytes)} a device", hint=hint)
         bound_s, choices = solution.bound_s, solution.choices
