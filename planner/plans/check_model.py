@@ -22,7 +22,6 @@ from planner.plans.shardings import ShardedBlock, correspondence
 from planner.plans.types import Plan
 from planner.sharding import Boundary as Treatment
 from planner.sharding import canonical_layout, collective_uses, evaluate, layout_text
-from planner.sharding.judge import Judged
 from planner.sharding.problem import Choice
 
 _FOR_THIS_MODEL = "plan again for this model"
@@ -95,18 +94,17 @@ def _shardings(plan: Plan, graph: Graph) -> Iterator[Finding]:
     """Findings about splits and layouts that the model does not allow, and what does not follow from them."""
     try:
         for rebuilt in rebuild(plan, graph):
-            judged: Judged = {}
             found = [
                 Finding(Fault.SHARDINGS, f"{rebuilt.sharding.name!r}, block {block}: {message}", tensor=name)
                 for entry in rebuilt.sharding.blocks
-                for block, name, message in _entry(plan, rebuilt, entry, judged)
+                for block, name, message in _entry(plan, rebuilt, entry)
             ]
             yield from (*found, *_between(plan, rebuilt))
     except UsageError as error:
         yield Finding(Fault.SHARDINGS, error.problem.message, error.problem.hint)
 
 
-def _entry(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock, judged: Judged) -> Iterator[tuple[int, str, str]]:
+def _entry(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[tuple[int, str, str]]:
     """(block, name, what is wrong) with the operators and tensors of an entry."""
     graph, decision = rebuilt.graph, rebuilt.decision(entry)
     for block, further_names in entry.members():
@@ -114,13 +112,13 @@ def _entry(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock, judged: Ju
         wrong = list(_named(plan, rebuilt, entry, block, names)) or list(_splits(rebuilt, entry, decision))
         if not wrong:
             own = {renamed(name, names): choice for name, choice in decision.items()}
-            verdict = evaluate(rebuilt.part(entry, block, names), own, facts=rebuilt.facts, judged=judged)
+            verdict = evaluate(rebuilt.part(entry, block, names), own, facts=rebuilt.facts)
             wrong = [(message.split(" ")[0], message) for message in verdict.violations]
         if wrong:
             yield from ((block, *each) for each in dict.fromkeys(wrong))
             return
     first, setting = entry.first[0], rebuilt.part(entry)
-    verdict = evaluate(setting, decision, facts=rebuilt.facts, judged=judged)
+    verdict = evaluate(setting, decision, facts=rebuilt.facts)
     uses = collective_uses(setting, decision, verdict.communication, rebuilt.facts.carrying)
     needed = {(c.of, c.reason, c.phase) for c in (group_collective(use, rebuilt.mesh, 1) for use in uses)}
     listed = {(c.of, c.reason, c.phase) for c in entry.collectives}

@@ -22,7 +22,6 @@ from planner.plans.types import Plan
 from planner.plans.words import module_ranges, significant
 from planner.sharding import Load, ShardingProblem, Strategy, Verdict, WeightChoice, evaluate, formulate, layout_text
 from planner.sharding.elimination import Factor, minima
-from planner.sharding.judge import Judged
 
 MOST_EXCHANGES = 8
 """Collectives that are shown of a sharding, the costliest ones."""
@@ -302,8 +301,7 @@ class _SplitBlock:
             {v: np.asarray([free.choices[v].index(decision[free.names[v]])]) for v in ends}
         )
         self.chosen = [c.index(decision[name]) for name, c in zip(free.names, self.problem.choices, strict=True)]
-        self.judged: Judged = {}
-        self.verdict = evaluate(self.setting, decision, facts=rebuilt.facts, judged=self.judged)
+        self.verdict = evaluate(self.setting, decision, facts=rebuilt.facts)
 
     def reasons(self, most: int) -> Iterator[SplitReason]:
         """Reasons for the costliest operators, costliest first."""
@@ -377,7 +375,7 @@ class _SplitBlock:
         return isinstance(self.problem.choices[v][0], WeightChoice)
 
     def _judged(self, answer: Sequence[int]) -> Verdict:
-        return evaluate(self.setting, self.problem.decision(answer), facts=self.rebuilt.facts, judged=self.judged)
+        return evaluate(self.setting, self.problem.decision(answer), facts=self.rebuilt.facts)
 
     @staticmethod
     def _held(verdict: Verdict) -> tuple[float, float]:
