@@ -15,6 +15,7 @@ from planner.plans import Plan
 from planner.runtime.device import Device, brought, seeded
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import torch_type
+from planner.runtime.operators.kernels import cross_entropy
 
 Batch = Mapping[str, torch.Tensor]
 """One micro-batch: model inputs by name, and `labels` where there are any."""
@@ -208,7 +209,7 @@ def _next_token(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) ->
         ids = next(x for x in batch.values() if not x.is_floating_point() and x.shape == logits.shape[:2])
         # The last position has no next token; it is left out by its label, since a slice would copy all logits.
         labels = F.pad(ids[:, 1:].long(), (0, 1), value=_NO_LABEL)
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long(), ignore_index=_NO_LABEL)
+    return cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long(), _NO_LABEL)
 
 
 def _labels(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:

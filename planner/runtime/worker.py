@@ -24,7 +24,7 @@ from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
-from planner.runtime.split_backward import gradients
+from planner.runtime.split_backward import gradients_in_place
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.transfers import Transfers, Unit
 from planner.runtime.waves import WaveWeights
@@ -328,23 +328,25 @@ class Worker:
     def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:
         index = stage.program.index
         if kind is ActionKind.WEIGHT_GRAD:
-            of_weights = current.waiting.second_half(current.parameters)
+            for of_weights in current.waiting.second_half(current.parameters):
+                stage.weights.add(of_weights)
+                stage.tied.add(of_weights)
         else:
             if self.plan.stages[index].recompute and (ActionKind.RECOMPUTE, index) not in self._explicit:
                 self._recompute(stage, current, batch)
             if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
                 self._receive_gradients(stage, current)
-            of_weights = self._input_gradients(stage, current, split=kind is ActionKind.INPUT_GRAD)
+            self._input_gradients(stage, current, split=kind is ActionKind.INPUT_GRAD)
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 self._send_gradients(stage, current)
-        if kind is not ActionKind.INPUT_GRAD:
-            stage.weights.add({name: of_weights.get(name) for name in stage.weights.shapes})
-            stage.tied.add({name: of_weights.get(name) for name in stage.tied.shapes})
-            if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
-                del stage.passes[current.unit]
+        if kind is not ActionKind.INPUT_GRAD and (ActionKind.SEND_GRADIENT, index) not in self._explicit:
+            del stage.passes[current.unit]
 
-    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> dict[str, torch.Tensor | None]:
-        """Give each received tensor and those of earlier parts their gradients; gradients of weights, unless split."""
+    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> None:
+        """Give each received tensor and those of earlier parts their gradients; add up those of weights, unless split.
+
+        What the pass kept is let go as autograd reaches it, so only tensors that hold nothing of it may outlive this.
+        """
         ends, seeds = self._backward_ends(stage, current)
         received = {name: x for name, x in current.received.items() if x.requires_grad}
         earlier = _leaves_of_earlier_parts(current)
@@ -352,14 +354,16 @@ class Worker:
         if split:
             found = current.waiting.first_half(ends, seeds, inputs, weights)
         else:
-            found = gradients(ends, seeds, [*inputs, *weights.values()])
+            for name, sums in (*stage.weights.accumulators().items(), *stage.tied.accumulators().items()):
+                weights[name].grad = sums
+            current.results, current.loss, current.carried = None, None, {}
+            found = gradients_in_place(ends, seeds, inputs, list(weights.values()))
         of_received = dict(zip(received, found, strict=False))
         current.received = {
             name: _with_gradient(x, of_received[name]) if name in received else x
             for name, x in current.received.items()
         }
         _add_to_earlier_parts(stage, current, dict(zip(earlier, found[len(received) :], strict=False)))
-        return dict(zip(weights, found[len(inputs) :], strict=False))
 
     def _backward_ends(self, stage: _Stage, current: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tensors that a backward begins at, and their gradients."""
@@ -419,19 +423,18 @@ class Worker:
     def _exchange_tied(self, shared: SharedParameter) -> None:
         """Sum the gradients of a tied weight over all ranks that hold it; each rank contributes once."""
         stages = [self.stages[index] for index in shared.stages if index in self.stages]
-        total = torch.stack([self._tied_gradient(stage, shared.parameter) for stage in stages]).sum(0)
+        total = self._tied_gradient(stages[0], shared.parameter)
+        for stage in stages[1:]:
+            total = total + self._tied_gradient(stage, shared.parameter)
         ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
         if ranks in self._groups:
             self._groups[ranks].sum(total)
         for stage in stages:
-            stage.tied.gradients[shared.parameter] = stage.piece(shared.parameter, total)
+            stage.tied.accumulators()[shared.parameter].copy_(stage.piece(shared.parameter, total))
 
     def _tied_gradient(self, stage: _Stage, name: str) -> torch.Tensor:
         """The full gradient of a tied weight on the first rank of the group, zeros on the others."""
-        gradient = stage.tied.gradients.pop(name, None)
-        if gradient is None:
-            gradient = torch.zeros(stage.tied.shapes[name], dtype=self._dtype, device=self.device.name)
-        gradient = stage.whole(name, gradient, self.whole_shape(name), gradient=True)
+        gradient = stage.whole(name, stage.tied.accumulators()[name], self.whole_shape(name), gradient=True)
         return gradient if stage.mesh.place == 0 else torch.zeros_like(gradient)
 
     def gradients(self) -> Mapping[int, Values]:

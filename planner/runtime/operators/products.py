@@ -124,6 +124,8 @@ def _max_pool(c: Call) -> torch.Tensor:
     after = [
         _ceil_end(c[0].shape[2 + d], kernel[d], strides[d], dilations[d], before[d], after[d], up) for d in range(n)
     ]
+    if before == after and all(2 * pad <= size for pad, size in zip(before, kernel, strict=True)):
+        return _MAX_POOL[n](c[0], kernel, strides, before, dilations)
     return _MAX_POOL[n](_padded(c[0], before, after, -torch.inf), kernel, strides, 0, dilations)
 
 
