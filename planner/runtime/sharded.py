@@ -11,6 +11,7 @@ import torch
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import Batch, Loss, SampleMean
+from planner.runtime.fusing import Kernel, fused
 from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
     AxisLayout,
@@ -63,6 +64,7 @@ class _PlannedOperator:
 
     Attributes:
         steps: the operators of the file; the one that the plan names is the last.
+        kernels: the same as they run.
         reads: layouts in which operands are read, by input position; without positions where there are several steps.
         writes: layouts in which results are written, by output position.
         cuts: for each mesh axis, whether it divides the work of the operator.
@@ -70,6 +72,7 @@ class _PlannedOperator:
     """
 
     steps: tuple[Step, ...]
+    kernels: tuple[Kernel, ...]
     reads: tuple[Layout, ...]
     writes: tuple[Layout, ...]
     cuts: tuple[bool, ...]
@@ -133,13 +136,22 @@ class ShardedStage:
                 if depends and not wanted & set(step.outputs):
                     inner.update((name, step) for name in step.outputs if name)
                 else:
-                    yield _PlannedOperator((*self._cone(step, inner), step), (), (), (), False)
+                    yield self._planned((*self._cone(step, inner), step))
                 continue
             live.update(name for name in step.outputs if name)
             cone = self._cone(step, inner)
             reads = tuple(parse(text, self._mesh.axes) for text in split.reads)
             writes = tuple(parse(text, self._mesh.axes) for text in split.writes)
-            yield _PlannedOperator((*cone, step), reads, writes, tuple(map(bool, split.splits)), True)
+            yield self._planned((*cone, step), reads, writes, tuple(map(bool, split.splits)), listed=True)
+
+    @staticmethod
+    def _planned(
+        steps: tuple[Step, ...], reads: tuple[Layout, ...] = (), writes: tuple[Layout, ...] = (),
+        cuts: tuple[bool, ...] = (), *, listed: bool = False,
+    ) -> _PlannedOperator:  # fmt: skip
+        last = steps[-1]
+        kernels = fused(steps, last.outputs, listed={last.name} if listed else ())
+        return _PlannedOperator(steps, kernels, reads, writes, cuts, listed)
 
     def _split(self, name: str) -> OperatorSplit | None:
         found = self._plan.operator_split(name, self._program.index)
@@ -244,10 +256,10 @@ class ShardedStage:
         return self._results(operator, values, context)
 
     def _results(self, operator: _PlannedOperator, values: Values, context: Context) -> list[torch.Tensor]:
-        inner = operator.steps[:-1]
+        *inner, last = operator.kernels
         if inner:
             values = run(inner, values, context, fitted=self._model.fitted)
-        return run_step(operator.steps[-1], values, context)
+        return run_step(last, values, context) if isinstance(last, Step) else last.results(values, context)
 
     def _run_cut(
         self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context

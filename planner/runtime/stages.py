@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from planner.errors import PlanError
+from planner.errors import HardwareError, PlanError
+from planner.hardware import load_stack
 from planner.plans import Plan
 from planner.plans.records import Boundary
 from planner.runtime.data import Batch, Loss
+from planner.runtime.fusing import Kernel, fused
 from planner.runtime.host import steps_of
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
@@ -26,6 +28,7 @@ class StageProgram:
     Attributes:
         index: number of the stage.
         steps: operators in order, with the duplicated ones and shape arithmetic.
+        kernels: the same as they run on a rank that does all of the work.
         received: tensors from other stages.
         sent: tensors to other stages.
         fed: model inputs that the stage reads.
@@ -44,6 +47,7 @@ class StageProgram:
     parameters: Mapping[str, str]
     constants: tuple[str, ...]
     offloaded: frozenset[str]
+    kernels: tuple[Kernel, ...]
 
     @property
     def owned(self) -> tuple[str, ...]:
@@ -81,8 +85,16 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     return StageProgram(
         index, steps, received, sent, tuple(name for name in model.inputs if name in read or name in wanted),
         stage.outputs, parameters, tuple(name for name in weights if name not in parameters),
-        steps_of(stage.offloaded, nodes, steps),
+        steps_of(stage.offloaded, nodes, steps), fused(steps, wanted, listed=nodes, gates=runs_gates(plan)),
     )  # fmt: skip
+
+
+def runs_gates(plan: Plan) -> bool:
+    """Whether the software that the plan assumes runs an activation and the product with it as one kernel."""
+    try:
+        return "gated_activation" in load_stack(plan.hardware.stack).fused
+    except HardwareError:
+        return False
 
 
 @dataclass
@@ -139,6 +151,6 @@ def run_stage(
     """
     fed = {name: batch[name] for name in program.fed}
     wanted = dict.fromkeys((*(b.tensor for b in program.sent), *program.outputs))
-    results = run(program.steps, {**values, **fed}, context, wanted=wanted, fitted=model.fitted)
+    results = run(program.kernels, {**values, **fed}, context, wanted=wanted, fitted=model.fitted)
     outputs = {name: results[name] for name in program.outputs}
     return {b.tensor: results[b.tensor] for b in program.sent}, loss(outputs, batch) if outputs else None
