@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -40,12 +40,17 @@ class Repeat:
     Attributes:
         steps: the operators, in order.
         inputs: names of what they read and do not make.
-        outputs: results of the last one.
+        outputs: results that others read.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Kernel, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its first result."""
+        return self.outputs[0]
 
     def results(self, values: Mapping[str, torch.Tensor], context: Context) -> list[torch.Tensor]:
         """The results, from the values of the operands."""
@@ -168,6 +173,54 @@ def fused(
     return tuple(at_last.get(step.name, step) for step in steps if step.name in at_last or step.name not in taken)
 
 
+def by_layer(
+    steps: Sequence[Step], wanted: Collection[str], layers: Sequence[Collection[str]], **options: Any  # noqa: ANN401
+) -> tuple[Kernel, ...]:
+    """Operators in an order in which those of each layer run together, keep the layer's operands and run again.
+
+    Operators that no layer names are part of a layer if all that read them are.
+
+    Args:
+        steps: operators of the file.
+        wanted: results that are read elsewhere.
+        layers: operators of the plan that run again together, by first output.
+        options: of `fused`.
+    """
+    layer_of = {name: number for number, names in enumerate(layers) for name in names}
+    reading: dict[str, set[int | None]] = {name: {None} for name in wanted}
+    members: dict[int | None, list[Step]] = {}
+    for step in reversed(steps):
+        readers = {number for name in step.outputs for number in reading.get(name, ())}
+        number = layer_of.get(step.name)
+        if step.name not in options["listed"] and len(readers) == 1:
+            (number,) = readers
+        members.setdefault(number, []).append(step)
+        for name in step.inputs:
+            reading.setdefault(name, set()).add(number)
+    outside = fused(members.pop(None, [])[::-1], [name for name, of in reading.items() if of != {None}], **options)
+    units: list[Kernel] = [*outside]
+    for number, own in members.items():
+        results = tuple(n for step in own[::-1] for n in step.outputs if reading.get(n, {number}) != {number})
+        inside = fused(own[::-1], results, **options)
+        units.append(Repeat(inside, _operands(inside), results))
+    return in_order(units)
+
+
+def in_order(units: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """The units, each after those whose results it reads. O(units)."""
+    producer = {name: at for at, unit in enumerate(units) for name in unit.outputs if name}
+    order: dict[int, None] = {}
+    stack = [(at, False) for at in reversed(range(len(units)))]
+    while stack:
+        at, ready = stack.pop()
+        if ready:
+            order[at] = None
+        elif at not in order:
+            before = {producer[name] for name in units[at].inputs if name in producer}
+            stack += [(at, True), *((other, False) for other in sorted(before - {at}, reverse=True))]
+    return tuple(units[at] for at in order)
+
+
 class _Fusing:
     """Finds operators that run as one among some steps."""
 
@@ -276,7 +329,7 @@ class _Fusing:
         return tuple(sorted(steps, key=lambda step: self._order[step.name]))
 
 
-def _operands(steps: Sequence[Step]) -> tuple[str, ...]:
+def _operands(steps: Sequence[Kernel]) -> tuple[str, ...]:
     made = {name for step in steps for name in step.outputs}
     return tuple(dict.fromkeys(n for step in steps for n in step.inputs if n and n not in made))
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 
 from planner.runtime.operators.call import PRODUCTS
 
 Values = Mapping[str, torch.Tensor]
+End: TypeAlias = torch.Tensor | torch.autograd.graph.GradientEdge
+"""Where a backward pass begins: a tensor, or its place in the autograd graph, which holds no data."""
 
 
 @dataclass
@@ -45,13 +48,13 @@ class WaitingProducts:
             self._ends.add(result.grad_fn)
 
     def first_half(
-        self, ends: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
+        self, ends: Sequence[End], seeds: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
         weights: Values,
     ) -> list[torch.Tensor | None]:  # fmt: skip
         """Gradients of the inputs; keeps the gradients that the second half begins with.
 
         Args:
-            ends: tensors that the backward pass begins at.
+            ends: where the backward pass begins.
             seeds: their gradients.
             inputs: leaves of the stage's inputs.
             weights: trained weights that the forward pass read, by name.
@@ -102,12 +105,12 @@ class WaitingProducts:
 
 
 def gradients(
-    ends: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], *, keep: bool = False
+    ends: Sequence[End], seeds: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], *, keep: bool = False
 ) -> list[torch.Tensor | None]:
     """Gradients of tensors; None for those that no end follows from.
 
     Args:
-        ends: tensors that the backward pass begins at.
+        ends: where the backward pass begins.
         seeds: their gradients.
         wanted: tensors whose gradients are asked for.
         keep: true to keep what the forward pass saved.
@@ -118,13 +121,13 @@ def gradients(
 
 
 def gradients_in_place(
-    ends: list[torch.Tensor], seeds: list[torch.Tensor], inputs: Sequence[torch.Tensor],
+    ends: list[End], seeds: list[torch.Tensor], inputs: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:  # fmt: skip
     """Gradients of inputs; those of weights are added to what their `grad` holds, which is taken off them.
 
     Args:
-        ends: tensors that the backward pass begins at; the list is emptied, so that they are freed meanwhile.
+        ends: where the backward pass begins; the list is emptied, so that they are freed meanwhile.
         seeds: their gradients, likewise.
         inputs: leaves without a gradient so far.
         weights: leaves with one.
@@ -138,7 +141,7 @@ def gradients_in_place(
             x.grad = None
 
 
-def _emptied(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    taken = tuple(tensors)
-    tensors.clear()
+def _emptied(given: list[Any]) -> tuple[Any, ...]:
+    taken = tuple(given)
+    given.clear()
     return taken

@@ -15,6 +15,7 @@ from planner.plans.records import SharedParameter
 from planner.runtime.data import Batch, Data, LateBatch, Loss
 from planner.runtime.device import settled
 from planner.runtime.groups import Exchange, Group
+from planner.runtime.fusing import Repeat
 from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
@@ -24,7 +25,7 @@ from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
-from planner.runtime.split_backward import gradients_in_place
+from planner.runtime.split_backward import End, gradients_in_place
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.transfers import Transfers, Unit
 from planner.runtime.waves import WaveWeights
@@ -287,7 +288,7 @@ class Worker:
         current.parameters = {**stage.weights.read(version), **stage.tied.read(version)}
         if stage.parted is not None:
             current.earlier = _read_earlier_parts(stage, stage.parted, unit)
-        if self.plan.stages[index].recompute:
+        if self._repeats_whole(index):
             with torch.no_grad():
                 sent, loss = self._run_forward(stage, current, batch)
             current.results = sent
@@ -296,7 +297,7 @@ class Worker:
                 current.received = {name: moved(x, self.device.to_host) for name, x in current.received.items()}
         else:
             sent, loss = self._run_forward(stage, current, batch)
-            current.results, current.loss = sent, loss
+            self._ran(current, sent, loss)
         if loss is not None and stage.mesh.place == 0:
             self._losses.append((action, loss.detach()))
         if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:
@@ -304,7 +305,11 @@ class Worker:
 
     def _run_forward(self, stage: _Stage, current: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
         resident = (*current.parameters.values(), *stage.constants.values())
-        host = HostMemory(stage.program.offloaded, resident if stage.program.offloaded else (), self.device)
+        layers = [k.name for k in stage.program.kernels if isinstance(k, Repeat)] if stage.program.layers else []
+        moved_operators = stage.program.offloaded
+        if layers and self.plan.stages[stage.program.index].offload:
+            moved_operators = frozenset(layers)
+        host = HostMemory(moved_operators, resident if moved_operators else (), self.device)
         context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping, device=self.device.name)
         if (ActionKind.WEIGHT_GRAD, stage.program.index) in self._explicit:
             context = replace(context, saw=current.waiting.saw)
@@ -323,7 +328,19 @@ class Worker:
         """Repeat a forward whose activations were dropped, from inputs that may lie in the host's memory."""
         if current.on_host:
             current.received = {name: moved(x, self.device.from_host) for name, x in current.received.items()}
-        current.results, current.loss = self._run_forward(stage, current, batch)
+        self._ran(current, *self._run_forward(stage, current, batch))
+
+    @staticmethod
+    def _ran(current: Pass, sent: Values, loss: torch.Tensor | None) -> None:
+        """Note what a forward made, and where its backward begins."""
+        current.results, current.loss = sent, loss
+        current.ends = {
+            name: torch.autograd.graph.get_gradient_edge(x) for name, x in sent.items() if x.requires_grad
+        }
+
+    def _repeats_whole(self, index: int) -> bool:
+        """Whether the forward of a stage is repeated as a whole, from the stage's inputs."""
+        return self.plan.stages[index].recompute and not self.stages[index].program.layers
 
     def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:
         index = stage.program.index
@@ -332,7 +349,7 @@ class Worker:
                 stage.weights.add(of_weights)
                 stage.tied.add(of_weights)
         else:
-            if self.plan.stages[index].recompute and (ActionKind.RECOMPUTE, index) not in self._explicit:
+            if self._repeats_whole(index) and (ActionKind.RECOMPUTE, index) not in self._explicit:
                 self._recompute(stage, current, batch)
             if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
                 self._receive_gradients(stage, current)
@@ -347,7 +364,7 @@ class Worker:
 
         What the pass kept is let go as autograd reaches it, so only tensors that hold nothing of it may outlive this.
         """
-        ends, seeds = self._backward_ends(stage, current)
+        ends, seeds = self._backward_ends(current)
         received = {name: x for name, x in current.received.items() if x.requires_grad}
         earlier = _leaves_of_earlier_parts(current)
         inputs, weights = [*received.values(), *earlier.values()], current.parameters
@@ -356,7 +373,6 @@ class Worker:
         else:
             for name, sums in (*stage.weights.accumulators().items(), *stage.tied.accumulators().items()):
                 weights[name].grad = sums
-            current.results, current.loss, current.carried = None, None, {}
             found = gradients_in_place(ends, seeds, inputs, list(weights.values()))
         of_received = dict(zip(received, found, strict=False))
         current.received = {
@@ -365,20 +381,22 @@ class Worker:
         }
         _add_to_earlier_parts(stage, current, dict(zip(earlier, found[len(received) :], strict=False)))
 
-    def _backward_ends(self, stage: _Stage, current: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Tensors that a backward begins at, and their gradients."""
-        ends, seeds = [], []
-        for results, of_results in (
-            (current.results or {}, current.gradients),
-            (current.carried, current.carried_gradients),
-        ):
-            for name, gradient in of_results.items():
-                if results[name].requires_grad:
-                    ends.append(results[name])
-                    seeds.append(gradient)
+    def _backward_ends(self, current: Pass) -> tuple[list[End], list[torch.Tensor]]:
+        """Where a backward begins, and the gradients there."""
+        ends: list[End] = []
+        seeds = []
+        for name, gradient in current.gradients.items():
+            if name in current.ends:
+                ends.append(current.ends[name])
+                seeds.append(gradient)
+        for name, gradient in current.carried_gradients.items():
+            if current.carried[name].requires_grad:
+                ends.append(current.carried[name])
+                seeds.append(gradient)
         if current.loss is not None and current.loss.requires_grad:
             ends.append(current.loss)
             seeds.append(torch.full_like(current.loss, self.plan.micro_batches.gradient_scale))
+        current.results, current.ends, current.gradients, current.loss = None, {}, {}, None
         return ends, seeds
 
     def _receive(self, stage: _Stage, unit: Unit) -> Values:
@@ -395,8 +413,7 @@ class Worker:
         for boundary in stage.program.sent:
             x = stage.whole(boundary.tensor, (current.results or {})[boundary.tensor].detach(), boundary.shape)
             self._transfers.send(x, boundary, current.unit)
-        if self.plan.stages[stage.program.index].recompute:
-            current.results = None
+        current.results = None
 
     def _send_gradients(self, stage: _Stage, current: Pass) -> None:
         """Send the gradients of received tensors back to the stages that made them."""

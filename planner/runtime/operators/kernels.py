@@ -75,20 +75,22 @@ class Repeated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Gradients of the operands."""
-        needs = ctx.needs_input_grad[1:]
+        needs, saved = ctx.needs_input_grad[1:], ctx.saved_tensors
+        # A weight whose gradient is being added up gets its part in place, without a tensor of its own.
+        adds = [need and x.is_leaf and x.grad is not None for x, need in zip(saved, needs, strict=True)]
         with torch.enable_grad():
             operands = [
-                x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needs, strict=True)
+                x if added else x.detach().requires_grad_(need)
+                for x, added, need in zip(saved, adds, needs, strict=True)
             ]
             results = ctx.function(*operands)
         ends = [(y, g) for y, g in zip(results, gradients, strict=True) if g is not None and y.requires_grad]
         wanted = [x for x, need in zip(operands, needs, strict=True) if need]
-        found = iter(
-            torch.autograd.grad([y for y, _ in ends], wanted, [g for _, g in ends], allow_unused=True)
-            if ends
-            else [None] * len(wanted)
+        if ends and wanted:
+            torch.autograd.backward([y for y, _ in ends], [g for _, g in ends], inputs=wanted)
+        return None, *(
+            x.grad if need and not added else None for x, added, need in zip(operands, adds, needs, strict=True)
         )
-        return None, *(next(found) if need else None for need in needs)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
