@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -56,10 +56,11 @@ class Repeat:
         """The results, from the values of the operands."""
         trained = [name for name in self.inputs if values[name].requires_grad]
         rest = {name: values[name] for name in self.inputs if name not in trained}
-        inside = Context(context.float_dtype, context.seed, context.micro_batch, device=context.device)
 
         def function(*operands: torch.Tensor) -> list[torch.Tensor]:
-            results = run(self.steps, {**rest, **dict(zip(trained, operands, strict=True))}, inside, wanted=self.outputs)
+            results = run(
+                self.steps, {**rest, **dict(zip(trained, operands, strict=True))}, context.inside, wanted=self.outputs
+            )
             return [results[name] for name in self.outputs]
 
         with context.keeping(self.outputs[0]):
@@ -149,6 +150,17 @@ Kernel: TypeAlias = Step | Repeat | Attention
 """What runs at once: an operator of the file, or several."""
 
 
+class _Reads(Protocol):
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+
+
+Unit = TypeVar("Unit", bound=_Reads)
+
+
 def fused(
     steps: Sequence[Step], wanted: Collection[str], *, listed: Collection[str] = (), gates: bool = False
 ) -> tuple[Kernel, ...]:
@@ -174,7 +186,10 @@ def fused(
 
 
 def by_layer(
-    steps: Sequence[Step], wanted: Collection[str], layers: Sequence[Collection[str]], **options: Any  # noqa: ANN401
+    steps: Sequence[Step],
+    wanted: Collection[str],
+    layers: Sequence[Collection[str]],
+    **options: Any,  # noqa: ANN401
 ) -> tuple[Kernel, ...]:
     """Operators in an order in which those of each layer run together, keep the layer's operands and run again.
 
@@ -186,27 +201,40 @@ def by_layer(
         layers: operators of the plan that run again together, by first output.
         options: of `fused`.
     """
-    layer_of = {name: number for number, names in enumerate(layers) for name in names}
-    reading: dict[str, set[int | None]] = {name: {None} for name in wanted}
-    members: dict[int | None, list[Step]] = {}
-    for step in reversed(steps):
-        readers = {number for name in step.outputs for number in reading.get(name, ())}
-        number = layer_of.get(step.name)
-        if step.name not in options["listed"] and len(readers) == 1:
-            (number,) = readers
-        members.setdefault(number, []).append(step)
-        for name in step.inputs:
-            reading.setdefault(name, set()).add(number)
-    outside = fused(members.pop(None, [])[::-1], [name for name, of in reading.items() if of != {None}], **options)
-    units: list[Kernel] = [*outside]
-    for number, own in members.items():
-        results = tuple(n for step in own[::-1] for n in step.outputs if reading.get(n, {number}) != {number})
-        inside = fused(own[::-1], results, **options)
-        units.append(Repeat(inside, _operands(inside), results))
+    units: list[Kernel] = []
+    for layer, own, results in divided(steps, wanted, layers, options["listed"]):
+        inside = fused(own, results, **options)
+        units += [Repeat(inside, _operands(inside), tuple(results))] if layer else inside
     return in_order(units)
 
 
-def in_order(units: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def divided(
+    units: Sequence[Unit], wanted: Iterable[str], layers: Sequence[Collection[str]], listed: Collection[str]
+) -> Iterator[tuple[bool, list[Unit], list[str]]]:
+    """What runs, by layer, in order within each: whether it is a layer, its units, and the results that others read.
+
+    Args:
+        units: operators, or several that run as one.
+        wanted, layers: as of `by_layer`.
+        listed: operators of the plan, by first output.
+    """
+    layer_of = {name: number for number, names in enumerate(layers) for name in names}
+    reading: dict[str, set[int | None]] = {name: {None} for name in wanted}
+    members: dict[int | None, list[Unit]] = {}
+    for unit in reversed(units):
+        readers = {number for name in unit.outputs for number in reading.get(name, ())}
+        number = layer_of.get(unit.outputs[0])
+        if unit.outputs[0] not in listed and len(readers) == 1:
+            (number,) = readers
+        members.setdefault(number, []).append(unit)
+        for name in unit.inputs:
+            reading.setdefault(name, set()).add(number)
+    for number, own in members.items():
+        of_others = [n for unit in own[::-1] for n in unit.outputs if n and reading.get(n, {number}) != {number}]
+        yield number is not None, own[::-1], of_others
+
+
+def in_order(units: Sequence[Unit]) -> tuple[Unit, ...]:
     """The units, each after those whose results it reads. O(units)."""
     producer = {name: at for at, unit in enumerate(units) for name in unit.outputs if name}
     order: dict[int, None] = {}
@@ -262,7 +290,9 @@ class _Fusing:
         inside = {last.name: last}
         for step in reversed(self._steps[: self._order[last.name]]):
             readers = [r for name in step.outputs for r in self._readers.get(name, ())]
-            closed = bool(readers) and all(r.name in inside for r in readers) and not set(step.outputs) & set(self._wanted)
+            closed = (
+                bool(readers) and all(r.name in inside for r in readers) and not set(step.outputs) & set(self._wanted)
+            )
             gate = gates and step.name in listed and last.op == "Mul" and self._activates(step, listed)
             if step.op in _CHEAP and closed and (step.name not in listed or gate):
                 inside[step.name] = step

@@ -66,6 +66,16 @@ class Group:
             all_gather(gathered.view(-1), sent.view(-1), group=self._handle)
             return gathered.to(x.device)
 
+    def exchange(self, pieces: torch.Tensor) -> torch.Tensor:
+        """Give piece j (of the first dimension) to rank j; the pieces from all ranks, in their order."""
+        if self._handle is None:
+            return pieces
+        with self._clock.waiting():
+            sent = pieces.to(self._wire)
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent, group=self._handle)
+            return received.to(pieces.device)
+
     def gather_into(self, whole: torch.Tensor, share: torch.Tensor) -> None:
         """Put the equal shares of all ranks one after the other into a flat tensor, which may hold the own share."""
         if self._handle is None or whole.device != self._wire:

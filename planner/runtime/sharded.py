@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
 from planner.runtime.data import Batch, Loss, SampleMean
-from planner.runtime.fusing import Kernel, fused
+from planner.runtime.fusing import Kernel, divided, fused, in_order
 from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
     AxisLayout,
@@ -28,6 +29,7 @@ from planner.runtime.layouts import (
 from planner.runtime.local_operators import CutOperator, Shapes, local_form
 from planner.runtime.model_file import ModelFile, Step
 from planner.runtime.operators import Context, torch_type
+from planner.runtime.operators.kernels import repeated
 from planner.runtime.stages import StageProgram
 
 
@@ -78,6 +80,45 @@ class _PlannedOperator:
     cuts: tuple[bool, ...]
     listed: bool
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what it reads."""
+        made = {name for step in self.steps for name in step.outputs}
+        return tuple(dict.fromkeys(n for step in self.steps for n in step.inputs if n and n not in made))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of its results; "" where one is not used."""
+        return self.steps[-1].outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Operators that keep what they read alone and run again in backward.
+
+    Attributes:
+        operators: in order.
+        inputs: names of what they read and do not make.
+        outputs: results that others read.
+    """
+
+    operators: tuple[_PlannedOperator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+_Units: TypeAlias = Sequence[tuple[_PlannedOperator | _Layer, tuple[str, ...]]]
+
+
+def _with_last_reads(units: Sequence[_PlannedOperator | _Layer], wanted: Iterable[str]) -> _Units:
+    """Each of some operators and layers with the names that none after it reads."""
+    kept, found = set(wanted), list[tuple[_PlannedOperator | _Layer, tuple[str, ...]]]()
+    for unit in reversed(units):
+        names = {name for name in (*unit.inputs, *unit.outputs) if name}
+        found.append((unit, tuple(names - kept)))
+        kept |= names
+    return found[::-1]
+
 
 class ShardedStage:
     """Runs a stage on one rank of a group.
@@ -91,7 +132,15 @@ class ShardedStage:
         self._shapes = shapes
         self._whole = whole(mesh.axes)
         self.computed_whole: set[str] = set()
-        self._operators = tuple(self._divide())
+        wanted = (*(b.tensor for b in program.sent), *program.outputs)
+        operators = tuple(self._divide())
+        listed = {operator.outputs[0] for operator in operators if operator.listed}
+        units: list[_PlannedOperator | _Layer] = []
+        for layer, own, results in divided(operators, wanted, program.layers, listed):
+            made = {name for operator in own for name in operator.outputs}
+            read = tuple(dict.fromkeys(n for operator in own for n in operator.inputs if n not in made))
+            units += [_Layer(tuple(own), read, tuple(results))] if layer else own
+        self._units = _with_last_reads(in_order(units), wanted)
 
     def layouts(self, tensor: str) -> tuple[Layout, Layout]:
         """Layouts of a tensor and of its gradient between operators; replicated where the plan gives none."""
@@ -179,8 +228,7 @@ class ShardedStage:
             tensors[name] = _RestingTensor(batch[name], self._whole, self._whole)
         for name in self._program.constants:
             tensors[name] = _RestingTensor(values[name], self._whole, self._whole)
-        for operator in self._operators:
-            self._run_operator(operator, tensors, context)
+        self._run_units(self._units, tensors, context)
         sent = {}
         for boundary in self._program.sent:
             value, gradient = self.layouts(boundary.tensor)
@@ -189,6 +237,36 @@ class ShardedStage:
                 held.piece, (held.value, value), (gradient, held.gradient), self._shapes[boundary.tensor], self._mesh
             )
         return sent, self._total_loss(tensors, batch, loss) if self._program.outputs else None
+
+    def _run_units(self, units: _Units, tensors: dict[str, _RestingTensor], context: Context) -> None:
+        """Run operators and layers in order; what none of them reads any longer is dropped."""
+        for unit, done in units:
+            if isinstance(unit, _Layer):
+                self._run_layer(unit, tensors, context)
+            else:
+                self._run_operator(unit, tensors, context)
+            for name in done:
+                tensors.pop(name, None)
+
+    def _run_layer(self, layer: _Layer, tensors: dict[str, _RestingTensor], context: Context) -> None:
+        """Run a layer that runs again in backward, with all that its ranks exchange."""
+        held = {name: tensors[name] for name in layer.inputs}
+        trained = {name: at for name, at in held.items() if at.piece.requires_grad}
+        places = {name: (at.value, at.gradient) for name, at in trained.items()}
+        rest = {name: at for name, at in held.items() if name not in trained}
+        units, results = _with_last_reads(layer.operators, layer.outputs), dict[str, tuple[Layout, Layout]]()
+
+        def function(*pieces: torch.Tensor) -> list[torch.Tensor]:
+            own = {n: _RestingTensor(x, *places[n]) for n, x in zip(places, pieces, strict=True)}
+            own.update(rest)
+            self._run_units(units, own, context.inside)
+            results.update({name: (own[name].value, own[name].gradient) for name in layer.outputs})
+            return [own[name].piece for name in layer.outputs]
+
+        with context.keeping(layer.outputs[0]):
+            pieces = repeated(function, [at.piece for at in trained.values()])
+        for name, piece in zip(layer.outputs, pieces, strict=True):
+            tensors[name] = _RestingTensor(piece, *results[name])
 
     def _total_loss(self, tensors: Mapping[str, _RestingTensor], batch: Batch, loss: Loss) -> torch.Tensor:
         """The loss of the micro-batch: of whole outputs, or the mean over ranks that have equally many samples each."""
@@ -218,6 +296,8 @@ class ShardedStage:
 
     def _run_operator(self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context) -> None:
         last = operator.steps[-1]
+        if not operator.listed and self._turn(last, tensors):
+            return
         if operator.listed and any(operator.cuts) and len(operator.steps) == 1:
             results = self._run_cut(operator, tensors, context)
         elif operator.listed and any(operator.cuts):
@@ -237,6 +317,19 @@ class ShardedStage:
             written = layouts[k] if k < len(layouts) else self._whole
             self._settle(name, value, written, tensors)
 
+    def _turn(self, step: Step, tensors: dict[str, _RestingTensor]) -> bool:
+        """Transpose a rank's piece of a tensor that the plan does not list the transpose of, as of a weight."""
+        held = tensors.get(step.inputs[0]) if step.op == "Transpose" else None
+        if held is None or all(part.kind == "R" for part in (*held.value, *held.gradient)):
+            return False
+        order = list(step.attributes.get("perm") or reversed(range(held.piece.dim())))
+
+        def turned(layout: Layout) -> Layout:
+            return tuple(part._replace(dim=order.index(part.dim)) if part.kind == "S" else part for part in layout)
+
+        tensors[step.name] = _RestingTensor(held.piece.permute(order), turned(held.value), turned(held.gradient))
+        return True
+
     def _settle(self, name: str, value: torch.Tensor, written: Layout, tensors: dict[str, _RestingTensor]) -> None:
         """Move a result to its layout between operators, and store it."""
         place = self._plan.layout_of(name, self._program.index)
@@ -244,15 +337,11 @@ class ShardedStage:
         moved = relaid(value, (written, at), (gradient, gradient_as_written(written)), self._shapes[name], self._mesh)
         tensors[name] = _RestingTensor(moved, at, gradient)
 
-    def _operands(self, operator: _PlannedOperator) -> list[str]:
-        outputs = {name for step in operator.steps for name in step.outputs}
-        return list(dict.fromkeys(n for step in operator.steps for n in step.inputs if n and n not in outputs))
-
     def _run_whole(
         self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context
     ) -> list[torch.Tensor]:
         """Compute an operator in full on every rank."""
-        values = {name: self._read(tensors[name], self._whole, self._whole, name) for name in self._operands(operator)}
+        values = {name: self._read(tensors[name], self._whole, self._whole, name) for name in operator.inputs}
         return self._results(operator, values, context)
 
     def _results(self, operator: _PlannedOperator, values: Values, context: Context) -> list[torch.Tensor]:
@@ -301,10 +390,11 @@ class ShardedStage:
             return None
         if any(read not in (layout, self._whole) for read in operator.reads):
             return None
-        if any(part.kind == "S" and part.dim >= rank - 2 for part in layout):
+        across = any(step.op in _ACROSS for step in operator.steps)
+        if across and any(part.kind == "S" and part.dim >= rank - 2 for part in layout):
             return None
         values = {}
-        for name in self._operands(operator):
+        for name in operator.inputs:
             size = self._shapes[name]
             fitting = tuple(
                 part if part.kind != "S" or (len(size) == rank and size[part.dim] > 1) else whole(1)[0]
@@ -315,7 +405,7 @@ class ShardedStage:
 
     def _cuttable(self, operator: _PlannedOperator, layout: Layout, rank: int) -> int:
         """How many operands of a group can be cut as its result is, of those that resting somewhere by the plan."""
-        placed = [n for n in self._operands(operator) if self._plan.layout_of(n, self._program.index) is not None]
+        placed = [n for n in operator.inputs if self._plan.layout_of(n, self._program.index) is not None]
         shapes = [self._shapes[name] for name in placed]
         return sum(len(s) == rank and all(s[p.dim] > 1 for p in layout if p.kind == "S") for s in shapes)
 
@@ -326,3 +416,5 @@ _CUT_ALIKE = {
     "Transpose", "Where", "Neg", "Sigmoid", "Pow", "Reciprocal", "Erf", "Max", "Min",
 }  # fmt: skip
 """Operators of the file that may be part of a fused one and that work on each head or sample by itself."""
+_ACROSS = ("MatMul", "Softmax", "Transpose")
+"""Those of them that need the last two dimensions whole."""

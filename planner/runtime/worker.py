@@ -15,7 +15,6 @@ from planner.plans.records import SharedParameter
 from planner.runtime.data import Batch, Data, LateBatch, Loss
 from planner.runtime.device import settled
 from planner.runtime.groups import Exchange, Group
-from planner.runtime.fusing import Repeat
 from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
@@ -305,10 +304,9 @@ class Worker:
 
     def _run_forward(self, stage: _Stage, current: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
         resident = (*current.parameters.values(), *stage.constants.values())
-        layers = [k.name for k in stage.program.kernels if isinstance(k, Repeat)] if stage.program.layers else []
         moved_operators = stage.program.offloaded
-        if layers and self.plan.stages[stage.program.index].offload:
-            moved_operators = frozenset(layers)
+        if self.plan.stages[stage.program.index].offload:
+            moved_operators = moved_operators.union(*stage.program.layers)
         host = HostMemory(moved_operators, resident if moved_operators else (), self.device)
         context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping, device=self.device.name)
         if (ActionKind.WEIGHT_GRAD, stage.program.index) in self._explicit:
@@ -334,9 +332,7 @@ class Worker:
     def _ran(current: Pass, sent: Values, loss: torch.Tensor | None) -> None:
         """Note what a forward made, and where its backward begins."""
         current.results, current.loss = sent, loss
-        current.ends = {
-            name: torch.autograd.graph.get_gradient_edge(x) for name, x in sent.items() if x.requires_grad
-        }
+        current.ends = {name: torch.autograd.graph.get_gradient_edge(x) for name, x in sent.items() if x.requires_grad}
 
     def _repeats_whole(self, index: int) -> bool:
         """Whether the forward of a stage is repeated as a whole, from the stage's inputs."""

@@ -36,6 +36,11 @@ class Context:
     saw: Callable[[str, Sequence[torch.Tensor | None], object], None] = lambda op, operands, result: None
     device: torch.device = HOST
 
+    @property
+    def inside(self) -> Context:
+        """That of operators that run again as one: nothing of what happens inside is kept or told of."""
+        return Context(self.float_dtype, self.seed, self.micro_batch, device=self.device)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -14,7 +14,11 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, scale: torch.Tensor, dims: tuple[int, ...], epsilon: float  # noqa: ANN401
+        ctx: Any,
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        dims: tuple[int, ...],
+        epsilon: float,  # noqa: ANN401
     ) -> torch.Tensor:
         """Normalise over some dimensions; `scale` must broadcast to `x`."""
         inverse = torch.rsqrt(x.square().mean(dims, keepdim=True) + epsilon)
@@ -63,7 +67,9 @@ class Repeated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, function: Callable[..., Sequence[torch.Tensor]], *operands: torch.Tensor  # noqa: ANN401
+        ctx: Any,
+        function: Callable[..., Sequence[torch.Tensor]],
+        *operands: torch.Tensor,  # noqa: ANN401
     ) -> tuple[torch.Tensor, ...]:
         """The function's results; it must be deterministic."""
         ctx.function = function
