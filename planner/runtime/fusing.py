@@ -1,8 +1,9 @@
 """Operators of a file that run as one, as a plan counts them: attention, and element-wise work that is done again.
 
-An exporter may write attention as two products around a softmax, an activation or a norm as arithmetic. Run one by one,
-each of these operators keeps tensors for its backward. Here attention becomes one kernel, and cheap operators that a
-plan has as one of its own, or that its software runs as one kernel, keep their operands alone and run again in backward.
+An exporter may write attention as two products around a softmax, an activation or a norm as arithmetic. Run one by
+one, each of these operators keeps tensors for its backward. Here attention becomes one kernel. Cheap operators that a
+plan has as one of its own, or that its software runs as one kernel, keep their operands alone and run again in
+backward; so do layers that a plan recomputes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 
 from planner.runtime.device import brought
-from planner.runtime.interpreter import Values, run
+from planner.runtime.interpreter import run
 from planner.runtime.model_file import Step
 from planner.runtime.operators import Context
 from planner.runtime.operators.attention import fused_attention

@@ -11,7 +11,7 @@ import torch
 
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
-from planner.runtime.data import Batch, Loss, SampleMean
+from planner.runtime.data import NO_LABEL, Batch, Loss, SampleMean
 from planner.runtime.fusing import Kernel, divided, fused, in_order
 from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
@@ -23,6 +23,7 @@ from planner.runtime.layouts import (
     gradient_as_written,
     gradient_at_rest,
     parse,
+    piece_start,
     relaid,
     whole,
 )
@@ -30,6 +31,7 @@ from planner.runtime.local_operators import CutOperator, Shapes, local_form
 from planner.runtime.model_file import ModelFile, Step
 from planner.runtime.operators import Context, torch_type
 from planner.runtime.operators.kernels import repeated
+from planner.runtime.shared_loss import shared_cross_entropy
 from planner.runtime.stages import StageProgram
 
 
@@ -269,26 +271,42 @@ class ShardedStage:
             tensors[name] = _RestingTensor(piece, *results[name])
 
     def _total_loss(self, tensors: Mapping[str, _RestingTensor], batch: Batch, loss: Loss) -> torch.Tensor:
-        """The loss of the micro-batch: of whole outputs, or the mean over ranks that have equally many samples each."""
+        """The loss of the micro-batch: of whole outputs, or of those samples and words that each rank has."""
         names = self._program.outputs
-        layout = tensors[names[0]].value
-        shared = [a for a, part in enumerate(layout) if part.kind != "R"]
+        layout, shape = tensors[names[0]].value, self._shapes[names[0]]
+        cut = [a for a, part in enumerate(layout) if part.kind != "R"]
+        words = [a for a in cut if isinstance(loss, SampleMean) and self._cuts_words(layout[a], a, shape)]
+        shared = [a for a in cut if a not in words]
         count = math.prod(self._mesh.sizes[a] for a in shared)
-        samples = self._shapes[names[0]][0] if shared else 0
+        samples = shape[0] if shared else 0
         by_sample = all(layout[a] == _BY_SAMPLE for a in shared) and samples % count == 0
-        if not shared or len(names) > 1 or not by_sample or not SampleMean.holds(loss, batch):
+        apart = not shared or (by_sample and SampleMean.holds(loss, batch))
+        if not cut or len(names) > 1 or len(words) > 1 or not apart:
             outputs = {name: self._read(tensors[name], self._whole, self._whole, name) for name in names}
             return loss(outputs, batch)
         outputs = {name: self._read(tensors[name], layout, layout, name) for name in names}
+        dealt = tuple(part if a in shared else AxisLayout("R") for a, part in enumerate(layout))
         own_batch = {
-            name: change(x, self._whole, layout, x.shape, self._mesh) if x.shape[:1] == (samples,) else x
+            name: change(x, self._whole, dealt, x.shape, self._mesh) if shared and x.shape[:1] == (samples,) else x
             for name, x in batch.items()
         }
-        own = loss(outputs, own_batch)
+        rows = loss.rows(outputs, own_batch) if words and isinstance(loss, SampleMean) else None
+        if rows is None:
+            own = loss(outputs, own_batch)
+        else:
+            first = piece_start(shape, layout, self._mesh, len(shape) - 1)
+            own = shared_cross_entropy(*rows, NO_LABEL, first, self._mesh.lines[words[0]])
+        if not shared:
+            return own
         total = own.detach().clone()
         for a in shared:
             self._mesh.lines[a].sum(total)
         return (own + (total - own.detach())) / count
+
+    def _cuts_words(self, part: AxisLayout, axis: int, shape: Sequence[int]) -> bool:
+        """Whether a mesh axis cuts the last dimension of logits such that every rank has some words."""
+        size, ranks = shape[-1], self._mesh.sizes[axis]
+        return part == AxisLayout("S", len(shape) - 1) and len(shape) > 1 and (ranks - 1) * -(-size // ranks) < size
 
     def _read(self, held: _RestingTensor, layout: Layout, gradient: Layout, name: str) -> torch.Tensor:
         """Move a tensor to the layout in which it is read; its gradient will come back in the layout `gradient`."""

@@ -226,7 +226,7 @@ class StageWeights:
             for name, leaf in self._masters.items():
                 leaf.grad = self.summed[at : at + self._sizes[name]].view(leaf.shape)
                 at += self._sizes[name]
-        with self.corrections.update() if self.corrections else nullcontext():
+        with self.corrections.update() if self.corrections else nullcontext(), self._device.updating():
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._done_with(self.summed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -52,14 +53,13 @@ def fused_attention(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
         )
+    kernels: Any = torch.ops.aten
     if mask is None:
-        result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[0]
-        return result
-    k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
-    result = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, False, attn_mask=mask, scale=scale
-    )[0]
-    return result
+        results = kernels._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+    else:
+        k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
+        results = kernels._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+    return cast(torch.Tensor, results[0])
 
 
 def _attended(

@@ -14,11 +14,11 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Any,  # noqa: ANN401
         x: torch.Tensor,
         scale: torch.Tensor,
         dims: tuple[int, ...],
-        epsilon: float,  # noqa: ANN401
+        epsilon: float,
     ) -> torch.Tensor:
         """Normalise over some dimensions; `scale` must broadcast to `x`."""
         inverse = torch.rsqrt(x.square().mean(dims, keepdim=True) + epsilon)
@@ -40,7 +40,7 @@ class RMSNorm(torch.autograd.Function):
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Mean of -log softmax(logits)[label] over the rows with a label; keeps the log-softmax, and one gradient is made."""
+    """Mean of -log softmax(logits)[label] over the rows with a label; keeps the log-softmax, and makes one gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:  # noqa: ANN401
@@ -67,9 +67,9 @@ class Repeated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Any,  # noqa: ANN401
         function: Callable[..., Sequence[torch.Tensor]],
-        *operands: torch.Tensor,  # noqa: ANN401
+        *operands: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """The function's results; it must be deterministic."""
         ctx.function = function
