@@ -308,9 +308,11 @@ class Worker:
         if self.plan.stages[stage.program.index].offload:
             moved_operators = moved_operators.union(*stage.program.layers)
         host = HostMemory(moved_operators, resident if moved_operators else (), self.device)
-        context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping, device=self.device.name)
+        context = Context(
+            self._dtype, self._seed, current.unit.micro_batch, host.keeping, device=self.device.name, adds_in_place=True
+        )
         if (ActionKind.WEIGHT_GRAD, stage.program.index) in self._explicit:
-            context = replace(context, saw=current.waiting.saw)
+            context = replace(context, saw=current.waiting.saw, adds_in_place=False)
         named = {name: current.parameters[parameter] for name, parameter in stage.program.parameters.items()}
         values = {**stage.constants, **current.received, **named}
         if stage.parted is not None:

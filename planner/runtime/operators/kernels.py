@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -37,6 +38,41 @@ class RMSNorm(torch.autograd.Function):
         scaled = gradient * scale
         along = (scaled * normalised).mean(ctx.dims, keepdim=True)
         return scaled.sub_(normalised.mul_(along)).mul_(inverse), of_scale, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor that autograd does not see."""
+
+    tensor: torch.Tensor
+
+
+class Product(torch.autograd.Function):
+    """x @ w for a matrix of weights, whose gradient is added to what its leaf's `grad` holds, if anything.
+
+    Without a tensor of its own for the gradient: the product and the sum are one kernel (as Megatron's
+    `--gradient-accumulation-fusion`).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, leaf: _Held) -> torch.Tensor:  # noqa: ANN401
+        """The product; `w` is a view of `leaf`, or the leaf."""
+        ctx.save_for_backward(x, w)
+        ctx.leaf = leaf.tensor
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        """Gradients of x and w; none of w where it was added in place."""
+        x, w = ctx.saved_tensors
+        of_x = gradient @ w.transpose(0, 1) if ctx.needs_input_grad[0] else None
+        rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        total = ctx.leaf.grad
+        if total is None:
+            return of_x, rows.transpose(0, 1) @ gradients, None
+        place = total.storage_offset() + w.storage_offset() - ctx.leaf.storage_offset()
+        total.as_strided(w.shape, w.stride(), place).addmm_(rows.transpose(0, 1), gradients)
+        return of_x, None, None
 
 
 class CrossEntropy(torch.autograd.Function):
@@ -97,6 +133,26 @@ class Repeated(torch.autograd.Function):
         return None, *(
             x.grad if need and not added else None for x, added, need in zip(operands, adds, needs, strict=True)
         )
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x @ w, with the gradient of a matrix of weights added in place where it can be."""
+    leaf = _leaf_of(w) if w.dim() == 2 and x.dim() > 1 and torch.is_grad_enabled() else None
+    return x @ w if leaf is None else cast(torch.Tensor, Product.apply(x, w, _Held(leaf)))
+
+
+def _leaf_of(w: torch.Tensor) -> torch.Tensor | None:
+    """The contiguous leaf of autograd that a tensor is, or is a view of."""
+    node = w.grad_fn
+    if node is None:
+        leaf: torch.Tensor | None = w if w.requires_grad else None
+    else:
+        while len(before := [fn for fn, _ in node.next_functions if fn is not None]) == 1:
+            node = before[0]
+        leaf = getattr(node, "variable", None)
+    if leaf is None or not leaf.is_contiguous() or leaf.untyped_storage()._cdata != w.untyped_storage()._cdata:
+        return None
+    return leaf
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
