@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -187,12 +187,10 @@ def fused(
 
 
 def by_layer(
-    steps: Sequence[Step],
-    wanted: Collection[str],
-    layers: Sequence[Collection[str]],
-    **options: Any,  # noqa: ANN401
-) -> tuple[Kernel, ...]:
-    """Operators in an order in which those of each layer run together, keep the layer's operands and run again.
+    steps: Sequence[Step], wanted: Collection[str], layers: Sequence[Collection[str]], *, listed: Collection[str],
+    gates: bool,
+) -> tuple[Kernel, ...]:  # fmt: skip
+    """As `fused`; operators of a layer run together, keep the layer's operands and run again.
 
     Operators that no layer names are part of a layer if all that read them are.
 
@@ -200,11 +198,14 @@ def by_layer(
         steps: operators of the file.
         wanted: results that are read elsewhere.
         layers: operators of the plan that run again together, by first output.
-        options: of `fused`.
+        listed: all operators of the plan.
+        gates: as of `fused`.
     """
+    if not layers:
+        return fused(steps, wanted, listed=listed, gates=gates)
     units: list[Kernel] = []
-    for layer, own, results in divided(steps, wanted, layers, options["listed"]):
-        inside = fused(own, results, **options)
+    for layer, own, results in divided(steps, wanted, layers, listed):
+        inside = fused(own, results, listed=listed, gates=gates)
         units += [Repeat(inside, _operands(inside), tuple(results))] if layer else inside
     return in_order(units)
 

@@ -216,8 +216,11 @@ def _moves_alone(now: Sequence[AxisLayout], target: Layout, axis: int, x: torch.
 
 def _exchanged(x: torch.Tensor, before: int, after: int, line: Group) -> torch.Tensor:
     """Move a tensor that is cut along one dimension to one that is cut along another, each rank a piece to each."""
-    pieces = torch.stack(x.chunk(line.size, after))
-    return torch.cat(line.exchange(pieces).unbind(), before)
+    shape = list(x.shape)
+    shape[after] //= line.size
+    pieces = x.reshape(line.size, *shape) if after == 0 else torch.stack(x.chunk(line.size, after))
+    received = line.exchange(pieces)
+    return received.flatten(0, 1) if before == 0 else torch.cat(received.unbind(), before)
 
 
 class _Change(torch.autograd.Function):  # type: ignore[misc]

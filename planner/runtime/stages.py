@@ -12,7 +12,7 @@ from planner.hardware import load_stack
 from planner.plans import Plan, Requirement
 from planner.plans.records import Boundary
 from planner.runtime.data import Batch, Loss
-from planner.runtime.fusing import Kernel, by_layer, fused
+from planner.runtime.fusing import Kernel, by_layer
 from planner.runtime.host import steps_of
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
@@ -87,8 +87,7 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     aliases = {name: shared.parameter for shared in plan.shared_parameters for name in shared.names}
     parameters = {name: aliases.get(name, trained[name]) for name in weights if name in trained}
     layers = repeated_layers(plan, index)
-    options = {"listed": nodes, "gates": runs_gates(plan)}
-    kernels = by_layer(steps, wanted, layers, **options) if layers else fused(steps, wanted, **options)
+    kernels = by_layer(steps, wanted, layers, listed=nodes, gates=runs_gates(plan))
     return StageProgram(
         index, steps, received, sent, tuple(name for name in model.inputs if name in read or name in wanted),
         stage.outputs, parameters, tuple(name for name in weights if name not in parameters),

@@ -171,14 +171,15 @@ class StageWeights:
         self._accumulated, self._handed = None, sums
         return sums.flat
 
-    def _done_with(self, flat: torch.Tensor | None) -> None:
+    def _done_with(self, summed: torch.Tensor) -> None:
         """Use a row of summed gradients again for the next ones, if it is the one that was handed out last."""
-        if self._handed is not None and self._handed.flat is flat:
-            self._spare, self._handed = self._handed, None
+        handed, self._handed = self._handed, None
+        if handed is not None and self._launched is None and (handed.flat is summed or self.zero == 1):
+            self._spare = handed
 
-    def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
-        """This rank's share of the sum over replicas."""
-        return flat if self._group is None else self._group.scatter_sum(flat)
+    def _scattered(self, flat: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
+        """This rank's share of the sum over replicas, a part of the row that was given if that is in place."""
+        return flat if self._group is None else self._group.scatter_sum(flat, in_place=in_place)
 
     def _gathered(self, share: torch.Tensor) -> torch.Tensor:
         """The shares of all replicas one after the other."""
@@ -202,9 +203,7 @@ class StageWeights:
             flat = self._flat_gradient()
             if self._group is not None and not self.zero:
                 self._group.sum(flat)
-        self.summed = self._scattered(flat) if self.zero else flat
-        if self.zero == 1:
-            self._done_with(flat)
+        self.summed = self._scattered(flat, in_place=self.zero == 1) if self.zero else flat
 
     def update(self, factor: float = 1.0) -> None:
         """Apply the summed gradients, multiplied by a factor, and begin the next version.

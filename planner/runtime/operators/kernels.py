@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 
-class RMSNorm(torch.autograd.Function):
+class RMSNorm(torch.autograd.Function):  # type: ignore[misc]
     """x / sqrt(mean(x^2) + epsilon) * scale; keeps x and a number for each row."""
 
     @staticmethod
@@ -47,11 +47,11 @@ class _Held:
     tensor: torch.Tensor
 
 
-class Product(torch.autograd.Function):
-    """x @ w for a matrix of weights, whose gradient is added to what its leaf's `grad` holds, if anything.
+class Product(torch.autograd.Function):  # type: ignore[misc]
+    """x @ w for a matrix of weights, or one for each sample.
 
-    Without a tensor of its own for the gradient: the product and the sum are one kernel (as Megatron's
-    `--gradient-accumulation-fusion`).
+    The gradient of the weights is added to what their leaf's `grad` holds, if anything. It has no tensor of its own,
+    since the product and the sum are one kernel (as with Megatron's `--gradient-accumulation-fusion`).
     """
 
     @staticmethod
@@ -65,17 +65,45 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Gradients of x and w; none of w where it was added in place."""
         x, w = ctx.saved_tensors
-        of_x = gradient @ w.transpose(0, 1) if ctx.needs_input_grad[0] else None
-        rows, gradients = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-        total = ctx.leaf.grad
+        of_x = gradient @ w.transpose(-1, -2) if ctx.needs_input_grad[0] else None
+        if w.dim() == 2:
+            x, gradient = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        turned, total = x.transpose(-1, -2), _total(ctx.leaf, w)
         if total is None:
-            return of_x, rows.transpose(0, 1) @ gradients, None
-        place = total.storage_offset() + w.storage_offset() - ctx.leaf.storage_offset()
-        total.as_strided(w.shape, w.stride(), place).addmm_(rows.transpose(0, 1), gradients)
+            return of_x, turned @ gradient, None
+        (total.addmm_ if w.dim() == 2 else total.baddbmm_)(turned, gradient)
         return of_x, None, None
 
 
-class CrossEntropy(torch.autograd.Function):
+class Lookup(torch.autograd.Function):  # type: ignore[misc]
+    """Rows of a table of weights; in backward as `Product`."""
+
+    @staticmethod
+    def forward(ctx: Any, w: torch.Tensor, places: torch.Tensor, leaf: _Held) -> torch.Tensor:  # noqa: ANN401
+        """The rows; `w` is a view of `leaf`, or the leaf."""
+        ctx.save_for_backward(w, places)
+        ctx.leaf = leaf.tensor
+        return F.embedding(places, w)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        """The gradient of w, or none where it was added in place."""
+        w, places = ctx.saved_tensors
+        total = _total(ctx.leaf, w)
+        sums = torch.zeros_like(w) if total is None else total
+        sums.index_add_(0, places.reshape(-1), gradient.reshape(-1, gradient.shape[-1]))
+        return (sums if total is None else None), None, None
+
+
+def _total(leaf: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
+    """The part of what a leaf's `grad` holds that belongs to a view of the leaf."""
+    total = leaf.grad
+    if total is None:
+        return None
+    return total.as_strided(w.shape, w.stride(), total.storage_offset() + w.storage_offset() - leaf.storage_offset())
+
+
+class CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Mean of -log softmax(logits)[label] over the rows with a label; keeps the log-softmax, and makes one gradient."""
 
     @staticmethod
@@ -98,7 +126,7 @@ class CrossEntropy(torch.autograd.Function):
         return shares.mul_(each), None, None
 
 
-class Repeated(torch.autograd.Function):
+class Repeated(torch.autograd.Function):  # type: ignore[misc]
     """Runs a function without keeping what happens inside: its operands are kept, and backward runs it again."""
 
     @staticmethod
@@ -136,9 +164,16 @@ class Repeated(torch.autograd.Function):
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x @ w, with the gradient of a matrix of weights added in place where it can be."""
-    leaf = _leaf_of(w) if w.dim() == 2 and x.dim() > 1 and torch.is_grad_enabled() else None
+    """x @ w, with the gradient of weights added in place where it can be."""
+    alike = x.dim() > 1 if w.dim() == 2 else x.dim() == w.dim() == 3 and len(x) == len(w)
+    leaf = _leaf_of(w) if alike and torch.is_grad_enabled() else None
     return x @ w if leaf is None else cast(torch.Tensor, Product.apply(x, w, _Held(leaf)))
+
+
+def lookup(w: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Rows of a matrix, with the gradient of weights added in place where it can be."""
+    leaf = _leaf_of(w) if torch.is_grad_enabled() else None
+    return F.embedding(places, w) if leaf is None else cast(torch.Tensor, Lookup.apply(w, places, _Held(leaf)))
 
 
 def _leaf_of(w: torch.Tensor) -> torch.Tensor | None:
