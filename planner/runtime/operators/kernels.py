@@ -176,14 +176,18 @@ def lookup(w: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return F.embedding(places, w) if leaf is None else cast(torch.Tensor, Lookup.apply(w, places, _Held(leaf)))
 
 
+_VIEWS = ("PermuteBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0")
+"""Functions whose gradient is a view of the one that they are given; others may exchange it between ranks, too."""
+
+
 def _leaf_of(w: torch.Tensor) -> torch.Tensor | None:
     """The contiguous leaf of autograd that a tensor is, or is a view of."""
     node = w.grad_fn
     if node is None:
         leaf: torch.Tensor | None = w if w.requires_grad else None
     else:
-        while len(before := [fn for fn, _ in node.next_functions if fn is not None]) == 1:
-            node = before[0]
+        while node.name() in _VIEWS:
+            node = node.next_functions[0][0]
         leaf = getattr(node, "variable", None)
     if leaf is None or not leaf.is_contiguous() or leaf.untyped_storage()._cdata != w.untyped_storage()._cdata:
         return None
