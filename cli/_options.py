@@ -235,9 +235,14 @@ def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa:
     Args:
         options: values of options by name.
         otherwise: arguments of `planner.load_cluster` that replace these values.
+
+    Raises:
+        JobError: `--devices` is more than it has.
     """
     named = {name: options[name] for name in ("nodes", "stack", "changes") if options.get(name)}
-    return planner.load_cluster(options["hardware"], **{**named, **otherwise})
+    cluster = planner.load_cluster(options["hardware"], **{**named, **otherwise})
+    planner.hardware.check_devices(cluster, options.get("devices") or 0)
+    return cluster
 
 
 def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401

@@ -48,7 +48,7 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
 @_degree("--interleave", "--vp", "chunks", help="Pipeline stages (chunks) per worker.")
 @_degree("--micro-batch", help="Samples per micro-batch.")
 @click.option("--schedule", help="Pipeline schedule. [default: 1f1b; interleaved with several chunks per worker]")
-@click.option("--zero", type=click.IntRange(min=0), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
+@click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(
     "--shard-over", type=click.IntRange(min=2), metavar="RANKS",
     help="Neighbouring data-parallel ranks over which the ZeRO stage shards, so that each group of them holds all "
