@@ -21,7 +21,7 @@ from planner.costs.precision import Precision
 from planner.graph import DType, Graph, TensorKind
 from planner.hardware.types import Cluster
 from planner.plans.words import significant
-from planner.units import format_seconds, short_count
+from planner.units import format_number, format_seconds, short_count
 
 BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
 
@@ -362,7 +362,7 @@ class Headline:
     def _price_words(self) -> str:
         if self.sequence:
             return f"${short_count(self.dollars_per_tera_tokens)} per 10^12 tokens"
-        return f"${self.dollars_per_mega_samples:,.3g} per 10^6 samples"
+        return f"${format_number(self.dollars_per_mega_samples, 3)} per 10^6 samples"
 
 
 def headline_of(

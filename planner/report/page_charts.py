@@ -17,7 +17,7 @@ from planner.plans import Plan
 from planner.plans.explain import Rival
 from planner.report.svg import time_ticks
 from planner.simulate import rank_ranges
-from planner.units import format_seconds, plural
+from planner.units import format_number, format_seconds, plural
 
 Spec = dict[str, Any]
 
@@ -205,7 +205,7 @@ def roofline_chart(graph: Graph, prices: Profile, device: Device, ranks: int) ->
         layer("text", {"x": x, "y": y, "text": {"field": "label"}}, align="left", dx=11, fontSize=10),
     ]
     split = f", of which each of {ranks} ranks does a part" if ranks > 1 else ""
-    heights = ", ".join(f"{peak / 1e12:,.4g} Tflop/s in {form}" for form, peak in peaks.items())
+    heights = ", ".join(f"{format_number(peak / 1e12)} Tflop/s in {form}" for form, peak in peaks.items())
     top = max(peaks.values(), default=math.inf)
     above = any(row["rate"] > min(top, row["intensity"] * byte_per_s) for row in rows)
     caption = (

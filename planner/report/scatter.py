@@ -11,7 +11,7 @@ from planner.report import svg
 from planner.report.answers import sweep_report, swept_names
 from planner.report.svg import Scale, round_ticks, time_ticks
 from planner.systems import Comparison, Semantics
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_number, format_seconds
 
 STYLE = """
 .leader { stroke: #999 } .mark { stroke-width: 2 }
@@ -50,12 +50,16 @@ class Point:
     name: str = ""
 
 
+def _six_digits(value: float) -> str:
+    return format_number(value, 6)
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A logarithmic axis: what it shows, how a tick is written, and which ticks lie between two values."""
 
     words: str
-    label: Callable[[float], str] = "{:,.6g}".format
+    label: Callable[[float], str] = _six_digits
     ticks: Callable[[float, float], tuple[float, ...]] = round_ticks
 
     def scale(self, values: Sequence[float], start: float, end: float) -> Scale:
@@ -155,7 +159,7 @@ def comparison_svg(comparison: Comparison) -> str:
         f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}",
         points,
         Axis("time of an iteration", lambda seconds: format_seconds(seconds).removesuffix(" 0 s"), time_ticks),
-        Axis("memory of the fullest device", "{:,.4g} GiB".format),
+        Axis("memory of the fullest device", lambda gib: f"{format_number(gib)} GiB"),
         nothing="no system can train this model on this cluster",
         legend={"first": "synchronous", "second": "changes the training semantics"},
         limits=sorted(capacities),

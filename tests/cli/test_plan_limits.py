@@ -45,7 +45,11 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("--tp", "8", "--pp", "8"), 5, "TP 8 x PP 8 takes 64 devices of 8 (use smaller degrees, or more devices: --nodes 8"),
+        (
+            ("--tp", "8", "--pp", "8"),
+            5,
+            "TP 8 x PP 8 takes 64 devices of 8 (use smaller degrees, or more devices: --nodes 8",
+        ),
         (("--cp", "16"), 5, "CP 16 takes 16 devices of 8"),
         (("--dp", "12"), 5, "DP 12 takes 12 devices of 8 (use smaller degrees, or more devices: --nodes 2 makes 16)"),
         (("--pp", "40", "--nodes", "8"), 5, "40 stages of a model with 27 blocks (allow fewer stages with --pp)"),
