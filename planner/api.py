@@ -23,7 +23,7 @@ from planner.bundled import build_bundled, bundled_names
 from planner.collection import uncollected
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, UsageError
 from planner.graph import Graph, Note, NoteLevel
-from planner.hardware.types import Cluster, with_headroom
+from planner.hardware.types import Cluster, check_devices, with_devices, with_headroom
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
@@ -119,14 +119,15 @@ def plan(
         provenance: how the plan came to be, for its file.
 
     Raises:
-        JobError: a field of the job makes no sense, no micro-batch size divides the global batch, or another
-            contradiction in the job.
+        JobError: a field of the job makes no sense, no micro-batch size divides the global batch, there are fewer
+            devices than it names, or another contradiction in the job.
         PlanError: the orders deadlock (the message shows the cycle) or cannot run (it names the action).
         InfeasibleError: nothing fits; the message says what would.
         ModelError: the model's batch cannot be changed (the node is named) and does not divide the global batch, or
             `strict_ops` found a fallback.
     """
     own = _own_orders(orders)
+    check_devices(cluster, job.devices)
     job = settled(job if own is None else dataclasses.replace(job, schedules=(own.name,)), cluster)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
@@ -309,9 +310,32 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     for ranks in sorted(set(job.tensor_parallel) - offered):
         reason = mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
         raise JobError(reason, hint=f"with these devices use {reached}, or give a mesh of another shape")
+    _check_counts(pricer, job)
     shared = any(math.prod(mesh) > 1 for mesh in job.meshes)
     if not pricer.meshes and (shared or not allows_single_devices(job)):
         raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
+
+
+def _check_counts(pricer: Pricer, job: Job) -> None:
+    """Refuse degrees that take more devices than there are, and more stages than blocks.
+
+    Replicas and stages are counted apart: with pipelines in two directions a device is in a replica of each.
+
+    Raises:
+        JobError: it says how many.
+    """
+    shared = {"TP": job.tensor_parallel, "CP": job.context_parallel, "EP": job.expert_parallel}
+    there, blocks = job.devices or pricer.cluster.device_count, len(pricer.chain.blocks)
+    for name, sizes in (("PP", job.pipeline_stages), ("DP", job.data_parallel)):
+        least = {degree: min(allowed) for degree, allowed in {**shared, name: sizes}.items() if allowed}
+        needed = math.prod(least.values())
+        if needed > there:
+            said = " x ".join(f"{degree} {size}" for degree, size in least.items() if size > 1)
+            hint = f"use smaller degrees, or more devices: {with_devices(pricer.cluster, needed)}"
+            raise JobError(f"{said} takes {needed:,} devices of {there:,}", hint=hint)
+    if min(job.pipeline_stages, default=1) > blocks:
+        stages = min(job.pipeline_stages)
+        raise JobError(f"{stages} stages of a model with {blocks} blocks", hint="allow fewer stages with --pp")
 
 
 def _searched(

@@ -72,6 +72,7 @@ class FrameworkJob:
         optimizer: by our name; "" where the file does not say.
         overlap: 0 where the file turns off the overlap of communication with computation; None where it does not.
         ignored: settings that would change a prediction but cannot be taken over, each with the reason.
+        sequence: tokens of a sample; 0 where the file does not say.
     """
 
     degrees: Degrees
@@ -80,6 +81,7 @@ class FrameworkJob:
     optimizer: str = ""
     overlap: float | None = None
     ignored: tuple[str, ...] = ()
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
     Raises:
         UsageError: no framework of that name can be read, or a setting that decides the division cannot be taken over.
     """
-    reader = EXPORTERS.get(name).read
+    reader = EXPORTERS.get(name).read if name in readable() else None
     if reader is None:
         raise UsageError(f"configurations of {name} cannot be read", hint=f"use {' or '.join(readable())}")
     try:

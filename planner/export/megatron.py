@@ -218,21 +218,48 @@ _IGNORED = {
 """Arguments that would change a prediction but cannot be taken over, each with the reason."""
 
 
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[@\]|:?-([^}]*))?\})")
+"""`$NAME`, `${NAME}`, `${NAME:-default}` or `${NAME[@]}` in a shell script."""
+
+
 def _words(text: str) -> dict[str, str]:
     """Arguments and their values, joined by spaces, in a file of arguments or a launch script."""
-    try:
-        tokens = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
     values_of: dict[str, list[str]] = {}
     name = ""
-    for token in tokens:
-        if token.startswith("--"):
-            name, _, value = token.partition("=")
-            values_of[name] = [value] if value else []
-        elif name:
-            values_of[name].append(token)
+    try:
+        for token in _tokens(text):
+            if token.startswith("--"):
+                name, _, value = token.partition("=")
+                values_of[name] = [value] if value else []
+            elif token == _END:
+                name = ""
+            elif name:
+                values_of[name].append(token)
+    except ValueError as error:
+        raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
     return {name: " ".join(values) for name, values in values_of.items()}
+
+
+_END = ")"
+"""Ends the values of an argument: an array of a script is closed, or a variable is set."""
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """Words of a file of arguments or a launch script: variables by their values in it, arrays as their items.
+
+    Raises:
+        ValueError: quotes are not closed.
+    """
+    variables: dict[str, str] = {}
+    for token in shlex.split(text.replace("\\\n", " "), comments=True):
+        expanded = _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[3] or found[0]), token)
+        name, assigned, value = expanded.partition("=")
+        if assigned and name.isidentifier():
+            variables[name] = value = value.removeprefix("(")
+            yield _END
+            yield from shlex.split(value) if value.startswith("--") else ()
+        else:
+            yield from [token] if expanded == token else shlex.split(expanded)
 
 
 def _number(words: Mapping[str, str], name: str, usual: int) -> int:
@@ -251,15 +278,20 @@ def read_arguments(text: str) -> FrameworkJob:
     """Read a job from Megatron's arguments; widths and heads are those of the model, and are ignored.
 
     Raises:
-        UsageError: a degree of parallelism is no whole number.
+        UsageError: a degree of parallelism is no whole number, or there are no arguments.
     """
     words = _words(text)
+    if not words:
+        raise UsageError("there is no argument in it", hint="arguments of pretrain_gpt.py, or a script with them")
     tensor, pipeline = (_number(words, f"--{kind}-model-parallel-size", 1) for kind in ("tensor", "pipeline"))
     expert_tensor = _number(words, "--expert-tensor-parallel-size", tensor)
     dealt = _number(words, "--expert-model-parallel-size", 1) * expert_tensor
     chunks = _number(words, "--num-virtual-stages-per-pipeline-rank", 1)
     if "--num-layers-per-virtual-pipeline-stage" in words:
         own = _number(words, "--num-layers-per-virtual-pipeline-stage", 1)
+        if "--num-layers" not in words:
+            problem = "--num-layers-per-virtual-pipeline-stage without --num-layers"
+            raise UsageError(problem, hint="add the number of layers to the file, or use --interleave")
         chunks = _number(words, "--num-layers", 0) // (pipeline * own)
     group = _number(words, "--microbatch-group-size-per-virtual-pipeline-stage", 0)
     modules = words.get("--recompute-modules", "core_attn").split()
@@ -292,6 +324,7 @@ def read_arguments(text: str) -> FrameworkJob:
         _optimizer_of(words),
         None if "--overlap-grad-reduce" in words else 0.0,
         (*left, *(f"{argument}: {why}" for argument, why in _IGNORED.items() if argument in said)),
+        _number(words, "--seq-length", 0),
     )
 
 

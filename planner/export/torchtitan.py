@@ -195,7 +195,8 @@ def read_toml(text: str) -> FrameworkJob:
     if mode == "selective":
         ignored.append("activation_checkpoint.mode selective: nothing is computed again here")
     batch = number(training, "global_batch_size", -1)
-    return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored))
+    sequence = number(training, "seq_len", 0)
+    return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored), sequence)
 
 
 def _schedule_of(parallelism: Mapping[str, Any]) -> str:

@@ -21,6 +21,9 @@ from typing import overload
 
 import numpy as np
 
+from planner.errors import JobError
+from planner.units import plural
+
 MOST_DEVICES = 1 << 20
 """Largest number of devices of a cluster."""
 
@@ -362,6 +365,26 @@ def neighbours(tensor: int, data: int | np.ndarray, piped: bool | np.ndarray) ->
     inside = min(tensor - 1, NEIGHBOURS) + np.minimum(np.subtract(data, 1), NEIGHBOURS)
     count = inside + PIPELINE_NEIGHBOURS * np.asarray(piped) + NEIGHBOURS * (groups > 1)
     return count if np.ndim(count) else int(count)
+
+
+def check_devices(cluster: Cluster, wanted: int) -> None:
+    """Refuse a number of devices that a cluster does not have.
+
+    Raises:
+        JobError: it has fewer.
+    """
+    there = cluster.device_count
+    if wanted > there:
+        message = f"{cluster.name} has {plural(there, 'device')}, not {wanted:,}"
+        raise JobError(message, hint=with_devices(cluster, wanted))
+
+
+def with_devices(cluster: Cluster, wanted: int) -> str:
+    """What makes a cluster of at least so many devices."""
+    if not cluster.node_size:
+        return f"take a profile with {wanted:,} devices"
+    nodes = -(-wanted // cluster.node_size)
+    return f"--nodes {nodes} makes {nodes * cluster.node_size:,}"
 
 
 def with_headroom(cluster: Cluster, headroom: float) -> Cluster:

@@ -23,7 +23,7 @@ from planner.plans.records import Provenance
 from planner.plans.rules import OFF, RULES, Cost, Metric, Remark, Severity, severities
 from planner.plans.types import Plan
 from planner.plans.words import module_list, module_ranges, summary
-from planner.units import format_bytes, format_fraction, format_rate, format_seconds, plural
+from planner.units import format_bytes, format_fraction, format_number, format_rate, format_seconds, plural
 
 NEARLY_FULL = 0.95
 """Share of a device's memory above which a plan counts as nearly full."""
@@ -180,7 +180,7 @@ def value_words(name: str, value: object) -> str:
         return format_bytes(value)
     if name in ("gap", "bubble_fraction", "overlap", "headroom"):
         return format_fraction(value)
-    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+    return format_number(value, 6) if isinstance(value, float) else f"{value:,}"
 
 
 def _decisions(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:

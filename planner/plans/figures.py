@@ -21,7 +21,7 @@ from planner.costs.precision import Precision
 from planner.graph import DType, Graph, TensorKind
 from planner.hardware.types import Cluster
 from planner.plans.words import significant
-from planner.units import format_seconds, short_count
+from planner.units import format_number, format_seconds, short_count
 
 BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
 
@@ -349,7 +349,7 @@ class Headline:
         price = f"${short_count(self.dollars_per_tera_tokens)} per 10^12 tokens"
         if not self.sequence:
             rate = f"{_thousands(self.samples_per_s / self.device_count)} samples/s/device"
-            price = f"${self.dollars_per_mega_samples:,.3g} per 10^6 samples"
+            price = f"${format_number(self.dollars_per_mega_samples, 3)} per 10^6 samples"
         time = format_seconds(self.iteration_s)
         if self.low_s is not None and self.high_s is not None:
             time += f" (80 %: {format_seconds(self.low_s)} to {format_seconds(self.high_s)})"
