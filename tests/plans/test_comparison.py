@@ -95,7 +95,7 @@ def test_hardware_options_and_tool_are_causes() -> None:
     new = seal(dataclasses.replace(old, hardware=hardware, options=options, provenance=provenance))
     assert compare_plans(old, new).causes == (
         "the hardware changed: level bus byte_per_s 100 GB/s -> 50 GB/s",
-        "the options changed: zero 0, 1 -> 1",
+        "the options changed: zero 0, 1, 2, 3 -> 1",
         "the tool changed: version 0.0 -> 0.1",
     )
 
