@@ -20,3 +20,9 @@ MAX_RETRIED = 4
 
 MAX_SIZES_TRIED = 2
 """Micro-batch sizes for which a first tensor parallel plan is tried."""
+
+MAX_RUNNERS_UP = 8
+"""Most runners-up of an answer."""
+
+SLACK = 0.02
+"""Decisions are still searched if their closed form exceeds the best by up to this fraction."""

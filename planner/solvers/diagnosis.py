@@ -37,7 +37,6 @@ _MAX_STEPS = 60
 _MAX_SIZES = 2
 _NEGLIGIBLE = 0.01
 _LEAN_OPTIMIZER = "adafactor"
-_MOST_ZERO = 3
 _ROUNDING = 1e-12
 _MAX_COUNTED_STAGES = 8
 """Most stages for which the least memory is computed by their exact number."""
@@ -359,15 +358,6 @@ def conflict(job: Job, attempt: Attempt) -> InfeasibleError | None:
             if seconds is not None:
                 words = " and ".join(as_written(job, name) for name in names)
                 remedies.append(f"without {words} ({seconds:.3g} s an iteration, say)")
-        if count == 1 and (more_zero := _with_more_zero(job)) and (seconds := attempt(more_zero)) is not None:
-            remedies.append(f"with {as_written(more_zero, 'zero')} ({seconds:.3g} s an iteration, say)")
         if remedies:
             return InfeasibleError(f"no plan has all of {limits}", hint=f"there are some {' or '.join(remedies)}")
     return None
-
-
-def _with_more_zero(job: Job) -> Job | None:
-    """The job with ZeRO-3 where the user left the stages open and it is not searched; None elsewhere."""
-    if given(job, ("zero",)) or max(job.zero) >= _MOST_ZERO:
-        return None
-    return dataclasses.replace(job, zero=(_MOST_ZERO,))

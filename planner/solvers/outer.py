@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,12 +24,14 @@ from planner.solvers._effort import (
     MAX_BOUNDED,
     MAX_RAISED,
     MAX_RETRIED,
+    MAX_RUNNERS_UP,
     MAX_SIZES_TRIED,
     NEAR,
+    SLACK,
     THOROUGH_UP_TO,
 )
 from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s, covers
-from planner.solvers._objectives import ClosedForm, LongestChain, Objective
+from planner.solvers._objectives import ClosedForm, LongestChain
 from planner.solvers.critical_path import BoundedProblem, bounded, critical_s, solve_bounded
 from planner.solvers.diagnosis import infeasible, limited, may_fit, state_fits
 from planner.solvers.shape_search import ShapeSearch, waits
@@ -54,12 +56,6 @@ from planner.space.jobs import settled
 from planner.space.problem import StageProblem, joined
 from planner.space.repeats import allows_some_layers
 from planner.space.types import BlockCosts, Candidate, Job
-
-MAX_RUNNERS_UP = 8
-"""Most runners-up of an answer."""
-
-SLACK = 0.02
-"""Decisions are still searched if their closed form exceeds the best by up to this fraction."""
 
 
 def search(
@@ -178,7 +174,8 @@ class _Search:
             self._search_by_closed_form(single_device, floors, first, any_plan=any_plan)
             first = []
         refine = self._refine if self._thorough else self._refine_within_effort
-        frontier = self._frontier(LongestChain(), single_device, floors, refine, first)
+        setting = self._formulator, self._cluster, self._closed_form_job
+        frontier = Frontier(*setting, LongestChain(), single_device, floors, refine, first)
         self._search_by_critical_path(frontier, any_plan=any_plan)
 
     def _search_shapes(self, single_device: Sequence[BlockCosts], floors: Floors, *, any_plan: bool) -> None:
@@ -272,18 +269,6 @@ class _Search:
                 break
         return floors_by_size
 
-    def _frontier(
-        self,
-        objective: Objective,
-        single_device: Sequence[BlockCosts],
-        floors: Floors,
-        refine: Callable[[int, Key], Refinement | None],
-        first: Sequence[BlockCosts],
-    ) -> Frontier:
-        """A queue of the problems of the schedules with a closed form."""
-        job = self._closed_form_job
-        return Frontier(self._formulator, self._cluster, job, objective, single_device, floors, refine, first)
-
     def _refine(self, micro_batch: int, key: Key) -> Refinement:
         """Price the shardings of a floor, once, and make them known to the judge."""
         if self._shardings is None or (micro_batch, key) in self._refined:
@@ -332,7 +317,8 @@ class _Search:
         self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
     ) -> None:
         """Find the fastest decisions by the closed form and simulate the best of them."""
-        frontier = self._frontier(ClosedForm(), single_device, floors, self._refine_for_decisions, first)
+        setting = self._formulator, self._cluster, self._closed_form_job
+        frontier = Frontier(*setting, ClosedForm(), single_device, floors, self._refine_for_decisions, first)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):

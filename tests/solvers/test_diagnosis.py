@@ -10,6 +10,7 @@ import pytest
 from planner.errors import InfeasibleError
 from planner.hardware import Cluster
 from planner.solvers import search
+from planner.solvers._frontier import Frontier
 from planner.solvers.diagnosis import least_memory_factor, may_fit
 from planner.space import BlockCosts, Formulator, Job, evaluate
 from tests.oracles import stages as brute_force
@@ -108,6 +109,20 @@ def test_what_is_offered_is_enough_and_just_below_is_not() -> None:
     assert search(costs_for, machine(offered), job).best.evaluation.feasible
     with pytest.raises(InfeasibleError):
         search(costs_for, machine(offered * 0.97), job)
+
+
+def test_nothing_is_searched_where_the_states_exceed_all_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 4 GiB of weights, as much of gradients and 8 GiB of Adam: 16 GiB on two devices of 7.9, or just on two of 8.1.
+    searched = list[object]()
+
+    def noted(self: Frontier, *_: object, **__: object) -> None:
+        searched.append(self)
+
+    monkeypatch.setattr(Frontier, "pop", noted)
+    assert "4 devices instead of 2" in reasons(7.9)
+    assert not searched
+    assert reasons(8.1)
+    assert searched
 
 
 def test_least_memory_by_hand() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,13 +32,15 @@ OBJECTIVES = pytest.mark.parametrize("objective", [ClosedForm(), LongestChain()]
 @given(
     seed=st.integers(0, 10**6),
     schedule=st.sampled_from(["1f1b", "gpipe"]),
-    zero=st.sampled_from([0, 1]),
+    zero=st.sampled_from([0, 1, 2, 3]),
     copies=st.integers(1, 3),
+    overlap=st.sampled_from([0.0, 0.4, 1.0]),
 )
 def test_what_enumeration_finds_is_never_ruled_out(
-    objective: Objective, seed: int, schedule: str, zero: int, copies: int
+    objective: Objective, seed: int, schedule: str, zero: int, copies: int, overlap: float
 ) -> None:
     costs, machine, job = random_instance(seed, others=True)
+    job = dataclasses.replace(job, overlap=overlap)
     formulator = Formulator(machine, job)
     if copies > formulator.devices(costs.ranks) or job.global_batch % (copies * costs.micro_batch):
         copies = 1
@@ -102,6 +105,39 @@ def test_synchronisation_is_in_the_bound(objective: Objective) -> None:
     test = frontier(costs, machine, job, objective).feasibility(SearchTask(0.0, 1, 1, 4, "1f1b", 0), costs)
     assert test.possible(6.0 + 12.0 + 1.0)
     assert not test.possible(18.9)
+
+
+@OBJECTIVES
+def test_exchanges_in_every_pass_are_in_the_bound(objective: Objective) -> None:
+    # One stage on four devices with ZeRO-3: 2 micro-batches of 1 + 2 s, for each of which 3/4 of 400 bytes are gathered
+    # twice and scattered once at 50 bytes/s, and a quarter of an update of 1 s.
+    costs = chain([1.0], elements=100.0, update_s=1.0)
+    machine = cluster((4,), (50.0,))
+    job = Job(global_batch=8, precision="fp32", data_parallel=(4,), overlap=0.0)
+    task = SearchTask(0.0, 1, 1, 4, "1f1b", 3)
+    exact_s = 2 * (3.0 + 3 * 6.0) + 0.25
+    assert frontier(costs, machine, job, objective).feasibility(task, costs).possible(exact_s)
+    assert not frontier(costs, machine, job, objective).feasibility(task, costs).possible(exact_s - 0.1)
+    hidden = dataclasses.replace(job, overlap=1.0)  # 1 s of 6, and 2 s of 12
+    hidden_s = 2 * (6.0 + 12.0) + 0.25
+    assert frontier(costs, machine, hidden, objective).feasibility(task, costs).possible(hidden_s)
+    assert not frontier(costs, machine, hidden, objective).feasibility(task, costs).possible(hidden_s - 0.1)
+
+
+def test_a_problem_is_split_only_as_far_as_its_bound_matters() -> None:
+    costs = chain([1.0, 2.0, 1.5, 1.0], elements=10.0, boundary=1.0)
+    machine, job = cluster((4,), (50.0,)), Job(global_batch=8, precision="fp32", uniform=True)
+    problem = Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=1)
+    known = critical_path.bounded(problem, math.inf)
+    first_s = known.bound_s
+    assert known.lowest(math.inf, enough_s=first_s * (1 - 1e-9)) is None
+    assert [part.path for part in known.parts] == [()]
+    part = known.lowest(math.inf)
+    assert part is not None
+    assert part.parts == ()
+    assert len(np.unique(part.problem.replicas)) == 1
+    assert first_s <= known.bound_s == part.relaxation.bound_s
+    assert known.lowest(known.bound_s) is None
 
 
 @pytest.mark.parametrize("batch", [720, 5040])

@@ -197,3 +197,19 @@ def test_the_last_bit_of_a_sum_tells_no_decisions_apart() -> None:
     assert comparable(one_by_one) == comparable(compensated)
     assert comparable(1.0) < comparable(1.0 + 1e-8)
     assert comparable(math.inf) == math.inf
+
+
+def test_plans_that_take_longer_than_a_cutoff_are_not_looked_for() -> None:
+    costs_for = by_size(lambda size: grown(chain([1.0, 2.0, 1.0], elements=10.0, boundary=1.0), size))
+    machine, job = cluster((4,), (50.0,)), Job(global_batch=8, precision="fp32")
+    answer = search(costs_for, machine, job, simulated_s=played_s)
+    best_s = answer.best.simulated_s
+    assert best_s is not None
+    below = search(costs_for, machine, job, simulated_s=played_s, cutoff_s=best_s * 1.001)
+    assert below.best.decision == answer.best.decision
+    assert below.certificate.bound_s <= best_s
+    try:
+        other = search(costs_for, machine, job, simulated_s=played_s, cutoff_s=best_s / 2)
+    except InfeasibleError:
+        return
+    assert other.certificate.bound_s <= best_s / 2  # nothing is known of plans that take longer
