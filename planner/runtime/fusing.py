@@ -367,10 +367,15 @@ def _operands(steps: Sequence[Kernel]) -> tuple[str, ...]:
 
 
 def _as_one(steps: tuple[Step, ...]) -> Kernel:
-    """Cheap operators as one; a tensor times its sigmoid is an operator of its own."""
+    """Cheap operators as one; a tensor times its sigmoid is an operator of its own, and that times another one, too."""
     steps = tuple(_with_swish(steps))
     if len(steps) == 1:
         return steps[0]
+    first, last = steps[0], steps[-1]
+    if len(steps) == 2 and first.op == "Swish" and last.op == "Mul" and last.inputs.count(first.name) == 1:
+        (other,) = (name for name in last.inputs if name != first.name)
+        if other not in first.inputs:
+            return replace(last, op="SwiGLU", inputs=(*first.inputs, other), attributes={})
     return Repeat(steps, _operands(steps), tuple(name for name in steps[-1].outputs if name))
 
 

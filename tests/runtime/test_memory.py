@@ -150,7 +150,10 @@ def test_an_activation_keeps_its_operand_alone() -> None:
     assert (swish.op, swish.inputs) == ("Swish", ("gate",))
     assert last == steps[2]
     (gate,) = fused(steps, ["y"], listed=["act", "y"], gates=True)
-    assert isinstance(gate, Repeat)
+    assert isinstance(gate, Step)
+    assert (gate.op, gate.inputs) == ("SwiGLU", ("gate", "up"))
+    wider = [*steps[:2], Step("Erf", ("act",), ("y",), {}, 18)]
+    assert [type(unit) for unit in fused(wider, ["y"], listed=["y"])] == [Repeat]
     values = {name: torch.randn(6, dtype=torch.float64, requires_grad=True) for name in ("gate", "up")}
     expected, found = (
         torch.autograd.grad(run(units, values, Context(torch.float64), wanted=["y"])["y"].sum(), [*values.values()])

@@ -147,14 +147,48 @@ def _rotary_embedding(c: Call) -> torch.Tensor:
     heads = int(c.attr("num_heads", 0))
     turned = x.reshape(x.shape[0], x.shape[1], heads, -1) if x.dim() == 3 else x.transpose(1, 2)
     width = int(c.attr("rotary_embedding_dim", 0)) or turned.shape[-1]
-    cos, sin = (t[c[3].long()] if c.has(3) else t for t in (c[1], c[2]))
-    cos, sin = cos[..., : width // 2].unsqueeze(2), sin[..., : width // 2].unsqueeze(2)
-    part, rest = turned[..., :width], turned[..., width:]
-    if c.attr("interleaved", 0):
-        a, b = part[..., 0::2], part[..., 1::2]
-        done = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-    else:
-        a, b = part.chunk(2, -1)
-        done = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    y = torch.cat([done, rest], -1)
+    options = c.get(3), width, bool(c.attr("interleaved", 0))
+    trained = c[1].requires_grad or c[2].requires_grad
+    y = _rotated(turned, c[1], c[2], *options) if trained else _Rotation.apply(turned, c[1], c[2], *options)
     return y.reshape(x.shape) if x.dim() == 3 else y.transpose(1, 2)
+
+
+def _rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, places: torch.Tensor | None, width: int, interleaved: bool
+) -> torch.Tensor:
+    """Pairs of numbers of x [b, s, heads, d] turned by angles.
+
+    Args:
+        x: of which the first `width` numbers of each head are turned.
+        cos: cosines [b, s, width / 2], or a table of which `places` [b, s] gives the rows.
+        sin: sines, likewise.
+        places: rows of the tables; None without tables.
+        width: how many numbers of a head are turned.
+        interleaved: whether neighbours are a pair, not numbers of the two halves.
+    """
+    if places is not None:
+        cos, sin = cos[places.long()], sin[places.long()]
+    cos, sin = cos[..., : width // 2].unsqueeze(2), sin[..., : width // 2].unsqueeze(2)
+    part, rest = x[..., :width], x[..., width:]
+    a, b = (part[..., 0::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
+    halves = a * cos - b * sin, b * cos + a * sin
+    done = torch.stack(halves, -1).flatten(-2) if interleaved else torch.cat(halves, -1)
+    return torch.cat([done, rest], -1) if rest.shape[-1] else done
+
+
+class _Rotation(torch.autograd.Function):  # type: ignore[misc]
+    """As `_rotated`; keeps the tables, and turns gradients back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, places: torch.Tensor | None, *options: Any,  # noqa: ANN401
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(cos, sin, places)
+        ctx.options = options
+        return _rotated(x, cos, sin, places, *options)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        cos, sin, places = ctx.saved_tensors
+        return _rotated(gradient, cos, -sin, places, *ctx.options), None, None, None, None, None

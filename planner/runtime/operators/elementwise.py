@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
 from planner.runtime.operators.call import RULES, Call, rule
-from planner.runtime.operators.kernels import repeated
+from planner.runtime.operators.kernels import Gated, repeated
 
 _TORCH_TYPES = {
     2: torch.uint8, 3: torch.int8, 4: torch.int16, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
@@ -143,7 +144,10 @@ def _swish_of(x: torch.Tensor, alpha: float) -> torch.Tensor:
 
 @rule("SwiGLU")
 def _swiglu(c: Call) -> torch.Tensor:
-    return repeated(lambda gate, x: (_swish_of(gate, c.attr("alpha", 1.0)) * x,), (c[0], c[1]))[0]
+    alpha = c.attr("alpha", 1.0)
+    if alpha == 1.0 and c[0].shape == c[1].shape:
+        return cast(torch.Tensor, Gated.apply(c[0], c[1]))
+    return repeated(lambda gate, x: (_swish_of(gate, alpha) * x,), (c[0], c[1]))[0]
 
 
 @rule("LeakyRelu")

@@ -103,6 +103,23 @@ def _total(leaf: torch.Tensor, w: torch.Tensor) -> torch.Tensor | None:
     return total.as_strided(w.shape, w.stride(), total.storage_offset() + w.storage_offset() - leaf.storage_offset())
 
 
+class Gated(torch.autograd.Function):  # type: ignore[misc]
+    """x / (1 + exp(-x)) * y; keeps x and y, and makes no more in backward than their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        """The product of y with the Swish of x, of the same shape."""
+        ctx.save_for_backward(x, y)
+        return F.silu(x).mul_(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        """Gradients of x and y."""
+        x, y = ctx.saved_tensors
+        of_y, of_x = F.silu(x).mul_(gradient), gradient * y
+        return torch.ops.aten.silu_backward.grad_input(of_x, x, grad_input=of_x), of_y
+
+
 class CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Mean of -log softmax(logits)[label] over the rows with a label; keeps the log-softmax, and makes one gradient."""
 
