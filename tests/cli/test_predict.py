@@ -136,3 +136,11 @@ def test_degrees_need_a_global_batch(capsys: pytest.CaptureFixture[str]) -> None
 def test_devices_that_may_be_used_bound_the_copies(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *GPT2, "--pp", "2", "--devices", "4", "--format", "json")
     assert json.loads(out)["configuration"]["copies"] == 2
+
+
+def test_a_priced_configuration_claims_no_search(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("predict", "gpt2", "-H", "dgx-h100", "-b", 64, "--zero", 3, "--shard-over", 4, "--dim", "seq=256") == 0
+    text = capsys.readouterr().out
+    assert "priced as it was given: nothing was searched" in text
+    assert "best found" not in text
+    assert "ZeRO-3 over 4" in text
