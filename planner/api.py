@@ -185,18 +185,23 @@ class _Task:
         self.pricers.append(Pricer(graph, cluster, job, strict_ops=self.strict_ops, like=known))
         return self.pricers[-1], sizes
 
-    def find_plan(self, backends: Sequence[Backend] = ()) -> Plan:
-        """The fastest plan; for frameworks, within their limits, the simplest of the plans that are about as fast."""
+    def find_plan(self, backends: Sequence[Backend] = (), cutoff_s: float = math.inf) -> Plan:
+        """The fastest plan; for frameworks, within their limits, the simplest of the plans that are about as fast.
+
+        Raises:
+            InfeasibleError: nothing fits, or nothing that takes less than a time is found.
+        """
         job = within_limits(self.job, backends)
         pricer, sizes = self.pricer_for(job)
         _check_limits(pricer, job)
-        asked = None if backends and not self.job.backends else self.job
+        asked = None if (backends and not self.job.backends) or cutoff_s < math.inf else self.job
         answer = _searched(
             pricer,
             dataclasses.replace(job, micro_batches=sizes),
             asked,
             self.report if self.progress else None,
             self.own,
+            cutoff_s,
         )
         best, simulated_s, others = _decide(answer, simplest=bool(backends))
         written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
@@ -227,7 +232,9 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
         found = task.find_plan(backends)
         names = running(found, backends, task.graph)
         if not names:  # of what some have and what others have, no one has all
-            fitting = [each for backend in backends if len(backends) > 1 for each in _plans_for(task, backend)]
+            fitting = list[Plan]()
+            for backend in backends if len(backends) > 1 else ():
+                fitting += _plans_for(task, backend, min((p.predictions.reached_s for p in fitting), default=math.inf))
             if not fitting:
                 title, needs = min(((b.title, lacks(found, b, task.graph)) for b in backends), key=lambda n: len(n[1]))
                 said = f"the best plan found needs what {title} lacks: {', '.join(needs)}"
@@ -242,10 +249,10 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
     return seal(dataclasses.replace(found, runs_on=names, free_choice=_free_choice(task, backends)))
 
 
-def _plans_for(task: _Task, backend: Backend) -> list[Plan]:
-    """The plan for one framework; none where it has none."""
+def _plans_for(task: _Task, backend: Backend, cutoff_s: float) -> list[Plan]:
+    """The plan for one framework; none where it has none, or none below a time."""
     try:
-        found = task.find_plan((backend,))
+        found = task.find_plan((backend,), cutoff_s)
     except (InfeasibleError, JobError):
         return []
     return [found] if running(found, (backend,), task.graph) else []
@@ -331,7 +338,9 @@ def _check_counts(pricer: Pricer, job: Job) -> None:
         raise JobError(f"{stages} stages of a model with {blocks} blocks", hint="allow fewer stages with --pp")
 
 
-def _searched(pricer: Pricer, job: Job, asked: Job | None, progress: Progress | None, own: Schedule | None) -> Answer:
+def _searched(
+    pricer: Pricer, job: Job, asked: Job | None, progress: Progress | None, own: Schedule | None, cutoff_s: float
+) -> Answer:
     """The search's answer.
 
     Raises:
@@ -347,6 +356,7 @@ def _searched(pricer: Pricer, job: Job, asked: Job | None, progress: Progress | 
             simulated_s=functools.partial(played_s, schedule_of=schedules_with(own)),
             diagnose=not limited(job),
             own=own,
+            cutoff_s=cutoff_s,
         )
     except InfeasibleError as error:
         if not limited(job) or own is not None or asked is None:

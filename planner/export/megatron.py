@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -90,7 +90,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     batch = f"--micro-batch-size {degrees.micro_batch}", f"--global-batch-size {plan.micro_batches.global_batch}"
     yield f"{degrees.accumulated} x {plural(degrees.micro_batch, 'sample')} a data parallel rank", batch
     yield f"ZeRO-{plan.configuration.zero}", tuple(_zero(plan, degrees))
-    if readings.recomputes(plan) or readings.repeated_modules(plan):
+    if readings.recomputes(plan) or plan.stages[0].repeats:
         yield "recomputation", tuple(_recompute(plan))
     if offload := plan.stages[0].offload:
         yield "offload", ("--fine-grained-activation-offloading", f"--offload-modules {' '.join(offload)}")
@@ -127,11 +127,11 @@ def _zero(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
 
 
 def _recompute(plan: Plan) -> Iterator[str]:
-    modules = readings.repeated_modules(plan)
+    modules = plan.stages[0].repeats
     if readings.recomputes(plan):
         counts = [part.count("t") for part in layout(plan).split("|")]
         whole = min(counts) if plan.configuration.whole_stages and len(set(counts)) == 1 else 1
-        some = readings.some_layers(plan)
+        some = plan.configuration.stages[0].layers
         yield "--recompute-granularity full"
         yield f"--recompute-method {'block' if some else 'uniform'}"
         yield f"--recompute-num-layers {some or whole}"
@@ -197,13 +197,12 @@ def _write(plan: Plan) -> Export:
     )
     own = ('"${model_arguments[@]}"', '"${data_arguments[@]}"')
     script = readings.launch(plan, '"${PROGRAM:-pretrain_gpt.py}"', (*arguments, *own), before)
-    mapped = [
-        MappedPart(part, "`" + " ".join(written) + "`" if written else "follows from the number of ranks")
-        for part, written in parts
-    ]
+    mapped = {
+        part: f"`{' '.join(written)}`" if written else "follows from the number of ranks" for part, written in parts
+    }
     left_out = list(_left_out(plan))
     files = {"launch.sh": script, "arguments.txt": "\n".join(arguments) + "\n"}
-    return Export(files, tuple(mapped), tuple(left_out), order)
+    return Export(files, mapped, tuple(left_out), order)
 
 
 FLAGS = re.compile(r"--(bf16|fp16|fp8|fp4|grad-reduce-in-bf16|first-last-layers-bf16|reuse-grad-buf|num-layers-at-)")

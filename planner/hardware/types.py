@@ -79,6 +79,8 @@ class Stack:
         attention_rate: by pattern of device names, the rate of a fused attention kernel over that of a plain product;
             the first match counts.
         causal_part: fraction of the score products that a fused attention kernel does under a causal mask.
+        attention_block: queries and keys of a fused attention kernel's blocks; of one that a causal mask or a window
+            hides in part, all scores are worked out.
         unaligned_rate: fraction of its rate that a product of two activations reaches where rows are no multiple of 16
             bytes and attention is not fused.
         fused: kernels that run several operators as one, by name (`planner.operators.patterns`); operators inside take
@@ -92,6 +94,7 @@ class Stack:
             scatter of its result runs beside it; no more pieces of a gather than ranks. 1 leaves products whole.
         rows_once: whether a row crosses a link once for all experts behind it and is copied there; else once for each
             expert.
+        grouped_experts: whether one kernel does the products of all experts; else that of each is a kernel of its own.
         gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
             all ports, by the cheapest algorithm.
         allocator_cache: memory that the allocator holds over that of the tensors at the peak. The default was fitted to
@@ -114,6 +117,7 @@ class Stack:
     link_rate: float = 1.0
     attention_rate: Mapping[str, float] = field(default_factory=lambda: {"*": 0.75})
     causal_part: float = 1.0
+    attention_block: int = 1
     unaligned_rate: float = 1.0
     fused: tuple[str, ...] = ()
     loss_passes: tuple[float, float] = (3.0, 6.0)
@@ -122,6 +126,7 @@ class Stack:
     inner_overlap: Mapping[str, float] = field(default_factory=dict)
     product_pieces: int = 1
     rows_once: bool = False
+    grouped_experts: bool = False
     gather_ports: int = 0
     allocator_cache: float = 1.08
     compared: tuple[int, float, float] | None = None
@@ -168,6 +173,7 @@ class Device:
         headroom: fraction of the memory that plans leave free.
         format_rates: by number format, the fraction of `matrix_efficiency` that products reach, where below 1.
         host_byte_per_s: what copies between the device and its host's memory reach, one direction.
+        matrix_unit: rows and columns of the matrix units' array, to multiples of which products are padded.
     """
 
     name: str
@@ -187,6 +193,7 @@ class Device:
     headroom: float = 0.0
     format_rates: Mapping[str, float] = field(default_factory=dict)
     host_byte_per_s: float = HOST_BYTE_PER_S
+    matrix_unit: int = 1
 
     @property
     def capacity_bytes(self) -> int:

@@ -118,10 +118,9 @@ def _sharing(plan: Plan) -> list[str]:
 
 
 def _shared(sharding: Sharding) -> str:
-    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
     layouts = dict.fromkeys(LIES.get(how, how) for how in sharding.boundaries)
     return (
-        f"every operator shared by groups of {sharding.ranks} ranks: mesh {mesh}; "
+        f"every operator shared by groups of {sharding.ranks} ranks: mesh {sharding.mesh}; "
         f"tensors between blocks {' and '.join(layouts)}"
     )
 

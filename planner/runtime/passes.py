@@ -19,9 +19,11 @@ import torch
 from planner.costs.measured import Seconds
 from planner.plans import Plan
 from planner.runtime.data import loss_by_name, synthetic
+from planner.runtime.fusing import fused
 from planner.runtime.interpreter import run
 from planner.runtime.model_file import read_model, require_rules
 from planner.runtime.operators import Context
+from planner.runtime.stages import runs_gates
 from planner.runtime.trainer import model_of
 
 PASSES = 7
@@ -50,6 +52,8 @@ def measure_passes(plan: Plan, model: object, *, passes: int = PASSES, seed: int
     outputs = [spec.name for spec in plan.model.outputs]
     steps = model_file.cone(outputs, model_file.inputs)
     require_rules(steps)
+    listed = {node for stage in plan.stages for node in plan.stage_nodes(stage.index)}
+    kernels = fused(steps, outputs, listed=listed, gates=runs_gates(plan))
     names = {n for step in steps for n in step.inputs if n in model_file.weights or n in model_file.constants}
     weights = {name: model_file.weight(name, torch.float32) for name in sorted(names)}
     leaves = [w.requires_grad_() for name, w in weights.items() if model_file.trained(name) and w.is_floating_point()]
@@ -68,7 +72,8 @@ def measure_passes(plan: Plan, model: object, *, passes: int = PASSES, seed: int
                 return value
 
             clock.begin(counted=number > 0)
-            results = run(steps, given, Context(torch.float32, seed, number), wanted=outputs, fitted=observed)
+            context = Context(torch.float32, seed, number, adds_in_place=True)
+            results = run(kernels, given, context, wanted=outputs, fitted=observed)
             clock.backward(loss(results, batch), leaves)
     return {
         name: (clock.median(clock.forward_s, name), clock.median(clock.backward_s, name))
