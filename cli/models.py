@@ -39,7 +39,7 @@ def list_models(family: str | None, form: str) -> None:
       shardplan models list --format json
     """
     types = planner.bundled.bundled_options()
-    families = (*planner.bundled.bundled_families(), *(listed for listed, _ in types.values()))
+    families = {*planner.bundled.bundled_families(), *(listed for listed, _ in types.values())}
     if family is not None and family not in families:
         raise planner.UsageError(
             f"no family of models is called {family!r}", hint=planner.registry.did_you_mean(family, families)

@@ -52,8 +52,15 @@ def activation(c: Config, key: str = "hidden_act") -> str:
 
 
 def head_width(c: Config) -> int:
-    """Width of one attention head."""
-    return int(c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
+    """Width of one attention head.
+
+    Raises:
+        ModelBuildError: it is not given, and the heads do not divide the hidden state.
+    """
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
+    if not c.get("head_dim") and hidden % heads:
+        raise ModelBuildError(f"a width of {hidden} is not a multiple of {heads} heads", "give sizes that divide")
+    return int(c.get("head_dim") or hidden // heads)
 
 
 def rotary_of(c: Config) -> Rotary:

@@ -25,7 +25,7 @@ _NEEDS = "importing a torch module needs torch and onnxscript"
 
 def from_torch(
     module: torch.nn.Module,
-    example_inputs: Sequence[Any] | Mapping[str, Any],
+    example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
     *,
     name: str = "",
     options: ImportOptions | None = None,
@@ -38,7 +38,7 @@ def from_torch(
 
     Args:
         module: the module; it is not changed.
-        example_inputs: what its `forward` takes: a sequence of positional arguments, or arguments by name.
+        example_inputs: what its `forward` takes: a tensor, a sequence of positional arguments, or arguments by name.
         name: what to call the graph; the class of the module when empty.
         options: what the module leaves open.
 
@@ -53,11 +53,12 @@ def from_torch(
         raise UsageError(f"{_NEEDS}: {error}", hint="pip install 'shardplan[torch]'") from None
     title = name or type(module).__name__
     by_name = isinstance(example_inputs, Mapping)
+    by_place = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     try:
         with _quiet():
             program = torch.onnx.export(
                 module,
-                () if by_name else tuple(example_inputs),
+                () if by_name else tuple(by_place),
                 kwargs=dict(example_inputs) if by_name else None,
                 dynamo=True,
                 optimize=False,

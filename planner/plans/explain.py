@@ -123,6 +123,7 @@ class Explanation:
         advice: sizes of the model that cost time by themselves; "" where there are none, or model and hardware were not
             given.
         headline: the figures that people compare training runs by; None in plans of before.
+        searched: false for a configuration that was priced as it was given.
     """
 
     model: str
@@ -155,6 +156,7 @@ class Explanation:
     headroom: float = 0.0
     advice: str = ""
     headline: Headline | None = None
+    searched: bool = True
 
 
 _PREDICTED = (
@@ -206,6 +208,7 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         reasons=reasons,
         advice=advice,
         headline=plan.headline,
+        searched=plan.schedule.given != "configuration",
     )
 
 

@@ -93,7 +93,7 @@ def models_report(models: Sequence[Any]) -> Report:
     }  # fmt: skip
     rows = ((m.name, m.family, m.parameters, m.layers, m.seq, m.source) for m in models)
     data = [asdict(model) for model in models]
-    return Report("", (Section(table=table(columns, rows)),), data_table(data, data[0]))
+    return Report("", (Section(table=table(columns, rows)),), data_table(data, data[0] if data else ()))
 
 
 def cluster_report(cluster: Cluster, profile: Mapping[str, Any]) -> Report:

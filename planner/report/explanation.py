@@ -52,6 +52,8 @@ def _verdict(e: Explanation) -> Section:
         "no plan of the searched space is faster"
         if e.proven_optimal
         else f"the best that was found, at most {percent(e.gap)} above the bound"
+        if e.searched
+        else "priced as it was given: nothing was searched"
     )
     reached_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
     error = () if e.measured_error is None else (f"{e.measured_error.in_words(reached_s)}.",)
@@ -136,6 +138,10 @@ def _differs(rival: Rival) -> str:
 
 def _proof(e: Explanation) -> Section:
     reached_s = e.iteration_s if e.simulated_iteration_s is None else e.simulated_iteration_s
+    if not e.searched:
+        bound = format_seconds(e.bound_s)
+        line = f"Nothing was searched; in any order of its work this configuration takes {bound} or more."
+        return Section("What is proven", (line,))
     if e.proven_optimal:
         line = f"No plan of the searched space is faster than {format_seconds(e.bound_s)}, which this one reaches."
     else:

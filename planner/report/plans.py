@@ -137,8 +137,11 @@ def _times(plan: Plan) -> list[str]:
     bound, closed_form = format_seconds(predictions.bound_s), format_seconds(predictions.iteration_s)
     if plan.system is not None:
         return [*lines, f"predicted {closed_form}; its busiest device computes for {bound}"]
+    closed = f"; closed form {closed_form}" if has_closed_form(plan) else ""
+    if plan.schedule.given == "configuration":
+        return [*lines, f"priced as it was given: nothing was searched{closed}"]
     proof = "proven optimal" if predictions.proven_optimal else f"best found, within {predictions.gap:.2%} of the bound"
-    lines.append(f"bound {bound}: {proof}" + (f"; closed form {closed_form}" if has_closed_form(plan) else ""))
+    lines.append(f"bound {bound}: {proof}{closed}")
     if predictions.tried_bound_s is not None:
         gap = 1 - predictions.tried_bound_s / predictions.reached_s
         nearness = "the best" if gap <= OPTIMAL else f"within {gap:.2%} of the best"

@@ -45,6 +45,10 @@ def test_a_family_is_listed_with_the_options_of_its_builders(capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     (options,) = (line.split() for line in lines if line.startswith("options of deepseek_v3:"))
     assert {"--layers", "--hidden", "--experts", "--top-k", "--q-lora-rank"} <= set(options)
+    assert run("models", "list", "--family", "phi") == 0  # a family without bundled models
+    assert "options of phi3: --hidden --layers" in capsys.readouterr().out
+    assert run("models", "list", "--family", "phi", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,7 @@ def test_build_takes_sizes_of_ones_own(
         (("build", "gpt2", "-o", "absent/x.onnx"), 8, "cannot write"),
         (("list", "--family", "lama"), 2, "did you mean 'llama'"),
         (("build", "gpt2"), 2, "--output"),
+        (("build", "llama3-8b", "--heads", "7", "--kv-heads", "7", "-o", "x.onnx"), 2, "not a multiple of 7 heads"),
         (("build", "gpt2", "-o", "x.onnx", "--batch", "0"), 2, "--batch"),
     ],
 )

@@ -136,3 +136,16 @@ def test_degrees_need_a_global_batch(capsys: pytest.CaptureFixture[str]) -> None
 def test_devices_that_may_be_used_bound_the_copies(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *GPT2, "--pp", "2", "--devices", "4", "--format", "json")
     assert json.loads(out)["configuration"]["copies"] == 2
+
+
+def test_a_priced_configuration_claims_no_search(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "named.json")
+    code, text, _ = run(capsys, *GPT2, "--zero", "3", "--shard-over", "4", "-o", path)
+    assert code == 0
+    assert "priced as it was given: nothing was searched" in text
+    assert "best found" not in text
+    assert "ZeRO-3 over 4" in text
+    assert command_line("explain", path) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Nothing was searched; in any order of its work this configuration takes" in text
+    assert "No plan of the searched space" not in text

@@ -40,7 +40,7 @@ def tokens(device: str = "cpu") -> Any:
 
 def test_names_and_ties_are_those_of_the_module() -> None:
     module = Tiny()
-    graph = planner.from_torch(module, (tokens(),))
+    graph = planner.from_torch(module, tokens())
     assert {p.name for p in graph.parameters if p.trainable} == {name for name, _ in module.named_parameters()}
     assert graph.parameter_count() == sum(weight.numel() for weight in module.parameters())
     assert graph.name == "Tiny"
