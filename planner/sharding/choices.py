@@ -120,12 +120,6 @@ def _alone(local: LocalNest, name: str) -> bool:
     return all(len(names) == 1 for a in accesses for names in a.dims if name in names)
 
 
-def evenly_or_alone(local: LocalNest, name: str, ranks: int) -> bool:
-    """Whether a cut of the dimension is even, or the dimension indexes tensor dimensions alone."""
-    sizes = {d.size for nest in local.nests for d in nest.dims if d.name == name}
-    return _alone(local, name) or all(size % ranks == 0 for size in sizes)
-
-
 def choices(
     call: OpCall, spec: OpSpec, local: LocalNest, ranks: int, options: Options, role: AxisRole = AxisRole.TENSOR
 ) -> list[AxisChoice]:
@@ -193,7 +187,7 @@ def _free_choices(call: OpCall, spec: OpSpec, local: LocalNest, ranks: int, opti
             split_kind = SplitKind.STATISTICS
         elif dim.kind not in (DimKind.PARALLEL, DimKind.REDUCED):
             continue
-        if dim.size % ranks and (split_kind is SplitKind.STATISTICS or not evenly_or_alone(local, dim.name, ranks)):
+        if dim.size % ranks and (split_kind is SplitKind.STATISTICS or not _alone(local, dim.name)):
             continue
         if any(not _consistent(call, spec, nest, dim.name, dim.kind, ranks) for nest in local.nests):
             continue

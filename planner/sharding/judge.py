@@ -186,7 +186,7 @@ class _Judge:
         """Check that the strategy is one that the loop nests of the operator allow."""
         node, setting = self.graph.nodes[i], self.setting
         tags = {part.blocks for _, layout in (*strategy.reads, *strategy.writes) for part in layout} - {1}
-        options = replace(setting.options, blocks=tuple(sorted(tags)), interleaved=setting.options.interleaved)
+        options = replace(setting.options, blocks=tuple(sorted(tags)))
         call = OpCall.of(self.graph, node)
         if strategy not in strategies(call, self.specs[i], setting.mesh, setting.item_bytes, options):
             self.violations.append(f"{node.key} cannot be split as {strategy}")

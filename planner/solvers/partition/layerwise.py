@@ -106,48 +106,31 @@ def _cheapest(problem: LayerChoice, price: float) -> tuple[float, np.ndarray]:
 def _best_price(labelling: _Labelling) -> tuple[float, float]:
     """The price of memory with the best Lagrangian bound, and that bound; offers the feasible plans on the way."""
     problem = labelling.problem
-    total, strategies = _cheapest(problem, 0.0)
-    bound = total
-    layers = np.arange(problem.layers)
-    if problem.fixed_bytes[layers, strategies].sum() <= labelling.room:
+    bound, strategies = _cheapest(problem, 0.0)
+    if _fits(labelling, strategies):
         labelling.offer(strategies)
         return 0.0, bound
     positive = problem.fixed_bytes[problem.fixed_bytes > 0]
     scale = max(labelling.room, float(positive.min()))  # not empty: without memory the fastest plan fits
     low, high = 0.0, float(problem.time_s[np.isfinite(problem.time_s)].sum()) / scale + 1e-300
-    best = (0.0, bound)
-    ends: list[np.ndarray] = [strategies, strategies]  # a plan that exceeds the memory, one that fits
-    for step in range(4 * _PRICE_STEPS):
-        price = high if step == 0 or not _fits(labelling, ends[1]) else (low + high) / 2
+    best, found = (0.0, bound), False
+    for _ in range(4 * _PRICE_STEPS):
+        price = (low + high) / 2 if found else high
         total, strategies = _cheapest(problem, price)
         best = max(best, (price, total - price * labelling.room), key=lambda entry: entry[1])
         if _fits(labelling, strategies):
             labelling.offer(strategies)
-            high, ends[1] = price, strategies
-        elif not _fits(labelling, ends[1]):
-            low, high, ends[0] = price, price * 16, strategies
-            if price > 1e200:
-                break
+            high, found = price, True
         else:
-            low, ends[0] = price, strategies
-        if labelling.search.deadline.passed or (high - low <= 1e-9 * high and _fits(labelling, ends[1])):
+            low, high = price, high if found else price * 16
+        if labelling.search.deadline.passed or high > 1e200 or (found and high - low <= 1e-9 * high):
             break
-    _splice(labelling, ends[0], ends[1])
     return best
 
 
 def _fits(labelling: _Labelling, strategies: np.ndarray) -> bool:
     layers = np.arange(labelling.problem.layers)
     return bool(labelling.problem.fixed_bytes[layers, strategies].sum() <= labelling.room)
-
-
-def _splice(labelling: _Labelling, too_large: np.ndarray, fitting: np.ndarray) -> None:
-    """Offer the plans that take one plan's strategies up to some layer and the other plan's from there on."""
-    for cut in range(1, labelling.problem.layers):
-        if labelling.search.deadline.passed:
-            return
-        labelling.offer(np.concatenate([too_large[:cut], fitting[cut:]]))
-        labelling.offer(np.concatenate([fitting[:cut], too_large[cut:]]))
 
 
 def _labels(labelling: _Labelling, price: float, ahead: np.ndarray, limit: int) -> float:
