@@ -235,20 +235,20 @@ def plan_rows(predictions: Sequence[Prediction], backend: str, limit_s: float) -
             continue
         own_s = plan.predictions.reached_s
         rows.append([*start, f"{own_s:.3f} s", f"{best.seconds / own_s:.3f}", _plan_words(plan.configuration)])
+        print(start[0], file=sys.stderr, flush=True)
     return rows
 
 
 def _own_plan(best: Prediction, backend: str) -> planner.Plan:
-    """The plan of a row's job within a framework, under its software; the row's ZeRO stage and CP, which are looked at
-    on demand only, are among those allowed."""
+    """The plan of a row's job within a framework, under its software; the row's CP, which is looked at on demand only, is
+    among those allowed."""
     statement = best.recipe.statement
     if statement is None:
         raise planner.UsageError(f"{best.recipe.key} is not stated", hint="plan rows that are")
     degrees = statement.tried[0]
-    zero = tuple(sorted({0, 1, degrees.zero}))
     contexts = (1, degrees.context) if degrees.context > 1 else ()
-    backends = (backend, *FULLY_SHARDED.get(backend, ())) if max(zero) > 1 else (backend,)
-    job = dataclasses.replace(statement.job, backends=backends, headroom=0.0, zero=zero, context_parallel=contexts)
+    backends = (backend, *FULLY_SHARDED.get(backend, ())) if degrees.zero > 1 else (backend,)
+    job = dataclasses.replace(statement.job, backends=backends, headroom=0.0, context_parallel=contexts)
     return planner.plan(_graph(statement.model, statement.seq), _machine(statement), job)
 
 
