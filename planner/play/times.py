@@ -92,6 +92,11 @@ class StageTimes:
         return StageTimes(*columns)
 
 
+def weight_part_s(backward_s: float, recompute_s: float, weight_grad_s: float | None) -> float:
+    """Seconds of a split backward that WEIGHT_GRAD takes: half of it without recomputation where that is not known."""
+    return (backward_s - recompute_s) / 2 if weight_grad_s is None else weight_grad_s
+
+
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """How actions share workers and links.

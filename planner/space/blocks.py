@@ -73,10 +73,14 @@ def block_costs(
     sizes = {name: wire_bytes(graph, name, chosen) for name in chain.crossing_tensors}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
     step_s = np.array([update_s_per_element(d, chosen, optimizer) for d in devices])
+
+    def of_backward(seconds: Sequence[np.ndarray]) -> np.ndarray:
+        return np.array([[float(own[list(b.nodes)].sum()) for b in chain.blocks] for own in seconds])
+
     return BlockCosts(
         micro_batch=profiles[0].micro_batch,
         forward_s=np.array([block_seconds(chain, p.forward_s) for p in profiles]),
-        backward_s=np.array([[float(p.backward_s[list(b.nodes)].sum()) for b in chain.blocks] for p in profiles]),
+        backward_s=of_backward([p.backward_s for p in profiles]),
         update_s=step_s[:, None] * elements[None, :],
         parameter_elements=elements,
         saved_bytes=kept_table([own.items() for own in storages]),
@@ -89,6 +93,7 @@ def block_costs(
         ties=ties,
         repeated=None if head < 0 else np.arange(n) != head,
         kept_bytes=None if head < 0 else head_bytes(chain, storages[head].items()),
+        weight_grad_s=of_backward([p.weight_grad_s for p in profiles]),
     )
 
 

@@ -96,6 +96,19 @@ def sharded_block_costs(
     )
 
 
+def sharded_weight_grad_s(whole: BlockCosts, sharded: ShardedCosts, device_type: int = 0) -> np.ndarray:
+    """[1, n] seconds in which a rank computes gradients of weights.
+
+    They are taken to be the same part of its work in a block as of all work of the block on one device.
+    """
+    if whole.weight_grad_s is None:
+        return sharded.backward_s[None, :] / 2
+    work_s = whole.forward_s[device_type] + whole.backward_s[device_type]
+    own_s = sharded.forward_s + sharded.backward_s - sharded.communication_s
+    of_weights_s = whole.weight_grad_s[device_type] / np.maximum(work_s, 1e-30) * own_s
+    return np.minimum(of_weights_s, sharded.backward_s)[None, :]
+
+
 def _shard_elements(elements: np.ndarray, inner_replicas: Sequence[InnerReplicas]) -> np.ndarray:
     """[n] elements of a rank's shard where ranks that hold the same elements split them."""
     shards = elements.copy()
@@ -160,10 +173,9 @@ def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
     """Repeat the costs of the first device type for all types."""
     if types == 1:
         return costs
-    forward_s, backward_s, update_s = (
-        np.repeat(seconds[:1], types, axis=0) for seconds in (costs.forward_s, costs.backward_s, costs.update_s)
-    )
-    return replace(costs, forward_s=forward_s, backward_s=backward_s, update_s=update_s)
+    names = ("forward_s", "backward_s", "update_s", "weight_grad_s")
+    rows = {name: seconds for name in names if (seconds := getattr(costs, name)) is not None}
+    return replace(costs, **{name: np.repeat(seconds[:1], types, axis=0) for name, seconds in rows.items()})
 
 
 def sharding_label(inner: InnerCosts, sharded: ShardedCosts) -> str:
