@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 
@@ -92,9 +93,26 @@ class StageTimes:
         return StageTimes(*columns)
 
 
-def weight_part_s(backward_s: float, recompute_s: float, weight_grad_s: float | None) -> float:
+class BackwardSeconds(Protocol):
+    """The backward of a stage: its seconds, the parts that repeat the forward and compute gradients of weights."""
+
+    @property
+    def backward_s(self) -> float:
+        """All of it."""
+
+    @property
+    def recompute_s(self) -> float:
+        """The part that repeats the forward."""
+
+    @property
+    def weight_grad_s(self) -> float | None:
+        """The part that computes gradients of weights; None where it is not known."""
+
+
+def weight_part_s(stage: BackwardSeconds) -> float:
     """Seconds of a split backward that WEIGHT_GRAD takes: half of it without recomputation where that is not known."""
-    return (backward_s - recompute_s) / 2 if weight_grad_s is None else weight_grad_s
+    known = stage.weight_grad_s
+    return (stage.backward_s - stage.recompute_s) / 2 if known is None else known
 
 
 @dataclass(frozen=True, slots=True)

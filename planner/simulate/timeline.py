@@ -263,7 +263,7 @@ def times_of(plan: Plan) -> StageTimes:
         [s.receive_s for s in stages],
         [s.exposed_sync_s for s in stages],
         [s.update_s for s in stages],
-        [weight_part_s(s.backward_s, s.recompute_s, s.weight_grad_s) for s in stages],
+        [weight_part_s(s) for s in stages],
         return_s=[s.return_s for s in stages],
         recompute_s=recompute,
         evict_s=_evict_s(plan),

@@ -487,7 +487,12 @@ class Pricer:
         """Costs of a sharding under the next free number of its micro-batch size; the same on all device types."""
         numbered = self._shardings_by_size.setdefault(inner.micro_batch, [])
         number = len(numbered) + 1
-        training = replace(self._training, device=self.cluster.devices[device_type])
+        prices = self.profiles(inner.micro_batch)[device_type]
+        training = replace(
+            self._training,
+            device=self.cluster.devices[device_type],
+            update_byte_per_s=prices.update_byte_per_s,
+        )
         costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
         of_weights_s = sharded_weight_grad_s(self.costs(inner.micro_batch), sharded, device_type)
         costs = replace(costs, weight_grad_s=of_weights_s)

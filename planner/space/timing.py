@@ -47,7 +47,7 @@ def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed:
         [t.receive_s for t in stages],
         [t.exposed_sync_s for t in stages],
         [t.update_s for t in stages],
-        [weight_part_s(t.backward_s, t.recompute_s, t.weight_grad_s) for t in stages],
+        [weight_part_s(t) for t in stages],
         return_s=[t.return_s for t in stages],
         recompute_s=recompute_s,
         evict_s=[t.evict_s for t in stages],
@@ -100,7 +100,7 @@ def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[S
         (np.array([t.forward_s for t in stages]) + receive_s).tolist(),
         (np.array([t.backward_s for t in stages]) + return_s).tolist(),
         [t.exposed_sync_s + t.update_s for t in stages],
-        [weight_part_s(t.backward_s, t.recompute_s, t.weight_grad_s) for t in stages],
+        [weight_part_s(t) for t in stages],
         (receive_s + return_s).tolist(),
     )
     if schedule.drains or len(stages) < 2:
