@@ -72,6 +72,7 @@ class Statement:
         inner_overlap: `Stack.inner_overlap` by mesh axis.
         product_pieces: `Stack.product_pieces`.
         rows_once: `Stack.rows_once`: as the `flex` dispatcher sends rows.
+        grouped: `Stack.grouped_experts`: a row's own words.
         job: what is trained.
         tried: the configuration; several where the source leaves something open, of which the fastest that fits is
             meant.
@@ -86,6 +87,7 @@ class Statement:
     inner_overlap: tuple[tuple[str, float], ...]
     product_pieces: int
     rows_once: bool
+    grouped: bool
     job: planner.Job
     tried: tuple[planner.Degrees, ...]
 
@@ -200,7 +202,7 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
     cluster, optimizer = MACHINES[row["system"]["device"]], row.get("optimizer") or {}
     if row["source"].startswith("Llama 3"):
         cluster = "grand-teton-h100"
-    graphs = row.get("cuda_graphs") or {}
+    graphs, moe = row.get("cuda_graphs") or {}, row.get("moe") or {}
     whole = "full_iteration" in (graphs.get("impl"), *graphs.get("scope", ())) or cluster.startswith("tpu")
     if row.get("cuda_graphs") is None and not whole:
         assumed.append("layers are partly captured in CUDA graphs")
@@ -212,11 +214,12 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
         seq=row["seq"],
         cluster=cluster,
         devices=row["system"]["gpus"],
-        stack="graphs" if whole else "megatron-2025",
-        eager=not whole and row.get("cuda_graphs") is not None and "impl" not in graphs,
+        stack="maxtext" if cluster.startswith("tpu") else "graphs" if whole else "megatron-2025",
+        eager=not whole and row.get("cuda_graphs") is not None and not _captured(graphs),
         inner_overlap=_inner_overlap(row, in_pieces=in_pieces),
         product_pieces=_overlapped().product_pieces if in_pieces else 1,
-        rows_once=(row.get("moe") or {}).get("dispatcher") == "flex",
+        rows_once=moe.get("dispatcher") == "flex",
+        grouped=bool(moe.get("fused_grouped_mlp")),
         job=planner.Job(
             row["gbs"],
             precision=_precision(row, assumed),
@@ -225,6 +228,12 @@ def _statement(row: Mapping[str, Any], model: str, assumed: list[str]) -> Statem
         ),
         tried=_tried(row, planner.bundled_info(model).layers, assumed),
     )
+
+
+def _captured(graphs: Mapping[str, Any]) -> bool:
+    """Whether CUDA graphs hold the body of a layer: by scopes that name more than its router, or as a whole."""
+    scope = graphs.get("scope")
+    return "impl" in graphs and (not scope or not {*scope} <= {"moe_router", "moe_preprocess"})
 
 
 def _overlapped() -> planner.Stack:

@@ -109,6 +109,7 @@ def _machine(statement: Statement) -> planner.Cluster:
         inner_overlap=dict(statement.inner_overlap),
         product_pieces=statement.product_pieces,
         rows_once=statement.rows_once,
+        grouped_experts=software.grouped_experts or statement.grouped,
     )
     return planner.load_cluster(statement.cluster, devices=statement.devices, stack=stack)
 

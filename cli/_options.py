@@ -235,9 +235,14 @@ def load_hardware(options: Mapping[str, Any], **otherwise: Any) -> Any:  # noqa:
     Args:
         options: values of options by name.
         otherwise: arguments of `planner.load_cluster` that replace these values.
+
+    Raises:
+        JobError: `--devices` is more than it has.
     """
     named = {name: options[name] for name in ("nodes", "stack", "changes") if options.get(name)}
-    return planner.load_cluster(options["hardware"], **{**named, **otherwise})
+    cluster = planner.load_cluster(options["hardware"], **{**named, **otherwise})
+    planner.hardware.check_devices(cluster, options.get("devices") or 0)
+    return cluster
 
 
 def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
@@ -249,11 +254,15 @@ def own_inputs(plan: Any, plan_file: str, against: Mapping[str, Any]) -> dict[st
         against: values of `against_options`.
 
     Raises:
-        UsageError: the plan does not name its model or hardware.
+        UsageError: the plan does not name its model or hardware, or they are files that are not found.
     """
     inputs = dict(against)
-    for name in ("model", "hardware"):
-        inputs[name] = inputs[name] or beside(plan_file, getattr(plan.provenance, name))
+    known = {"model": planner.bundled_names, "hardware": planner.cluster_names}
+    for name, bundled in known.items():
+        inputs[name] = path = inputs[name] or beside(plan_file, getattr(plan.provenance, name))
+        if path and not os.path.exists(path) and not against[name] and path not in bundled():
+            words = f"the {name} of the plan, {path}, lies neither here nor beside it"
+            raise planner.UsageError(words, where=shown_name(plan_file), hint=f"name its file by --{name}")
     if not (inputs["model"] and inputs["hardware"]):
         raise planner.UsageError("the plan names no model and hardware", hint="add --model and --hardware")
     if not inputs["dims"] and inputs["model"] in planner.bundled_names() and plan.headline and plan.headline.sequence:
@@ -295,7 +304,7 @@ KEPT = Parsed("BLOCK on stage N", _kept, "not like `layer3 on stage 0`")
 """`layer3 on stage 0`, or `layer3=0`: a block's name and a stage's number."""
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, hint: str = "name a file that `shardplan` wrote") -> bytes:
     """The content of a file; `-` is standard input, `REV:path` a file of a git revision, unless a file has that name.
 
     Raises:
@@ -308,7 +317,7 @@ def read_file(path: str) -> bytes:
         return Path(path).read_bytes() if revised is None else revised
     except OSError as error:
         message = f"cannot read: {error.strerror or error}"
-        raise planner.PlanError(message, where=path, hint="name a file that `shardplan` wrote") from error
+        raise planner.PlanError(message, where=path, hint=hint) from error
 
 
 def _at_revision(path: str) -> bytes | None:

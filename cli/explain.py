@@ -59,6 +59,8 @@ def command(
         _partition.explain(ctx, plan_file, form)
         return
     plan = planner.read_plan(plan_file)
+    if why_not:
+        planner.ask.read_choice(why_not)
     if why_not or worth:
         against = own_inputs(plan, plan_file, against)
     if bool(against["model"]) is not bool(against["hardware"]):

@@ -65,9 +65,8 @@ def command(plan_file: str, name: str, folder: str, model: str | None, dims: tup
     for path, text in zip(paths, exported.files.values(), strict=True):
         planner.files.write_whole(str(path), text)
     if form == "json":
-        mapped = {entry.part: entry.written for entry in exported.mapped}
         files = [str(path) for path in paths]
-        click.echo(json.dumps({"files": files, "mapped": mapped, "left_out": exported.left_out}, indent=2))
+        click.echo(json.dumps({"files": files, "mapped": exported.mapped, "left_out": exported.left_out}, indent=2))
         return
     for path in paths:
         click.echo(f"wrote {path}")

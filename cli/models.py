@@ -38,7 +38,8 @@ def list_models(family: str | None, form: str) -> None:
       shardplan models list --family moe
       shardplan models list --format json
     """
-    families = planner.bundled.bundled_families()
+    types = planner.bundled.bundled_options()
+    families = (*planner.bundled.bundled_families(), *(listed for listed, _ in types.values()))
     if family is not None and family not in families:
         raise planner.UsageError(
             f"no family of models is called {family!r}", hint=planner.registry.did_you_mean(family, families)
@@ -48,7 +49,7 @@ def list_models(family: str | None, form: str) -> None:
     show_rows(planner.report.models_report(models), form)
     if family is None or form != "table":
         return
-    for model_type, (listed, options) in planner.bundled.bundled_options().items():
+    for model_type, (listed, options) in types.items():
         if listed == family:
             click.echo(f"\noptions of {model_type}: {' '.join(f'--{name}' for name in options)}")
 

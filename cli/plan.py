@@ -74,7 +74,7 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
     "--zero",
     "zero",
     multiple=True,
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 3),
     help="Allow only this ZeRO stage (3 is FSDP); repeatable. [default: all]",
 )
 @_sizes("--tp", "tensor_parallel", help="Allow only these tensor-parallel sizes: ranks that share every operator.")
@@ -133,8 +133,7 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
     "is then the maximum.",
 )  # fmt: skip
 @click.option(
-    "--least", type=click.Choice(["devices", "dollars"]), default="devices", show_default=True,
-    help="What to minimize with --target.",
+    "--least", type=click.Choice(["devices", "dollars"]), help="What to minimize with --target. [default: devices]",
 )  # fmt: skip
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
 @click.option(
@@ -181,6 +180,8 @@ def command(
         return
     if not options["hardware"]:
         raise click.UsageError("Missing option '--hardware' / '-H'.", ctx)
+    if options["least"] and not options["target"]:
+        raise click.UsageError("--least says what --target minimizes: add --target")
     options = {name: value for name, value in options.items() if name not in OWN}
     provenance = planner.default_provenance(model, options["hardware"])
     with progress_line(quiet or form == "json", counted=True, doing="reading the model") as draw:
@@ -227,6 +228,8 @@ def _for_target(
     """
     if options["global_batch"] is None:
         raise click.UsageError("--target needs --global-batch, the same for all numbers of devices")
+    if options["devices"] is not None:
+        raise click.UsageError("--target searches the number of devices: give their maximum by --nodes, not --devices")
 
     def plan_on(devices: int) -> Any:  # noqa: ANN401
         cluster = _options.load_hardware(options, nodes=None, devices=devices)
@@ -236,7 +239,7 @@ def _for_target(
     sizes = planner.ask.sizes_of(largest, largest.device_count) if options["nodes"] else ()
     return planner.least_devices(
         planner.ask.read_target(options["target"]), graph, largest, options["global_batch"], plan_on,
-        sizes=sizes, least=planner.ask.Minimised(options["least"]),
+        sizes=sizes, least=planner.ask.Minimised(options["least"] or "devices"),
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
 @_degree("--interleave", "--vp", "chunks", help="Pipeline stages (chunks) per worker.")
 @_degree("--micro-batch", help="Samples per micro-batch.")
 @click.option("--schedule", help="Pipeline schedule. [default: 1f1b; interleaved with several chunks per worker]")
-@click.option("--zero", type=click.IntRange(min=0), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
+@click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage (3 is FSDP).")
 @click.option(
     "--shard-over", type=click.IntRange(min=2), metavar="RANKS",
     help="Neighbouring data-parallel ranks over which the ZeRO stage shards, so that each group of them holds all "
@@ -140,15 +140,21 @@ def command(
                 _options.read_file(config), graph, name=_options.shown_name(config)
             )
         else:
-            framework_degrees = _framework_degrees(framework, options) if framework else {}
+            framework_degrees, sequence = _framework_degrees(framework, options) if framework else ({}, 0)
             configuration = dataclasses.replace(_degrees(options), **framework_degrees)
         job = _job(options, configuration)
         provenance = planner.default_provenance(model, options["hardware"])
-        prediction = planner.predict(graph, cluster, job, configuration, provenance=provenance)
+        prediction = planner.predict(
+            graph, cluster, job, configuration, fewest_weights=framework is not None, provenance=provenance
+        )
         if price:
             prediction = dataclasses.replace(prediction, plan=planner.with_price(prediction.plan, price))
         best_comparison = _compared_to_best(prediction, graph, cluster, job) if best else None
         fixes = () if prediction.fits else planner.find_fixes(graph, cluster, job, configuration)
+    priced = prediction.plan.headline.sequence if prediction.plan.headline else 0
+    if framework and sequence and priced not in (0, sequence):
+        words = f"{_options.shown_name(framework[1])} trains sequences of {sequence}, and {priced} is priced"
+        click.echo(f"note: {words}: --dim seq={sequence} prices those", err=True)
     if output:
         planner.write_plan(prediction.plan, output)
     if form == "json":
@@ -203,10 +209,10 @@ def _best_words(comparison: dict[str, Any]) -> str:
     return f"best plan: {seconds(comparison['best_s'])} an iteration; this takes {difference} ({ratio:.3f} times)"
 
 
-def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> dict[str, Any]:
-    """Degrees of a framework's configuration that no option overrides; its other settings go into `options`."""
+def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Degrees of a framework's configuration that no option overrides, and its sequence; the rest goes to `options`."""
     name, path = framework
-    text = _options.read_file(path).decode(errors="replace")
+    text = _options.read_file(path, f"name a configuration of {name}").decode(errors="replace")
     job = planner.export.read_job(text, name, _options.shown_name(path))
     for key in ("global_batch", "precision", "optimizer", "overlap"):
         if options[key] is None and getattr(job, key) != "":
@@ -218,7 +224,7 @@ def _framework_degrees(framework: tuple[str, str], options: dict[str, Any]) -> d
     fields_of_option = {"recompute": again, "recompute_layers": again}
     overridden = {field for option in given_options for field in fields_of_option.get(option, {option})}
     degrees = {field.name: getattr(job.degrees, field.name) for field in dataclasses.fields(job.degrees)}
-    return {key: value for key, value in degrees.items() if key not in overridden}
+    return {key: value for key, value in degrees.items() if key not in overridden}, job.sequence
 
 
 def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401

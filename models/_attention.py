@@ -89,6 +89,7 @@ class Attention:
         bias: queries, keys and values have biases.
         out_bias: the output projection has one.
         qk_norm: RMSNorm each head's queries and keys.
+        wide_norm: RMSNorm the queries, and the keys, of all heads at once (OLMo 2).
         qk_unit: RMSNorm without weights, after the rotation (Llama 4).
         window: number of keys that a query attends to, its own position the last; 0 for all.
         sinks: each head has a learned score that enters the softmax without a value (GPT-OSS).
@@ -104,6 +105,7 @@ class Attention:
     bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    wide_norm: bool = False
     qk_unit: bool = False
     window: int = 0
     sinks: bool = False
@@ -127,13 +129,20 @@ class Attention:
         return layers.linear(g, merged, x.shape[2], "o_proj", bias=self.out_bias)
 
     def _projected(self, g: GraphBuilder, x: Value, name: str, heads: int) -> Value:
-        return layers.linear(g, x, heads * self.head_dim, name, bias=self.bias)
+        return layers.linear(g, x, heads * self.head_dim, f"{name}_proj", bias=self.bias)
+
+    def _heads(self, g: GraphBuilder, x: Value, name: str, heads: int, shared: Shared) -> Value:
+        """Queries or keys [b, heads, s, d]."""
+        projected = self._projected(g, x, name, heads)
+        if self.wide_norm:
+            projected = layers.rms_norm(g, projected, f"{name}_norm", epsilon=shared.epsilon)
+        return layers.split_heads(g, projected, heads)
 
     def _by_heads(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
         """Attention by ONNX's `Attention`: [b, s, hidden] to [b, s, heads * head_dim]."""
-        q = layers.split_heads(g, self._projected(g, x, "q_proj", self.heads), self.heads)
-        k = layers.split_heads(g, self._projected(g, x, "k_proj", self.kv_heads), self.kv_heads)
-        v = layers.split_heads(g, self._projected(g, x, "v_proj", self.kv_heads), self.kv_heads)
+        q = self._heads(g, x, "q", self.heads, shared)
+        k = self._heads(g, x, "k", self.kv_heads, shared)
+        v = layers.split_heads(g, self._projected(g, x, "v", self.kv_heads), self.kv_heads)
         if self.qk_norm:
             q = layers.rms_norm(g, q, "q_norm", epsilon=shared.epsilon)
             k = layers.rms_norm(g, k, "k_norm", epsilon=shared.epsilon)
@@ -147,9 +156,9 @@ class Attention:
     def _with_sinks(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
         """Attention with sinks, which only the contrib operator `GroupQueryAttention` supports."""
         batch, seq, _ = x.shape
-        q = self._projected(g, x, "q_proj", self.heads)
-        k = self._projected(g, x, "k_proj", self.kv_heads)
-        v = self._projected(g, x, "v_proj", self.kv_heads)
+        q = self._projected(g, x, "q", self.heads)
+        k = self._projected(g, x, "k", self.kv_heads)
+        v = self._projected(g, x, "v", self.kv_heads)
         if self.rotary is not None:
             q = _rotate(g, q, self.rotary, shared, heads=self.heads)
             k = _rotate(g, k, self.rotary, shared, heads=self.kv_heads)

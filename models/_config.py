@@ -7,6 +7,7 @@ import functools
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,16 +134,21 @@ def _facts_of(name: str) -> tuple[Mapping[str, Key], Mapping[str, Any]]:
     own = _tables()[name]
     keys: dict[str, Key] = {}
     facts: dict[str, Any] = {}
+    named: dict[str, Iterable[str]] = {}
     for base in own.get("like", ()):
         keys, facts = {**keys, **_facts_of(base)[0]}, {**facts, **_facts_of(base)[1]}
-    keys = {key: entry for key, entry in keys.items() if key not in own.get("without", ())}
+        named |= facts["named"]
+    without = own.get("without", ())
+    keys = {key: entry for key, entry in keys.items() if key not in without}
+    named = {key: ours for key, ours in named.items() if key not in without} | own.get("named", {})
     for place in ("required", "open"):
         for kind, listed in own.get(place, {}).items():
             items, counts = str if kind == "names" else int, own.get("count", {})
             for key in listed:
                 keys[key] = Key(_KINDS[kind], None, place == "required", items, counts.get(key, 0))
     keys |= {key: Key(type(value), value) for key, value in own.get("default", {}).items()}
-    return keys, facts | {fact: own[fact] for fact in ("family", "positions", "reads_sequence") if fact in own}
+    facts |= {fact: own[fact] for fact in ("family", "positions", "reads_sequence") if fact in own}
+    return keys, facts | {"named": named}
 
 
 @functools.cache
@@ -158,8 +164,23 @@ def typed(sizes: Mapping[str, Callable[[Config], object]], *size_classes: type) 
         size_classes: classes whose fields (`sized`) keys of all these types set.
     """
     of_classes = {key: entry for size_class in size_classes for key, entry in keys_of(size_class).items()}
-    tables = ((name, size, *_facts_of(name)) for name, size in sizes.items())
-    return {name: ModelType(keys={**of_classes, **keys}, size=size, **facts) for name, size, keys, facts in tables}
+    types = {}
+    for name, size in sizes.items():
+        of_table, facts = _facts_of(name)
+        keys, named = {**of_classes, **of_table}, facts["named"]
+        for key, ours in named.items():
+            if key not in keys:
+                keys[key] = keys[ours[0]]
+            keys = {other: entry for other, entry in keys.items() if other == key or other not in ours}
+        about = {fact: value for fact, value in facts.items() if fact != "named"}
+        types[name] = ModelType(keys=keys, size=partial(_renamed, size, named), **about)
+    return types
+
+
+def _renamed(size: Callable[[Config], object], named: Mapping[str, Iterable[str]], c: Config) -> object:
+    """The size class of a configuration that has its own names for some keys."""
+    ours = {our: c[key] for key, names in named.items() for our in names}
+    return size({key: value for key, value in c.items() if key not in named} | ours)
 
 
 MOST_LAYERS = 10_000
@@ -212,15 +233,18 @@ def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irre
         ModelBuildError: required keys are missing, or a value has the wrong type or makes no sense.
     """
     outer, notes = document, []
+    parts = sorted(key for key in outer if key.endswith("_config") and key not in ("text_config", *irrelevant))
     if isinstance(document.get("text_config"), Mapping):
         shared = {key: outer.get(key) for key in ("model_type", "tie_word_embeddings")}
         document = {**shared, **document["text_config"]}
-        parts = sorted(key for key in outer if key.endswith("_config") and key not in ("text_config", *irrelevant))
-        if parts:
-            notes.append(f"only the language model is built; left out: {', '.join(parts)}")
+    if parts:
+        notes.append(f"only the language model is built; left out: {', '.join(parts)}")
     kind = type_named(document.get("model_type"), types)
+    if isinstance(document.get("rope_parameters"), Mapping):
+        rope = document["rope_parameters"]
+        document = {**{key: value for key, value in rope.items() if key in kind.keys}, **document}
     values = _values(document, kind)
-    unknown = sorted(set(document) - set(kind.keys) - set(irrelevant) - {"model_type"})
+    unknown = sorted(set(document) - set(kind.keys) - {*irrelevant, *parts, "model_type", "text_config"})
     unknown = [key for key in unknown if not key.startswith("_") and document[key] not in (None, False)]
     if unknown:
         notes.append(f"keys that are not understood and have no effect: {', '.join(unknown)}")
@@ -228,17 +252,20 @@ def understand(document: Mapping[str, Any], types: Mapping[str, ModelType], irre
 
 
 def type_named(name: object, types: Mapping[str, ModelType]) -> ModelType:
-    """The type of model of that name.
+    """The type of model of that name; of the language model within a larger one (`qwen2_5_vl_text`), the larger one's.
 
     Raises:
-        UnknownModelError: there is none; the hint names close ones and lists all.
+        UnknownModelError: there is none; the hint names close ones, or lists all.
     """
-    if isinstance(name, str) and name in types:
-        return types[name]
     listed = f"known: {', '.join(types)}"
     if not isinstance(name, str):
         raise UnknownModelError("the configuration lacks the key 'model_type'", f"name one; {listed}")
-    raise UnknownModelError(f"no builder for model_type {name!r}", f"{close_names(name, types)}{listed}")
+    for known in (name, name.removesuffix("_text")):
+        if known in types:
+            return types[known]
+    close = close_names(name, types)
+    hint = f"{close}if its layers are the same, write that name there" if close else listed
+    raise UnknownModelError(f"no builder for model_type {name!r}", f"{hint}; else export the model: docs/models.md")
 
 
 def close_names(name: str, known: Iterable[str]) -> str:

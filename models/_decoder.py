@@ -92,10 +92,10 @@ class Branch:
     """One residual branch: its result is added to the hidden state.
 
     Attributes:
-        norm: name of the normalisation before the block.
+        norm: name of the normalisation before the block; "" for none (OLMo 2).
         name: name of the block.
         block: the block.
-        after: name of a normalisation of the block's result; "" for none (Gemma 2 and 3 have one).
+        after: name of a normalisation of the block's result; "" for none.
     """
 
     norm: str
@@ -107,12 +107,24 @@ class Branch:
 Layer = tuple[Branch, ...]
 
 
-def transformer_layer(mixer: Block, feed_forward: Block, *, name: str = "self_attn") -> Layer:
-    """A layer of two branches with LLaMA's names."""
-    return (
-        Branch("input_layernorm", name, mixer),
-        Branch("post_attention_layernorm", "mlp", feed_forward),
-    )
+BEFORE = (("input_layernorm", ""), ("post_attention_layernorm", ""))
+"""Names of the normalisations before and after each branch of a layer, in LLaMA's order."""
+NORMS = {
+    "before": BEFORE,
+    "after": (("", "post_attention_layernorm"), ("", "post_feedforward_layernorm")),
+    "both": (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+    "shared": (("input_layernorm", ""), ("input_layernorm", "")),
+}
+"""The same by where a family normalises: both branches read one normalised input if it is shared."""
+
+
+def transformer_layer(mixer: Block, feed_forward: Block, *, name: str = "self_attn", norms: str = "before") -> Layer:
+    """A layer of two branches with LLaMA's names, normalised as `NORMS` says."""
+    (first, after_first), (second, after_second) = NORMS[norms]
+    return Branch(first, name, mixer, after_first), Branch(second, "mlp", feed_forward, after_second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +137,12 @@ class DecoderSize:
         layers: the layers, in order.
         epsilon: epsilon of the normalisations.
         tied: the head's weight is the word embedding.
-        layer_norm: LayerNorm with scale and bias in place of RMSNorm.
+        norm: a name of `_layers.NORMALISATIONS`.
         parallel: all branches of a layer read the layer's input (GPT-NeoX).
+        head_bias: the head has a bias.
         embedding_scale: factor on the embedding (Gemma).
+        residual_scale: factor on the result of each branch (Granite).
+        logits_scale: factor on the logits.
         softcap: bound of the logits, by a scaled tanh; 0 for none (Gemma 2).
         predictors: layers of each multi-token prediction module (DeepSeek-V3); the first predicts the second token. A
             module reads the hidden state and the embedding of the token before its own; embedding and head are those
@@ -140,9 +155,12 @@ class DecoderSize:
     layers: tuple[Layer, ...]
     epsilon: float = 1e-5
     tied: bool = False
-    layer_norm: bool = False
+    norm: str = "rms_norm"
     parallel: bool = False
+    head_bias: bool = False
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
     softcap: float = 0.0
     predictors: tuple[tuple[Layer, ...], ...] = ()
     one_predictor: bool = False
@@ -156,8 +174,7 @@ def construct(size: DecoderSize, g: GraphBuilder, batch: int, seq: int) -> None:
     ids = g.input("input_ids", (batch, seq), ElementType.INT64)
     with g.scope("model"):
         x, words = layers.embedding(g, ids, size.vocab, size.hidden, "embed_tokens")
-        if size.embedding_scale != 1.0:
-            x = ops.scale(g, x, size.embedding_scale)
+        x = _scaled(g, x, size.embedding_scale)
         shared = _shared(size, g, ids)
         for index, layer in enumerate(size.layers):
             with g.scope(f"layers.{index}"):
@@ -186,21 +203,29 @@ def _shared(size: DecoderSize, g: GraphBuilder, ids: Value) -> Shared:
 
 
 def _norm(size: DecoderSize, g: GraphBuilder, x: Value, name: str) -> Value:
-    norm = layers.layer_norm if size.layer_norm else layers.rms_norm
-    return norm(g, x, name, epsilon=size.epsilon)
+    """The normalisation of that name; the value itself if the name is empty."""
+    return layers.NORMALISATIONS[size.norm](g, x, name, epsilon=size.epsilon) if name else x
 
 
 def _layer(size: DecoderSize, g: GraphBuilder, x: Value, layer: Layer, shared: Shared) -> Value:
     """One layer of [b, s, hidden]."""
-    layer_input = x
+    layer_input, normed_inputs = x, dict[str, Value]()
     for branch in layer:
-        normed = _norm(size, g, layer_input if size.parallel else x, branch.norm)
+        if not size.parallel:
+            normed = _norm(size, g, x, branch.norm)
+        else:
+            if branch.norm not in normed_inputs:
+                normed_inputs[branch.norm] = _norm(size, g, layer_input, branch.norm)
+            normed = normed_inputs[branch.norm]
         with g.scope(branch.name):
             result = branch.block.add(g, normed, shared)
-        if branch.after:
-            result = _norm(size, g, result, branch.after)
-        x = ops.add(g, x, result)
+        result = _norm(size, g, result, branch.after)
+        x = ops.add(g, x, _scaled(g, result, size.residual_scale))
     return x
+
+
+def _scaled(g: GraphBuilder, x: Value, factor: float) -> Value:
+    return x if factor == 1.0 else ops.scale(g, x, factor)
 
 
 def _logits(size: DecoderSize, g: GraphBuilder, x: Value, head: Value | None) -> tuple[Value, Value]:
@@ -208,7 +233,9 @@ def _logits(size: DecoderSize, g: GraphBuilder, x: Value, head: Value | None) ->
     with g.scope("lm_head"):
         if head is None:
             head = g.parameter("weight", (size.vocab, size.hidden))
-        logits = layers.tied_linear(g, x, head)
+        logits = _scaled(g, layers.tied_linear(g, x, head), size.logits_scale)
+        if size.head_bias:
+            logits = ops.add(g, logits, g.parameter("bias", (size.vocab,), fill=0.0))
         if size.softcap:
             bounded = ops.unary(g, "Tanh", ops.scale(g, logits, 1.0 / size.softcap))
             logits = ops.scale(g, bounded, size.softcap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from . import _ops as ops
 from ._config import ModelBuildError
@@ -37,12 +38,12 @@ def tied_linear(g: GraphBuilder, x: Value, weight: Value) -> Value:
     return ops.matmul(g, x, ops.transpose(g, weight, (1, 0)))
 
 
-def layer_norm(g: GraphBuilder, x: Value, name: str, *, epsilon: float = 1e-5) -> Value:
-    """Layer normalisation over the last dimension with scale and bias."""
+def layer_norm(g: GraphBuilder, x: Value, name: str, *, epsilon: float = 1e-5, bias: bool = True) -> Value:
+    """Layer normalisation over the last dimension with a scale, and with a bias unless it has none."""
     with g.scope(name):
-        scale = g.parameter("weight", (x.shape[-1],), fill=1.0)
-        bias = g.parameter("bias", (x.shape[-1],), fill=0.0)
-        return g.node("LayerNormalization", [x, scale, bias], x.shape, axis=-1, epsilon=epsilon)
+        weights = [g.parameter("weight", (x.shape[-1],), fill=1.0)]
+        weights += [g.parameter("bias", (x.shape[-1],), fill=0.0)] if bias else []
+        return g.node("LayerNormalization", [x, *weights], x.shape, axis=-1, epsilon=epsilon)
 
 
 def rms_norm(g: GraphBuilder, x: Value, name: str, *, epsilon: float) -> Value:
@@ -50,6 +51,14 @@ def rms_norm(g: GraphBuilder, x: Value, name: str, *, epsilon: float) -> Value:
     with g.scope(name):
         scale = g.parameter("weight", (x.shape[-1],), fill=1.0)
         return g.node("RMSNormalization", [x, scale], x.shape, axis=-1, epsilon=epsilon)
+
+
+NORMALISATIONS: Mapping[str, Callable[..., Value]] = {
+    "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
+    "unbiased_layer_norm": partial(layer_norm, bias=False),
+}
+"""Normalisations by name; each takes a graph, a value, the name of its weights and `epsilon`."""
 
 
 def unit_rms(g: GraphBuilder, x: Value) -> Value:

@@ -116,4 +116,4 @@ def _head(size: BertSize, g: GraphBuilder, x: Value, words: Value) -> Value:
         return ops.add(g, layers.tied_linear(g, x, words), g.parameter("bias", (size.vocab,), fill=0.0))
 
 
-MODEL_TYPES = typed({"bert": partial(size_from, BertSize)}, BertSize)
+MODEL_TYPES = typed(dict.fromkeys(("bert", "roberta", "xlm-roberta"), partial(size_from, BertSize)), BertSize)

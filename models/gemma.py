@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from ._attention import Attention, Rotary
+from ._attention import Rotary
 from ._config import Config, typed
-from ._decoder import Branch, DecoderSize, FeedForward, Layer, transformer_layer
+from ._decoder import DecoderSize, FeedForward, Layer, transformer_layer
 from .llama import activation, attention_of, decoder_of, head_width, local_layers
 
 
@@ -26,18 +26,10 @@ def _first(c: Config) -> DecoderSize:
     return _decoder(c, (layer,) * c["num_hidden_layers"])
 
 
-def _normed_after(attention: Attention, feed_forward: FeedForward) -> Layer:
-    """A layer with a normalisation before and after each block."""
-    return (
-        Branch("input_layernorm", "self_attn", attention, "post_attention_layernorm"),
-        Branch("pre_feedforward_layernorm", "mlp", feed_forward, "post_feedforward_layernorm"),
-    )
-
-
 def _second(c: Config) -> DecoderSize:
     scale, cap = c["query_pre_attn_scalar"] ** -0.5, float(c["attn_logit_softcapping"] or 0.0)
     full, local = (
-        _normed_after(attention_of(c, window=window, scale=scale, softcap=cap), _feed_forward(c))
+        transformer_layer(attention_of(c, window=window, scale=scale, softcap=cap), _feed_forward(c), norms="both")
         for window in (0, c["sliding_window"] or 0)
     )
     layers = tuple(local if is_local else full for is_local in local_layers(c, 2))
@@ -49,7 +41,7 @@ def _third(c: Config) -> DecoderSize:
     scale = c["query_pre_attn_scalar"] ** -0.5
     full = attention_of(c, qk_norm=True, scale=scale)
     local = attention_of(c, qk_norm=True, scale=scale, rotary=near, window=c["sliding_window"] or 0)
-    pair = [_normed_after(attention, _feed_forward(c)) for attention in (full, local)]
+    pair = [transformer_layer(attention, _feed_forward(c), norms="both") for attention in (full, local)]
     return _decoder(c, tuple(pair[is_local] for is_local in local_layers(c, c["sliding_window_pattern"])))
 
 

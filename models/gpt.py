@@ -97,10 +97,10 @@ def _conv1d(g: GraphBuilder, x: Value, features: int, name: str) -> Value:
 
 def _size(c: Config) -> object:
     moe = None
-    if c["num_experts"]:
+    if c.get("num_experts"):
         top_k, every = c["num_experts_per_tok"], c["expert_layer_period"]
         moe = MoE(c["num_experts"], top_k, every=every, dispatch=Dispatch.EINSUM)
     return size_from(GPTSize, c, activation=activation(c, "activation_function"), moe=moe)
 
 
-MODEL_TYPES = typed({"gpt2": _size}, GPTSize)
+MODEL_TYPES = typed({"gpt2": _size, "opt": _size}, GPTSize)

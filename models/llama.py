@@ -8,21 +8,38 @@
   result, where Llama 4 multiplies its input;
 - GPT-OSS: experts with biases, attention with sinks, a short window in every other layer. The clamps inside the
   experts' activation and its factor 1.702 are left out: no weight and no product depends on them;
-- GPT-NeoX and Pythia: LayerNorm, biases, a quarter of each head rotated, attention and feed-forward side by side.
+- GPT-NeoX and Pythia: LayerNorm, biases, a quarter of each head rotated, attention and feed-forward side by side;
+- Phi, GPT-J, Cohere, StableLM, Falcon: the same with one normalisation for both; StarCoder 2 and Nemotron-4: LayerNorm
+  in layers one after the other; OLMo 2 and 3 normalise what a block makes, GLM 4 also what it reads.
+
+`types.toml` states which of these a type does; `stacked` builds what it states. Implementations that join queries, keys
+and values, or both inner matrices, into one weight (Phi-3, Falcon) are written with one weight each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ._attention import Attention, Rotary
 from ._config import Config, ModelBuildError, size_from, typed
-from ._decoder import DecoderSize, Experts, FeedForward, Layer, transformer_layer
-from ._layers import ACTIVATIONS
+from ._decoder import NORMS, Block, DecoderSize, Experts, FeedForward, Layer, transformer_layer
+from ._layers import ACTIVATIONS, NORMALISATIONS
 from ._moe import MoE
 from ._scan import DeltaNet
+
+
+def named(c: Config, key: str, known: Collection[str]) -> str:
+    """The value of a key, one of some names.
+
+    Raises:
+        ModelBuildError: it is none of them.
+    """
+    name: str = c[key]
+    if name not in known:
+        raise ModelBuildError(f"{key} {name!r} is not known", f"known: {', '.join(known)}")
+    return name
 
 
 def activation(c: Config, key: str = "hidden_act") -> str:
@@ -31,42 +48,54 @@ def activation(c: Config, key: str = "hidden_act") -> str:
     Raises:
         ModelBuildError: the activation is unknown.
     """
-    name: str = c[key]
-    if name not in ACTIVATIONS:
-        raise ModelBuildError(f"{key} {name!r} is not known", f"known: {', '.join(ACTIVATIONS)}")
-    return name
+    return named(c, key, ACTIVATIONS)
 
 
 def head_width(c: Config) -> int:
     """Width of one attention head."""
-    return int(c["head_dim"] or c["hidden_size"] // c["num_attention_heads"])
+    return int(c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
 
 
 def rotary_of(c: Config) -> Rotary:
-    """The rotary embedding of a configuration, over the part of each head that `partial_rotary_factor` gives."""
-    return Rotary(float(c["rope_theta"]), int(head_width(c) * c.get("partial_rotary_factor", 1.0)))
+    """The rotary embedding of a configuration, over the first `rotary_dim` elements or a share of each head."""
+    width = c.get("rotary_dim") or int(head_width(c) * c.get("partial_rotary_factor", 1.0))
+    return Rotary(float(c["rope_theta"]), width)
 
 
 def attention_of(c: Config, **changes: Any) -> Attention:  # noqa: ANN401
     """The attention of a configuration; `changes` replaces fields."""
     fields = {
         "heads": c["num_attention_heads"],
-        "kv_heads": c["num_key_value_heads"] or c["num_attention_heads"],
+        "kv_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
         "head_dim": head_width(c),
         "rotary": rotary_of(c) if "rope_theta" in c else None,
         "bias": c["attention_bias"],
+        "out_bias": c.get("attention_out_bias", c["attention_bias"]),
+        "qk_norm": c.get("use_qk_norm", False),
+        "wide_norm": c.get("use_wide_qk_norm", False),
+        "scale": c.get("attention_multiplier", 0.0),
     }
     return Attention(**(fields | changes))
 
 
 def feed_forward_of(c: Config) -> FeedForward:
-    """The gated feed-forward layer of a configuration."""
-    return FeedForward(c["intermediate_size"], activation(c), bias=c.get("mlp_bias", False))
+    """The feed-forward layer of a configuration, four times as wide as the hidden state if it does not say."""
+    width = c["intermediate_size"] or 4 * c["hidden_size"]
+    return FeedForward(width, activation(c), c.get("gated_mlp", True), c.get("mlp_bias", False))
 
 
 def decoder_of(c: Config, layers: tuple[Layer, ...], **changes: Any) -> DecoderSize:  # noqa: ANN401
     """A decoder of these layers, with the sizes that all configurations share; `changes` replaces fields."""
-    fields = {"epsilon": float(c["rms_norm_eps"]), "tied": c["tie_word_embeddings"]}
+    fields = {
+        "epsilon": float(c["rms_norm_eps"]),
+        "tied": c["tie_word_embeddings"],
+        "norm": named({"norm_type": "rms_norm", **c}, "norm_type", NORMALISATIONS),
+        "parallel": c.get("use_parallel_residual", False),
+        "head_bias": c.get("lm_head_bias", False),
+        "embedding_scale": c.get("embedding_multiplier", 1.0),
+        "residual_scale": c.get("residual_multiplier", 1.0),
+        "logits_scale": c.get("logit_scale", 1.0) / c.get("logits_scaling", 1.0),
+    }
     return DecoderSize(c["hidden_size"], c["vocab_size"], layers, **(fields | changes))
 
 
@@ -92,23 +121,56 @@ def local_layers(c: Config, every: int) -> tuple[bool, ...]:
     return kinds_of_layers(c, ("sliding_attention", "chunked_attention"), every)
 
 
+def windowed_layers(c: Config) -> tuple[bool, ...]:
+    """For each layer, whether it attends within the window.
+
+    By `layer_types`; else all but every `sliding_window_pattern`-th; else those from `max_window_layers` on if
+    `use_sliding_window` (Qwen); else all.
+    """
+    if c["layer_types"] is not None or "sliding_window_pattern" in c:
+        return local_layers(c, c.get("sliding_window_pattern", 1))
+    first = c.get("max_window_layers", 0) if c.get("use_sliding_window", True) else c["num_hidden_layers"]
+    return tuple(i >= first for i in range(c["num_hidden_layers"]))
+
+
+def rotated_layers(c: Config) -> tuple[bool, ...]:
+    """For each layer, whether it has rotary positions: by `no_rope_layers`, else all but every so-many-th.
+
+    Raises:
+        ModelBuildError: `no_rope_layers` has the wrong length.
+    """
+    listed, every, count = c.get("no_rope_layers"), c.get("no_rope_layer_interval"), c["num_hidden_layers"]
+    if listed and len(listed) != count:
+        raise ModelBuildError(f"no_rope_layers has {len(listed)} entries for {count} layers", "give one for each layer")
+    return tuple(bool(listed[i]) if listed else not every or (i + 1) % every != 0 for i in range(count))
+
+
+def stacked(c: Config, feeds: Sequence[Block], **changes: Any) -> DecoderSize:  # noqa: ANN401
+    """A decoder of attention and the given feed-forward blocks, one a layer; `changes` replaces fields."""
+    attention, window = attention_of(c), c.get("sliding_window") or 0
+    norms = named({"norms": "before", **c}, "norms", NORMS)
+    if norms == "shared" and not c["use_parallel_residual"]:
+        norms = "before"
+    layers = []
+    for feed, is_local, is_rotated in zip(feeds, windowed_layers(c), rotated_layers(c), strict=True):
+        rotary = attention.rotary if is_rotated and (is_local or not c.get("rope_in_windows_only")) else None
+        mixer = replace(attention, window=window if is_local else 0, rotary=rotary)
+        layers.append(transformer_layer(mixer, feed, norms=norms))
+    return decoder_of(c, tuple(layers), **changes)
+
+
 def _dense(c: Config) -> DecoderSize:
-    """LLaMA and Mistral: equal layers, all with Mistral's window."""
-    attention = attention_of(c, out_bias=c["attention_bias"], window=c.get("sliding_window") or 0)
-    return decoder_of(c, (transformer_layer(attention, feed_forward_of(c)),) * c["num_hidden_layers"])
+    return stacked(c, (feed_forward_of(c),) * c["num_hidden_layers"])
 
 
-def _qwen(c: Config, *, qk_norm: bool, feed: tuple[FeedForward | Experts, ...]) -> DecoderSize:
-    """Qwen: attention windows, if used, begin at layer `max_window_layers`."""
-    windowed = c["num_hidden_layers"] if not c["use_sliding_window"] else c["max_window_layers"]
-    plain = attention_of(c, qk_norm=qk_norm)
-    local = attention_of(c, qk_norm=qk_norm, window=c["sliding_window"] or 0)
-    layers = tuple(transformer_layer(local if i >= windowed else plain, block) for i, block in enumerate(feed))
-    return decoder_of(c, layers)
-
-
-def _qwen_dense(c: Config) -> DecoderSize:
-    return _qwen(c, qk_norm=c["qk_norm"], feed=(feed_forward_of(c),) * c["num_hidden_layers"])
+def _sparse(c: Config) -> DecoderSize:
+    """Experts in every layer, or those that `sparse_layers` chooses; a shared one beside them if it has a width."""
+    top_k, width = c["num_experts_per_tok"], c["moe_intermediate_size"]
+    moe = MoE(c["num_experts"], top_k, gated=True, renormalise=c["norm_topk_prob"])
+    shared = c.get("shared_expert_intermediate_size")
+    beside = FeedForward(shared, activation(c)) if shared else None
+    experts = Experts(moe, width, activation(c), beside, c.get("shared_expert_gate", False))
+    return stacked(c, sparse_layers(c, feed_forward_of(c), experts))
 
 
 def sparse_layers(c: Config, dense: FeedForward | Experts, sparse: Experts) -> tuple[FeedForward | Experts, ...]:
@@ -117,35 +179,10 @@ def sparse_layers(c: Config, dense: FeedForward | Experts, sparse: Experts) -> t
     return tuple(sparse if i not in only and (i + 1) % step == 0 else dense for i in range(c["num_hidden_layers"]))
 
 
-def _qwen_sparse(c: Config) -> DecoderSize:
-    moe = MoE(c["num_experts"], c["num_experts_per_tok"], gated=True, renormalise=c["norm_topk_prob"])
-    experts = Experts(moe, c["moe_intermediate_size"], activation(c))
-    return _qwen(c, qk_norm=True, feed=sparse_layers(c, feed_forward_of(c), experts))
-
-
-def _mixtral(c: Config) -> DecoderSize:
-    moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True)
-    experts = Experts(moe, c["intermediate_size"], activation(c))
-    attention = attention_of(c, window=c["sliding_window"] or 0)
-    return decoder_of(c, (transformer_layer(attention, experts),) * c["num_hidden_layers"])
-
-
-def _neox(c: Config) -> DecoderSize:
-    c = {**c, "num_key_value_heads": None, "head_dim": None, "partial_rotary_factor": c["rotary_pct"]}
-    c |= {"rope_theta": c["rotary_emb_base"], "rms_norm_eps": c["layer_norm_eps"]}
-    attention = attention_of(c, out_bias=c["attention_bias"])
-    feed_forward = FeedForward(c["intermediate_size"], activation(c), gated=False, bias=True)
-    layers = (transformer_layer(attention, feed_forward),) * c["num_hidden_layers"]
-    return decoder_of(c, layers, layer_norm=True, parallel=c["use_parallel_residual"])
-
-
 def _gpt_oss(c: Config) -> DecoderSize:
     moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True, bias=True)
     experts = Experts(moe, c["intermediate_size"], activation(c))
-    full, local = (
-        attention_of(c, out_bias=c["attention_bias"], sinks=True, window=window)
-        for window in (0, c["sliding_window"] or 0)
-    )
+    full, local = (attention_of(c, sinks=True, window=window) for window in (0, c["sliding_window"] or 0))
     layers = tuple(transformer_layer(local if is_local else full, experts) for is_local in local_layers(c, 2))
     return decoder_of(c, layers)
 
@@ -155,25 +192,14 @@ def _llama4(c: Config) -> DecoderSize:
     moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True, renormalise=False, sigmoid=True)
     experts = Experts(moe, width, act, FeedForward(width, act))
     dense = FeedForward(c["intermediate_size_mlp"], act)
-    attention = attention_of(c, out_bias=c["attention_bias"])
-    near = replace(attention, window=c["attention_chunk_size"] or 0, qk_unit=c["use_qk_norm"])
-    far = replace(attention, rotary=None)
+    attention = attention_of(c)
+    near = replace(attention, window=c["attention_chunk_size"] or 0, qk_norm=False, qk_unit=c["use_qk_norm"])
+    far = replace(attention, qk_norm=False, rotary=None)
     layers, sparse = [], c["moe_layers"]
-    if len(c["no_rope_layers"] or ()) not in (0, c["num_hidden_layers"]):
-        raise ModelBuildError(
-            f"no_rope_layers has {len(c['no_rope_layers'])} entries for {c['num_hidden_layers']} layers",
-            "give one for each layer",
-        )
-    for i in range(c["num_hidden_layers"]):
+    for i, is_rotated in enumerate(rotated_layers(c)):
         is_sparse = i in sparse if sparse is not None else (i + 1) % step == 0
-        layers.append(transformer_layer(near if _has_rotary(c, i) else far, experts if is_sparse else dense))
+        layers.append(transformer_layer(near if is_rotated else far, experts if is_sparse else dense))
     return decoder_of(c, tuple(layers))
-
-
-def _has_rotary(c: Config, layer: int) -> bool:
-    """True if a layer has rotary positions."""
-    listed = c["no_rope_layers"]
-    return bool(listed[layer]) if listed else (layer + 1) % c["no_rope_layer_interval"] != 0
 
 
 def _qwen3_next(c: Config) -> DecoderSize:
@@ -193,9 +219,21 @@ def _qwen3_next(c: Config) -> DecoderSize:
     return decoder_of(c, layers)
 
 
+def _falcon(c: Config) -> DecoderSize:
+    new = c["new_decoder_architecture"]
+    kv_heads = c["num_kv_heads"] if new else 1 if c["multi_query"] else c["num_attention_heads"]
+    norms = "before" if new and c["num_ln_in_parallel_attn"] != 1 else "shared"
+    return _dense({**c, "num_key_value_heads": kv_heads, "norms": norms})
+
+
+_DENSE = (
+    "llama", "mistral", "qwen2", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_vl", "smollm3", "seed_oss", "granite",
+    "phi3", "internlm2", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere2", "ernie4_5", "gpt_neox", "gptj", "phi",
+    "stablelm", "starcoder2", "nemotron",
+)  # fmt: skip
+_SPARSE = ("mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "olmoe", "granitemoe", "granitemoeshared")
 MODEL_TYPES = {
-    **typed({"llama": _dense, "mistral": _dense, "qwen2": _qwen_dense, "qwen3": _qwen_dense, "mixtral": _mixtral}),
-    **typed({"qwen3_moe": _qwen_sparse, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "llama4": _llama4}),
+    **typed(dict.fromkeys(_DENSE, _dense) | dict.fromkeys(_SPARSE, _sparse) | {"falcon": _falcon}),
+    **typed({"gpt_oss": _gpt_oss, "llama4_text": _llama4, "llama4": _llama4}),
     **typed({"qwen3_next": _qwen3_next}, DeltaNet),
-    **typed({"gpt_neox": _neox}),
 }

@@ -1,21 +1,14 @@
-"""Nemotron-4: LayerNorm, squared ReLU; Nemotron-H and 3: a pattern of Mamba-2, attention, feed-forward and experts."""
+"""Nemotron-H and 3: a pattern of Mamba-2, attention, feed-forward and experts; Mamba-2 alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ._config import Config, ModelBuildError, size_from, typed
-from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer, transformer_layer
+from ._decoder import Block, Branch, DecoderSize, Experts, FeedForward, Layer
 from ._moe import MoE
 from ._scan import Mamba2
 from .llama import activation, attention_of, decoder_of, head_width
-
-
-def _fourth(c: Config) -> DecoderSize:
-    attention = attention_of(c, out_bias=c["attention_bias"])
-    feed_forward = FeedForward(c["intermediate_size"], activation(c), gated=False, bias=c["mlp_bias"])
-    layers = (transformer_layer(attention, feed_forward),) * c["num_hidden_layers"]
-    return decoder_of({**c, "rms_norm_eps": c["norm_eps"]}, layers, layer_norm=True)
 
 
 def _blocks(c: Config) -> Mapping[str, Block]:
@@ -23,7 +16,7 @@ def _blocks(c: Config) -> Mapping[str, Block]:
     act = activation(c, "mlp_hidden_act")
     mamba = size_from(Mamba2, c, bias=c["mamba_proj_bias"] or c["use_bias"])
     width = head_width({**c, "head_dim": c["head_dim"] or c["attention_head_dim"]})
-    attention = attention_of(c, head_dim=width, out_bias=c["attention_bias"])
+    attention = attention_of(c, head_dim=width)
     blocks: dict[str, Block] = {"M": mamba, "*": attention}
     if c["intermediate_size"]:
         blocks["-"] = FeedForward(c["intermediate_size"], act, gated=False, bias=c["mlp_bias"])
@@ -70,4 +63,9 @@ def _size(c: Config) -> DecoderSize:
     )
 
 
-MODEL_TYPES = {**typed({"nemotron": _fourth}), **typed({"nemotron_h": _size}, Mamba2)}
+def _mamba2(c: Config) -> DecoderSize:
+    layer = (Branch("norm", "mixer", size_from(Mamba2, c, bias=c["use_bias"])),)
+    return decoder_of({**c, "rms_norm_eps": c["layer_norm_epsilon"]}, (layer,) * c["num_hidden_layers"])
+
+
+MODEL_TYPES = typed({"nemotron_h": _size, "mamba2": _mamba2}, Mamba2)

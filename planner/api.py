@@ -23,7 +23,7 @@ from planner.bundled import build_bundled, bundled_names
 from planner.collection import uncollected
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, UsageError
 from planner.graph import Graph, Note, NoteLevel
-from planner.hardware.types import Cluster, with_headroom
+from planner.hardware.types import Cluster, check_devices, with_devices, with_headroom
 from planner.importers import ImportOptions, graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
@@ -119,14 +119,15 @@ def plan(
         provenance: how the plan came to be, for its file.
 
     Raises:
-        JobError: a field of the job makes no sense, no micro-batch size divides the global batch, or another
-            contradiction in the job.
+        JobError: a field of the job makes no sense, no micro-batch size divides the global batch, there are fewer
+            devices than it names, or another contradiction in the job.
         PlanError: the orders deadlock (the message shows the cycle) or cannot run (it names the action).
         InfeasibleError: nothing fits; the message says what would.
         ModelError: the model's batch cannot be changed (the node is named) and does not divide the global batch, or
             `strict_ops` found a fallback.
     """
     own = _own_orders(orders)
+    check_devices(cluster, job.devices)
     job = settled(job if own is None else dataclasses.replace(job, schedules=(own.name,)), cluster)
     if job.assume_dropout and not job.dropout:
         raise JobError("dropout masks are both assumed and left out", hint="set dropout, or not assume_dropout")
@@ -184,18 +185,23 @@ class _Task:
         self.pricers.append(Pricer(graph, cluster, job, strict_ops=self.strict_ops, like=known))
         return self.pricers[-1], sizes
 
-    def find_plan(self, backends: Sequence[Backend] = ()) -> Plan:
-        """The fastest plan; for frameworks, within their limits, the simplest of the plans that are about as fast."""
+    def find_plan(self, backends: Sequence[Backend] = (), cutoff_s: float = math.inf) -> Plan:
+        """The fastest plan; for frameworks, within their limits, the simplest of the plans that are about as fast.
+
+        Raises:
+            InfeasibleError: nothing fits, or nothing that takes less than a time is found.
+        """
         job = within_limits(self.job, backends)
         pricer, sizes = self.pricer_for(job)
         _check_limits(pricer, job)
-        asked = None if backends and not self.job.backends else self.job
+        asked = None if (backends and not self.job.backends) or cutoff_s < math.inf else self.job
         answer = _searched(
             pricer,
             dataclasses.replace(job, micro_batches=sizes),
             asked,
             self.report if self.progress else None,
             self.own,
+            cutoff_s,
         )
         best, simulated_s, others = _decide(answer, simplest=bool(backends))
         written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
@@ -226,7 +232,9 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
         found = task.find_plan(backends)
         names = running(found, backends, task.graph)
         if not names:  # of what some have and what others have, no one has all
-            fitting = [each for backend in backends if len(backends) > 1 for each in _plans_for(task, backend)]
+            fitting = list[Plan]()
+            for backend in backends if len(backends) > 1 else ():
+                fitting += _plans_for(task, backend, min((p.predictions.reached_s for p in fitting), default=math.inf))
             if not fitting:
                 title, needs = min(((b.title, lacks(found, b, task.graph)) for b in backends), key=lambda n: len(n[1]))
                 said = f"the best plan found needs what {title} lacks: {', '.join(needs)}"
@@ -241,10 +249,10 @@ def _for_backends(task: _Task, backends: Sequence[Backend]) -> Plan:
     return seal(dataclasses.replace(found, runs_on=names, free_choice=_free_choice(task, backends)))
 
 
-def _plans_for(task: _Task, backend: Backend) -> list[Plan]:
-    """The plan for one framework; none where it has none."""
+def _plans_for(task: _Task, backend: Backend, cutoff_s: float) -> list[Plan]:
+    """The plan for one framework; none where it has none, or none below a time."""
     try:
-        found = task.find_plan((backend,))
+        found = task.find_plan((backend,), cutoff_s)
     except (InfeasibleError, JobError):
         return []
     return [found] if running(found, (backend,), task.graph) else []
@@ -302,12 +310,37 @@ def _check_limits(pricer: Pricer, job: Job) -> None:
     for ranks in sorted(set(job.tensor_parallel) - offered):
         reason = mesh_problem(pricer.cluster, job, (ranks,)) or f"none of the meshes that are allowed has {ranks} ranks"
         raise JobError(reason, hint=f"with these devices use {reached}, or give a mesh of another shape")
+    _check_counts(pricer, job)
     shared = any(math.prod(mesh) > 1 for mesh in job.meshes)
     if not pricer.meshes and (shared or not allows_single_devices(job)):
         raise JobError(f"no mesh has all of {in_words(job, WIDTHS)}", hint="leave one of them out")
 
 
-def _searched(pricer: Pricer, job: Job, asked: Job | None, progress: Progress | None, own: Schedule | None) -> Answer:
+def _check_counts(pricer: Pricer, job: Job) -> None:
+    """Refuse degrees that take more devices than there are, and more stages than blocks.
+
+    Replicas and stages are counted apart: with pipelines in two directions a device is in a replica of each.
+
+    Raises:
+        JobError: it says how many.
+    """
+    shared = {"TP": job.tensor_parallel, "CP": job.context_parallel, "EP": job.expert_parallel}
+    there, blocks = job.devices or pricer.cluster.device_count, len(pricer.chain.blocks)
+    for name, sizes in (("PP", job.pipeline_stages), ("DP", job.data_parallel)):
+        least = {degree: min(allowed) for degree, allowed in {**shared, name: sizes}.items() if allowed}
+        needed = math.prod(least.values())
+        if needed > there:
+            said = " x ".join(f"{degree} {size}" for degree, size in least.items() if size > 1)
+            hint = f"use smaller degrees, or more devices: {with_devices(pricer.cluster, needed)}"
+            raise JobError(f"{said} takes {needed:,} devices of {there:,}", hint=hint)
+    if min(job.pipeline_stages, default=1) > blocks:
+        stages = min(job.pipeline_stages)
+        raise JobError(f"{stages} stages of a model with {blocks} blocks", hint="allow fewer stages with --pp")
+
+
+def _searched(
+    pricer: Pricer, job: Job, asked: Job | None, progress: Progress | None, own: Schedule | None, cutoff_s: float
+) -> Answer:
     """The search's answer.
 
     Raises:
@@ -323,6 +356,7 @@ def _searched(pricer: Pricer, job: Job, asked: Job | None, progress: Progress | 
             simulated_s=functools.partial(played_s, schedule_of=schedules_with(own)),
             diagnose=not limited(job),
             own=own,
+            cutoff_s=cutoff_s,
         )
     except InfeasibleError as error:
         if not limited(job) or own is not None or asked is None:

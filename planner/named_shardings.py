@@ -144,7 +144,9 @@ def shardings_at(
     check_dealt(pricer.graph, dataclasses.replace(job, context_parallel=(context,), expert_parallel=(expert,)))
     degrees = "tensor parallel degree" if ranks == tensor else "TP, CP or EP"
     if reason := mesh_problem(pricer.cluster, job, (ranks,)):
-        raise JobError(reason, hint=f"use another {degrees}")
+        near = range(1, min(2 * ranks, pricer.cluster.device_count) + 1)
+        possible = [str(other) for other in near if not mesh_problem(pricer.cluster, job, (other,))]
+        raise JobError(reason, hint=f"use another {degrees}, of {' or '.join(possible[-4:])} ranks in all")
     found = pricer.shardings_of(micro_batch, tensor, context, expert)
     if not found:
         raise JobError(f"no block of the model can be shared by {ranks} ranks", hint=f"use another {degrees}")

@@ -190,6 +190,11 @@ def format_fraction(fraction: float, digits: int = 3) -> str:
     return render(fraction, Dimension.FRACTION, digits)
 
 
+def format_number(value: float, digits: int = 4) -> str:
+    """A number with some significant digits, or all digits before the point: 0.1235, 93.74, 123,457."""
+    return f"{value:,.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:,.0f}"
+
+
 def short_count(count: float, digits: int = 3) -> str:
     """A large number as people say it: 124M, 70.6B, 1.01T."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):

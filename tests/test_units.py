@@ -13,6 +13,7 @@ from planner.units import (
     format_flop_rate,
     format_flops,
     format_fraction,
+    format_number,
     format_rate,
     format_seconds,
     parse,
@@ -110,6 +111,10 @@ def test_rendered_values_read_back(dimension: Dimension, digits: int, exponent: 
         (format_seconds(18_720), "5 h 12 min"),
         (format_seconds(float("inf")), "inf"),
         (format_fraction(0.8689), "86.9%"),
+        (format_number(23.4285), "23.43"),
+        (format_number(12_345.6), "12,346"),
+        (format_number(999.7, 3), "1,000"),
+        (format_number(float("inf")), "inf"),
     ],
 )
 def test_text_for_people(text: str, expected: str) -> None:

@@ -9,6 +9,7 @@ from planner.ask.choices import Worth as Worth
 from planner.ask.choices import explain_why_not as explain_why_not
 from planner.ask.choices import find_fixes as find_fixes
 from planner.ask.choices import find_worth as find_worth
+from planner.ask.choices import read_choice as read_choice
 from planner.ask.sweeps import SAMPLES_A_DEVICE as SAMPLES_A_DEVICE
 from planner.ask.sweeps import Store as Store
 from planner.ask.sweeps import SweepRow as SweepRow

@@ -88,7 +88,7 @@ def read_axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Read texts like `devices=8,16` and `network.bandwidth=100Gbit/s,200Gbit/s` into values by name.
 
     Raises:
-        UsageError: a name is unknown, repeated, or without values.
+        UsageError: a name is unknown, repeated, or without values, or a value is no number where it must be one.
     """
     axes: dict[str, tuple[str, ...]] = {}
     for text in texts:
@@ -98,6 +98,8 @@ def read_axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
         pieces = tuple(dict.fromkeys(piece.strip() for piece in values.split(",")))
         if name in axes or not all(pieces):
             raise UsageError(f"{text!r} has no values, or {name} is given twice", hint="write devices=8,16,32")
+        for piece in pieces:
+            _read(name, piece, int if name in ("devices", "seq") else _FIELDS.get(name, ("", str))[1])
         axes[name] = pieces
     return axes
 

@@ -111,15 +111,9 @@ def _causes(old: Plan, new: Plan) -> Iterator[Cause]:
         yield Cause.OPTIONS
     if old.model.fingerprint != new.model.fingerprint:
         yield Cause.MODEL
-    if not _decided_alike(old, new):
-        yield Cause.PLANNER
-
-
-def _decided_alike(old: Plan, new: Plan) -> bool:
-    """True if the new plan makes the old plan's decisions, carried over to the new model."""
-    carried = carry_over(old, new)
     words = [[stage_decision(plan, stage.index).words() for stage in plan.stages] for plan in (old, new)]
-    return carried == _unnumbered(new.configuration) and words[0] == words[1]
+    if carry_over(old, new) != _unnumbered(new.configuration) or words[0] != words[1]:
+        yield Cause.PLANNER
 
 
 def _unnumbered(configuration: Configuration) -> Configuration:

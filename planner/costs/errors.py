@@ -4,7 +4,8 @@ The table is data: `hardware_profiles/errors.yaml`, written by the benchmarks th
 (docs/accuracy.md) and hand-tuned jobs (docs/recipes.md). A class is what predictions of one kind have in common: the
 stack, the device, what ranks share and the order of work. Of a class of n runs with logarithms l of measured /
 predicted, of mean m and deviation s, the next run lies with 80 % probability within m +- t s sqrt(1 + 1/n), t being
-Student's quantile of n - 1 degrees of freedom.
+Student's quantile of n - 1 degrees of freedom. The interval stated is that and the prediction itself: where all runs of
+a class were faster than predicted, it ends at the predicted time, and holds more than 80 %.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class MeasuredError:
     Attributes:
         job_class: the class in words.
         runs: runs of the class that were measured and predicted; 0 where none ever was.
-        low: with 80 % probability the measured time is above this times the predicted one; null below three runs.
-        high: and below this times the predicted one.
+        low: with 80 % probability, or more, the measured time is above this times the predicted one, at most 1; null
+            below three runs.
+        high: and below this times the predicted one, at least 1.
     """
 
     job_class: str
@@ -88,11 +90,14 @@ def measured_error(job: JobClass, own: tuple[int, float, float] | None = None) -
 
 
 def error_of(job: JobClass, ratios: Sequence[float]) -> MeasuredError:
-    """Error interval of a class from the ratios of measured to predicted time; at least one ratio.
+    """Error interval of a class, the prediction among it, from the ratios of measured to predicted time; at least one.
 
     >>> found = error_of(JobClass("s", "d", "nothing", "one stage"), [0.9, 1.0, 1.1, 1.0])
     >>> found.runs, round(found.low, 2), round(found.high, 2)
     (4, 0.85, 1.16)
+    >>> found = error_of(JobClass("s", "d", "nothing", "one stage"), [0.8, 0.8, 0.8])
+    >>> round(found.low, 2), found.high
+    (0.8, 1.0)
     """
     count = len(ratios)
     if count < LEAST_RUNS:
@@ -101,7 +106,7 @@ def error_of(job: JobClass, ratios: Sequence[float]) -> MeasuredError:
     mean = sum(logs) / count
     deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
     reach = _student_quantile(count - 1) * deviation * math.sqrt(1 + 1 / count)
-    return MeasuredError(str(job), count, math.exp(mean - reach), math.exp(mean + reach))
+    return MeasuredError(str(job), count, math.exp(min(0.0, mean - reach)), math.exp(max(0.0, mean + reach)))
 
 
 def _student_quantile(freedom: int) -> float:

@@ -23,8 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.graph import DType, Graph, Node, TensorKind
-from planner.hardware.types import Device
+from planner.graph import DType, Graph, Node, TensorKind, per_model
+from planner.hardware.types import Device, Stack
+from planner.operators.modules import PRODUCTS, find_expert_products
+from planner.operators.site import JointCut, rule_of
 from planner.operators.types import OpSpec
 
 _ALIGNED_BYTES = 16
@@ -52,9 +54,63 @@ def kernel_rates(
         rates[list(unaligned_products(graph, specs, sizes, fused=fused))] = stack.unaligned_rate
     for i, spec in enumerate(specs):
         if attends(spec) and not spec.scores_in_memory(fused):
-            part = stack.causal_part if is_causal(graph, graph.nodes[i]) else 1.0
-            rates[i] = stack.attention_on(device.name) / part
+            rates[i] = stack.attention_on(device.name) / _scores_done(graph, graph.nodes[i], spec, stack)
+    if device.matrix_unit > 1:
+        matrices = stored_matrices(graph)
+        rates *= [_filled(spec, matrices.get(i, ()), device.matrix_unit) for i, spec in enumerate(specs)]
     return rates
+
+
+def _scores_done(graph: Graph, node: Node, spec: OpSpec, stack: Stack) -> float:
+    """Scores that a fused kernel works out, over those of its description (all of them, or those of a window).
+
+    A kernel works in blocks. Under a causal mask it leaves out the hidden blocks, so that of s keys a query meets
+    (s + block) / 2 on average; of a window of w keys it meets the blocks in which any query of its own block sees one.
+    """
+    keys, window, block = spec.details["keys"], spec.details["window"], stack.attention_block
+    causal = min(1.0, stack.causal_part * (1 + (block - 1) / keys))
+    if window < keys:
+        met = block * (math.ceil((window - 1) / block) + 1)
+        return max(1.0, min(float(met), causal * keys) / window)
+    return causal if is_causal(graph, node) else 1.0
+
+
+def _filled(spec: OpSpec, matrices: tuple[int, ...], unit: int) -> float:
+    """Part of a matrix unit's rows and columns that a product fills: the stored matrix of a linear layer, or a head's
+    elements, are padded to multiples of the unit (MaxText, docs/guides/optimization/custom_model.md)."""
+    if attends(spec):
+        heads = spec.details["head"], spec.details["value_head"]
+        return sum(heads) / sum(_padded(size, unit) for size in heads)
+    return math.prod(size / _padded(size, unit) for size in matrices[1:])
+
+
+def _padded(size: float, unit: int) -> float:
+    return unit * math.ceil(size / unit)
+
+
+@per_model
+def stored_matrices(graph: Graph) -> Mapping[int, tuple[int, ...]]:
+    """By product, number, rows and columns of the matrices that are its weight: one, or one for each expert. O(nodes).
+
+    Operators whose weights are not of that form (a convolution's window, sums over several axes) are not among them.
+    """
+    found = {expert.product: graph.tensors[expert.weight].shape for expert in find_expert_products(graph)}
+    for i, node in enumerate(graph.nodes):
+        rule = rule_of(node.op)
+        stacked = node.op in PRODUCTS or rule.joint is JointCut.EXPERTS
+        for p in graph.node_parameters[i] if rule.heavy else ():
+            shape = graph.parameters[p].shape
+            if len(shape) == 2 or (stacked and len(shape) == 3):
+                found[i] = (1, *shape)[-3:]
+    return found
+
+
+def expert_counts(graph: Graph) -> np.ndarray:
+    """[nodes] experts with whose matrices a product multiplies; 1 for any other node."""
+    counts = np.ones(len(graph.nodes))
+    for i, (count, *_) in stored_matrices(graph).items():
+        counts[i] = count
+    return counts
 
 
 def attends(spec: OpSpec) -> bool:

@@ -20,7 +20,9 @@ launches without the model's own code, in half the time.
 
 A rank that does a share of every operator has that share of the operations and bytes in the formula above and as many
 kernels. A product that is cut into pieces, so that communication runs beside them, reaches the rate of a piece: its
-forward product and the one towards its operand, not that towards its weights. Where a layer's launches are what it
+forward product and the one towards its operand, not that towards its weights. The product of a mixture's experts is one
+kernel for each (unless `Stack.grouped_experts`), at the rate of its size; a share of it is taken to be that of some of
+the experts, each whole. Where a layer's launches are what it
 comes to, its nodes, faster than its whole work, are stretched towards the times of the whole work until they take the
 launches' time together.
 """
@@ -95,15 +97,30 @@ class _Roofline:
         self.peaks, self.moved = peaks * work.matrix_share, _fastest(device) / peaks
         self.fast = work.fast.applies & (peaks == _vector_peak(device))
         self.products = np.where(work.matrix > 0, work.matrix, work.input_grad + work.weight_grad)
-        launch_s = device.launch_s * device.stack.stretch
-        self.launches = (work.kernels * launch_s, work.back_kernels * launch_s * device.stack.backward_launch)
         self.whole_gpu = self._gpu(1.0)
-        forward, backward = map(self._with_launches, self.whole_gpu, self.launches)
+        forward, backward = map(self._with_launches, self.whole_gpu, self._launches(1.0))
         self.whole = forward, backward
 
     def rates_at(self, share: float) -> np.ndarray:
         """Operations of the whole node a second, while that part of them is done."""
-        return np.asarray(self.peaks * self.device.matrix_efficiency.at(share * self.products * self.moved) / share)
+        size = share * self.products / self._kernels(share)
+        return np.asarray(self.peaks * self.device.matrix_efficiency.at(size * self.moved) / share)
+
+    def _kernels(self, share: float) -> np.ndarray:
+        """Products that a share of each node is run as: experts are dealt out whole."""
+        return np.maximum(1.0, share * self.work.experts)
+
+    def _launches(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Host time of each node's launches, forward and backward.
+
+        For each further expert a library launches its products, one forward and two backward, and a cast before them.
+        """
+        work, stack = self.work, self.device.stack
+        further_s = (self._kernels(share) - 1) * min(stack.kernel_launch_s, self.device.launch_s)
+        casts = np.array([name in NARROW_FORMATS for name in work.formats], dtype=float)
+        forward = work.kernels * self.device.launch_s + further_s * (1 + casts)
+        backward = work.back_kernels * self.device.launch_s + further_s * (2 + casts)
+        return stack.stretch * forward, stack.stretch * stack.backward_launch * backward
 
     def _products_s(self, flops: np.ndarray, share: float, rates: np.ndarray) -> np.ndarray:
         """Seconds of a product of each node, convolutions by the faster method."""
@@ -144,15 +161,13 @@ class _Roofline:
         if share == 1.0 or not len(self.layers):
             return self.whole
         if self.device.stack.waits:
-            forward, backward = map(np.add, self._gpu(share, pieces), self.launches)
+            forward, backward = map(np.add, self._gpu(share, pieces), self._launches(share))
             return forward[self.kinds], backward[self.kinds]
-        made = zip(self._gpu(share, pieces), self.whole_gpu, self.launches, self.whole, strict=True)
+        made = zip(self._gpu(share, pieces), self.whole_gpu, self._launches(share), strict=True)
         forward, backward = (self._part(share, *each) for each in made)
         return forward, backward
 
-    def _part(
-        self, share: float, gpu_s: np.ndarray, whole_gpu: np.ndarray, launches: np.ndarray, whole: np.ndarray
-    ) -> np.ndarray:
+    def _part(self, share: float, gpu_s: np.ndarray, whole_gpu: np.ndarray, launches: np.ndarray) -> np.ndarray:
         """A share's device time, lifted so that no layer takes less than its launches.
 
         Device times are held between the share of the whole and the whole, should a curve of efficiency fall with
@@ -163,7 +178,8 @@ class _Roofline:
         work, most, least = (np.bincount(layers, each) for each in (part, whole_gpu[kinds], launches[kinds]))
         room = np.maximum(most - work, 1e-30)
         lift = np.clip((least - work) / room, 0.0, 1.0)[layers]
-        return np.where((least > most)[layers], whole, part + lift * (whole_gpu[kinds] - part))
+        lifted = part + lift * (whole_gpu[kinds] - part)
+        return np.asarray(np.where((least > most)[layers], launches[kinds], lifted))
 
 
 def _roof(matrix_s: np.ndarray, vector: np.ndarray, byte_count: np.ndarray, device: Device) -> np.ndarray:

@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.costs.narrow import NarrowProducts, product_formats
 from planner.costs.precision import Precision
-from planner.costs.rates import FastConvolutions, fast_convolutions, kernel_rates
+from planner.costs.rates import FastConvolutions, expert_counts, fast_convolutions, kernel_rates
 from planner.graph import DType, Graph, Node, Tensor, TensorKind
 from planner.hardware.types import Device
 from planner.operators.modules import ExpertProduct, find_expert_products
@@ -36,7 +36,7 @@ _COLUMNS = (
     "input_grad", "weight_grad", "back_vector", "back_bytes", "back_kernels",
 )  # fmt: skip
 
-_ARRAYS = (*_COLUMNS, "beside", "back_beside", "matrix_share", "scores")
+_ARRAYS = (*_COLUMNS, "beside", "back_beside", "matrix_share", "scores", "experts")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Work:
         matrix_share: what the node's kernel reaches of a plain matrix product's rate.
         fast: the convolutions that fewer multiplications can do.
         scores: elements of attention scores that the node has in memory.
+        experts: products that the node is run as, one for each expert; 1 where it is one, or one grouped kernel.
     """
 
     matrix: np.ndarray
@@ -76,6 +77,7 @@ class Work:
     matrix_share: np.ndarray
     fast: FastConvolutions
     scores: np.ndarray
+    experts: np.ndarray
 
     def of(self, nodes: np.ndarray) -> Work:
         """The work of some nodes, in arrays of their own."""
@@ -157,6 +159,7 @@ def node_work(
         matrix_share=kernel_rates(graph, specs, sizes, device, fused=fused),
         fast=fast_convolutions(graph, sizes),
         scores=scores,
+        experts=np.ones(len(graph.nodes)) if device.stack.grouped_experts else expert_counts(graph),
     )
 
 

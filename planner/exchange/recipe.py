@@ -8,6 +8,7 @@ the same links.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -165,6 +166,7 @@ def recipes() -> dict[int, Recipe]:
     return {scheme.zero: scheme.recipe for _, scheme in SCHEMES.items() if scheme.zero is not None}
 
 
+@functools.cache
 def recipe_of(zero: int, over: int = 0) -> Recipe:
     """The recipe of a ZeRO stage.
 

@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import PlanError, Problem, UsageError
-from planner.export.hosts import host_files, host_lines
 from planner.graph import Graph
 from planner.importers.onnx_graph.read import read_model
 from planner.plans import Plan
@@ -43,27 +43,19 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class MappedPart:
-    """A part of the plan, and the text that was written for it."""
-
-    part: str
-    written: str
-
-
-@dataclass(frozen=True, slots=True)
 class Export:
     """A plan in a framework's own files.
 
     Attributes:
         files: text (of a model, bytes) by file name; `EXPORT.md` is one of them.
-        mapped: the parts of the plan that the files express.
+        mapped: by part of the plan that the files express, the text that was written for it.
         left_out: the parts that they do not express, one sentence each.
         order: the plan's rank of each rank of the framework; empty for frameworks that are not started rank by rank.
         hosts: how launchers place the ranks, one sentence each.
     """
 
     files: Mapping[str, str | bytes]
-    mapped: tuple[MappedPart, ...]
+    mapped: Mapping[str, str]
     left_out: tuple[str, ...]
     order: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -80,6 +72,7 @@ class FrameworkJob:
         optimizer: by our name; "" where the file does not say.
         overlap: 0 where the file turns off the overlap of communication with computation; None where it does not.
         ignored: settings that would change a prediction but cannot be taken over, each with the reason.
+        sequence: tokens of a sample; 0 where the file does not say.
     """
 
     degrees: Degrees
@@ -88,6 +81,7 @@ class FrameworkJob:
     optimizer: str = ""
     overlap: float | None = None
     ignored: tuple[str, ...] = ()
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +138,7 @@ def read_job(text: str, name: str, where: str = "") -> FrameworkJob:
     Raises:
         UsageError: no framework of that name can be read, or a setting that decides the division cannot be taken over.
     """
-    reader = EXPORTERS.get(name).read
+    reader = EXPORTERS.get(name).read if name in readable() else None
     if reader is None:
         raise UsageError(f"configurations of {name} cannot be read", hint=f"use {' or '.join(readable())}")
     try:
@@ -196,12 +190,12 @@ def export(
             raise UsageError(f"{exporter.backend.title} is the model itself with annotations", hint="add --model FILE")
         proto = read_model(Path(model)) if isinstance(model, (str, Path)) else model
         files |= exporter.files_of_model(plan, graph, proto)
-    placed = host_files(plan, written.order)
+    placed = _host_files(plan, written.order)
     complete = replace(
         written,
         files={**files, **written.files, **placed},
         left_out=(*written.left_out, *_never_written(plan)),
-        hosts=tuple(host_lines(plan, written.order)) if placed else (),
+        hosts=tuple(_host_lines(plan, written.order)) if placed else (),
     )
     return replace(complete, files={**complete.files, PAGE: _page(plan, exporter, complete)})
 
@@ -237,7 +231,7 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
         "",
         "| the plan | written as |",
         "|---|---|",
-        *(f"| {mapped.part} | {mapped.written.replace('|', BAR)} |" for mapped in written.mapped),
+        *(f"| {part} | {text.replace('|', BAR)} |" for part, text in written.mapped.items()),
         "",
         *(("## Machines", "", *(f"- {text}" for text in written.hosts), "") if written.hosts else ()),
         "## Not mapped",
@@ -251,3 +245,62 @@ def _page(plan: Plan, exporter: Exporter, written: Export) -> str:
 def _size(content: str | bytes) -> str:
     """Length of a file, in lines or bytes."""
     return plural(len(content), "byte") if isinstance(content, bytes) else plural(len(content.splitlines()), "line")
+
+
+def _host_files(plan: Plan, order: Sequence[int]) -> Mapping[str, str]:
+    """Files for launchers by name; none where one machine runs the ranks in the plan's order.
+
+    `hosts.csv` has for each rank of the framework the plan's rank, the machine and the device on it; `slurm.hosts` a
+    machine a rank (`SLURM_HOSTFILE`); `hostfile` a machine a line with its slots (OpenMPI, DeepSpeed), where every
+    machine's ranks follow each other.
+
+    Args:
+        plan: the plan.
+        order: the plan's rank of each rank of the framework.
+    """
+    per, straight = plan.hardware.machine_devices, tuple(order) == tuple(range(len(order)))
+    if straight and len(order) <= per:
+        return {}
+    nodes = [rank // per for rank in order]
+    rows = [f"{at},{rank},node{rank // per},{rank % per}" for at, rank in enumerate(order)]
+    files = {
+        "hosts.csv": "\n".join(["rank,plan_rank,machine,device", *rows]) + "\n",
+        "slurm.hosts": "".join(f"node{node}\n" for node in nodes),
+    }
+    runs = _machine_runs(nodes)
+    if len(runs) == len(set(nodes)):
+        files["hostfile"] = "".join(f"node{node} slots={count}\n" for node, count in runs)
+    return files
+
+
+def _machine_runs(nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs of equal machines: (machine, length)."""
+    return [(node, sum(1 for _ in run)) for node, run in itertools.groupby(nodes)]
+
+
+def _host_lines(plan: Plan, order: Sequence[int]) -> Iterator[str]:
+    """How to start the ranks where the plan assumed them, one sentence a launcher."""
+    per, below = plan.hardware.machine_devices, 1
+    near = []
+    for level in plan.hardware.levels:
+        below *= level.size
+        if per < below and level.size > 1:
+            near.append(f"{below // per} in a row share {level.name}")
+    shared = f" ({', '.join(near)})" if near else ""
+    yield f"`node0`, `node1` .. stand for the machines by their places in the network{shared}."
+    yield f"Slurm: `SLURM_HOSTFILE=slurm.hosts srun --distribution=arbitrary --ntasks-per-node {per}`."
+    nodes = [node for node, _ in _machine_runs([rank // per for rank in order])]
+    if len(nodes) > len(set(nodes)):
+        yield (
+            "torchrun and host files cannot place these ranks, since those of a machine do not follow each other: "
+            "use Slurm, or rank by rank what `hosts.csv` says."
+        )
+        return
+    yield "OpenMPI, DeepSpeed: `--hostfile hostfile`."
+    own = [[rank % per for rank in order if rank // per == node] for node in nodes]
+    named = ", ".join(f"`node{node}`" for node in nodes[:4]) + " .." * (len(nodes) > 4)
+    yield f"torchrun: `NODE_RANK` 0, 1 .. on {named}."
+    if any(devices != sorted(devices) for devices in own):
+        alike = all(devices == own[0] for devices in own)
+        visible = f"`CUDA_VISIBLE_DEVICES={','.join(map(str, own[0]))}`" if alike else "`CUDA_VISIBLE_DEVICES`"
+        yield f"Devices of a machine are not in the order of its ranks: set {visible} as `hosts.csv` has them."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
+from planner.documents import pretty
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
-from planner.plans.documents import pretty
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
 
@@ -24,37 +25,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "lamb": "Lamb"}
 
-PIPELINE = '''\
-"""Stages of a pipeline for DeepSpeed: layers {first} to {last} by stage."""
-
-{imports}from deepspeed.pipe import PipelineModule
-from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-
-MODULES = {modules}
-"""Modules of the model, in the order in which `layers` are given."""
-
-PARTS = {parts}
-"""First layer of each stage, and the end."""
-
-
-class PlannedPipeline(PipelineModule):
-    """A pipeline cut where the plan cuts it.
-
-    Args:
-        layers: one layer or LayerSpec for each of MODULES; tied ones are TiedLayerSpec.
-    """
-
-    def __init__(self, layers, **options):
-        if len(layers) != len(MODULES):
-            raise ValueError(f"{{len(layers)}} layers for {{len(MODULES)}} modules: give one for each of MODULES")
-        topology = PipeModelDataParallelTopology(num_pp={pipeline}, num_mp={tensor}, num_dp={data})
-        super().__init__(layers=layers, topology=topology, {recompute}, **options)
-
-    def _partition_layers(self, method="uniform"):
-        stage = self._topo.get_coord(self.global_rank).pipe
-        self.parts = list(PARTS)
-        self._set_bounds(start=PARTS[stage], stop=PARTS[stage + 1])
-'''
+PIPELINE = (pkgutil.get_data(__name__, "pipeline.py.txt") or b"").decode()
 """Text of the file with the stages; DeepSpeed itself only cuts evenly, by parameters or by types of layers."""
 
 KEPT = {"imports": "", "recompute": "activation_checkpoint_interval=0"}
@@ -122,9 +93,9 @@ def _write(plan: Plan) -> Export:
         ("# TRAIN: your training program", 'here="$(cd "$(dirname "$0")" && pwd)"'),
     )
     pipeline = _pipeline(plan)
-    mapped = [MappedPart(key, f"`{json.dumps(value)}`") for key, value in document.items()]
+    mapped = {key: f"`{json.dumps(value)}`" for key, value in document.items()}
     if piped:
-        mapped.append(MappedPart(f"{len(plan.stages)} stages", "`PlannedPipeline` in `pipeline.py`"))
+        mapped[f"{len(plan.stages)} stages"] = "`PlannedPipeline` in `pipeline.py`"
     left_out = ["Settings of the optimizer (learning rate, betas): `optimizer.params`."]
     if readings.recomputes(plan) and not piped:
         left_out.append("Recomputation of all layers: call `deepspeed.checkpointing.checkpoint` in the model's layers.")
@@ -139,7 +110,7 @@ def _write(plan: Plan) -> Export:
         )
     return Export(
         {"ds_config.json": pretty(document) + "\n", "launch.sh": script, **pipeline},
-        tuple(mapped),
+        mapped,
         tuple(left_out),
         readings.rank_order(plan),
     )

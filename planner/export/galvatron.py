@@ -11,10 +11,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from planner.export import Export, Exporter, Gap, MappedPart, readings, register
+from planner.documents import pretty
+from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
-from planner.plans.documents import pretty
-from planner.sharding import AxisRole
 from planner.systems.backends import BACKENDS
 
 _TITAN = BACKENDS.get("torchtitan")
@@ -56,19 +55,15 @@ def _stage_layers(plan: Plan) -> tuple[int, ...]:
     )
 
 
-def _widths(plan: Plan, role: AxisRole) -> tuple[int, ...]:
-    """For each stage, the ranks of a group along the mesh axes of a role."""
-    return tuple(readings.role_sizes(plan.sharding_of(stage.index))[role] for stage in plan.stages)
-
-
 def _missing_features(plan: Plan) -> Iterator[Gap]:
     yield from readings.unlike_decoder(plan)
+    choices = plan.configuration.stages
     empty = [index for index, count in enumerate(_stage_layers(plan)) if not count]
     if empty:
         yield Gap(f"stages without a layer ({', '.join(map(str, empty))})", "`shardplan plan --pp` with fewer stages")
     if len({stage.group_ranks * len(stage.replicas) for stage in plan.stages}) > 1:
         yield Gap("stages of unequally many ranks", "`shardplan plan --tp` with one width")
-    elif any(len({sizes[0], sizes[-1]}) > 1 for sizes in (_widths(plan, role) for role in AxisRole)):
+    elif len({(choice.ranks, choice.context, choice.expert) for choice in (choices[0], choices[-1])}) > 1:
         yield Gap("an embedding and logits cut over unequally many ranks (vtp)", "`shardplan plan --tp` with one width")
     yield from readings.unlisted(plan, FORMATS)
     if plan.options.optimizer not in OPTIMIZERS:
@@ -86,9 +81,9 @@ def strategy(plan: Plan) -> dict[str, Any]:
 
     return {
         "pp_deg": len(plan.stages),
-        "tp_sizes_enc": by_layer(_widths(plan, AxisRole.TENSOR)),
+        "tp_sizes_enc": by_layer([choice.ranks // choice.context for choice in plan.configuration.stages]),
         "tp_consecutive_flags": by_layer([1] * len(layer_counts)),
-        "cp_sizes_enc": by_layer(_widths(plan, AxisRole.CONTEXT)),
+        "cp_sizes_enc": by_layer([choice.context for choice in plan.configuration.stages]),
         "dp_types_enc": by_layer([sharded] * len(layer_counts)),
         "use_sp": by_layer([0] * len(layer_counts)),
         "checkpoint": _listed(int(name in recomputed) for name in readings.layers(plan)),
@@ -136,7 +131,7 @@ def _write(plan: Plan) -> Export:
             'here="$(cd "$(dirname "$0")" && pwd)"',
         ),
     )
-    mapped = [MappedPart(key, f"`{value}`") for key, value in (*document.items(), *settings.items())]
+    mapped = {key: f"`{value}`" for key, value in (*document.items(), *settings.items())}
     left_out = [
         "Widths, heads and vocabulary of the model, the optimizer's settings and the data: `CONFIG`.",
         "Types of weights: Galvatron keeps them in float32 and casts them for the passes, whatever else the plan's "
@@ -145,7 +140,7 @@ def _write(plan: Plan) -> Export:
     if readings.recomputes(plan):
         left_out.append("Recomputation of the embedding and the logits: layers alone have a flag.")
     files = {"strategy.json": pretty(document) + "\n", "launch.sh": script}
-    return Export(files, tuple(mapped), tuple(left_out), readings.rank_order(plan))
+    return Export(files, mapped, tuple(left_out), readings.rank_order(plan))
 
 
 register(

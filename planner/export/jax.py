@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner.export import Export, Exporter, Gap, MappedPart, readings, register
+from planner.documents import pretty
+from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan
-from planner.plans.documents import pretty
 from planner.plans.model import BlockParameter
-from planner.sharding import Axis
 from planner.sharding.layout import parse_layout
 from planner.systems.backends import BACKENDS
 
@@ -19,39 +19,7 @@ DATA = "data"
 Spec = list[str | list[str] | None]
 """A PartitionSpec: for each dimension no axis, one, or several, outermost first."""
 
-PROGRAM = '''\
-"""Shardings for a model, as `sharding.json` says."""
-
-import json
-from pathlib import Path
-
-import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-
-PLAN = json.loads((Path(__file__).parent / "sharding.json").read_text())
-
-
-def mesh():
-    """The devices as the plan lays them."""
-    devices = np.array(jax.devices())[PLAN["mesh"]["ranks"]].reshape(PLAN["mesh"]["shape"])
-    return Mesh(devices, PLAN["mesh"]["axes"], axis_types=(AxisType.Auto,) * len(PLAN["mesh"]["axes"]))
-
-
-def spec(entries):
-    """A PartitionSpec of its entries in `sharding.json`."""
-    return PartitionSpec(*(tuple(entry) if isinstance(entry, list) else entry for entry in entries))
-
-
-def parameter(name, device_mesh, of="value"):
-    """The sharding of a parameter: of its value, its gradient or its optimizer state."""
-    return NamedSharding(device_mesh, spec(PLAN["parameters"][name][of]))
-
-
-def input_sharding(name, device_mesh):
-    """The sharding of a model input."""
-    return NamedSharding(device_mesh, spec(PLAN["inputs"][name]))
-'''
+PROGRAM = (pkgutil.get_data(__name__, "sharding.py.txt") or b"").decode()
 """The file that reads `sharding.json`."""
 
 
@@ -106,7 +74,7 @@ def _input(plan: Plan, shape: Sequence[int]) -> Spec:
     entries: Spec = [DATA, *[None] * (len(shape) - 1)] if shape else []
     dims = {"batch": 0, "sequence": 1}
     for axis, boundary in zip(sharding.axes, sharding.boundaries, strict=True) if sharding else ():
-        whole = boundary == "sequence" and not Axis(axis.name, axis.size).role.deals
+        whole = boundary == "sequence" and not axis.role.deals
         dim = len(shape) if whole else dims.get(boundary, len(shape))
         if dim < len(shape) and shape[dim] % axis.size == 0:
             entries[dim] = _with(entries[dim], axis.name)
@@ -139,20 +107,18 @@ def _write(plan: Plan) -> Export:
         "inputs": {spec.name: _input(plan, spec.shape) for spec in plan.model.inputs},
         "micro_batches": {"size": plan.micro_batches.size, "count": plan.micro_batches.count // len(replicas)},
         "precision": plan.options.precision,
-        "remat": list(readings.recomputed_layers(plan) or readings.repeated_modules(plan)),
+        "remat": list(readings.recomputed_layers(plan) or plan.stages[0].repeats),
         "parameters": dict(_parameters(plan)),
     }
     sizes = " x ".join(f"{axis} {size}" for axis, size in zip(axes, document["mesh"]["shape"], strict=True))
     count, size = document["micro_batches"]["count"], plan.micro_batches.size
     specs = f"`parameters`: specs of {len(document['parameters'])} for value, gradient and optimizer state"
-    mapped = (
-        MappedPart("replicas and groups of ranks", f"`mesh`: {sizes}"),
-        MappedPart(f"weights, ZeRO-{plan.configuration.zero}", specs),
-        MappedPart("micro-batches", f"`micro_batches`: {count} of {size} samples, gradients summed"),
-        MappedPart(
-            "recomputation", f"`remat`: {len(document['remat'])} layers, or kinds of modules, for `jax.checkpoint`"
-        ),
-    )
+    mapped = {
+        "replicas and groups of ranks": f"`mesh`: {sizes}",
+        f"weights, ZeRO-{plan.configuration.zero}": specs,
+        "micro-batches": f"`micro_batches`: {count} of {size} samples, gradients summed",
+        "recomputation": f"`remat`: {len(document['remat'])} layers, or kinds of modules, for `jax.checkpoint`",
+    }
     left_out = (
         "Layouts of activations: the compiler follows those of weights and inputs; `with_sharding_constraint` fixes "
         "more of them.",

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -90,7 +90,7 @@ def _arguments(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
     batch = f"--micro-batch-size {degrees.micro_batch}", f"--global-batch-size {plan.micro_batches.global_batch}"
     yield f"{degrees.accumulated} x {plural(degrees.micro_batch, 'sample')} a data parallel rank", batch
     yield f"ZeRO-{plan.configuration.zero}", tuple(_zero(plan, degrees))
-    if readings.recomputes(plan) or readings.repeated_modules(plan):
+    if readings.recomputes(plan) or plan.stages[0].repeats:
         yield "recomputation", tuple(_recompute(plan))
     if offload := plan.stages[0].offload:
         yield "offload", ("--fine-grained-activation-offloading", f"--offload-modules {' '.join(offload)}")
@@ -127,11 +127,11 @@ def _zero(plan: Plan, degrees: readings.Degrees) -> Iterator[str]:
 
 
 def _recompute(plan: Plan) -> Iterator[str]:
-    modules = readings.repeated_modules(plan)
+    modules = plan.stages[0].repeats
     if readings.recomputes(plan):
         counts = [part.count("t") for part in layout(plan).split("|")]
         whole = min(counts) if plan.configuration.whole_stages and len(set(counts)) == 1 else 1
-        some = readings.some_layers(plan)
+        some = plan.configuration.stages[0].layers
         yield "--recompute-granularity full"
         yield f"--recompute-method {'block' if some else 'uniform'}"
         yield f"--recompute-num-layers {some or whole}"
@@ -197,13 +197,12 @@ def _write(plan: Plan) -> Export:
     )
     own = ('"${model_arguments[@]}"', '"${data_arguments[@]}"')
     script = readings.launch(plan, '"${PROGRAM:-pretrain_gpt.py}"', (*arguments, *own), before)
-    mapped = [
-        MappedPart(part, "`" + " ".join(written) + "`" if written else "follows from the number of ranks")
-        for part, written in parts
-    ]
+    mapped = {
+        part: f"`{' '.join(written)}`" if written else "follows from the number of ranks" for part, written in parts
+    }
     left_out = list(_left_out(plan))
     files = {"launch.sh": script, "arguments.txt": "\n".join(arguments) + "\n"}
-    return Export(files, tuple(mapped), tuple(left_out), order)
+    return Export(files, mapped, tuple(left_out), order)
 
 
 FLAGS = re.compile(r"--(bf16|fp16|fp8|fp4|grad-reduce-in-bf16|first-last-layers-bf16|reuse-grad-buf|num-layers-at-)")
@@ -219,21 +218,48 @@ _IGNORED = {
 """Arguments that would change a prediction but cannot be taken over, each with the reason."""
 
 
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[@\]|:?-([^}]*))?\})")
+"""`$NAME`, `${NAME}`, `${NAME:-default}` or `${NAME[@]}` in a shell script."""
+
+
 def _words(text: str) -> dict[str, str]:
     """Arguments and their values, joined by spaces, in a file of arguments or a launch script."""
-    try:
-        tokens = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
     values_of: dict[str, list[str]] = {}
     name = ""
-    for token in tokens:
-        if token.startswith("--"):
-            name, _, value = token.partition("=")
-            values_of[name] = [value] if value else []
-        elif name:
-            values_of[name].append(token)
+    try:
+        for token in _tokens(text):
+            if token.startswith("--"):
+                name, _, value = token.partition("=")
+                values_of[name] = [value] if value else []
+            elif token == _END:
+                name = ""
+            elif name:
+                values_of[name].append(token)
+    except ValueError as error:
+        raise UsageError(f"cannot be read as arguments: {error}", hint="one `--name value` after the other") from error
     return {name: " ".join(values) for name, values in values_of.items()}
+
+
+_END = ")"
+"""Ends the values of an argument: an array of a script is closed, or a variable is set."""
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """Words of a file of arguments or a launch script: variables by their values in it, arrays as their items.
+
+    Raises:
+        ValueError: quotes are not closed.
+    """
+    variables: dict[str, str] = {}
+    for token in shlex.split(text.replace("\\\n", " "), comments=True):
+        expanded = _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[3] or found[0]), token)
+        name, assigned, value = expanded.partition("=")
+        if assigned and name.isidentifier():
+            variables[name] = value = value.removeprefix("(")
+            yield _END
+            yield from shlex.split(value) if value.startswith("--") else ()
+        else:
+            yield from [token] if expanded == token else shlex.split(expanded)
 
 
 def _number(words: Mapping[str, str], name: str, usual: int) -> int:
@@ -252,15 +278,20 @@ def read_arguments(text: str) -> FrameworkJob:
     """Read a job from Megatron's arguments; widths and heads are those of the model, and are ignored.
 
     Raises:
-        UsageError: a degree of parallelism is no whole number.
+        UsageError: a degree of parallelism is no whole number, or there are no arguments.
     """
     words = _words(text)
+    if not words:
+        raise UsageError("there is no argument in it", hint="arguments of pretrain_gpt.py, or a script with them")
     tensor, pipeline = (_number(words, f"--{kind}-model-parallel-size", 1) for kind in ("tensor", "pipeline"))
     expert_tensor = _number(words, "--expert-tensor-parallel-size", tensor)
     dealt = _number(words, "--expert-model-parallel-size", 1) * expert_tensor
     chunks = _number(words, "--num-virtual-stages-per-pipeline-rank", 1)
     if "--num-layers-per-virtual-pipeline-stage" in words:
         own = _number(words, "--num-layers-per-virtual-pipeline-stage", 1)
+        if "--num-layers" not in words:
+            problem = "--num-layers-per-virtual-pipeline-stage without --num-layers"
+            raise UsageError(problem, hint="add the number of layers to the file, or use --interleave")
         chunks = _number(words, "--num-layers", 0) // (pipeline * own)
     group = _number(words, "--microbatch-group-size-per-virtual-pipeline-stage", 0)
     modules = words.get("--recompute-modules", "core_attn").split()
@@ -293,6 +324,7 @@ def read_arguments(text: str) -> FrameworkJob:
         _optimizer_of(words),
         None if "--overlap-grad-reduce" in words else 0.0,
         (*left, *(f"{argument}: {why}" for argument, why in _IGNORED.items() if argument in said)),
+        _number(words, "--seq-length", 0),
     )
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.documents import pretty
 from planner.errors import PlanError
-from planner.export import Export, Exporter, Gap, MappedPart, register
+from planner.export import Export, Exporter, Gap, register
 from planner.graph import Graph, Node
 from planner.plans import Plan, Requirement
-from planner.plans.documents import pretty
 from planner.plans.shardings import OperatorSplit
 from planner.schedules import names as schedule_names
 from planner.sharding.layout import TensorLayout, parse_layout
@@ -97,10 +97,9 @@ def _places(plan: Plan, graph: Graph) -> Mapping[str, _OperatorPlacement]:
         group = tuple(numbers[rank] for rank in stage.replicas[0])
         sharding = plan.sharding_of(stage.index)
         splits, rests = dict[str, OperatorSplit](), dict[str, str]()
-        for at in range(*stage.blocks) if sharding else ():
-            entry, own_names = plan.sharded_block(stage.index, at) or (None, {})
-            splits |= {own_names[o.operator]: o for o in (entry.operators if entry else ())}
-            rests |= {own_names[place.tensor]: place.value for place in (entry.tensors if entry else ())}
+        for _, entry, own_names in plan.sharded_blocks(stage.index):
+            splits |= {own_names[o.operator]: o for o in entry.operators}
+            rests |= {own_names[place.tensor]: place.value for place in entry.tensors}
         sizes = sharding.sizes if sharding else ()
         for name in plan.stage_nodes(stage.index):
             result_layouts = {tensor: rests[tensor] for tensor in results.get(name, ()) if tensor in rests}
@@ -208,10 +207,6 @@ def _write_spec(spec: onnx.ShardingSpecProto, place: _OperatorPlacement, layout:
         written.simple_sharding.add(num_shards=shards)
 
 
-def _files(plan: Plan, graph: Graph, model: onnx.ModelProto) -> Mapping[str, bytes]:
-    return {"model.onnx": annotate(plan, graph, model).SerializeToString()}
-
-
 def _write(plan: Plan) -> Export:
     replicas, batches = len(plan.stages[0].replicas), plan.micro_batches
     files, left_out = dict[str, str](), list(_left_out(plan))
@@ -221,12 +216,12 @@ def _write(plan: Plan) -> Export:
         left_out.append(
             "Replicas beyond the first: the same on other ranks, `replicas.json` has them by device number."
         )
-    mapped = (
-        MappedPart(plural(len(plan.stages), "stage"), "`pipeline_stage` of each operator"),
-        MappedPart("ranks of one replica", f"`configuration` {NAME}: {plural(len(_ranks(plan, 0)), 'device')}"),
-        MappedPart("layouts of tensors and weights", "`sharding_spec` of each operator that reads or writes them"),
-        MappedPart(f"{batches.count} micro-batches of {plural(batches.size, 'sample')}", "the samples of one pass"),
-    )
+    mapped = {
+        plural(len(plan.stages), "stage"): "`pipeline_stage` of each operator",
+        "ranks of one replica": f"`configuration` {NAME}: {plural(len(_ranks(plan, 0)), 'device')}",
+        "layouts of tensors and weights": "`sharding_spec` of each operator that reads or writes them",
+        f"{batches.count} micro-batches of {plural(batches.size, 'sample')}": "the samples of one pass",
+    }
     return Export(files, mapped, tuple(left_out))
 
 
@@ -245,6 +240,6 @@ register(
         missing=_missing_features,
         write=_write,
         start="`model.onnx` is the model with annotations of IR version 11; a runtime that knows none ignores them.",
-        files_of_model=_files,
+        files_of_model=lambda plan, graph, model: {"model.onnx": annotate(plan, graph, model).SerializeToString()},
     )
 )

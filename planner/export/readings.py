@@ -16,7 +16,7 @@ from planner.export import Gap
 from planner.graph.blocks import layer_of
 from planner.plans import Block, Plan, ShardedBlock, Sharding
 from planner.schedules import ActionKind
-from planner.sharding import Axis, AxisRole
+from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout
 
 GRID = ("tensor", "context", "data", "pipeline")
@@ -65,33 +65,22 @@ class Degrees:
         return self.tensor * self.context * self.data * self.pipeline
 
 
-def role_sizes(sharding: Sharding | None) -> Mapping[AxisRole, int]:
-    """Number of ranks of a group along the mesh axes of each role."""
-    sizes = dict.fromkeys(AxisRole, 1)
-    for axis in sharding.axes if sharding else ():
-        sizes[Axis(axis.name, axis.size).role] *= axis.size
-    return sizes
-
-
 def degrees(plan: Plan) -> Degrees:
     """Degrees of a plan whose stages are all divided alike."""
-    sharding, replicas = plan.sharding_of(0), len(plan.stages[0].replicas)
-    sizes = role_sizes(sharding)
-    dealt = {h.axes for entry in (sharding.blocks if sharding else ()) for h in entry.holdings if h.what == "experts"}
-    axes = {name for names in dealt for name in names}
-    expert = math.prod(axis.size for axis in sharding.axes if axis.name in axes) if sharding else 1
-    inner = [axis for axis in sharding.axes if Axis(axis.name, axis.size).role is AxisRole.TENSOR] if sharding else []
+    choice, sharding, replicas = plan.configuration.stages[0], plan.sharding_of(0), len(plan.stages[0].replicas)
+    axes, blocks = (sharding.axes, sharding.blocks) if sharding else ((), ())
+    dealt = {name for entry in blocks for h in entry.holdings if h.what == "experts" for name in h.axes}
     workers = len(dict.fromkeys(stage.replicas for stage in plan.stages))
     return Degrees(
-        tensor=sizes[AxisRole.TENSOR],
-        context=sizes[AxisRole.CONTEXT],
-        expert=expert,
+        tensor=choice.ranks // (choice.context * choice.expert),
+        context=choice.context,
+        expert=math.prod(axis.size for axis in axes if axis.name in dealt),
         pipeline=workers,
         chunks=len(plan.stages) // workers,
-        data=replicas * sizes[AxisRole.EXPERT],
-        micro_batch=plan.micro_batches.size // sizes[AxisRole.EXPERT],
+        data=replicas * choice.expert,
+        micro_batch=plan.micro_batches.size // choice.expert,
         accumulated=plan.micro_batches.count // replicas,
-        expert_tensor=math.prod(axis.size for axis in inner if axis.name not in axes),
+        expert_tensor=math.prod(axis.size for axis in axes if axis.role is AxisRole.TENSOR and axis.name not in dealt),
     )
 
 
@@ -117,7 +106,7 @@ def _position(sharding: Sharding | None, roles: Mapping[AxisRole, int]) -> int:
     """Place in its group of the rank at these positions along the axes of each role."""
     left, position, stride = dict(roles), 0, 1
     for axis in reversed(sharding.axes if sharding else ()):
-        role = Axis(axis.name, axis.size).role
+        role = axis.role
         left[role], along = divmod(left[role], axis.size)
         position += along * stride
         stride *= axis.size
@@ -146,11 +135,6 @@ def layers(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name in names if name[-1:].isdigit())
 
 
-def layer_kinds(plan: Plan) -> tuple[str, ...]:
-    """What the numbered modules are called without their numbers; a plain decoder has one kind."""
-    return tuple(dict.fromkeys(name.rstrip("0123456789") for name in layers(plan)))
-
-
 def block_items(plan: Plan) -> tuple[str, ...]:
     """For each block: `E` before the layers, `t` in a layer, `L` behind the layers."""
     layer_names = [layer_name(block) for block in plan.block_table]
@@ -161,7 +145,7 @@ def block_items(plan: Plan) -> tuple[str, ...]:
 
 def unlike_decoder(plan: Plan) -> Iterator[Gap]:
     """The missing feature of frameworks for decoders, if the model has not equal layers between embedding and loss."""
-    kinds, items = layer_kinds(plan), block_items(plan)
+    kinds, items = dict.fromkeys(name.rstrip("0123456789") for name in layers(plan)), block_items(plan)
     if len(kinds) != 1 or items[0] != "E" or items[-1] != "L":
         named = ", ".join(kinds) or "none"
         need = f"a model that is no decoder between an embedding and a loss (kinds of layers: {named})"
@@ -226,21 +210,11 @@ def recomputed_layers(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name in layers(plan) if name in names)
 
 
-def some_layers(plan: Plan) -> int:
-    """Number of layers that each stage recomputes, of plans whose stages recompute alike; 0 for all or none."""
-    return plan.configuration.stages[0].layers
-
-
-def repeated_modules(plan: Plan) -> tuple[str, ...]:
-    """Kinds of modules that are recomputed."""
-    return plan.stages[0].repeats
-
-
 def cuts_sequence(plan: Plan) -> bool:
     """Whether tensors between layers are sharded along the sequence over tensor-parallel ranks."""
     sharding = plan.sharding_of(0)
     return sharding is not None and any(
-        boundary == "sequence" and Axis(axis.name, axis.size).role is AxisRole.TENSOR
+        boundary == "sequence" and axis.role is AxisRole.TENSOR
         for axis, boundary in zip(sharding.axes, sharding.boundaries, strict=True)
     )
 
@@ -338,12 +312,11 @@ def module_styles(plan: Plan) -> Iterator[tuple[str, str]]:
     """
     for stage in plan.stages:
         sharding = plan.sharding_of(stage.index)
-        for at in range(*stage.blocks) if sharding else ():
-            sharded_block = plan.sharded_block(stage.index, at)
-            if sharding is not None and sharded_block is not None:
-                yield from _styles_of(
-                    plan.block_table[at], sharding, *sharded_block, logits=at == len(plan.block_table) - 1
-                )
+        if sharding is None:
+            continue
+        for at, entry, own_names in plan.sharded_blocks(stage.index):
+            logits = at == len(plan.block_table) - 1
+            yield from _styles_of(plan.block_table[at], sharding, entry, own_names, logits=logits)
 
 
 def _styles_of(

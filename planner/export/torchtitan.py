@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.errors import UsageError
-from planner.export import Export, Exporter, FrameworkJob, Gap, MappedPart, readings, register
+from planner.export import Export, Exporter, FrameworkJob, Gap, readings, register
 from planner.plans import Plan
 from planner.space.named import Degrees
 from planner.systems.backends import BACKENDS
@@ -131,18 +131,14 @@ def _write(plan: Plan) -> Export:
             'read -r -a model_arguments <<< "${MODEL_ARGS:?}"',
         ),
     )
-    mapped = [
-        MappedPart(table, "<br>".join(f"`{key} = {json.dumps(value)}`" for key, value in values.items()))
+    mapped = {
+        table: "<br>".join(f"`{key} = {json.dumps(value)}`" for key, value in values.items())
         for table, values in tables.items()
-    ]
+    }
     modules_of_stages, layer_names = readings.stage_modules(plan), readings.layers(plan)
     ends = [name for name in (*modules_of_stages[0], *modules_of_stages[-1]) if name not in layer_names]
-    mapped.append(
-        MappedPart(
-            f"{', '.join(ends)}, {layer_names[0]} .. {layer_names[-1]}",
-            "`tok_embeddings`, `norm`, `output`, `layers.0` ..",
-        )
-    )
+    decoder = f"{', '.join(ends)}, {layer_names[0]} .. {layer_names[-1]}"
+    mapped[decoder] = "`tok_embeddings`, `norm`, `output`, `layers.0` .."
     left_out = [
         "Types of weights: torchtitan keeps them in float32, casts them for the passes, and reduces gradients in "
         "float32, whatever else the plan's precision says.",
@@ -150,7 +146,7 @@ def _write(plan: Plan) -> Export:
     ]
     if readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
         left_out.append("Tensors between layers whole on all ranks of a group: torchtitan cuts them by the sequence.")
-    return Export(files, tuple(mapped), tuple(left_out), readings.rank_order(plan))
+    return Export(files, mapped, tuple(left_out), readings.rank_order(plan))
 
 
 def read_toml(text: str) -> FrameworkJob:
@@ -199,7 +195,8 @@ def read_toml(text: str) -> FrameworkJob:
     if mode == "selective":
         ignored.append("activation_checkpoint.mode selective: nothing is computed again here")
     batch = number(training, "global_batch_size", -1)
-    return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored))
+    sequence = number(training, "seq_len", 0)
+    return FrameworkJob(degrees, batch if batch > 0 else None, precision, "adamw", None, tuple(ignored), sequence)
 
 
 def _schedule_of(parallelism: Mapping[str, Any]) -> str:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.export import Export, Exporter, Gap, MappedPart, readings, register
+from planner.documents import pretty
+from planner.export import Export, Exporter, Gap, readings, register
 from planner.plans import Plan, Requirement
-from planner.plans.documents import pretty
 from planner.systems.backends import BACKENDS, GROUPS
 
 TRANSFORMERS = dataclasses.replace(
@@ -114,7 +114,7 @@ def _write(plan: Plan) -> Export:
         "training_arguments.json": pretty(trainer_arguments) + "\n",
         "launch.sh": readings.launch(plan, '"${TRAIN:?}"', (), ("# TRAIN: your training program",)),
     }
-    mapped = [MappedPart(f"`{key}`", f"`{value}`") for key, value in (*document.items(), *trainer_arguments.items())]
+    mapped = {f"`{key}`": f"`{value}`" for key, value in (*document.items(), *trainer_arguments.items())}
     left_out = [
         "Settings of the optimizer (learning rate, betas): `TrainingArguments`.",
         "Types of weights: those that the model is loaded in; `fsdp_mixed_precision` casts them to bfloat16 for the "
@@ -124,7 +124,7 @@ def _write(plan: Plan) -> Export:
         left_out.append("Modules that the plan keeps whole and the model's own `tp_plan` cuts: their rules stay.")
     if "ep_size" in document:
         left_out.append("How experts are dealt: the model's own `ep_plan`.")
-    return Export(files, tuple(mapped), tuple(left_out), readings.rank_order(plan))
+    return Export(files, mapped, tuple(left_out), readings.rank_order(plan))
 
 
 register(

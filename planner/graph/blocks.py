@@ -168,16 +168,13 @@ def _layers_along(graph: Graph, order: Sequence[int]) -> list[str]:
 def _choose_cuts(graph: Graph, order: Sequence[int], layers: Sequence[str], max_blocks: int) -> list[int]:
     spans = lifetimes(graph, order)
     count = np.zeros(len(order) + 2)
-    size = np.zeros(len(order) + 2)
     position = {node: at for at, node in enumerate(order)}
     for name, (start, stop) in spans.items():
-        size[start + 1] += graph.tensors[name].byte_count
-        size[stop + 1] -= graph.tensors[name].byte_count
         readers = {layers[position[r]] for r in graph.consumers[name] if r in position}
         if len(readers) < _BROADCAST_LAYERS:
             count[start + 1] += 1
             count[stop + 1] -= 1
-    count, size = np.cumsum(count)[: len(order)], np.cumsum(size)[: len(order)]
+    count, size = np.cumsum(count)[: len(order)], crossing_bytes(graph, order)[:-1]
     owners = np.array([bool(graph.node_parameters[i]) for i in order])
     weighted = np.array([_holds_matrix(graph, i) for i in order])
     heavy_before = np.concatenate([[0], np.cumsum(weighted if weighted.any() else owners)])

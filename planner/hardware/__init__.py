@@ -42,6 +42,7 @@ from planner.hardware.types import Curve as Curve
 from planner.hardware.types import Device as Device
 from planner.hardware.types import Level as Level
 from planner.hardware.types import Stack as Stack
+from planner.hardware.types import check_devices as check_devices
 from planner.hardware.types import neighbours as neighbours
 from planner.hardware.types import reserve_bytes as reserve_bytes
 from planner.hardware.types import shown_bytes as shown_bytes

@@ -32,6 +32,7 @@ from planner.hardware.schema import (
 from planner.hardware.types import (
     HOST_BYTE_PER_S,
     NARROW_FORMATS,
+    NO_STACK,
     Cluster,
     CollectiveFit,
     Curve,
@@ -117,6 +118,7 @@ def build_device(name: str, body: DeviceBody, stack: Stack, price: float | None 
         about=full.about,
         stack=stack,
         host_byte_per_s=full.host_link.byte_per_s,
+        matrix_unit=full.matrix_unit.value if full.matrix_unit else 1,
     )
 
 
@@ -302,6 +304,10 @@ def single_device(name: str, device: Device) -> Cluster:
     return Cluster(name, _fingerprint((device,), types, ()), (device,), types, (), 1, device.about)
 
 
+_ADDED = ("inner_overlap", "product_pieces", "rows_once", "fused", "attention_block", "grouped_experts")
+"""Figures of a stack that stacks did not always have: they count in a fingerprint only where they are no defaults."""
+
+
 def _fingerprint(
     devices: Sequence[Device],
     device_types: np.ndarray,
@@ -312,15 +318,15 @@ def _fingerprint(
 
     The host's figures are left out: only plans that move activations there depend on them, and checks price those anew.
     """
-    stack = _figures(
-        devices[0].stack, "name", "compared", "about", inner_overlap={}, product_pieces=1, rows_once=False, fused=()
-    )
+    stack = _figures(devices[0].stack, "name", "compared", "about", **{key: getattr(NO_STACK, key) for key in _ADDED})
     changes = np.flatnonzero(np.diff(device_types, prepend=-1))
     runs = [
         (int(device_types[i]), int(n)) for i, n in zip(changes, np.diff([*changes, len(device_types)]), strict=True)
     ]
     content = {
-        "devices": [_figures(each, "stack", "about", "host_byte_per_s", format_rates={}) for each in devices],
+        "devices": [
+            _figures(each, "stack", "about", "host_byte_per_s", format_rates={}, matrix_unit=1) for each in devices
+        ],
         "ranks": runs,
         "levels": [_figures(each, "name", torus=0, gather_ports=0) for each in levels],
         "stack": stack,

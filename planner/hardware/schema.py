@@ -227,6 +227,8 @@ class DeviceBody(Strict, use_attribute_docstrings=True):
     """host time of passing a micro-batch to another stage; none beside a `launch`, else the stack's"""
     host_link: PeerLink | None = None
     """what copies between the device and its host's memory reach; 24 GB/s each way when absent"""
+    matrix_unit: Figure[Count] | None = None
+    """rows and columns of the matrix units' array, to multiples of which products are padded; 1 when absent"""
     price: Figure[Price] | None = None
     """a device and hour, such as `4.10 $/h`"""
 
@@ -428,6 +430,8 @@ class StackFile(Strict, use_attribute_docstrings=True):
     """what fused attention reaches of a plain product's rate, by pattern of device names"""
     causal_part: Figure[Fraction] | None = None
     """part of the score products that fused attention does under a causal mask"""
+    attention_block: Stated[Count] | None = None
+    """queries and keys of a block of fused attention, worked out whole where a mask hides a part of it"""
     unaligned_rate: Figure[Fraction] | None = None
     """what a product of activations reaches of its rate where rows are no multiple of 16 bytes"""
     fused: Stated[Names] | None = None
@@ -444,6 +448,8 @@ class StackFile(Strict, use_attribute_docstrings=True):
     """products that one is run as where ranks share it, beside the communication of the others"""
     rows_once: Stated[Flag] | None = None
     """whether a row crosses a link once for all experts behind it, not once for each"""
+    grouped_experts: Stated[Flag] | None = None
+    """whether one kernel does the products of all experts, not one for each"""
     gather_ports: Stated[Whole] | None = None
     """ports of a node that carry a gather among nodes, as a ring; 0 for all, by any algorithm"""
     allocator_cache: Figure[Factor] | None = None

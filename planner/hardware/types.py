@@ -21,6 +21,9 @@ from typing import overload
 
 import numpy as np
 
+from planner.errors import JobError
+from planner.units import plural
+
 MOST_DEVICES = 1 << 20
 """Largest number of devices of a cluster."""
 
@@ -76,6 +79,8 @@ class Stack:
         attention_rate: by pattern of device names, the rate of a fused attention kernel over that of a plain product;
             the first match counts.
         causal_part: fraction of the score products that a fused attention kernel does under a causal mask.
+        attention_block: queries and keys of a fused attention kernel's blocks; of one that a causal mask or a window
+            hides in part, all scores are worked out.
         unaligned_rate: fraction of its rate that a product of two activations reaches where rows are no multiple of 16
             bytes and attention is not fused.
         fused: kernels that run several operators as one, by name (`planner.operators.patterns`); operators inside take
@@ -89,6 +94,7 @@ class Stack:
             scatter of its result runs beside it; no more pieces of a gather than ranks. 1 leaves products whole.
         rows_once: whether a row crosses a link once for all experts behind it and is copied there; else once for each
             expert.
+        grouped_experts: whether one kernel does the products of all experts; else that of each is a kernel of its own.
         gather_ports: ports of a node that carry a gather or a scatter among nodes, which then goes around a ring; 0 for
             all ports, by the cheapest algorithm.
         allocator_cache: memory that the allocator holds over that of the tensors at the peak. The default was fitted to
@@ -111,6 +117,7 @@ class Stack:
     link_rate: float = 1.0
     attention_rate: Mapping[str, float] = field(default_factory=lambda: {"*": 0.75})
     causal_part: float = 1.0
+    attention_block: int = 1
     unaligned_rate: float = 1.0
     fused: tuple[str, ...] = ()
     loss_passes: tuple[float, float] = (3.0, 6.0)
@@ -119,6 +126,7 @@ class Stack:
     inner_overlap: Mapping[str, float] = field(default_factory=dict)
     product_pieces: int = 1
     rows_once: bool = False
+    grouped_experts: bool = False
     gather_ports: int = 0
     allocator_cache: float = 1.08
     compared: tuple[int, float, float] | None = None
@@ -165,6 +173,7 @@ class Device:
         headroom: fraction of the memory that plans leave free.
         format_rates: by number format, the fraction of `matrix_efficiency` that products reach, where below 1.
         host_byte_per_s: what copies between the device and its host's memory reach, one direction.
+        matrix_unit: rows and columns of the matrix units' array, to multiples of which products are padded.
     """
 
     name: str
@@ -184,6 +193,7 @@ class Device:
     headroom: float = 0.0
     format_rates: Mapping[str, float] = field(default_factory=dict)
     host_byte_per_s: float = HOST_BYTE_PER_S
+    matrix_unit: int = 1
 
     @property
     def capacity_bytes(self) -> int:
@@ -355,6 +365,26 @@ def neighbours(tensor: int, data: int | np.ndarray, piped: bool | np.ndarray) ->
     inside = min(tensor - 1, NEIGHBOURS) + np.minimum(np.subtract(data, 1), NEIGHBOURS)
     count = inside + PIPELINE_NEIGHBOURS * np.asarray(piped) + NEIGHBOURS * (groups > 1)
     return count if np.ndim(count) else int(count)
+
+
+def check_devices(cluster: Cluster, wanted: int) -> None:
+    """Refuse a number of devices that a cluster does not have.
+
+    Raises:
+        JobError: it has fewer.
+    """
+    there = cluster.device_count
+    if wanted > there:
+        message = f"{cluster.name} has {plural(there, 'device')}, not {wanted:,}"
+        raise JobError(message, hint=with_devices(cluster, wanted))
+
+
+def with_devices(cluster: Cluster, wanted: int) -> str:
+    """What makes a cluster of at least so many devices."""
+    if not cluster.node_size:
+        return f"take a profile with {wanted:,} devices"
+    nodes = -(-wanted // cluster.node_size)
+    return f"--nodes {nodes} makes {nodes * cluster.node_size:,}"
 
 
 def with_headroom(cluster: Cluster, headroom: float) -> Cluster:

@@ -26,7 +26,6 @@ from planner.operators.specs import needs_gradient as needs_gradient
 from planner.operators.specs import spec as spec
 from planner.operators.storage import Storages as Storages
 from planner.operators.storage import dense_strides as dense_strides
-from planner.operators.storage import keeping_nothing as keeping_nothing
 from planner.operators.storage import kept_pairs as kept_pairs
 from planner.operators.storage import reshaped_strides as reshaped_strides
 from planner.operators.types import Access as Access

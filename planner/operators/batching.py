@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.errors import ModelError, UsageError
@@ -98,20 +98,10 @@ def _require_results(flow: Flow) -> None:
 
 
 def _walk(flow: Flow) -> None:
-    """Carry marks through all nodes once; equal calls on equal marks reuse the marks of the first one's results."""
-    graph = flow.graph
-    classes, known = call_classes(graph).index.tolist(), dict[Hashable, tuple[BatchFactors | None, ...]]()
-    for i, node in enumerate(graph.nodes):
-        reads = tuple(map(flow.marks.get, node.inputs))
-        if not any(reads):
-            continue
-        if (classes[i], reads) in known:
-            flow.marks.update((n, m) for n, m in zip(node.outputs, known[classes[i], reads], strict=True) if m)
-            continue
-        noted = len(flow.edits), len(flow.open)
-        (rule_of(node.op).travel or along_nests)(flow, i, node)
-        if noted == (len(flow.edits), len(flow.open)) and reads == tuple(map(flow.marks.get, node.inputs)):
-            known[classes[i], reads] = tuple(map(flow.marks.get, node.outputs))
+    """Carry marks through all nodes once."""
+    for i, node in enumerate(flow.graph.nodes):
+        if any(map(flow.marks.get, node.inputs)):
+            (rule_of(node.op).travel or along_nests)(flow, i, node)
 
 
 @per_model

@@ -219,12 +219,8 @@ def _dense(graph: Graph) -> frozenset[int]:
 def _mixtures(graph: Graph) -> frozenset[int]:
     """Of each layer with experts the submodule that holds them, with router and shared experts, without the sum that
     adds it to the layer's input."""
-    submodules = set()
-    for mlp in mlps(graph):
-        module = graph.nodes[min(mlp.nodes)].module
-        below = module[len(layer_of(module)) :].strip(".").partition(".")[0]
-        if mlp.experts and below:
-            submodules.add(f"{layer_of(module)}.{below}")
+    modules = {graph.nodes[min(mlp.nodes)].module for mlp in mlps(graph) if mlp.experts}
+    submodules = {_submodule(module) for module in modules if _submodule(module) != layer_of(module)}
     inside = {i for i, node in enumerate(graph.nodes) if _submodule(node.module) in submodules}
     return frozenset(inside - {i for i in inside if _joins(graph, i, inside)})
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 
 from planner.errors import HardwareError
 from planner.graph import AttributeValue, ConstantValue, Graph, Node, Note, NoteLevel, Tensor, TensorKind, per_model
@@ -217,17 +218,7 @@ def _without_constant_work(graph: Graph) -> Graph:
 
 def _in_order() -> list[str]:
     """Names of all patterns, each after those that it names."""
-    order: list[str] = []
-
-    def add(name: str) -> None:
-        if name not in order:
-            for earlier in PATTERNS.get(name).after:
-                add(earlier)
-            order.append(name)
-
-    for name in PATTERNS.names():
-        add(name)
-    return order
+    return list(TopologicalSorter({name: entry.after for name, entry in PATTERNS.items()}).static_order())
 
 
 @per_model

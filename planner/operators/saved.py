@@ -9,18 +9,16 @@ Training also does what the file does not show: the loss, dropout, or that nothi
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from planner.errors import ModelError
 from planner.graph import DType, Graph, Node, Note, NoteLevel, TensorKind, per_graph, per_model
 from planner.operators.modules import find_expert_products
 from planner.operators.rewriting import fused_kernels
-from planner.operators.specs import call_classes, nodes_where
-from planner.operators.storage import SavedStorages, Storages
+from planner.operators.specs import by_class, nodes_where
+from planner.operators.storage import Storages
 from planner.operators.types import OpSpec, SavedBytes
 
 _LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
@@ -137,14 +135,10 @@ class SavedOptions:
 @per_model
 def float_type(graph: Graph) -> DType:
     """The floating-point type in which the model computes: that of most of its weights, else of most activations."""
-    weights: dict[DType, int] = {}
-    for parameter in graph.parameters:
-        if parameter.dtype.is_float:
-            weights[parameter.dtype] = weights.get(parameter.dtype, 0) + parameter.elements
-    if not weights:
-        for tensor in graph.tensors.values():
-            if tensor.dtype.is_float:
-                weights[tensor.dtype] = weights.get(tensor.dtype, 0) + tensor.elements
+    weights: Counter[DType] = Counter()
+    for each in graph.parameters if any(p.dtype.is_float for p in graph.parameters) else graph.tensors.values():
+        if each.dtype.is_float:
+            weights[each.dtype] += each.elements
     return max(weights, key=lambda d: (weights[d], d.value)) if weights else DType.FLOAT32
 
 
@@ -167,7 +161,7 @@ def saved_for_backward(
     options: SavedOptions | None = None,
     storages: Storages | None = None,
     narrow: Mapping[int, float] | None = None,
-) -> SavedStorages:
+) -> tuple[tuple[SavedBytes, ...], ...]:
     """Storages that each node keeps between its forward and its backward pass.
 
     Args:
@@ -275,45 +269,24 @@ class _Collector:
         self.unmade = {output for kernel in kernels for i in kernel.inner for output in graph.nodes[i].outputs}
         self.has_dropout = _draws(graph)
         self.kept: defaultdict[int, dict[str, float]] = defaultdict(dict)
-        self.nodes, self.names, self.byte_counts = list[int](), list[str](), list[int]()
 
-    def collect(self) -> SavedStorages:
-        for nodes in _by_class(self.graph, nodes_where(self.graph, lambda i: self.specs[i].saved)):
-            items = tuple(self._items(nodes[0]))
-            if not self._keep_alike(nodes, items):
-                for i in nodes:
-                    self._keep(i, items)
+    def collect(self) -> tuple[tuple[SavedBytes, ...], ...]:
+        kept_alike = by_class(self.graph, lambda i: tuple(self._items(i)) if self.specs[i].saved else ())
+        for i, items in enumerate(kept_alike):
+            if items:
+                self._keep(i, items)
         attends = bool(nodes_where(self.graph, lambda i: self.specs[i].details.get("score_elements")))
         if self.options.dropout and self.options.assume_dropout and attends and not self.has_dropout:
             self._keep_assumed_dropout()
         if self.options.loss:
             self._keep_loss()
         widths = {name: sum(forms) for name, forms in self.forms.items()}
+        saved: list[tuple[SavedBytes, ...]] = [()] * len(self.graph.nodes)
         for i, kept in self.kept.items():
-            self.nodes += [i] * len(kept)
-            self.names += kept
-            self.byte_counts += [round(size * widths.get(name, 1.0)) for name, size in kept.items()]
-        return SavedStorages.of(len(self.graph.nodes), self.nodes, self.names, self.byte_counts)
+            saved[i] = tuple([SavedBytes(name, round(size * widths.get(name, 1.0))) for name, size in kept.items()])
+        return tuple(saved)
 
     # -- what a node keeps
-
-    def _keep_alike(self, nodes: Sequence[int], items: Sequence[_Item]) -> bool:
-        """Keep the one operand or result that nodes of a class keep, where none is a view or cast; false elsewhere."""
-        if len(items) != 1 or items[0].position is None or self.narrow:
-            return False
-        item, position, every, producer = items[0], items[0].position, self.graph.nodes, self.graph.producer
-        names = [(every[i].inputs if item.read else every[i].outputs)[position] for i in nodes]
-        lost = "loss_elements" in self.specs[nodes[0]].details
-        if lost or not (self.storages.views.keys().isdisjoint(names) and self.unmade.isdisjoint(names)):
-            return False
-        made = [
-            (i, name, every[producer[name]].repeat) for i, name in zip(nodes, names, strict=True) if name in producer
-        ]
-        byte_counts = {runs: round(item.amount * runs * item.width) for runs in {runs for _, _, runs in made}}
-        self.nodes += [i for i, _, _ in made]
-        self.names += [name for _, name, _ in made]
-        self.byte_counts += [byte_counts[runs] for _, _, runs in made]
-        return True
 
     def _keep(self, i: int, items: Iterable[_Item]) -> None:
         """Keep what nodes of a class keep; a storage that a tensor lies in, unless it is resident anyway."""
@@ -401,14 +374,6 @@ class _Collector:
         if logits:
             elements = self.graph.tensors[logits].elements
             self._keep_own(self.graph.producer[logits], "loss", elements * self.options.loss_bytes)
-
-
-def _by_class(graph: Graph, nodes: Sequence[int]) -> list[list[int]]:
-    """Nodes in groups that make the same call (`call_classes`), in order within each."""
-    classes = call_classes(graph).index[np.array(nodes, dtype=np.int64)]
-    order = np.argsort(classes, kind="stable")
-    grouped = np.array(nodes, dtype=np.int64)[order]
-    return [group.tolist() for group in np.split(grouped, np.flatnonzero(np.diff(classes[order])) + 1) if len(group)]
 
 
 def _draws(graph: Graph) -> bool:

@@ -47,10 +47,7 @@ class Site:
         Raises:
             ModelError: the input is absent.
         """
-        tensor = self.call.inputs[position] if position < len(self.call.inputs) else None
-        if tensor is None:
-            raise ModelError(f"{self.call.op} lacks its input {position}", where=self.where, hint="repair the model")
-        return tensor
+        return self._present(self.call.inputs, position, "input")
 
     def has_output(self, position: int) -> bool:
         """Whether that output is asked for."""
@@ -62,9 +59,12 @@ class Site:
         Raises:
             ModelError: the output is absent.
         """
-        tensor = self.call.outputs[position] if position < len(self.call.outputs) else None
+        return self._present(self.call.outputs, position, "output")
+
+    def _present(self, tensors: Sequence[Tensor | None], position: int, what: str) -> Tensor:
+        tensor = tensors[position] if position < len(tensors) else None
         if tensor is None:
-            raise ModelError(f"{self.call.op} lacks its output {position}", where=self.where, hint="repair the model")
+            raise ModelError(f"{self.call.op} lacks its {what} {position}", where=self.where, hint="repair the model")
         return tensor
 
     @property

@@ -2,22 +2,16 @@
 
 Follows the eager semantics of training frameworks: transposing, slicing and splitting give views; reshaping gives a
 view where the strides allow it and copies otherwise; element-wise results keep the layout of their operand.
-
-The storages that the nodes of a graph keep for backward are in arrays (`SavedStorages`).
 """
 
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import overload
-
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.graph import Graph, Node, Tensor
 from planner.operators.site import Site, rule_of
-from planner.operators.specs import call_classes, nodes_where
+from planner.operators.specs import nodes_where
 from planner.operators.types import OpCall, SavedBytes
 
 
@@ -71,10 +65,6 @@ def _arranges(node: Node) -> bool:
     return rule.keeps_layout or rule.strides is not None
 
 
-_Results = tuple[tuple[bool, tuple[int, ...] | None], ...]
-"""By result of a node, whether it is a view of the first input, and its strides; None for an absent result."""
-
-
 class Storages:
     """Layout of every tensor of a graph.
 
@@ -96,36 +86,21 @@ class Storages:
         self._graph = graph
         self._roots: dict[str, str] = {}
         self._strides: dict[str, tuple[int, ...]] = {}
-        self._known: dict[object, _Results] = {}
         aliased = aliases or {}
-        classes = call_classes(graph).index
-        strides_of, known = self._strides.get, self._known
         arranged = nodes_where(graph, lambda i: _arranges(graph.nodes[i]))
         for i in sorted({*arranged, *identity, *(graph.producer[name] for name in aliased)}):
             node = graph.nodes[i]
-            key: tuple[object, ...] = (int(classes[i]), i in identity, i in dense, *map(strides_of, node.inputs))
-            results = known.get(key)
-            if results is None:
-                results = known[key] = self._lay_results(node, i in identity, i in dense)
-            for name, (view, strides) in zip(node.outputs, results, strict=True):
-                if strides is None:
+            for tensor in (graph.tensors[name] for name in node.outputs if name in graph.tensors):
+                if tensor.name in aliased:
+                    self._roots[tensor.name] = aliased[tensor.name]
+                    self._strides[tensor.name] = dense_strides(tensor.shape)
                     continue
-                if name in aliased:
-                    self._roots[name], self._strides[name] = aliased[name], dense_strides(graph.tensors[name].shape)
-                    continue
-                self._strides[name] = strides
+                view, self._strides[tensor.name] = self._lay(node, tensor, i in identity, i in dense)
                 if view:
-                    self._roots[name] = self.root(node.inputs[0])
-
-    def _lay_results(self, node: Node, identity: bool, dense: bool) -> _Results:
-        """How the results of a node lie (`_lay`), strides None for one that is absent; alike for equal calls."""
-        tensors = map(self._graph.tensors.get, node.outputs)
-        return tuple(
-            (False, None) if tensor is None else self._lay(node, tensor, identity, dense) for tensor in tensors
-        )
+                    self._roots[tensor.name] = self.root(node.inputs[0])
 
     def _lay(self, node: Node, tensor: Tensor, identity: bool, dense: bool) -> tuple[bool, tuple[int, ...]]:
-        """Whether a result is a view of the node's first input, and its strides; alike for equal calls and operands."""
+        """Whether a result is a view of the node's first input, and its strides."""
         rule = rule_of(node.op)
         source = self._graph.tensors.get(node.inputs[0]) if node.inputs else None
         strides = self.strides(source.name) if source is not None else None
@@ -167,84 +142,6 @@ class Storages:
         return dense_strides(tensor.shape)
 
 
-class SavedStorages(Sequence[tuple[SavedBytes, ...]]):
-    """By node, the storages that it keeps; made from arrays on demand, since most are only summed.
-
-    Args:
-        starts: [nodes + 1] where the entries of each node start.
-        names: [entries] names of the storages.
-        sizes: [entries] their bytes.
-    """
-
-    def __init__(self, starts: array[int], names: Sequence[str], sizes: array[int]) -> None:
-        self._starts, self._names, self._sizes = starts, names, sizes
-        self._made: dict[int, tuple[SavedBytes, ...]] = {}
-
-    @staticmethod
-    def of(count: int, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> SavedStorages:
-        """Of so many nodes, from entries in any order: the node that keeps, the name of the storage, and its bytes."""
-        at = np.array(nodes, dtype=np.int64)
-        order = np.argsort(at, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=count))]).astype(np.int64)
-        ordered = np.array(sizes, dtype=np.int64)[order]
-        return SavedStorages(
-            array("q", starts.tobytes()), list(map(names.__getitem__, order.tolist())), array("q", ordered.tobytes())
-        )
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[SavedBytes, ...]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[tuple[SavedBytes, ...]]: ...
-
-    def __getitem__(self, index: int | slice) -> tuple[SavedBytes, ...] | Sequence[tuple[SavedBytes, ...]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        made = self._made.get(index)
-        if made is None:
-            made = tuple([SavedBytes(name, size) for name, size in self.pairs((range(len(self))[index],))])
-            self._made[index] = made
-        return made
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(tuple.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def pairs(self, nodes: Iterable[int]) -> list[tuple[str, int]]:
-        """Names and bytes of all entries of some nodes, in order."""
-        starts, names, sizes = self._starts, self._names, self._sizes
-        return [(names[k], sizes[k]) for i in nodes for k in range(starts[i], starts[i + 1])]
-
-    def without(self, nodes: Collection[int]) -> SavedStorages:
-        """The same, but that some nodes keep nothing."""
-        gone = frozenset(nodes)
-        starts, names, sizes = array("q", [0]), list[str](), array("q")
-        for i in range(len(self)):
-            own = slice(self._starts[i], self._starts[i + 1] if i not in gone else self._starts[i])
-            names += self._names[own]
-            sizes += self._sizes[own]
-            starts.append(len(names))
-        return SavedStorages(starts, names, sizes)
-
-
 def kept_pairs(saved: Sequence[tuple[SavedBytes, ...]], nodes: Iterable[int]) -> list[tuple[str, int]]:
     """Names and bytes of all storages that some nodes keep, in order; one that several keep comes several times."""
-    if isinstance(saved, SavedStorages):
-        return saved.pairs(nodes)
     return [(s.storage, s.byte_count) for i in nodes for s in saved[i]]
-
-
-def keeping_nothing(
-    saved: Sequence[tuple[SavedBytes, ...]], nodes: Collection[int]
-) -> Sequence[tuple[SavedBytes, ...]]:
-    """What each node keeps, but that some keep nothing."""
-    if not nodes:
-        return saved
-    if isinstance(saved, SavedStorages):
-        return saved.without(nodes)
-    gone = frozenset(nodes)
-    return tuple([() if i in gone else kept for i, kept in enumerate(saved)])

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import planner.documents as documents
 from planner.files import STANDARD, input_bytes, write_whole
-from planner.plans import documents
+from planner.plans.files import plain
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -204,27 +205,16 @@ class PartitionPlan:
 
 
 _HEAD_BYTES = 256
-_SPARSE = (Part, ChoiceRun, TrivialPlan)
-"""Types whose fields are left out of the file if they have their default."""
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if not isinstance(value, _SPARSE) or getattr(value, field.name) != field.default
-        }
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in sorted(value.items())}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return value
+def _document(plan: PartitionPlan) -> dict[str, Any]:
+    """The plan as plain dicts and lists; its parts are written without fields that have their default."""
+    return {field.name: plain(getattr(plan, field.name)) for field in dataclasses.fields(plan)}
 
 
 def digest_of(plan: PartitionPlan) -> str:
     """sha256 (hex) over everything but the digest itself."""
-    document = _plain(plan)
+    document = _document(plan)
     del document["digest"]
     return hashlib.sha256(documents.compact(document).encode()).hexdigest()
 
@@ -236,7 +226,7 @@ def seal(plan: PartitionPlan) -> PartitionPlan:
 
 def dump_partition(plan: PartitionPlan) -> str:
     """The plan as JSON text; the same plan gives the same bytes."""
-    return documents.pretty(_plain(plan)) + "\n"
+    return documents.pretty(_document(plan)) + "\n"
 
 
 def load_partition(text: str | bytes, *, name: str = "plan") -> PartitionPlan:

@@ -353,16 +353,15 @@ def in_model(stage: Stage, staging: Staging, chain: Chain, decision: Configurati
         stage,
         inputs=staging.inputs(stage.index),
         outputs=staging.outputs(stage.index),
-        kept_blocks=_kept_blocks(choice, [block.name for block in chain.blocks], head),
+        kept_blocks=kept_blocks(choice, Layers.of([block.name for block in chain.blocks]), head),
         offloaded=_members(chain, choice),
     )
 
 
-def _kept_blocks(choice: StageChoice, names: Sequence[str], head: int) -> tuple[int, ...]:
+def kept_blocks(choice: StageChoice, layers: Layers, head: int) -> tuple[int, ...]:
     """Blocks of a recomputed stage that it keeps whole: those behind the layers that it recomputes, and the head."""
     if not choice.recompute:
         return ()
-    layers = Layers.of(names)
     first_kept = int(layers.kept_from(choice.start, choice.stop, choice.layers))
     return tuple(b for b in range(choice.start, choice.stop) if b >= first_kept or b == head)
 
@@ -402,7 +401,8 @@ def _duplicated(chain: Chain, decision: Configuration) -> list[tuple[tuple[int, 
     Operators needed by the same stages stand together; larger sets of stages come first, so that an operator never
     stands before one that it reads. Operators that no block reads (they only make outputs) go to the last stage.
     """
-    stages: dict[int, set[int]] = {node: set() for node in _side_nodes(chain)}
+    owned = {node for at in range(len(chain.blocks)) for node in _block_nodes(chain, at)}
+    stages: dict[int, set[int]] = {node: set() for node in range(len(chain.graph.nodes)) if node not in owned}
     for index, stage in enumerate(decision.stages):
         for block in chain.blocks[stage.start : stage.stop]:
             for node in block.side:
@@ -413,12 +413,6 @@ def _duplicated(chain: Chain, decision: Configuration) -> list[tuple[tuple[int, 
         groups.setdefault(tuple(sorted(stages[node])) or (len(decision.stages) - 1,), []).append(node)
     ordered = sorted(groups.items(), key=lambda entry: (-len(entry[0]), entry[1][0]))
     return [(tuple(nodes), stage_set) for stage_set, nodes in ordered]
-
-
-def _side_nodes(chain: Chain) -> list[int]:
-    """Operators that belong to no block: several stages may compute them."""
-    owned = {node for at in range(len(chain.blocks)) for node in _block_nodes(chain, at)}
-    return [node for node in range(len(chain.graph.nodes)) if node not in owned]
 
 
 def _block_nodes(chain: Chain, at: int) -> tuple[int, ...]:

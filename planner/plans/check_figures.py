@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 
 from planner import schedules
+from planner.documents import KeyPath, readable
 from planner.errors import UsageError
 from planner.hardware.types import neighbours
 from planner.plans.derive import with_figures
-from planner.plans.documents import KeyPath, readable
 from planner.plans.figures import Alternative, StagePrediction, gap_to
 from planner.plans.files import to_document
 from planner.plans.findings import PLAN_AGAIN, RELATIVE, ROUNDED, Fault, Finding, differences, stage_in
@@ -32,9 +32,11 @@ def check_figures(plan: Plan) -> list[Finding]:
     Args:
         plan: a plan without findings that keep its orders from running.
     """
-    findings = [*_negative((), to_document(plan)), *_hardware(plan), *_bounds(plan), *_alternatives(plan)]
+    findings = [*_negative((), to_document(plan))]
+    findings += [Finding(Fault.FIGURES, words) for words in (*_hardware(plan), *_bounds(plan), *_alternatives(plan))]
     for stage, terms in zip(plan.stages, plan.predictions.stages, strict=True):
-        findings += [*_device(plan, stage, terms), *_terms(stage, terms)]
+        wrong = (*_device(plan, stage, terms), *_terms(stage, terms))
+        findings += [Finding(Fault.FIGURES, words, stage=stage.index) for words in wrong]
     names = tuple(block.name for block in plan.block_table)
     try:
         schedule = schedule_of(plan)
@@ -61,24 +63,22 @@ def _negative(path: KeyPath, value: object) -> Iterator[Finding]:
         yield Finding(Fault.FIGURES, f"{readable(path)} is {value}", stage=stage_in(path))
 
 
-def _hardware(plan: Plan) -> Iterator[Finding]:
+def _hardware(plan: Plan) -> Iterator[str]:
     """Device types cover ranks without gaps, and their number is what the levels of links connect."""
     hardware = plan.hardware
     starts = [run.first_rank for run in hardware.devices]
     ends = list(itertools.accumulate((run.count for run in hardware.devices), initial=0))
     if starts != ends[:-1]:
-        yield Finding(Fault.FIGURES, f"device types begin at ranks {starts}, expected {ends[:-1]}")
+        yield f"device types begin at ranks {starts}, expected {ends[:-1]}"
     joined = math.prod(level.size for level in hardware.levels)
     for count, what in ((ends[-1], "listed"), (joined, "joined by the levels of links")):
         if count != hardware.device_count:
-            message = f"{plural(count, 'device')} are {what}, the cluster has {hardware.device_count}"
-            yield Finding(Fault.FIGURES, message)
+            yield f"{plural(count, 'device')} are {what}, the cluster has {hardware.device_count}"
     if plan.world_size > hardware.device_count:
-        message = f"the world has {plan.world_size} ranks, the cluster {plural(hardware.device_count, 'device')}"
-        yield Finding(Fault.FIGURES, message)
+        yield f"the world has {plan.world_size} ranks, the cluster {plural(hardware.device_count, 'device')}"
 
 
-def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
+def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[str]:
     """Capacity and reserve of a stage are those of its devices in the hardware section."""
     runs = [
         run
@@ -94,11 +94,10 @@ def _device(plan: Plan, stage: Stage, terms: StagePrediction) -> Iterator[Findin
     ):  # fmt: skip
         if known and said not in known:
             devices = ", ".join(format_bytes(size) for size in sorted(known))
-            message = f"{what} of stage {stage.index} is {format_bytes(said)}, its devices have {devices}"
-            yield Finding(Fault.FIGURES, message, stage=stage.index)
+            yield f"{what} of stage {stage.index} is {format_bytes(said)}, its devices have {devices}"
 
 
-def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
+def _terms(stage: Stage, terms: StagePrediction) -> Iterator[str]:
     """Parts of a stage's times do not exceed the total that they are part of."""
     parts = [
         ("recompute_s", terms.recompute_s, "backward_s", terms.backward_s),
@@ -113,35 +112,30 @@ def _terms(stage: Stage, terms: StagePrediction) -> Iterator[Finding]:
     ]
     for part, part_s, total_name, total_s in parts:
         if part_s > total_s * (1 + RELATIVE):
-            message = f"stage {stage.index}: {part} is {format_seconds(part_s)}, {total_name} {format_seconds(total_s)}"
-            yield Finding(Fault.FIGURES, message, stage=stage.index)
+            yield f"stage {stage.index}: {part} is {format_seconds(part_s)}, {total_name} {format_seconds(total_s)}"
 
 
-def _bounds(plan: Plan) -> Iterator[Finding]:
+def _bounds(plan: Plan) -> Iterator[str]:
     """Bounds are in order, and a proof has no gap."""
     predictions = plan.predictions
     gap = gap_to(predictions.bound_s, predictions.reached_s)
     if predictions.bound_s > predictions.reached_s * (1 + RELATIVE):
-        message = f"the bound {predictions.bound_s} s is above the iteration time {predictions.reached_s} s"
-        yield Finding(Fault.FIGURES, message)
+        yield f"the bound {predictions.bound_s} s is above the iteration time {predictions.reached_s} s"
     tried_s, longest_s = predictions.tried_bound_s, predictions.reached_s * (1 + RELATIVE)
     if tried_s is not None and not predictions.bound_s <= tried_s <= longest_s:
-        message = f"the bound of what was tried, {tried_s} s, does not lie between bound and iteration time"
-        yield Finding(Fault.FIGURES, message)
+        yield f"the bound of what was tried, {tried_s} s, does not lie between bound and iteration time"
     line_s = predictions.line_bound_s
     if line_s is not None and line_s < predictions.bound_s:
-        message = f"the bound of one stage a worker, {line_s} s, is below that of all, {predictions.bound_s} s"
-        yield Finding(Fault.FIGURES, message)
+        yield f"the bound of one stage a worker, {line_s} s, is below that of all, {predictions.bound_s} s"
     if predictions.proven_optimal and gap > ROUNDED:
-        message = f"the plan is called proven optimal at {format_seconds(gap * predictions.reached_s)} above its bound"
-        yield Finding(Fault.FIGURES, message)
+        yield f"the plan is called proven optimal at {format_seconds(gap * predictions.reached_s)} above its bound"
 
 
-def _alternatives(plan: Plan) -> Iterator[Finding]:
+def _alternatives(plan: Plan) -> Iterator[str]:
     """Alternatives have the plan's global batch and match their summary, and none is faster than the bound."""
     for number, other in enumerate(plan.alternatives):
         for problem in _problems(plan, other):
-            yield Finding(Fault.FIGURES, f"alternatives[{number}] ({other.label}): {problem}")
+            yield f"alternatives[{number}] ({other.label}): {problem}"
 
 
 def _problems(plan: Plan, other: Alternative) -> Iterator[str]:

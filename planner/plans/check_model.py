@@ -18,11 +18,10 @@ from planner.plans.readings import requirements
 from planner.plans.rebuild import RebuiltSharding, rebuild, renamed
 from planner.plans.sections import model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
-from planner.plans.shardings import ShardedBlock
+from planner.plans.shardings import ShardedBlock, correspondence
 from planner.plans.types import Plan
 from planner.sharding import Boundary as Treatment
 from planner.sharding import canonical_layout, collective_uses, evaluate, layout_text
-from planner.sharding.judge import Judged
 from planner.sharding.problem import Choice
 
 _FOR_THIS_MODEL = "plan again for this model"
@@ -95,34 +94,31 @@ def _shardings(plan: Plan, graph: Graph) -> Iterator[Finding]:
     """Findings about splits and layouts that the model does not allow, and what does not follow from them."""
     try:
         for rebuilt in rebuild(plan, graph):
-            judged: Judged = {}
             found = [
                 Finding(Fault.SHARDINGS, f"{rebuilt.sharding.name!r}, block {block}: {message}", tensor=name)
                 for entry in rebuilt.sharding.blocks
-                for block, name, message in _entry(plan, rebuilt, entry, judged)
+                for block, name, message in _entry(plan, rebuilt, entry)
             ]
             yield from (*found, *_between(plan, rebuilt))
     except UsageError as error:
         yield Finding(Fault.SHARDINGS, error.problem.message, error.problem.hint)
 
 
-def _entry(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock, judged: Judged) -> Iterator[tuple[int, str, str]]:
+def _entry(plan: Plan, rebuilt: RebuiltSharding, entry: ShardedBlock) -> Iterator[tuple[int, str, str]]:
     """(block, name, what is wrong) with the operators and tensors of an entry."""
     graph, decision = rebuilt.graph, rebuilt.decision(entry)
-    stage_of = {block: stage.index for stage in plan.stages for block in range(*stage.blocks)}
-    for block, _ in entry.members():
-        placed = plan.sharded_block(stage_of[block], block)
-        names = placed[1] if placed else {}
+    for block, further_names in entry.members():
+        names = correspondence(entry, plan.block_table, block, further_names)
         wrong = list(_named(plan, rebuilt, entry, block, names)) or list(_splits(rebuilt, entry, decision))
         if not wrong:
             own = {renamed(name, names): choice for name, choice in decision.items()}
-            verdict = evaluate(rebuilt.part(entry, block, names), own, facts=rebuilt.facts, judged=judged)
+            verdict = evaluate(rebuilt.part(entry, block, names), own, facts=rebuilt.facts)
             wrong = [(message.split(" ")[0], message) for message in verdict.violations]
         if wrong:
             yield from ((block, *each) for each in dict.fromkeys(wrong))
             return
     first, setting = entry.first[0], rebuilt.part(entry)
-    verdict = evaluate(setting, decision, facts=rebuilt.facts, judged=judged)
+    verdict = evaluate(setting, decision, facts=rebuilt.facts)
     uses = collective_uses(setting, decision, verdict.communication, rebuilt.facts.carrying)
     needed = {(c.of, c.reason, c.phase) for c in (group_collective(use, rebuilt.mesh, 1) for use in uses)}
     listed = {(c.of, c.reason, c.phase) for c in entry.collectives}
@@ -176,11 +172,10 @@ def _between(plan: Plan, rebuilt: RebuiltSharding) -> Iterator[Finding]:
     graph, sharding = rebuilt.graph, rebuilt.sharding
     free, known = "free" in sharding.boundaries, dict[str, tuple[str, str]]()
     treatment = tuple(Treatment(each) for each in sharding.boundaries)
-    for stage in plan.stages:
-        for block in range(*stage.blocks) if stage.sharding == sharding.name else ():
-            entry, names = plan.sharded_block(stage.index, block) or (None, {})
-            crossing = set(rebuilt.crossing(entry, names) if entry else ())
-            places = {names[place.tensor]: place for place in entry.tensors} if entry else {}
+    for stage in (stage for stage in plan.stages if stage.sharding == sharding.name):
+        for block, entry, names in plan.sharded_blocks(stage.index):
+            crossing = set(rebuilt.crossing(entry, names))
+            places = {names[place.tensor]: place for place in entry.tensors}
             for name in places.keys() & crossing:
                 said = places[name].value, places[name].gradient
                 if not free:

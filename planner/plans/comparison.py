@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import planner.documents as documents
 from planner.errors import InfeasibleError
 from planner.memory import fits
-from planner.plans import documents
 from planner.plans.diff import Area, Change, diff
 from planner.plans.files import digest_of, loads, plain
 from planner.plans.matching import BlockMatch, Ranges, layers_of, match_blocks, match_stages, stage_decision
@@ -23,7 +23,7 @@ from planner.plans.records import Provenance
 from planner.plans.rules import OFF, RULES, Cost, Metric, Remark, Severity, severities
 from planner.plans.types import Plan
 from planner.plans.words import module_list, module_ranges, summary
-from planner.units import format_bytes, format_fraction, format_rate, format_seconds, plural
+from planner.units import format_bytes, format_fraction, format_number, format_rate, format_seconds, plural
 
 NEARLY_FULL = 0.95
 """Share of a device's memory above which a plan counts as nearly full."""
@@ -103,16 +103,17 @@ def _inputs(old: Plan, new: Plan, match: BlockMatch) -> Iterator[tuple[str, str]
     if old.model.fingerprint != new.model.fingerprint:
         yield "model-changed", f"the model changed: {'; '.join(_model_words(old, new, match))}"
     if old.hardware.fingerprint != new.hardware.fingerprint or old.hardware.headroom != new.hardware.headroom:
-        yield "hardware-changed", f"the hardware changed: {_values(old, new, Area.HARDWARE) or _unseen(new)}"
+        unseen = f"figures of {new.hardware.name} that a plan does not carry (efficiency, latency of devices, stack)"
+        yield "hardware-changed", f"the hardware changed: {_values(old, new, Area.HARDWARE) or unseen}"
     if options := _values(old, new, Area.OPTIONS):
         yield "options-changed", f"the options changed: {options}"
-    versions = old.provenance.version, new.provenance.version
-    if versions[0] != versions[1]:
-        yield "tool-changed", f"the tool changed: version {versions[0]} -> {versions[1]}"
+    if tool := _tool(old.provenance, new.provenance):
+        yield "tool-changed", tool
 
 
-def _unseen(new: Plan) -> str:
-    return f"figures of {new.hardware.name} that a plan does not carry (efficiency, latency of devices, stack)"
+def _tool(old: Provenance, new: Provenance) -> str:
+    """That another version of this program made the new document; empty if not."""
+    return f"the tool changed: version {old.version} -> {new.version}" if old.version != new.version else ""
 
 
 def _values(old: Plan, new: Plan, area: Area) -> str:
@@ -179,7 +180,7 @@ def value_words(name: str, value: object) -> str:
         return format_bytes(value)
     if name in ("gap", "bubble_fraction", "overlap", "headroom"):
         return format_fraction(value)
-    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+    return format_number(value, 6) if isinstance(value, float) else f"{value:,}"
 
 
 def _decisions(old: Plan, new: Plan, match: BlockMatch) -> Iterator[str]:
@@ -250,35 +251,27 @@ def fullest(plan: Plan) -> tuple[float, float]:
     return float(plan.headline.memory_bytes) if plan.headline else held_bytes, capacity_bytes
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan
-
-
 def costs_of(old: Plan, new: Plan) -> tuple[Cost, ...]:
     """The figures of both plans."""
-    a, b = old.predictions, new.predictions
-    batches = old.micro_batches.global_batch, new.micro_batches.global_batch
-    (old_held, old_capacity), (new_held, new_capacity) = fullest(old), fullest(new)
-    prices = [_price(plan) for plan in (old, new)]
-    return (
-        Cost(Metric.STEP_TIME, a.reached_s, b.reached_s),
-        Cost(Metric.THROUGHPUT, _ratio(batches[0], a.reached_s), _ratio(batches[1], b.reached_s)),
-        Cost(
-            Metric.PEAK_MEMORY,
-            old_held,
-            new_held,
-            old_held / old_capacity if old_capacity else None,
-            new_held / new_capacity if new_capacity else None,
-        ),
-        Cost(Metric.BUBBLE, a.bubble_fraction, b.bubble_fraction),
-        Cost(Metric.GAP, a.gap, b.gap),
-        *([Cost(Metric.PRICE, prices[0], prices[1])] if all(prices) else []),
-    )
+    before, after = _figures(old), _figures(new)
+    common = [metric for metric in Metric if metric in before and metric in after]
+    return tuple(Cost(m, before[m][0], after[m][0], before[m][1], after[m][1]) for m in common)
 
 
-def _price(plan: Plan) -> float:
-    """US dollars for 10^12 tokens, or for 10^6 samples of a model without tokens; 0 where it is not known."""
-    return (plan.headline.dollars_per_tera_tokens or plan.headline.dollars_per_mega_samples) if plan.headline else 0.0
+def _figures(plan: Plan) -> dict[Metric, tuple[float, float | None]]:
+    """(value, share of its capacity where it has one) of each figure of a plan; no price where it is not known."""
+    predictions, headline = plan.predictions, plan.headline
+    held, capacity = fullest(plan)
+    samples, step_s = plan.micro_batches.global_batch, predictions.reached_s
+    price = (headline.dollars_per_tera_tokens or headline.dollars_per_mega_samples) if headline else 0.0
+    return {
+        Metric.STEP_TIME: (step_s, None),
+        Metric.THROUGHPUT: (samples / step_s if step_s else math.nan, None),
+        Metric.PEAK_MEMORY: (held, held / capacity if capacity else None),
+        Metric.BUBBLE: (predictions.bubble_fraction, None),
+        Metric.GAP: (predictions.gap, None),
+        **({Metric.PRICE: (price, None)} if price else {}),
+    }
 
 
 RuleMessage = tuple[str, str, int]
@@ -420,7 +413,4 @@ def _changed_inputs(old: Plan | InfeasibleAnswer, new: Plan | InfeasibleAnswer) 
         for what, pair, a, b in zip(("model", "hardware"), names, before, after, strict=True)
         if a != b
     ]
-    versions = old.provenance.version, new.provenance.version
-    return changes + (
-        [f"the tool changed: version {versions[0]} -> {versions[1]}"] if versions[0] != versions[1] else []
-    )
+    return [*changes, *filter(None, [_tool(old.provenance, new.provenance)])]

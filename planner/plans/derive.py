@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from planner.costs.precision import optimizer_state_bytes, precision
 from planner.exchange import recipe_of
 from planner.graph import DType
-from planner.plans.assemble import stage_section
+from planner.plans.assemble import kept_blocks, stage_section
 from planner.plans.collectives import replica_groups, stage_collectives
 from planner.plans.figures import StagePrediction, gap_to
 from planner.plans.rank_schedule import lay_out, meeting
@@ -51,7 +51,9 @@ def laid_out(plan: Plan) -> Plan:
     for index, (choice, said, groups) in enumerate(zip(decision.stages, plan.stages, ranks.groups, strict=True)):
         stage = stage_section(decision, index, plan.block_table, groups, names[choice.sharding])
         known = {name: getattr(said, name) for name in _OF_MODEL}
-        stages.append(dataclasses.replace(stage, kept_blocks=_kept_blocks(said, choice, layers), **known))
+        stages.append(
+            dataclasses.replace(stage, kept_blocks=kept_blocks(choice, layers, _head(said, choice, layers)), **known)
+        )
     section = meeting(ranks.section, len(stages), plan.shared_parameters)
     return dataclasses.replace(
         plan,
@@ -64,13 +66,10 @@ def laid_out(plan: Plan) -> Plan:
     )
 
 
-def _kept_blocks(said: Stage, choice: StageChoice, layers: Layers) -> tuple[int, ...]:
-    """Blocks that a recomputing stage keeps: all behind its recomputed layers, at most one before them, the head."""
-    if not choice.recompute:
-        return ()
-    first_kept = int(layers.kept_from(choice.start, choice.stop, choice.layers))
-    head = [block for block in said.kept_blocks if choice.start <= block < first_kept][-1:]
-    return (*head, *range(first_kept, choice.stop))
+def _head(said: Stage, choice: StageChoice, layers: Layers) -> int:
+    """The head, which only the model knows: the block that a stage keeps before those behind its recomputed layers."""
+    first_kept = layers.kept_from(choice.start, choice.stop, choice.layers)
+    return max((block for block in said.kept_blocks if block < first_kept), default=-1)
 
 
 def with_sums(plan: Plan) -> Plan:
@@ -135,8 +134,7 @@ def _with_inside(plan: Plan, stage: Stage, terms: StagePrediction) -> StagePredi
     """A stage's predictions as sums over its sharded blocks; ZeRO 2 and 3 may add exchanges to a pass."""
     if not stage.sharding:
         return terms
-    entries = {b: plan.sharded_block(stage.index, b) for b in range(*stage.blocks)}
-    figures = {b: entry[0].figures for b, entry in entries.items() if entry}
+    figures = {block: entry.figures for block, entry, _ in plan.sharded_blocks(stage.index)}
     recompute_s = sum((f.forward_s for b, f in figures.items() if stage.recompute and b not in stage.kept_blocks), 0.0)
     if stage.repeats:  # the file does not have the figures of single modules
         recompute_s = terms.recompute_s

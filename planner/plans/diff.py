@@ -102,14 +102,12 @@ def diff(old: Plan, new: Plan, *, tolerance: float = 0.0, ignore: Iterable[Area]
 
 def _with_names(facts: Mapping[Key, Value], names: Mapping[str, str]) -> Iterator[tuple[Key, Value]]:
     """The old plan's facts under the names that blocks, operators and weights have in the new one."""
-
-    def new_name(name: str | int) -> str | int:
-        return names.get(name, name) if isinstance(name, str) else name
-
     for key, value in facts.items():
-        new_value = tuple(map(new_name, value)) if isinstance(value, tuple) else value
-        if isinstance(new_value, str):
-            new_value = names.get(new_value, new_value)
+        new_value = value
+        if isinstance(value, tuple):
+            new_value = tuple(names.get(part, part) if isinstance(part, str) else part for part in value)
+        elif isinstance(value, str):
+            new_value = names.get(value, value)
         yield tuple(names.get(part, part) for part in key), new_value
 
 
@@ -143,12 +141,9 @@ def changed_values(
 
 def _facts_of(facts: Mapping[Key, Value], head: str) -> Value:
     """All facts about an object that one plan has, in a tuple of texts; None where it has none."""
-    facts_of_head = [(" ".join(key[1:]), value) for key, value in facts.items() if key[0] == head]
-    return tuple(f"{name}: {_text(value)}" for name, value in facts_of_head) or None
-
-
-def _text(value: Value) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    facts_of_head = {key[1:]: value for key, value in facts.items() if key[0] == head}
+    texts = {key: value if isinstance(value, tuple) else (value,) for key, value in facts_of_head.items()}
+    return tuple(f"{' '.join(key)}: {' '.join(map(str, parts))}" for key, parts in texts.items()) or None
 
 
 def _relative(old: Value, new: Value) -> float | None:
@@ -320,7 +315,7 @@ def mesh_facts(plan: Plan, stage: int) -> Iterator[tuple[str, Value]]:
     """Ranks of a stage's replicas, their mesh, and how tensors between blocks lie on it."""
     sharding = plan.sharding_of(stage)
     yield "width", plan.stages[stage].group_ranks
-    yield "mesh", " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) if sharding else ""
+    yield "mesh", sharding.mesh if sharding else ""
     yield "tensors between blocks", "/".join(sharding.boundaries) if sharding else ""
     yield "uneven cuts", sharding.padded if sharding else False
 
@@ -329,11 +324,9 @@ def _entries(plan: Plan) -> EntriesByBlock:
     entries: dict[str, tuple[int, ShardedBlock, Mapping[str, str]]] = {}
     numbers: dict[int, int] = {}
     for stage in plan.stages:
-        for block in range(*stage.blocks) if stage.sharding else ():
-            entry = plan.sharded_block(stage.index, block)
-            if entry is not None:
-                number = numbers.setdefault(id(entry[0]), len(numbers))
-                entries[plan.block_table[block].name] = number, *entry
+        for block, entry, names in plan.sharded_blocks(stage.index):
+            number = numbers.setdefault(id(entry), len(numbers))
+            entries[plan.block_table[block].name] = number, entry, names
     return entries
 
 

@@ -181,6 +181,11 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
     priced = coverage.by_rule + coverage.by_fallback
     tried_s = predictions.tried_bound_s
     predicted: dict[str, Any] = {name: getattr(predictions, name) for name in _PREDICTED}
+    reasons, advice = tuple[SplitReason, ...](), ""
+    if graph is not None and cluster is not None:
+        job, device = plan.options, cluster.devices[0]
+        reasons = split_reasons(plan, graph, cluster)
+        advice = alignment_advice(graph, device, precision=job.precision, fused_attention=job.fused_attention)
     return Explanation(
         model=plan.model.name,
         hardware=plan.hardware.name,
@@ -192,23 +197,15 @@ def explain(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = No
         headroom=plan.hardware.headroom,
         rivals=tuple(_rival(plan, alternative) for alternative in plan.alternatives),
         tried_gap=None if tried_s is None else gap_to(tried_s, predictions.reached_s),
-        assumptions=_assumptions(plan),
+        assumptions=tuple(_assumptions(plan)),
         not_modelled=plan.not_modelled,
         priced_by_rule=coverage.by_rule / priced if priced else 1.0,
         fallback_ops=tuple(sorted(coverage.fallback_ops.items(), key=lambda entry: (-entry[1], entry[0]))),
         notes=tuple(f"{n.where}: {n.message}" if n.where else n.message for n in plan.notes),
         groups=group_views(plan),
-        reasons=() if graph is None or cluster is None else split_reasons(plan, graph, cluster),
-        advice="" if graph is None or cluster is None else _advice(plan, graph, cluster),
+        reasons=reasons,
+        advice=advice,
         headline=plan.headline,
-    )
-
-
-def _advice(plan: Plan, graph: Graph, cluster: Cluster) -> str:
-    """Advice on sizes of the model that kernels handle slowly; "" for none."""
-    options = plan.options
-    return alignment_advice(
-        graph, cluster.devices[0], precision=options.precision, fused_attention=options.fused_attention
     )
 
 
@@ -314,22 +311,24 @@ def _dealt(plan: Plan) -> bool:
     return any(stage.context * stage.expert > 1 for stage in plan.configuration.stages)
 
 
-def _assumptions(plan: Plan) -> tuple[str, ...]:
+def _assumptions(plan: Plan) -> Iterator[str]:
     """What the plan's figures assume, a sentence each."""
-    options = plan.options
+    options, stack = plan.options, plan.hardware.stack
     loss = "the graph computes the loss" if plan.model.loss is Loss.IN_GRAPH else "a loss is put on the model's outputs"
-    return (
-        f"{options.precision} training with {options.optimizer}; {loss}",
-        *_formats(options.precision),
-        "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix",
-        _dropout(plan),
-        *_software(plan),
-        _exchange(plan),
-        *_recomputation(plan),
-        *_offload(plan),
-        *_semantics(plan),
-        f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists",
+    drawn = (
+        ", as transformers do, also where the graph has none" if options.assume_dropout else " where the graph has them"
     )
+    yield f"{options.precision} training with {options.optimizer}; {loss}"
+    yield from _formats(options.precision)
+    yield "attention is fused: scores are not kept" if options.fused_attention else "attention keeps its score matrix"
+    yield f"dropout masks are drawn and kept{drawn}" if options.dropout else "no dropout"
+    if stack:
+        yield f"host times, kernels and overlap are those of the stack {stack}"
+    yield _exchange(plan)
+    yield from _recomputation(plan)
+    yield from _offload(plan)
+    yield from _semantics(plan)
+    yield f"every micro-batch has {plural(plan.micro_batches.size, 'sample')} of the shapes that the plan lists"
 
 
 def _formats(name: str) -> tuple[str, ...]:
@@ -341,12 +340,6 @@ def _formats(name: str) -> tuple[str, ...]:
     if narrow is None:
         return ()
     return (f"products with weights multiply in {narrow.name}; attention, routers and the head in bf16",)
-
-
-def _software(plan: Plan) -> tuple[str, ...]:
-    """The software stack that the figures assume; empty where none is named."""
-    stack = plan.hardware.stack
-    return (f"host times, kernels and overlap are those of the stack {stack}",) if stack else ()
 
 
 def _exchange(plan: Plan) -> str:
@@ -377,39 +370,25 @@ def _semantics(plan: Plan) -> Iterator[str]:
         yield from plan.system.notes
 
 
-def _recomputation(plan: Plan) -> tuple[str, ...]:
+def _recomputation(plan: Plan) -> Iterator[str]:
     """What is recomputed, and what is kept instead."""
     stages = list(zip(plan.stages, plan.configuration.stages, strict=True))
-    kept = [plan.block_table[b].name for stage, choice in stages if not choice.layers for b in stage.kept_blocks]
-    some = {choice.layers for _, choice in stages if choice.layers}
-    modules = tuple(dict.fromkeys(name for stage in plan.stages for name in stage.repeats))
-    repeats = f"{', '.join(modules)} run forward again before their backward; what they read is kept"
-    module_words = (repeats,) if modules else ()
-    if not any(stage.recompute for stage in plan.stages):
-        return module_words
-    exception = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
-    words = "a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward"
-    count = f"the first {short_list(sorted(some))} layers of a stage"
-    some_words = (f"{count} are recomputed, and the layers behind are kept",) if some else ()
-    return (words + exception, *some_words, *module_words)
+    if any(stage.recompute for stage in plan.stages):
+        kept = [plan.block_table[b].name for stage, choice in stages if not choice.layers for b in stage.kept_blocks]
+        exception = f"; {kept[0]!r} is kept whole and not repeated" if kept else ""
+        words = "a recomputed stage keeps the inputs of its blocks and repeats their forward before their backward"
+        yield words + exception
+        if some := {choice.layers for _, choice in stages if choice.layers}:
+            count = f"the first {short_list(sorted(some))} layers of a stage"
+            yield f"{count} are recomputed, and the layers behind are kept"
+    if modules := dict.fromkeys(name for stage in plan.stages for name in stage.repeats):
+        yield f"{', '.join(modules)} run forward again before their backward; what they read is kept"
 
 
-def _offload(plan: Plan) -> tuple[str, ...]:
+def _offload(plan: Plan) -> Iterator[str]:
     """What lies in the host's memory, and the time of the way there."""
-    modules = dict.fromkeys(name for stage in plan.stages for name in stage.offload)
-    if not modules:
-        return ()
-    most = max(plan.predictions.stages, key=lambda terms: terms.host_bytes)
-    moved = f"{format_bytes(most.host_bytes)} a micro-batch at most, {format_seconds(most.move_s)} each way"
-    hidden = "what the work of a pass does not hide is part of forward and backward"
-    return (f"what {', '.join(modules)} keep lies in the host's memory from forward to backward: {moved}; {hidden}",)
-
-
-def _dropout(plan: Plan) -> str:
-    options = plan.options
-    if not options.dropout:
-        return "no dropout"
-    where = (
-        ", as transformers do, also where the graph has none" if options.assume_dropout else " where the graph has them"
-    )
-    return f"dropout masks are drawn and kept{where}"
+    if modules := dict.fromkeys(name for stage in plan.stages for name in stage.offload):
+        most = max(plan.predictions.stages, key=lambda terms: terms.host_bytes)
+        moved = f"{format_bytes(most.host_bytes)} a micro-batch at most, {format_seconds(most.move_s)} each way"
+        hidden = "what the work of a pass does not hide is part of forward and backward"
+        yield f"what {', '.join(modules)} keep lies in the host's memory from forward to backward: {moved}; {hidden}"

@@ -8,7 +8,7 @@ than the plan count only where there is no other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,6 @@ from planner.plans.types import Plan
 from planner.plans.words import module_ranges, significant
 from planner.sharding import Load, ShardingProblem, Strategy, Verdict, WeightChoice, evaluate, formulate, layout_text
 from planner.sharding.elimination import Factor, minima
-from planner.sharding.judge import Judged
 
 MOST_EXCHANGES = 8
 """Collectives that are shown of a sharding, the costliest ones."""
@@ -161,23 +160,19 @@ def _dealt(sharding: Sharding) -> tuple[DealtView, ...]:
     )
 
 
-def _blocks(plan: Plan, sharding: Sharding) -> Sequence[SharedBlockView]:
-    views = []
+def _blocks(plan: Plan, sharding: Sharding) -> Iterator[SharedBlockView]:
     for entry in sharding.blocks:
         figures, names = entry.figures, [plan.block_table[block].name for block, _ in entry.members()]
-        views.append(
-            SharedBlockView(
-                modules=module_ranges(names),
-                blocks=len(names),
-                compute_s=figures.forward_s + figures.backward_s - figures.communication_s,
-                communication_s=figures.communication_s,
-                step_s=figures.step_s,
-                sent_bytes=figures.sent_bytes,
-                parameters=figures.parameters,
-                kept_bytes=figures.saved_bytes,
-            )
+        yield SharedBlockView(
+            modules=module_ranges(names),
+            blocks=len(names),
+            compute_s=figures.forward_s + figures.backward_s - figures.communication_s,
+            communication_s=figures.communication_s,
+            step_s=figures.step_s,
+            sent_bytes=figures.sent_bytes,
+            parameters=figures.parameters,
+            kept_bytes=figures.saved_bytes,
         )
-    return views
 
 
 def _exchanges(sharding: Sharding) -> list[ExchangeView]:
@@ -306,8 +301,7 @@ class _SplitBlock:
             {v: np.asarray([free.choices[v].index(decision[free.names[v]])]) for v in ends}
         )
         self.chosen = [c.index(decision[name]) for name, c in zip(free.names, self.problem.choices, strict=True)]
-        self.judged: Judged = {}
-        self.verdict = evaluate(self.setting, decision, facts=rebuilt.facts, judged=self.judged)
+        self.verdict = evaluate(self.setting, decision, facts=rebuilt.facts)
 
     def reasons(self, most: int) -> Iterator[SplitReason]:
         """Reasons for the costliest operators, costliest first."""
@@ -381,7 +375,7 @@ class _SplitBlock:
         return isinstance(self.problem.choices[v][0], WeightChoice)
 
     def _judged(self, answer: Sequence[int]) -> Verdict:
-        return evaluate(self.setting, self.problem.decision(answer), facts=self.rebuilt.facts, judged=self.judged)
+        return evaluate(self.setting, self.problem.decision(answer), facts=self.rebuilt.facts)
 
     @staticmethod
     def _held(verdict: Verdict) -> tuple[float, float]:
@@ -418,9 +412,10 @@ def split_words(rebuilt: RebuiltSharding, i: int, split: Strategy) -> str:
         if not split.splits[axis]:
             words.append(f"every rank along {name} does the same")
             continue
-        cut = [_operand(graph, node.inputs[p], layout[axis].dim) for p, layout in split.reads if layout[axis].cuts]
+        operands = (_operand(graph, node.inputs[p], own[axis].dim) for p, own in split.reads if own[axis].cuts)
+        cut = " and ".join(dict.fromkeys(operands))
         results = {_result(layout[axis].dim) for _, layout in split.writes}
-        words.append(f"{name} cuts {_joined(cut) or 'no operand'}; {_joined(sorted(results)) or 'no result'}")
+        words.append(f"{name} cuts {cut or 'no operand'}; {' and '.join(sorted(results)) or 'no result'}")
     return ". ".join(words)
 
 
@@ -430,11 +425,5 @@ def _operand(graph: Graph, name: str, dim: int) -> str:
 
 
 def _result(dim: int) -> str:
-    return {-1: "the result is whole on every rank", -2: "the results are partial sums"}.get(
-        dim, f"the result is cut along dimension {dim}"
-    )
-
-
-def _joined(parts: Sequence[str]) -> str:
-    unique: Mapping[str, None] = dict.fromkeys(parts)
-    return " and ".join(unique)
+    known = {-1: "the result is whole on every rank", -2: "the results are partial sums"}
+    return known.get(dim, f"the result is cut along dimension {dim}")

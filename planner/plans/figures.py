@@ -21,7 +21,7 @@ from planner.costs.precision import Precision
 from planner.graph import DType, Graph, TensorKind
 from planner.hardware.types import Cluster
 from planner.plans.words import significant
-from planner.units import format_seconds, short_count
+from planner.units import format_number, format_seconds, short_count
 
 BUBBLE_CONVENTION = "1 - (forward + backward + update time summed over ranks) / (ranks * iteration_s)"
 
@@ -349,8 +349,10 @@ class Headline:
     def figures(self) -> tuple[str, ...]:
         """Time, rate, MFU, memory and price, each with its unit; unknown ones are left out."""
         rate = f"{_thousands(self.tokens_per_s_per_device)} tokens/s/device"
+        price = f"${short_count(self.dollars_per_tera_tokens)} per 10^12 tokens"
         if not self.sequence:
             rate = f"{_thousands(self.samples_per_s / self.device_count)} samples/s/device"
+            price = f"${format_number(self.dollars_per_mega_samples, 3)} per 10^6 samples"
         time = format_seconds(self.iteration_s)
         if self.low_s is not None and self.high_s is not None:
             time += f" (80 %: {format_seconds(self.low_s)} to {format_seconds(self.high_s)})"
@@ -359,13 +361,8 @@ class Headline:
             rate,
             *([f"{self.mfu:.1%} MFU"] if self.mfu else []),
             f"{self.memory_bytes / GIB:.3g} of {self.device_bytes / GIB:.3g} GiB",
-            *([f"{self._price_words()}"] if self.dollars_per_hour else []),
+            *([price] if self.dollars_per_hour else []),
         )
-
-    def _price_words(self) -> str:
-        if self.sequence:
-            return f"${short_count(self.dollars_per_tera_tokens)} per 10^12 tokens"
-        return f"${self.dollars_per_mega_samples:,.3g} per 10^6 samples"
 
 
 def headline_of(

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import planner.documents as documents
 from planner.errors import PlanError, Problem, UsageError
 from planner.files import write_whole
 from planner.graph import Graph, build_chain
 from planner.hardware.types import MOST_DEVICES
-from planner.plans import documents
 from planner.plans.figures import Predictions
 from planner.plans.rank_schedule import lay_out
 from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan

@@ -157,7 +157,7 @@ def stage_decision(plan: Plan, index: int) -> StageDecision:
         tuple(structure(block) for block in plan.stage_blocks(index)),
         len(stage.replicas),
         stage.group_ranks,
-        " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) if sharding else "",
+        sharding.mesh if sharding else "",
         "/".join(sharding.boundaries) if sharding else "",
         recomputed,
         "+".join(stage.offload) or "nothing",
@@ -187,9 +187,5 @@ def match_stages(old: Plan, new: Plan, match: BlockMatch) -> tuple[int, list[Ran
 
 def layers_of(blocks: Sequence[Block]) -> float:
     """Number of numbered modules (layers) in some blocks; part 1 of 2 of a layer counts 0.5."""
-    return sum(1 / int(part[3]) if part else 1.0 for part, base in map(_parted, blocks) if _NUMBERED.match(base))
-
-
-def _parted(block: Block) -> tuple[re.Match[str] | None, str]:
-    part = PART.match(block.name)
-    return part, part[1] if part else block.name
+    parts = ((PART.match(block.name), block.name) for block in blocks)
+    return sum(1 / int(part[3]) if part else 1.0 for part, name in parts if _NUMBERED.match(part[1] if part else name))

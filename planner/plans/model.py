@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -123,8 +123,6 @@ class ModelSection:
 _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9])")
 _SLOT = re.compile(r"\{([0-9]+)\+([0-9]+)i\}")
 
-Names = tuple[str, ...]
-
 
 def filled(text: str, copy: int) -> str:
     """A template's text for one copy (0, 1, ...): every `{b+si}` stands for b + s * copy.
@@ -145,11 +143,6 @@ def outline(text: str) -> str:
     return _NUMBER.sub("#", text)
 
 
-def fits_template(text: str) -> bool:
-    """True if a text can be part of a template: it has no brace, which would be read as a slot."""
-    return "{" not in text
-
-
 def template(first: str, second: str) -> str:
     """The template whose copies 0 and 1 are the two texts, which have equal outlines."""
     steps = iter([b - a for a, b in zip(numbers(first), numbers(second), strict=True)])
@@ -161,21 +154,46 @@ def template(first: str, second: str) -> str:
     return _NUMBER.sub(slot, first)
 
 
-def longest_run(rows: Sequence[Names]) -> int:
-    """Number of leading rows that are copies of one template: their numbers grow by constant steps."""
-    if len(rows) < 2 or not all(map(fits_template, rows[0])):
-        return min(len(rows), 1)
-    shape = tuple(map(outline, rows[0]))
-    start = [n for text in rows[0] for n in numbers(text)]
-    steps: list[int] = []
-    for count, row in enumerate(rows[1:], 1):
-        if tuple(map(outline, row)) != shape or not all(map(fits_template, row)):
-            return count
-        row_numbers = [n for text in row for n in numbers(text)]
-        steps = steps or [b - a for a, b in zip(start, row_numbers, strict=True)]
-        if any(step < 0 for step in steps) or row_numbers != [a + s * count for a, s in zip(start, steps, strict=True)]:
-            return count
-    return len(rows)
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A row of texts without the numbers in them.
+
+    Attributes:
+        shape: equal for rows that differ in numbers only; -1 where a brace, which would be read as a slot, forbids a
+            template.
+        numbers: the numbers in the texts, in order.
+    """
+
+    shape: int
+    numbers: tuple[int, ...]
+
+
+def skeletons(rows: Iterable[tuple[Sequence[str], Hashable]]) -> list[Skeleton]:
+    """The skeletons of rows of texts, each with what else must be equal in copies of one template."""
+    known: dict[object, int] = {}
+    result = []
+    for texts, equal in rows:
+        if any("{" in text for text in texts):
+            result.append(Skeleton(-1, ()))
+            continue
+        shape = known.setdefault((*map(outline, texts), equal), len(known))
+        result.append(Skeleton(shape, tuple([n for text in texts for n in numbers(text)])))
+    return result
+
+
+def repeats(rows: Sequence[Skeleton], start: int, period: int) -> int:
+    """How often the rows from `start` repeat with that period, numbers growing by constant steps (at least 1)."""
+    count = 1
+    while start + (count + 1) * period <= len(rows):
+        for k in range(start, start + period):
+            first, second, current = rows[k], rows[k + period], rows[k + count * period]
+            if first.shape < 0 or first.shape != current.shape:
+                return count
+            pairs = zip(first.numbers, second.numbers, current.numbers, strict=True)
+            if any(b < a or c != a + (b - a) * count for a, b, c in pairs):
+                return count
+        count += 1
+    return count
 
 
 MAX_PERIOD = 16
@@ -299,12 +317,11 @@ def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:
     Blocks form a run when they differ only in numbers inside their strings, each number growing by a constant step from
     copy to copy. O(blocks * MAX_PERIOD) comparisons.
     """
-    known: dict[object, int] = {}
-    skeletons = [_skeleton(block, known) for block in blocks]
+    rows = skeletons((_strings(block), _weights(block)) for block in blocks)
     runs: list[BlockRun] = []
     position = 0
     while position < len(blocks):
-        period, repeat = _best_run(skeletons, position)
+        period, repeat = _best_run(rows, position)
         if repeat > 1:
             template = tuple(_template(blocks[position + k], blocks[position + k + period]) for k in range(period))
             runs.append(BlockRun(repeat, template))
@@ -316,54 +333,22 @@ def compress(blocks: Sequence[Block]) -> tuple[BlockRun, ...]:
     return tuple(runs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Skeleton:
-    """A block without the numbers in its strings.
-
-    Attributes:
-        shape: equal for blocks that differ in numbers only; -1 where a brace forbids a template.
-        numbers: the numbers in the block's strings, in order.
-    """
-
-    shape: int
-    numbers: tuple[int, ...]
+def _weights(block: Block) -> Hashable:
+    """What beside names must be equal in blocks of one template."""
+    return len(block.nodes), tuple([(p.shape, p.dtype, p.trainable, p.transposed) for p in block.parameters])
 
 
-def _skeleton(block: Block, known: dict[object, int]) -> _Skeleton:
-    texts = _strings(block)
-    if not all(map(fits_template, texts)):
-        return _Skeleton(-1, ())
-    weights = tuple([(p.shape, p.dtype, p.trainable, p.transposed) for p in block.parameters])
-    shape = known.setdefault((len(block.nodes), *map(outline, texts), weights), len(known))
-    return _Skeleton(shape, tuple([n for text in texts for n in numbers(text)]))
-
-
-def _best_run(skeletons: Sequence[_Skeleton], start: int) -> tuple[int, int]:
+def _best_run(rows: Sequence[Skeleton], start: int) -> tuple[int, int]:
     """(period, repeat) of the run from `start` that saves the most blocks; (1, 1) without a run of `MIN_REPEAT`."""
     best = (1, 1)
-    remaining = len(skeletons) - start
+    remaining = len(rows) - start
     for period in range(1, min(MAX_PERIOD, remaining // MIN_REPEAT) + 1):
         if remaining - remaining % period - period <= (best[1] - 1) * best[0]:
             continue
-        repeat = _repeats(skeletons, start, period)
+        repeat = repeats(rows, start, period)
         if repeat >= MIN_REPEAT and (repeat - 1) * period > (best[1] - 1) * best[0]:
             best = (period, repeat)
     return best
-
-
-def _repeats(skeletons: Sequence[_Skeleton], start: int, period: int) -> int:
-    """How often the blocks from `start` repeat with that period, numbers growing by constant steps (at least 1)."""
-    count = 1
-    while start + (count + 1) * period <= len(skeletons):
-        for k in range(start, start + period):
-            first, second, current = skeletons[k], skeletons[k + period], skeletons[k + count * period]
-            if first.shape < 0 or first.shape != current.shape:
-                return count
-            pairs = zip(first.numbers, second.numbers, current.numbers, strict=True)
-            if any(b < a or c != a + (b - a) * count for a, b, c in pairs):
-                return count
-        count += 1
-    return count
 
 
 def _template(first: Block, second: Block) -> Block:

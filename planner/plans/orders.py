@@ -71,64 +71,22 @@ class Steady(NamedTuple):
     steps: Steps
 
 
-class ActionRow(NamedTuple):
-    """An action whose peer is an offset from the rank that runs it; None for the host and without an eviction."""
+def raised(action: Action, steps: Steps, times: int) -> Action:
+    """The action some repetitions later.
 
-    kind: ActionKind
-    stage: int
-    number: int
-    part: int
-    version: int
-    offset: int | None
-    paired: bool
-
-    def raised(self, steps: Steps, times: int) -> ActionRow:
-        """The action some repetitions later.
-
-        Raises:
-            PlanError: a number falls below 0.
-        """
-        number = self.number + times * steps[_CHANNEL[self.kind]] if self.number >= 0 else -1
-        version = self.version + times * steps.version if self.version >= 0 else -1
-        if (number < 0) != (self.number < 0) or (version < 0) != (self.version < 0):
-            raise PlanError(f"{self} repeated goes below 0", hint=_GRAMMAR)
-        return self._replace(number=number, version=version)
-
-    def action(self, rank: int) -> Action:
-        """The action as a rank runs it.
-
-        Raises:
-            PlanError: the peer would be below 0.
-        """
-        peer = -1 if self.offset is None else rank + self.offset
-        if self.offset is not None and peer < 0:
-            raise PlanError(f"{self} evicts to rank {peer}", hint="name another rank, or none for the host")
-        return Action(self.kind, self.stage, self.number, self.part, self.version, peer, self.paired)
-
-    def __str__(self) -> str:
-        number = f".{self.number}" if self.number >= 0 else ""
-        return self.head() + number + self.tail()
-
-    def head(self) -> str:
-        """Kind and stage."""
-        return f"{'+' if self.paired else ''}{self.kind.value}{self.stage}"
-
-    def tail(self) -> str:
-        """Part, version and peer, as they follow the number."""
-        text = f"/{self.part}" if self.part >= 0 else ""
-        text += f"@{self.version}" if self.version >= 0 else ""
-        return text + (f">{self.offset:+d}" if self.offset is not None else "")
-
-
-def row_of(action: Action, rank: int) -> ActionRow:
-    """The row of an action that a rank runs."""
-    offset = action.peer - rank if action.peer >= 0 else None
-    return ActionRow(action.kind, action.stage, action.micro_batch, action.part, action.version, offset, action.paired)
+    Raises:
+        PlanError: a number falls below 0.
+    """
+    number = action.micro_batch + times * steps[_CHANNEL[action.kind]] if action.micro_batch >= 0 else -1
+    version = action.version + times * steps.version if action.version >= 0 else -1
+    if (number < 0) != (action.micro_batch < 0) or (version < 0) != (action.version < 0):
+        raise PlanError(f"{action} repeated goes below 0", hint=_GRAMMAR)
+    return action._replace(micro_batch=number, version=version)
 
 
 def encode(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = None) -> str:
     """One line for the actions of a rank; `decode` gives them back. About O(actions), see `MAX_PERIOD`."""
-    text = _LineWriter([row_of(action, rank) for action in actions])
+    text = _LineWriter(actions, rank)
     if steady is None:
         return " ".join(text.words(0, len(actions)))
     body = " ".join(text.words(steady.start, steady.stop))
@@ -137,22 +95,22 @@ def encode(actions: Sequence[Action], *, rank: int = 0, steady: Steady | None = 
 
 
 class _LineWriter:
-    """Writes rows as text, the shortest that a greedy search finds; keeps the rows as arrays."""
+    """Writes the actions of a rank as text, the shortest that a greedy search finds; keeps them as arrays."""
 
-    def __init__(self, rows: Sequence[ActionRow]) -> None:
-        self._rows = rows
+    def __init__(self, actions: Sequence[Action], rank: int) -> None:
+        self._actions, self._rank = actions, rank
         known: dict[tuple[object, ...], int] = {}
         heads = [
-            known.setdefault((r.kind, r.stage, r.part, r.offset, r.paired, r.number < 0, r.version < 0), len(known))
-            for r in rows
+            known.setdefault((a.kind, a.stage, a.part, a.peer, a.paired, a.micro_batch < 0, a.version < 0), len(known))
+            for a in actions
         ]
         self._head, self._heads = np.array(heads, np.int64), heads
-        channels = [_CHANNEL[r.kind] if r.number >= 0 else -1 for r in rows]
+        channels = [_CHANNEL[a.kind] if a.micro_batch >= 0 else -1 for a in actions]
         self._channel = np.array(channels, np.int64)
-        self._number = np.array([r.number for r in rows], np.int64)
-        self._version = np.array([r.version for r in rows], np.int64)
+        self._number = np.array([a.micro_batch for a in actions], np.int64)
+        self._version = np.array([a.version for a in actions], np.int64)
         self._next = [self._following([c == channel for c in channels]) for channel in range(3)]
-        self._next.append(self._following([r.version >= 0 for r in rows]))
+        self._next.append(self._following([a.version >= 0 for a in actions]))
 
     @staticmethod
     def _following(chosen: Sequence[bool]) -> list[int]:
@@ -164,7 +122,7 @@ class _LineWriter:
         return next_chosen
 
     def words(self, start: int, stop: int) -> list[str]:
-        """The words for the rows from `start` to `stop`."""
+        """The words for the actions from `start` to `stop`."""
         words = []
         while start < stop:
             length, text = self._item(start, stop)
@@ -173,30 +131,36 @@ class _LineWriter:
         return words
 
     def _item(self, start: int, stop: int) -> tuple[int, str]:
-        """Rows and text of the word that covers the most rows from `start`; at a tie the one with the shortest body."""
-        covered_rows, period, best_steps, heads = 1, 0, Steps(), self._heads
+        """Actions and text of the word that covers the most from `start`; at a tie the one with the shortest body."""
+        covered, period, best_steps, heads = 1, 0, Steps(), self._heads
         longest = min(MAX_PERIOD, (stop - start) // 2)
         same = np.flatnonzero(self._head[start + 1 : start + longest + 1] == self._heads[start]) + 1
         for p in same.tolist():
-            last = start + max(2, covered_rows // p + 1) * p - 1  # of the fewest rows that make a better item
+            last = start + max(2, covered // p + 1) * p - 1  # of the fewest actions that make a better item
             if last >= stop or heads[last] != heads[last - p]:
                 continue
             if heads[start : start + p] != heads[start + p : start + 2 * p]:
                 continue
             steps = self._steps(start, p)
-            candidate_rows = (1 + self._matching(start, stop, p, steps) // p) * p
-            if candidate_rows > max(covered_rows, p):
-                covered_rows, period, best_steps = candidate_rows, p, steps
+            candidate = (1 + self._matching(start, stop, p, steps) // p) * p
+            if candidate > max(covered, p):
+                covered, period, best_steps = candidate, p, steps
         if not period:
-            return 1, str(self._rows[start])
-        first, count = self._rows[start], covered_rows // period
+            return 1, self._word(start)
+        count = covered // period
         straight = best_steps.version == 0 and abs(best_steps.micro_batch) == 1
         if period == 1 and straight and self._channel[start] == _COMPUTE:
-            return covered_rows, f"{first.head()}.{first.number}-{self._rows[start + count - 1].number}{first.tail()}"
-        return covered_rows, f"({' '.join(self.words(start, start + period))})*{count}{best_steps}"
+            return covered, self._word(start, f"-{self._actions[start + count - 1].micro_batch}")
+        return covered, f"({' '.join(self.words(start, start + period))})*{count}{best_steps}"
+
+    def _word(self, at: int, more: str = "") -> str:
+        """The word of one action; `more` follows its number."""
+        action = self._actions[at]
+        number = f".{action.micro_batch}{more}" if action.micro_batch >= 0 else ""
+        return action.spelled(number, f">{action.peer - self._rank:+d}" if action.peer >= 0 else "")
 
     def _steps(self, start: int, period: int) -> Steps:
-        """Differences of numbers between the rows at `start` and those a period later."""
+        """Differences of numbers between the actions at `start` and those a period later."""
         steps = list(Steps())
         for which, following in enumerate(self._next):
             at = following[start]
@@ -206,7 +170,7 @@ class _LineWriter:
         return Steps(*steps)
 
     def _matching(self, start: int, stop: int, period: int, steps: Steps) -> int:
-        """Number of rows from `start` on that recur a period later, raised by the steps."""
+        """Number of actions from `start` on that recur a period later, raised by the steps."""
         matching, chunk = start, _CHECKED_FIRST
         while matching < stop - period:
             end = min(matching + chunk, stop - period)
@@ -239,7 +203,7 @@ def decode(line: str, *, rank: int = 0, times: int = 1) -> tuple[Action, ...]:
     Raises:
         PlanError: the line does not follow the grammar.
     """
-    return tuple(row.action(rank) for row in rows(line, times))
+    return _decoded(line, times, rank if ">" in line else 0)
 
 
 def steady_steps(line: str) -> Steps | None:
@@ -249,9 +213,9 @@ def steady_steps(line: str) -> Steps | None:
 
 
 @functools.lru_cache(maxsize=512)
-def rows(line: str, times: int = 1) -> tuple[ActionRow, ...]:
-    """The rows that a line stands for, see `decode`."""
-    stack: list[list[ActionRow]] = [[]]
+def _decoded(line: str, times: int, rank: int) -> tuple[Action, ...]:
+    """See `decode`."""
+    stack: list[list[Action]] = [[]]
     opened: list[str] = []
     tail: tuple[Steps, int] | None = None
     position, text = 0, line.rstrip()
@@ -264,14 +228,14 @@ def rows(line: str, times: int = 1) -> tuple[ActionRow, ...]:
             opened.append("(" if item[1] else "[")
             stack.append([])
         elif item[13]:
-            stack[-1] += _read_word(item[13])
+            stack[-1] += _read_word(item[13], rank)
         else:
             _refuse(not opened or opened.pop() != ("(" if item[3] else "["), f"{item[0].strip()!r} closes nothing")
             body = stack.pop()
             steps = _steps_of(item.groups()[3:7] if item[3] else item.groups()[8:12])
             count = int(item[3]) if item[3] else times
             _refuse_endless(len(stack[-1]) + len(body) * count)
-            stack[-1] += [row.raised(steps, i) for i in range(count) for row in body]
+            stack[-1] += [raised(action, steps, i) for i in range(count) for action in body]
             if not item[3]:
                 tail = steps, len(stack[-1])
         position = item.end()
@@ -279,7 +243,7 @@ def rows(line: str, times: int = 1) -> tuple[ActionRow, ...]:
     expanded = stack[0]
     if tail is not None and times != 1:
         steps, start = tail
-        expanded[start:] = [row.raised(steps, times - 1) for row in expanded[start:]]
+        expanded[start:] = [raised(action, steps, times - 1) for action in expanded[start:]]
     _refuse_endless(len(expanded))
     return tuple(expanded)
 
@@ -288,7 +252,7 @@ def _steps_of(groups: Iterable[str | None]) -> Steps:
     return Steps(*(usual if text is None else int(text) for text, usual in zip(groups, Steps(), strict=True)))
 
 
-def _read_word(word: str) -> list[ActionRow]:
+def _read_word(word: str, rank: int) -> list[Action]:
     match = WORD.fullmatch(word)
     if match is None or match[2] not in set(ActionKind):
         raise PlanError(f"cannot read action {word!r}", hint=_GRAMMAR)
@@ -296,12 +260,14 @@ def _read_word(word: str) -> list[ActionRow]:
     if match[4] is None and _CHANNEL[kind] == _COMPUTE:
         raise PlanError(f"cannot read action {word!r}", hint="all but S, G and U name a micro-batch")
     part, version = (-1 if text is None else int(text) for text in (match[6], match[7]))
-    offset = None if match[8] is None else int(match[8])
+    peer = -1 if match[8] is None else rank + int(match[8])
+    if match[8] is not None and peer < 0:
+        raise PlanError(f"{word} evicts to rank {peer}", hint="name another rank, or none for the host")
     low = -1 if match[4] is None else int(match[4])
     high = low if match[5] is None else int(match[5])
     _refuse_endless(abs(high - low))
     step = 1 if high >= low else -1
-    return [ActionRow(kind, stage, m, part, version, offset, bool(match[1])) for m in range(low, high + step, step)]
+    return [Action(kind, stage, m, part, version, peer, bool(match[1])) for m in range(low, high + step, step)]
 
 
 def _refuse(wrong: bool, message: str) -> None:

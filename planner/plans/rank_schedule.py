@@ -18,7 +18,7 @@ from typing import Literal
 
 from planner import schedules
 from planner.errors import PlanError
-from planner.plans.orders import ActionRow, Line, RankOrder, Steady, Steps, encode_line, group_lines, row_of
+from planner.plans.orders import Line, RankOrder, Steady, Steps, encode_line, group_lines, raised
 from planner.plans.records import WORK_FIELDS, ScheduleSection, SharedParameter
 from planner.schedules import Action, ActionKind, Pipeline, Schedule, Work
 from planner.space.types import Configuration
@@ -128,10 +128,9 @@ def _repeating(
     """
     at = next((i for i, (a, b) in enumerate(zip(once, twice, strict=False)) if a != b), len(once))
     growth = len(twice) - len(once)
-    body = [row_of(a, 0) for a in twice[at : at + growth]]
-    next_body = [row_of(a, 0) for a in thrice[at + growth : at + 2 * growth]]
+    body, next_body = twice[at : at + growth], thrice[at + growth : at + 2 * growth]
     steps = _steps(body, next_body, micro_batches)
-    ends = [[row_of(a, 0) for a in lane[at + k * growth :]] for k, lane in enumerate((once, twice, thrice))]
+    ends = [lane[at + k * growth :] for k, lane in enumerate((once, twice, thrice))]
     if len(thrice) != len(twice) + growth or thrice[: at + growth] != twice[: at + growth]:
         return None
     if not _raised(body, steps, 1, next_body) or any(not _raised(ends[0], steps, k, ends[k]) for k in (1, 2)):
@@ -139,16 +138,17 @@ def _repeating(
     return Steady(at, at + growth, steps)
 
 
-def _raised(rows: Sequence[ActionRow], steps: Steps, times: int, others: Sequence[ActionRow]) -> bool:
-    return len(rows) == len(others) and all(r.raised(steps, times) == o for r, o in zip(rows, others, strict=True))
+def _raised(actions: Sequence[Action], steps: Steps, times: int, others: Sequence[Action]) -> bool:
+    pairs = zip(actions, others, strict=False)
+    return len(actions) == len(others) and all(raised(action, steps, times) == other for action, other in pairs)
 
 
-def _steps(body: Sequence[ActionRow], later: Sequence[ActionRow], micro_batches: int) -> Steps:
-    """Differences of numbers between rows an iteration apart."""
+def _steps(body: Sequence[Action], later: Sequence[Action], micro_batches: int) -> Steps:
+    """Differences of numbers between actions an iteration apart."""
     pairs = list(zip(body, later, strict=False))
 
     def step(*kinds: ActionKind) -> int:
-        return next((b.number - a.number for a, b in pairs if a.kind in kinds and a.number >= 0), 1)
+        return next((b.micro_batch - a.micro_batch for a, b in pairs if a.kind in kinds and a.micro_batch >= 0), 1)
 
     version = next((b.version - a.version for a, b in pairs if a.version >= 0), 0)
     return Steps(micro_batches, step(ActionKind.SYNC, ActionKind.LAUNCH_SYNC), step(ActionKind.UPDATE), version)

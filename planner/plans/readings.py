@@ -13,7 +13,7 @@ from planner.plans.requirement import Requirement
 from planner.plans.shardings import ShardedBlock
 from planner.plans.types import Plan
 from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, custom_schedule, get
-from planner.sharding import Axis, AxisRole
+from planner.sharding import AxisRole
 from planner.space.evaluate import in_closed_form
 
 _SEVERAL = re.compile(r"\.[1-9]|[-*\[]")
@@ -284,7 +284,7 @@ def _inside(plan: Plan) -> Iterator[Requirement]:
     layouts = {text for entry in entries for o in entry.operators for text in (*o.reads, *o.writes)}
     layouts |= {text for entry in entries for p in entry.tensors for text in (p.value, p.gradient, p.optimizer)}
     boundaries = {boundary for sharding in shardings for boundary in sharding.boundaries}
-    axes = {Axis(axis.name, axis.size).role for sharding in shardings for axis in sharding.axes}
+    axes = {axis.role for sharding in shardings for axis in sharding.axes}
     needs = {
         Requirement.TENSOR_PARALLEL: any(stage.group_ranks > 1 for stage in plan.stages),
         Requirement.SEQUENCE_PARALLEL: "sequence" in boundaries,

@@ -238,11 +238,8 @@ def _price_shardings(plan: Plan, graph: Graph, pricer: Pricer) -> list[BlockCost
         decisions: list[dict[str, Choice] | None] = [None] * len(plan.block_table)
         decision_of = {id(entry): rebuilt.decision(entry) for entry in sharding.blocks}
         for stage in (stage for stage in plan.stages if stage.sharding == sharding.name):
-            for block in range(*stage.blocks):
-                sharded_block = plan.sharded_block(stage.index, block)
-                if sharded_block is not None:
-                    entry, names = sharded_block
-                    decisions[block] = {renamed(name, names): choice for name, choice in decision_of[id(entry)].items()}
+            for block, entry, names in plan.sharded_blocks(stage.index):
+                decisions[block] = {renamed(name, names): choice for name, choice in decision_of[id(entry)].items()}
         boundary: Boundaries = tuple(map(Boundary, sharding.boundaries))
         mesh = rebuilt.mesh.axes
         priced.append(pricer.decided(plan.micro_batches.size, mesh, boundary, decisions))

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from planner.errors import UsageError
 from planner.registry import did_you_mean
-from planner.units import Dimension, format_bytes, format_fraction, format_seconds, parse
+from planner.units import Dimension, format_bytes, format_fraction, format_number, format_seconds, parse
 
 
 class Severity(StrEnum):
@@ -150,10 +150,10 @@ class Cost:
         if self.metric is Metric.STEP_TIME:
             return format_seconds(value, 4)
         if self.metric is Metric.THROUGHPUT:
-            return f"{value:,.4g} samples/s"
+            return f"{format_number(value)} samples/s"
         if self.metric is Metric.PEAK_MEMORY:
             return format_bytes(value) + (f" ({share:.0%})" if share is not None else "")
-        return f"${value:,.4g}" if self.metric is Metric.PRICE else format_fraction(value)
+        return f"${format_number(value)}" if self.metric is Metric.PRICE else format_fraction(value)
 
 
 _DIMENSIONS = {Metric.STEP_TIME: Dimension.SECONDS, Metric.PEAK_MEMORY: Dimension.BYTES}

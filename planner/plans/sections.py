@@ -18,7 +18,7 @@ from typing import Any
 from planner.costs.errors import JobClass, MeasuredError, measured_error
 from planner.costs.precision import Precision
 from planner.errors import ModelError
-from planner.graph import Graph, Node, SourceFile, Tensor, layer_of, per_model
+from planner.graph import Graph, SourceFile, Tensor, layer_of, per_model
 from planner.hardware.types import Cluster
 from planner.operators import batch_constants, needs_gradient, rule_of
 from planner.operators.types import Origin
@@ -60,7 +60,9 @@ def _of_file(section: ModelSection, graph: Graph, source: SourceFile) -> ModelSe
     """The section with the model file's hash and the constants to change in it for the graph's batch."""
     section = dataclasses.replace(section, file_sha256=source.sha256, identities=graph.identities)
     written = source.written
-    if written.batch in (0, *_open_sizes(source)):
+    shapes = {name: written.tensors[name].shape for name in written.inputs}
+    open_sizes = {shape[0] for name, shape in shapes.items() if shape and 0 in source.open_sizes.get(name, ())}
+    if written.batch in (0, *open_sizes):
         return section
     change = batch_constants(written, graph.batch)
     readers: dict[tuple[int, tuple[int, ...]], list[str]] = {}
@@ -76,12 +78,6 @@ def _of_file(section: ModelSection, graph: Graph, source: SourceFile) -> ModelSe
         rebatch=tuple(RebatchedOperand(tuple(names), operand, v) for (operand, v), names in readers.items()),
         rebatched_tensors=tuple(RebatchedTensor(name, tuple(shape)) for name, shape in sizes.items()),
     )
-
-
-def _open_sizes(source: SourceFile) -> set[int]:
-    """Sizes of the first dimensions of inputs that the file leaves open."""
-    shapes = {name: source.written.tensors[name].shape for name in source.written.inputs}
-    return {shape[0] for name, shape in shapes.items() if shape and 0 in source.open_sizes.get(name, ())}
 
 
 def hardware_section(cluster: Cluster) -> HardwareSection:
@@ -416,11 +412,7 @@ def differentiable(graph: Graph) -> frozenset[str]:
     """
     reaches = set(loss_outputs(graph) or graph.outputs)
     for node in reversed(graph.nodes):
-        if any(name in reaches for name in node.outputs):
-            reaches.update(_smooth_inputs(node))
+        if not reaches.isdisjoint(node.outputs):
+            rule = rule_of(node.op)
+            reaches.update(name for i, name in enumerate(node.inputs) if name and rule.differentiable(i))
     return needs_gradient(graph) & reaches
-
-
-def _smooth_inputs(node: Node) -> tuple[str, ...]:
-    rule = rule_of(node.op)
-    return tuple(name for i, name in enumerate(node.inputs) if name and rule.differentiable(i))

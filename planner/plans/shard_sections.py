@@ -14,7 +14,7 @@ from planner.errors import PlanError
 from planner.graph import Graph, Node, TensorKind
 from planner.operators import Access, DimKind, LoopNest, graph_specs
 from planner.plans.figures import Predictions
-from planner.plans.model import Block, longest_run, template
+from planner.plans.model import Block, repeats, skeletons, template
 from planner.plans.records import Boundary, RankReplicas, SharedParameter
 from planner.plans.shardings import (
     BlockFigures,
@@ -151,22 +151,13 @@ def _series(
     entry: StageSharding, members: Sequence[int], table: Sequence[Block], names: Sequence[str]
 ) -> tuple[BlockSeries, ...]:
     """The member blocks, with the names that do not follow from positions in the plan's blocks."""
-    first = members[0]
-    solved_name = {entry.inner.blocks[first].names.get(s, s): s for s in _solved_names(entry, first, names)}
-    rows: list[dict[str, str]] = []
-    for b in members:
-        own = entry.inner.blocks[b].names
-        rows.append({name: own.get(solved_name[name], solved_name[name]) for name in names})
+    first, names_of = members[0], [entry.inner.blocks[b].names for b in members]
+    solved_of = {own: solved for solved, own in names_of[0].items()}
+    solved_names = {name: solved_of.get(name, name) for name in names}
+    rows = [{name: own.get(solved, solved) for name, solved in solved_names.items()} for own in names_of]
     placed = [_placed(table[first], table[b]) for b in members]
     other_names = [n for n in names if any(at.get(n) != row[n] for at, row in zip(placed, rows, strict=True))]
     return _runs(members, [tuple(row[n] for n in other_names) for row in rows])
-
-
-def _solved_names(entry: StageSharding, block: int, names: Sequence[str]) -> Sequence[str]:
-    """Names of a block translated to those of the equal block that was solved."""
-    block_names = entry.inner.blocks[block].names
-    solved_of = {new: old for old, new in block_names.items()}
-    return [solved_of.get(name, name) for name in names]
 
 
 def _placed(before: Block, after: Block) -> dict[str, str]:
@@ -178,14 +169,14 @@ def _placed(before: Block, after: Block) -> dict[str, str]:
 
 def _runs(members: Sequence[int], rows: Sequence[tuple[str, ...]]) -> tuple[BlockSeries, ...]:
     """Members as series: those at equal distances whose names follow one template share a series."""
-    series, at = [], 0
+    series, at, outlines = [], 0, skeletons((row, ()) for row in rows)
     while at < len(members):
         count = 1
         if at + 1 < len(members):
             step = members[at + 1] - members[at]
             while at + count < len(members) and members[at + count] == members[at] + step * count:
                 count += 1
-            count = longest_run(rows[at : at + count])
+            count = min(count, repeats(outlines, at, 1))
         if count > 1:
             names = tuple(template(a, b) for a, b in zip(rows[at], rows[at + 1], strict=True))
             series.append(BlockSeries(members[at], step, count, names))
@@ -245,13 +236,8 @@ def rank_share(
     shared: SharedParameter, used: Mapping[int, tuple[StageSharding, str]], chosen: Precision
 ) -> SharedParameter:
     """A shared parameter with the gradient bytes of one rank, in the sharding where a rank holds most of it."""
-    held_elements = [
-        elements
-        for entry, _ in used.values()
-        for parameters in entry.parameters
-        for name, elements in parameters.items()
-        if name == shared.parameter
-    ]
+    parameters = (each for entry, _ in used.values() for each in entry.parameters)
+    held_elements = [each[shared.parameter] for each in parameters if shared.parameter in each]
     held_bytes = round(max(held_elements, default=0.0) * chosen.gradient_bytes)
     return dataclasses.replace(shared, bytes=held_bytes) if held_elements else shared
 

@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 
 from planner.errors import PlanError
 from planner.plans.model import MAX_BLOCKS, Block, filled
+from planner.sharding import Axis, AxisRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class MeshAxis:
 
     name: str
     size: int
+
+    @property
+    def role(self) -> AxisRole:
+        """The role of the axis."""
+        return Axis(self.name, self.size).role
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +266,16 @@ class Sharding:
         """Ranks along each axis."""
         return tuple(axis.size for axis in self.axes)
 
+    @property
+    def roles(self) -> tuple[AxisRole, ...]:
+        """Role of each axis."""
+        return tuple(axis.role for axis in self.axes)
+
+    @property
+    def mesh(self) -> str:
+        """The mesh in words, `data 2 x tensor 4`."""
+        return " x ".join(f"{axis.name} {axis.size}" for axis in self.axes)
+
 
 def correspondence(entry: ShardedBlock, table: Sequence[Block], block: int, names: Sequence[str]) -> Mapping[str, str]:
     """Names of a block by the names that its entry uses.
@@ -343,14 +359,17 @@ class ShardingLookup:
             for block, names in entry.members()
         }
 
-    def entry(self, stage: int, block: int) -> tuple[ShardedBlock, Mapping[str, str]] | None:
-        """A block's entry, and the block's names by the entry's names; None for groups of one rank.
+    def entries(self, stage: int) -> Iterator[tuple[int, ShardedBlock, Mapping[str, str]]]:
+        """Number, entry, and names by the entry's names of each block of a stage; none for groups of one rank.
 
         Raises:
-            PlanError: the block has not the form of the entry's first one.
+            PlanError: a block has not the form of its entry's first one.
         """
-        entry = self._entries.get((self._stages[stage][0], block))
-        return None if entry is None else (entry[0], correspondence(entry[0], self._table, block, entry[1]))
+        name, blocks = self._stages[stage]
+        for block in blocks:
+            if (name, block) in self._entries:
+                entry, further_names = self._entries[name, block]
+                yield block, entry, correspondence(entry, self._table, block, further_names)
 
     def tensor(self, name: str, stage: int | None) -> TensorPlace | None:
         """Layouts of a tensor; None where no entry has it."""
@@ -390,13 +409,11 @@ class ShardingLookup:
     ) -> tuple[Mapping[str, T], ...]:
         """By stage, items of its blocks' entries by the model's names; the first block with a name counts."""
         by_stage: list[Mapping[str, T]] = []
-        for stage, (_, blocks) in enumerate(self._stages):
+        for stage in range(len(self._stages)):
             by_name: dict[str, T] = {}
-            for block in blocks:
-                sharded_block = self.entry(stage, block)
-                if sharded_block is not None:
-                    for name, item in items(*sharded_block):
-                        by_name.setdefault(name, item)
+            for _, entry, names in self.entries(stage):
+                for name, item in items(entry, names):
+                    by_name.setdefault(name, item)
             by_stage.append(by_name)
         return tuple(by_stage)
 

@@ -8,7 +8,7 @@ for a, a + 1, ..., b - 1; times are seconds, sizes bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -242,13 +242,15 @@ class Plan:
         stages = tuple((stage.sharding, range(*stage.blocks)) for stage in self.stages)
         return ShardingLookup(stages, self.shardings, self.block_table)
 
-    def sharded_block(self, stage: int, block: int) -> tuple[ShardedBlock, Mapping[str, str]] | None:
-        """A block's sharding entry, and the block's names by the entry's names; None for groups of one rank.
+    def sharded_blocks(self, stage: int) -> Iterator[tuple[int, ShardedBlock, Mapping[str, str]]]:
+        """Number, sharding entry, and names by the entry's names of each block of a stage.
+
+        None for groups of one rank.
 
         Raises:
-            PlanError: the block has not the form of the entry's first one.
+            PlanError: a block has not the form of its entry's first one.
         """
-        return self._places.entry(stage, block)
+        return self._places.entries(stage)
 
     def layout_of(self, tensor: str, stage: int | None = None) -> TensorPlace | None:
         """Layouts of a tensor, weight or parameter of the model on the ranks of a group.
@@ -280,18 +282,16 @@ class Plan:
         Returns: (forward and backward, forward alone, the recomputed forward).
         """
         stage_section, forward_s, repeated_s = self.stages[stage], 0.0, 0.0
-        for block in range(*stage_section.blocks) if stage_section.sharding else ():
-            found = self.sharded_block(stage, block)
-            seconds = sum(c.seconds for c in found[0].collectives if c.phase == "forward") if found else 0.0
+        for block, entry, _ in self.sharded_blocks(stage):
+            seconds = sum(c.seconds for c in entry.collectives if c.phase == "forward")
             forward_s += seconds
             repeated_s += seconds if stage_section.recompute and block not in stage_section.kept_blocks else 0.0
         return self.predictions.stages[stage].inside_s, forward_s, repeated_s
 
     def summed_s(self, stage: int) -> float:
         """Seconds in which a stage's group adds up gradients once an iteration; a part of the update's."""
-        blocks = range(*self.stages[stage].blocks) if self.stages[stage].sharding else ()
-        found = [self.sharded_block(stage, block) for block in blocks]
-        return sum(c.seconds for f in found if f for c in f[0].collectives if c.phase == "step")
+        entries = (entry for _, entry, _ in self.sharded_blocks(stage))
+        return sum(c.seconds for entry in entries for c in entry.collectives if c.phase == "step")
 
     def held(self, weight: str, rank: int) -> range | None:
         """Indices of the experts or table rows of a weight that a rank holds; None where it holds all or has none."""

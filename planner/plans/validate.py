@@ -175,7 +175,7 @@ def _meshes(plan: Plan) -> Iterator[Finding]:
         names = {axis.name for axis in sharding.axes}
         treated = len(sharding.boundaries) == len(sharding.axes) == len(names)
         if not treated or 0 < sharding.boundaries.count(FREE) < len(names) or min(sharding.sizes, default=0) < 1:
-            mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes) or "of no axes"
+            mesh = sharding.mesh or "of no axes"
             message = (
                 f"{sharding.name!r} has the mesh {mesh} and boundaries {'/'.join(sharding.boundaries) or 'nowhere'}"
             )

@@ -26,7 +26,7 @@ import numpy as np
 from planner.errors import PlanError
 from planner.play.times import Conditions, StageTimes, Trace, Transfers
 from planner.schedules import Action, Work
-from planner.schedules.compiling import compile_orders
+from planner.schedules.compiling import compile_orders, exchanges
 from planner.schedules.program import Code, Program
 
 _BLOCKING = Conditions()
@@ -268,14 +268,11 @@ class _Exchanges:
 
     def __init__(self, program: Program, times: StageTimes, sync_overlap: float) -> None:
         self._program = program
-        exchanging = np.flatnonzero(program.exchange >= 0)
-        launches = exchanging[program.kind[exchanging] == Code.LAUNCH_SYNC]
-        key = program.exchange * program.workers + program.worker
-        already_launched = np.isin(key[exchanging], key[launches]) & (program.kind[exchanging] == Code.SYNC)
         self._members: dict[int, list[int]] = {}
-        for action in exchanging[~already_launched].tolist():
-            self._members.setdefault(int(program.exchange[action]), []).append(action)
-        self._launched = set(program.exchange[launches].tolist())
+        arrives, _, _ = exchanges(program)
+        for action in np.flatnonzero(arrives >= 0).tolist():
+            self._members.setdefault(int(arrives[action]), []).append(action)
+        self._launched = set(program.exchange[program.kind == Code.LAUNCH_SYNC].tolist())
         self._begin = np.zeros(len(program.kind))
         self._finish = np.zeros(len(program.kind))
         self._window: dict[int, tuple[float, float]] = {}

@@ -272,7 +272,7 @@ def measure_schedule(
     assumed = conditions or Conditions(transfers=Transfers.OVERLAPPED)
     steady = play_schedule(resolved, pipeline, times, assumed)
     cost = Cost.PERIOD if not resolved.drains else Cost.SPAN if resolved.spans else Cost.MAKESPAN
-    _check_memory(steady.trace, sizes, capacity_bytes)
+    check_capacity(steady.trace, sizes, capacity_bytes)
     period = micro_batches if resolved.drains else resolved.rhythm(pipeline)
     return _measurement(resolved.name, resolved.activation_unit, steady, cost, sizes, period)
 
@@ -300,15 +300,6 @@ def measure_orders(
     unit = ActivationUnit.SUB_SEQUENCE if work.parts > 1 else ActivationUnit.MICRO_BATCH
     micro_batches = int(trace.program.micro_batch.max()) + 1
     return _measurement("custom", unit, Steady(iteration_s, 0, 1.0, trace), cost, None, micro_batches)
-
-
-def _check_memory(trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | None) -> None:
-    """Refuse a simulation that exceeds the given capacity."""
-    if capacity_bytes is None:
-        return
-    if sizes is None:
-        raise PlanError("a capacity is given but not what the stages hold", hint="give `sizes` too")
-    check_capacity(trace, sizes, np.broadcast_to(np.asarray(capacity_bytes, float), (trace.program.workers,)))
 
 
 def _measurement(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,8 +55,7 @@ class MemoryCurve:
         return float(self.held_bytes.max())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Changes:
+class _Changes(NamedTuple):
     """Changes of the memory that workers hold, in bytes or units; columns of equal length in any order."""
 
     worker: np.ndarray
@@ -63,11 +64,13 @@ class _Changes:
     amount: np.ndarray
     action: np.ndarray
 
+    def at(self, chosen: np.ndarray) -> _Changes:
+        """The chosen changes: a mask, or positions in their order."""
+        return _Changes(*(column[chosen] for column in self))
+
     def sorted(self) -> _Changes:
         """Sorted by worker and time; at the same moment releases first, then by action."""
-        order = np.lexsort((self.action, self.amount > 0, self.time_s, self.worker))
-        columns = (self.worker, self.stage, self.time_s, self.amount, self.action)
-        return _Changes(*(column[order] for column in columns))
+        return self.at(np.lexsort((self.action, self.amount > 0, self.time_s, self.worker)))
 
 
 def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
@@ -78,8 +81,7 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
     program = trace.program
     mine = program.worker == worker
     changes = _activations(trace, sizes)
-    of_worker = changes.worker == worker
-    parts = [_Changes(*(c[of_worker] for c in _columns(changes)))]
+    parts = [changes.at(changes.worker == worker)]
     gradients = np.flatnonzero(mine & program.of(Code.BACKWARD, Code.INPUT_GRAD))
     working = sizes.working_bytes[program.stage[gradients]]
     parts += [
@@ -92,7 +94,7 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
     changes_in_order = changes_in_order.sorted() if _runs_concurrently(program) else _in_order(changes_in_order)
     stages = np.unique(program.stage[mine])
     fixed = float(sizes.fixed_bytes[stages].sum() + sizes.reserve_bytes[stages].max())
-    changes_in_order = _merged(_Changes(*(c[changes_in_order.amount != 0] for c in _columns(changes_in_order))))
+    changes_in_order = _merged(changes_in_order.at(changes_in_order.amount != 0))
     return MemoryCurve(
         np.concatenate([[0.0], changes_in_order.time_s]),
         np.concatenate([[fixed], fixed + np.cumsum(changes_in_order.amount)]),
@@ -100,17 +102,24 @@ def memory_curve(trace: Trace, worker: int, sizes: StageBytes) -> MemoryCurve:
     )
 
 
-def check_capacity(trace: Trace, sizes: StageBytes, capacity_bytes: np.ndarray) -> None:
+def check_capacity(
+    trace: Trace, sizes: StageBytes | None, capacity_bytes: float | Sequence[float] | np.ndarray | None
+) -> None:
     """Refuse a simulation in which a worker holds more than its device has.
 
     Args:
         trace: what was simulated.
         sizes: memory by stage.
-        capacity_bytes: by worker.
+        capacity_bytes: by worker, or one number for all; None for no limit.
 
     Raises:
-        PlanError: names the first moment, the worker, the action and the excess.
+        PlanError: names the first moment, the worker, the action and the excess; or there is a limit, but no sizes.
     """
+    if capacity_bytes is None:
+        return
+    if sizes is None:
+        raise PlanError("a capacity is given but not what the stages hold", hint="give `sizes` too")
+    capacity_bytes = np.broadcast_to(np.asarray(capacity_bytes, float), (trace.program.workers,))
     first: tuple[float, int, float, int] | None = None
     for worker in range(trace.program.workers):
         curve = memory_curve(trace, worker, sizes)
@@ -186,10 +195,9 @@ def _activations(trace: Trace, sizes: StageBytes, *, whole: bool = False) -> _Ch
             local_s, remote_s = (local_s, remote_s) if code == Code.EVICT else (remote_s, local_s)
             parts.append(_changes_by(program, moved, local_s, -sign * unit[moved]))
             guest = _changes_by(program, moved, remote_s, sign * unit[moved])
-            host = _hosts(program, moved)
-            parts.append(_Changes(host, *_columns(guest)[1:]))
+            parts.append(guest._replace(worker=_hosts(program, moved)))
     changes = _joined(parts)
-    return _Changes(*(c[changes.worker >= 0] for c in _columns(changes)))
+    return changes.at(changes.worker >= 0)
 
 
 def _hosts(program: Program, moved: np.ndarray) -> np.ndarray:
@@ -233,19 +241,14 @@ def _changes_by(program: Program, actions: np.ndarray, time_s: np.ndarray, amoun
     return _Changes(program.worker[actions], program.stage[actions], time_s, amount, actions)
 
 
-def _columns(changes: _Changes) -> tuple[np.ndarray, ...]:
-    return changes.worker, changes.stage, changes.time_s, changes.amount, changes.action
-
-
 def _joined(parts: list[_Changes]) -> _Changes:
     """All changes of several lists."""
-    return _Changes(*(np.concatenate(column) for column in zip(*map(_columns, parts), strict=True)))
+    return _Changes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def _in_order(changes: _Changes) -> _Changes:
     """Sorted by action; what an action takes precedes what it releases."""
-    order = np.lexsort((changes.amount < 0, changes.action))
-    return _Changes(*(column[order] for column in _columns(changes)))
+    return changes.at(np.lexsort((changes.amount < 0, changes.action)))
 
 
 def _merged(changes: _Changes) -> _Changes:
@@ -255,9 +258,7 @@ def _merged(changes: _Changes) -> _Changes:
     signs = changes.amount > 0
     new = (np.diff(changes.action) != 0) | (np.diff(changes.time_s) != 0) | (signs[1:] != signs[:-1])
     first = np.concatenate([[0], 1 + np.flatnonzero(new)])
-    columns = [column[first] for column in _columns(changes)]
-    columns[3] = np.add.reduceat(changes.amount, first)
-    return _Changes(*columns)
+    return changes.at(first)._replace(amount=np.add.reduceat(changes.amount, first))
 
 
 def _runs_concurrently(program: Program) -> bool:

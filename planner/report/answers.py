@@ -13,7 +13,7 @@ from planner.prediction import Prediction
 from planner.report.explanation import memory_section
 from planner.report.plans import plan_report
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import format_bytes, format_number, format_seconds, plural
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "workspace", "reserve")
 MOST_STAGES = 6
@@ -169,7 +169,7 @@ def _tried(answer: TargetAnswer) -> Table:
     rows = []
     for size in answer.tried:
         change = None if size.step_s is None else size.step_s / answer.most_s - 1
-        dollars = (f"${size.dollars_per_step:,.3g}" if size.dollars_per_step else None,) if priced else ()
+        dollars = (f"${format_number(size.dollars_per_step, 3)}" if size.dollars_per_step else None,) if priced else ()
         remark = size.reason or ("reaches it" if size.reaches else "")
         rows.append((size.devices, size.step_s, change, *dollars, remark))
     return table({**columns, "": Form.TEXT}, rows)
@@ -224,7 +224,7 @@ def _cells(row: SweepRow, swept: Sequence[str], *, priced: bool) -> tuple[Cell, 
         return (*values, "", None, None, None, None, *([None] if priced else []), row.reason)
     rate = line.tokens_per_s_per_device or line.samples_per_s / line.device_count
     dollars = line.dollars_per_tera_tokens or line.dollars_per_mega_samples
-    price = (f"{dollars:,.3g}" if dollars < 100 else f"{dollars:,.0f}",) if priced else ()
+    price = (format_number(dollars, 3),) if priced else ()
     figures = (line.iteration_s, f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}", line.mfu, line.memory_bytes)
     return (*values, MARK if row.pareto else "", *figures, *price, row.shape)
 

@@ -9,7 +9,7 @@ from planner.plans.explain_shardings import DealtView, ExchangeView, GroupView, 
 from planner.plans.words import module_list
 from planner.report.plans import LIES
 from planner.report.tables import Cell, Form, Report, Section, Table, table
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import format_bytes, format_number, format_seconds, plural
 
 _MANY_TIMES = 3.0
 _SAME = 1e-9
@@ -44,7 +44,7 @@ def percent(fraction: float) -> str:
 
 def _verdict(e: Explanation) -> Section:
     first = f"{format_seconds(e.iteration_s)} an iteration on {plural(e.devices, 'device')}"
-    first += f", {e.samples_per_s:,.4g} samples/s"
+    first += f", {format_number(e.samples_per_s)} samples/s"
     if e.simulated_iteration_s is not None:
         difference = e.simulated_iteration_s / e.iteration_s - 1
         first += f"; {format_seconds(e.simulated_iteration_s)} when simulated ({difference:+.1%})"

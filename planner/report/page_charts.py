@@ -17,7 +17,7 @@ from planner.plans import Plan
 from planner.plans.explain import Rival
 from planner.report.svg import time_ticks
 from planner.simulate import rank_ranges
-from planner.units import format_seconds, plural
+from planner.units import format_number, format_seconds, plural
 
 Spec = dict[str, Any]
 
@@ -141,18 +141,19 @@ def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
             texts = {"shape": rival.summary, "differs": "; ".join(rival.infeasible or rival.differs)}
             rows.append(_priced(rival.label, kind, rival.iteration_s, other.memory_bytes) | texts)
     _name_apart(rows, "seconds", "memory")
-    times = [row["seconds"] for row in rows]
-    span = max(max(times) / min(times), 1.2) ** 0.12
-    low, high = min(times) / span, max(times) * span**3
+    low, high = _padded([row["seconds"] for row in rows], 0.12, 0.36)
+    capacities = [stage.capacity_bytes for stage in predictions.stages]
+    held = _padded([*(row["memory"] for row in rows), *(capacity / GIB for capacity in capacities)], 0.06, 0.06)
     ticks = {f"{tick:g}": format_seconds(tick).removesuffix(" 0 s") for tick in time_ticks(low, high)}
     axis = {"values": [float(tick) for tick in ticks], "labelExpr": "ticks[datum.value]", "labelOverlap": True}
     log = {"type": "log", "nice": False}
     x = number("seconds", title="time of a step", axis=axis, scale={**log, "domain": [low, high]})
-    y = number("memory", title="GiB of the fullest device", axis={"format": "~s", "tickCount": 4}, scale=log)
+    height = {**log, "domain": list(held)}
+    y = number("memory", title="GiB of the fullest device", axis={"format": "~s", "tickCount": 4}, scale=height)
     colours = {"domain": ["this plan", "other plans", "cannot run"], "range": ["#2563eb", "#8a94a3", LIMIT]}
     tip = tips("name", "shape", "time", "holds", "differs")
     layers = [
-        *limits(stage.capacity_bytes for stage in predictions.stages),
+        *limits(capacities),
         layer("point", {"x": x, "y": y, "color": word("kind", scale=colours), "tooltip": tip}, filled=True, size=110),
         layer("text", {"x": x, "y": y, "text": {"field": "label"}}, align="left", dx=9, fontSize=10),
     ]
@@ -162,6 +163,12 @@ def alternatives_chart(plan: Plan, rivals: Sequence[Rival]) -> Chart:
         caption += f" {plural(unpriced, 'more')} cannot run, and have no time; the table below says why."
     spec = {"data": {"values": rows}, "params": [{"name": "ticks", "value": ticks}], "layer": layers}
     return Chart("alternatives", "What else was priced", caption, sized(spec, 260), half=True)
+
+
+def _padded(values: Sequence[float], below: float, above: float) -> tuple[float, float]:
+    """Ends of a logarithmic axis, beyond the values by shares of their span."""
+    span = max(max(values) / min(values), 1.2)
+    return min(values) / span**below, max(values) * span**above
 
 
 def _priced(name: str, kind: str, seconds: float, memory_bytes: int) -> Spec:
@@ -205,7 +212,7 @@ def roofline_chart(graph: Graph, prices: Profile, device: Device, ranks: int) ->
         layer("text", {"x": x, "y": y, "text": {"field": "label"}}, align="left", dx=11, fontSize=10),
     ]
     split = f", of which each of {ranks} ranks does a part" if ranks > 1 else ""
-    heights = ", ".join(f"{peak / 1e12:,.4g} Tflop/s in {form}" for form, peak in peaks.items())
+    heights = ", ".join(f"{format_number(peak / 1e12)} Tflop/s in {form}" for form, peak in peaks.items())
     top = max(peaks.values(), default=math.inf)
     above = any(row["rate"] > min(top, row["intensity"] * byte_per_s) for row in rows)
     caption = (

@@ -14,7 +14,7 @@ from planner.plans.shardings import Sharding
 from planner.plans.words import degree_words, stage_keeping, why_not, words_of
 from planner.report.tables import Cell, Form, Report, Section, Table, table
 from planner.simulate import rank_ranges
-from planner.units import format_bytes, format_seconds, plural, short_count
+from planner.units import format_bytes, format_number, format_seconds, plural, short_count
 
 LIES = {
     "replicated": "whole on every rank",
@@ -118,10 +118,9 @@ def _sharing(plan: Plan) -> list[str]:
 
 
 def _shared(sharding: Sharding) -> str:
-    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in sharding.axes)
     layouts = dict.fromkeys(LIES.get(how, how) for how in sharding.boundaries)
     return (
-        f"every operator shared by groups of {sharding.ranks} ranks: mesh {mesh}; "
+        f"every operator shared by groups of {sharding.ranks} ranks: mesh {sharding.mesh}; "
         f"tensors between blocks {' and '.join(layouts)}"
     )
 
@@ -130,7 +129,8 @@ def _times(plan: Plan) -> list[str]:
     """Iteration time, its measured error, and what is proven."""
     predictions = plan.predictions
     seconds = predictions.simulated_iteration_s or predictions.iteration_s
-    pace = f"{plan.micro_batches.global_batch / seconds:,.4g} samples/s, bubble {predictions.bubble_fraction:.1%}"
+    rate = format_number(plan.micro_batches.global_batch / seconds)
+    pace = f"{rate} samples/s, bubble {predictions.bubble_fraction:.1%}"
     lines = [f"{format_seconds(seconds)} an iteration (simulated), {pace}"]
     if predictions.measured_error is not None:
         lines.append(predictions.measured_error.in_words(seconds))
@@ -170,7 +170,8 @@ def _stages(plan: Plan) -> list[Section]:
 
 
 def _stage(plan: Plan, stage: Stage, figures: StagePrediction) -> tuple[Cell, ...]:
-    options = [*stage_keeping(plan.configuration.stages[stage.index]), *([f"ZeRO-{stage.zero}"] if stage.zero else [])]
+    over = f" over {stage.shard_over}" if stage.shard_over else ""
+    options = [*stage_keeping(plan.configuration.stages[stage.index]), *[f"ZeRO-{stage.zero}{over}"] * (stage.zero > 0)]
     pace = " <" if stage.index == plan.predictions.bottleneck and len(plan.stages) > 1 else ""
     ranks = rank_ranges(stage.ranks) if stage.group_ranks == 1 else _groups(stage.replicas)
     width, inside_s = ((stage.group_ranks,), (_inside_s(plan, stage),)) if plan.shardings else ((), ())

@@ -11,15 +11,17 @@ from planner.report import svg
 from planner.report.answers import sweep_report, swept_names
 from planner.report.svg import Scale, round_ticks, time_ticks
 from planner.systems import Comparison, Semantics
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_number, format_seconds
 
 STYLE = """
 .leader { stroke: #999 } .mark { stroke-width: 2 }
 .first { fill: #2563eb; stroke: #2563eb } .second { fill: #fff; stroke: #c2620a } .other { fill: #999; stroke: #999 }
 text.first { stroke: none; fill: #2563eb } text.second { stroke: none; fill: #a8540a }
+text.other { stroke: none; fill: #666 }
 @media (prefers-color-scheme: dark) {
   .leader { stroke: #777 } .first { fill: #7aa7ff; stroke: #7aa7ff } .second { fill: #16181d; stroke: #f5a04a }
   .other { fill: #777; stroke: #777 } text.first { fill: #7aa7ff } text.second { fill: #f5a04a }
+  text.other { fill: #aaa }
 }
 """
 
@@ -28,6 +30,9 @@ LETTER, LINE, FOOT_LETTERS = 6.8, 14.0, 125
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960.0, 80.0, 700.0, 90.0, 520.0
 """Width of the picture, and the edges of the chart in it; names stand to the right of the chart."""
+
+NAME_LETTERS, MOST_NAMED = 35, 24
+"""Letters of a name that fit beside the chart; points of a sweep up to which all are named."""
 
 GIB = 1 << 30
 
@@ -50,12 +55,16 @@ class Point:
     name: str = ""
 
 
+def _six_digits(value: float) -> str:
+    return format_number(value, 6)
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A logarithmic axis: what it shows, how a tick is written, and which ticks lie between two values."""
 
     words: str
-    label: Callable[[float], str] = "{:,.6g}".format
+    label: Callable[[float], str] = _six_digits
     ticks: Callable[[float, float], tuple[float, ...]] = round_ticks
 
     def scale(self, values: Sequence[float], start: float, end: float) -> Scale:
@@ -155,7 +164,7 @@ def comparison_svg(comparison: Comparison) -> str:
         f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}",
         points,
         Axis("time of an iteration", lambda seconds: format_seconds(seconds).removesuffix(" 0 s"), time_ticks),
-        Axis("memory of the fullest device", "{:,.4g} GiB".format),
+        Axis("memory of the fullest device", lambda gib: f"{format_number(gib)} GiB"),
         nothing="no system can train this model on this cluster",
         legend={"first": "synchronous", "second": "changes the training semantics"},
         limits=sorted(capacities),
@@ -166,21 +175,25 @@ def comparison_svg(comparison: Comparison) -> str:
 def sweep_svg(rows: Sequence[SweepRow]) -> str:
     """Throughput of all devices to the right, price (or memory if no price is known) upwards.
 
-    Pareto-optimal points are coloured; each point has a tooltip with its values.
+    Pareto-optimal points are coloured and named, the others where there are few; each has a tooltip with its values.
     """
     made = [(row, row.headline) for row in sorted(rows, key=lambda row: row.pareto) if row.headline is not None]
     priced = all(line.dollars_per_hour for _, line in made)
     unit, power = ("tokens", 12) if any(line.sequence for _, line in made) else ("samples", 6)
     swept, points = swept_names(rows), []
     for row, line in made:
-        tip = ", ".join(f"{name} {value}" for name, value in row.point if name in swept) + f": {line}"
+        values = ", ".join(f"{name} {value}" for name, value in row.point if name in swept)
+        named = row.pareto or len(made) <= MOST_NAMED
+        shown = textwrap.shorten(values, NAME_LETTERS, placeholder=" ..") if named else ""
         dollars = line.dollars_per_tera_tokens or line.dollars_per_mega_samples
         rate = line.samples_per_s * (line.sequence or 1)
-        points.append(Point(rate, dollars if priced else line.memory_bytes / GIB, ("other", "first")[row.pareto], tip))
+        height, kind = dollars if priced else line.memory_bytes / GIB, ("other", "first")[row.pareto]
+        points.append(Point(rate, height, kind, f"{values}: {line}", shown))
     return scatter(
         sweep_report(rows).title,
         points,
         Axis(f"{unit} a second, all devices"),
         Axis(f"dollars for 10^{power} {unit}" if priced else "memory of the fullest device, GiB"),
         nothing="no point has a plan",
+        legend={"first": "no other is as good in throughput, price and memory", "other": "another one is"},
     )

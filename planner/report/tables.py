@@ -19,6 +19,7 @@ from planner.units import (
     format_bytes,
     format_flop_rate,
     format_flops,
+    format_number,
     format_rate,
     format_seconds,
     short_count,
@@ -127,7 +128,7 @@ def bar(fraction: float, width: int = BAR_WIDTH) -> str:
 
 
 _FORMATS: Mapping[Form, Callable[[Any], str]] = {
-    Form.NUMBER: lambda value: f"{value:,}" if isinstance(value, int) else f"{value:,.4g}",
+    Form.NUMBER: lambda value: f"{value:,}" if isinstance(value, int) else format_number(value),
     Form.COUNT: short_count,
     Form.SECONDS: format_seconds,
     Form.BYTES: format_bytes,

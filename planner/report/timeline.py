@@ -29,7 +29,7 @@ from planner.simulate.segments import (
     windows,
 )
 from planner.simulate.timeline import Lane, Timeline, fullest_lanes
-from planner.units import format_bytes, format_fraction, format_seconds
+from planner.units import format_bytes, format_fraction, format_number, format_seconds
 
 LOOKS = {
     Activity.FORWARD: ("F", "#4477aa"),
@@ -80,7 +80,7 @@ def _pace(timeline: Timeline) -> list[str]:
         lines.append(f"never drains: {played}, the step is the {timeline.cost.value}")
     return [
         *lines,
-        f"step {format_seconds(timeline.step_s, 4)}   {timeline.samples_per_s:,.4g} samples/s   "
+        f"step {format_seconds(timeline.step_s, 4)}   {format_number(timeline.samples_per_s)} samples/s   "
         f"bubble {format_fraction(timeline.bubble_fraction)} of device time",
     ]
 

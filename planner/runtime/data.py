@@ -15,6 +15,7 @@ from planner.plans import Plan
 from planner.runtime.device import Device, brought, seeded
 from planner.runtime.model_file import ModelFile
 from planner.runtime.operators import torch_type
+from planner.runtime.operators.kernels import cross_entropy
 
 Batch = Mapping[str, torch.Tensor]
 """One micro-batch: model inputs by name, and `labels` where there are any."""
@@ -25,16 +26,21 @@ Loss = Callable[[Mapping[str, torch.Tensor], Batch], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SampleMean:
-    """A loss that is the mean of its samples' losses where a batch has no labels of its own (some may be ignored).
+    """Cross entropy with labels by row: the mean of its samples' losses where a batch has no labels of its own.
 
-    Ranks that share the samples of a micro-batch compute such a loss on theirs.
+    Ranks that share the samples of a micro-batch, or the words, compute such a loss on theirs.
+
+    Attributes:
+        rows: logits [rows, words] of outputs and micro-batch, and their labels [rows]; None where the logits are not
+            among the outputs.
     """
 
-    loss: Loss
+    rows: Callable[[Mapping[str, torch.Tensor], Batch], tuple[torch.Tensor, torch.Tensor] | None]
 
     def __call__(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """The loss of a micro-batch, or of some of its samples."""
-        return self.loss(outputs, batch)
+        rows = self.rows(outputs, batch)
+        return _zero(outputs) if rows is None else cross_entropy(*rows, NO_LABEL)
 
     @staticmethod
     def holds(loss: Loss, batch: Batch) -> bool:
@@ -46,7 +52,8 @@ Data = Callable[[int, int], Batch]
 """Gives the micro-batch of an iteration and number."""
 
 LABELS = "labels"
-_NO_LABEL = -100
+NO_LABEL = -100
+"""The label of a row that does not count."""
 _LOOKS_THROUGH = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice")
 
 
@@ -171,15 +178,16 @@ def loss_by_name(name: str, plan: Plan) -> Loss:
     Raises:
         UsageError: there is no such loss.
     """
-    losses = {"graph": _graph_loss, "next-token": _next_token, "labels": _labels, "squares": _squares}
-    losses["auto"] = losses[_default_loss(plan)]
-    if name not in losses:
-        raise UsageError(f"no loss is called {name!r}", hint=f"one of {', '.join(losses)}")
+    losses = {"graph": _graph_loss, "labels": _labels, "squares": _squares}
+    name = _default_loss(plan) if name == "auto" else name
     last = plan.model.outputs[-1].name if plan.model.outputs else ""
+    if name == "next-token":
+        return SampleMean(lambda outputs, batch: _next_tokens(outputs, batch, last))
+    if name not in losses:
+        raise UsageError(f"no loss is called {name!r}", hint=f"one of {', '.join(('auto', 'next-token', *losses))}")
     in_graph = plan.model.loss_output or (plan.model.outputs[0].name if plan.model.outputs else "")
     chosen = losses[name]
-    loss: Loss = lambda outputs, batch: chosen(outputs, batch, in_graph if chosen is _graph_loss else last)  # noqa: E731
-    return SampleMean(loss) if chosen is _next_token else loss
+    return lambda outputs, batch: chosen(outputs, batch, in_graph if chosen is _graph_loss else last)
 
 
 def _default_loss(plan: Plan) -> str:
@@ -199,16 +207,18 @@ def _graph_loss(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) ->
     return outputs[name].mean() if name in outputs else _zero(outputs)
 
 
-def _next_token(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:
+def _next_tokens(
+    outputs: Mapping[str, torch.Tensor], batch: Batch, name: str
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     if name not in outputs:
-        return _zero(outputs)
+        return None
     logits = outputs[name]
     labels = batch.get(LABELS)
     if labels is None:
         ids = next(x for x in batch.values() if not x.is_floating_point() and x.shape == logits.shape[:2])
         # The last position has no next token; it is left out by its label, since a slice would copy all logits.
-        labels = F.pad(ids[:, 1:].long(), (0, 1), value=_NO_LABEL)
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long(), ignore_index=_NO_LABEL)
+        labels = F.pad(ids[:, 1:].long(), (0, 1), value=NO_LABEL)
+    return logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).long()
 
 
 def _labels(outputs: Mapping[str, torch.Tensor], batch: Batch, name: str) -> torch.Tensor:

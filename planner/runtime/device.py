@@ -87,6 +87,10 @@ class Device:
         _keep_freed_memory()
         return nullcontext()
 
+    def updating(self) -> AbstractContextManager[object]:
+        """Context of an optimizer's update of all weights."""
+        return nullcontext()
+
     def place(self, x: torch.Tensor) -> torch.Tensor:
         """The tensor on the device."""
         return brought(x, self.name)
@@ -184,6 +188,10 @@ class MetaDevice(Device):
     def used(self) -> AbstractContextManager[object]:
         """Context in which bytes are counted."""
         return self._live
+
+    def updating(self) -> AbstractContextManager[object]:
+        """An update takes no memory but its state, as that by a fused optimizer of a GPU, which there is not here."""
+        return self._live.lasting()
 
     def to_host(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor of a GPU's host has no data either; its bytes are not the device's."""

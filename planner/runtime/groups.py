@@ -67,11 +67,21 @@ class Group:
             all_gather(gathered.view(-1), sent.view(-1), group=self._handle)
             return gathered.to(x.device)
 
+    def exchange(self, pieces: torch.Tensor) -> torch.Tensor:
+        """Give piece j (of the first dimension) to rank j; the pieces from all ranks, in their order."""
+        if self._handle is None:
+            return pieces
+        with self._clock.waiting():
+            sent = pieces.to(self._wire).contiguous()
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent, group=self._handle)
+            return received.to(pieces.device)
+
     def gather_into(self, whole: torch.Tensor, share: torch.Tensor) -> None:
         """Put the equal shares of all ranks one after the other into a flat tensor, which may hold the own share."""
         if self._handle is None:
             with self._clock.standing_in():
-                whole.copy_(share.repeat(self.size))
+                whole.view(self.size, -1).copy_(share)
             return
         if whole.device != self._wire:
             whole.copy_(self.gather(share).flatten())
@@ -79,11 +89,15 @@ class Group:
         with self._clock.waiting():
             all_gather(whole, share.clone(), group=self._handle)
 
-    def scatter_sum(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's share of the sum of flat tensors over the ranks; shares are equal."""
+    def scatter_sum(self, whole: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
+        """This rank's share of the sum of flat tensors over the ranks; shares are equal.
+
+        With `in_place` the share may lie in the tensor that was given.
+        """
         if self._handle is None:
             with self._clock.standing_in():
-                return whole.chunk(self.size)[self.place].clone()
+                share = whole.chunk(self.size)[self.place]
+                return share if in_place else share.clone()
         with self._clock.waiting():
             sent = whole.to(self._wire)
             share = sent.new_empty(whole.numel() // self.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -13,6 +14,22 @@ from planner.runtime.model_file import ModelFile, Step, read_model, require_rule
 from planner.runtime.operators import RULES, Call, Context
 
 Values = dict[str, torch.Tensor]
+
+
+class Together(Protocol):
+    """Several operators that run as one (`planner.runtime.fusing`)."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what they read and do not make."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of their results."""
+
+    def results(self, values: Mapping[str, torch.Tensor], context: Context) -> list[torch.Tensor]:
+        """Run them."""
+
 
 _SHAPES_ALONE = ("Shape", "Size")
 """Operators that read the shape of their operand, and give a tensor of the host."""
@@ -60,7 +77,7 @@ def run_step(step: Step, values: Mapping[str, torch.Tensor], context: Context) -
 
 
 def run(
-    steps: Sequence[Step],
+    steps: Sequence[Step | Together],
     values: Values,
     context: Context,
     *,
@@ -83,7 +100,7 @@ def run(
     reads_left = Counter(name for step in steps for name in step.inputs if name)
     known = dict(values)
     for step in steps:
-        results = run_step(step, known, context)
+        results = run_step(step, known, context) if isinstance(step, Step) else step.results(known, context)
         for name, value in zip(step.outputs, results, strict=False):
             if name and value is not None:
                 known[name] = fitted(name, value) if fitted and isinstance(value, torch.Tensor) else value

@@ -178,12 +178,16 @@ def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int]
     """
     if source == target:
         return x
-    now = list(source)
+    now, given = list(source), x
     for a, (part, wanted) in enumerate(zip(source, target, strict=True)):
         if part.kind == "P" and wanted.kind != "P":
             x = x.clone(memory_format=torch.contiguous_format)
             mesh.lines[a].sum(x)
             now[a] = AxisLayout("R")
+    for a in range(mesh.axes):
+        if _moves_alone(now, target, a, x, mesh):
+            x = _exchanged(x, now[a].dim, target[a].dim, mesh.lines[a])
+            now[a] = target[a]
     outermost = {p.dim: a for a, p in reversed(list(enumerate(now))) if p.kind == "S" and p != target[a]}
     for a in reversed(range(mesh.axes)):
         part = now[a]
@@ -196,11 +200,32 @@ def change(x: torch.Tensor, source: Layout, target: Layout, shape: Sequence[int]
             inner = [k for k in range(a + 1, mesh.axes) if now[k].kind == "S" and now[k].dim == wanted.dim]
             if inner:
                 raise PlanError("an inner axis is cut before an outer one", where="shardings", hint="plan again")
-            x = _cut(x, wanted, mesh.sizes[a], mesh.coordinates[a])
+            piece = _cut(x, wanted, mesh.sizes[a], mesh.coordinates[a])
+            # A view would hold all of what was gathered or added up; of a tensor that is there anyway it costs nothing.
+            x = piece if x is given else piece.clone(memory_format=torch.contiguous_format)
         elif wanted.kind == "P" and now[a].kind == "R" and mesh.coordinates[a]:
             x = torch.zeros_like(x)
         now[a] = wanted
     return x
+
+
+def _moves_alone(now: Sequence[AxisLayout], target: Layout, axis: int, x: torch.Tensor, mesh: Mesh) -> bool:
+    """Whether an axis cuts another dimension than before into equal pieces, and no other axis cuts either of them."""
+    before, after = now[axis], target[axis]
+    if before.kind != "S" or after.kind != "S" or before.dim == after.dim or before.runs * after.runs != 1:
+        return False
+    others = {part.dim for layout in (now, target) for k, part in enumerate(layout) if part.kind == "S" and k != axis}
+    sizes = [mesh.sizes[axis] * x.shape[before.dim], x.shape[after.dim]]
+    return others.isdisjoint((before.dim, after.dim)) and all(size % mesh.sizes[axis] == 0 for size in sizes)
+
+
+def _exchanged(x: torch.Tensor, before: int, after: int, line: Group) -> torch.Tensor:
+    """Move a tensor that is cut along one dimension to one that is cut along another, each rank a piece to each."""
+    shape = list(x.shape)
+    shape[after] //= line.size
+    pieces = x.reshape(line.size, *shape) if after == 0 else torch.stack(x.chunk(line.size, after))
+    received = line.exchange(pieces)
+    return received.flatten(0, 1) if before == 0 else torch.cat(received.unbind(), before)
 
 
 class _Change(torch.autograd.Function):  # type: ignore[misc]

@@ -27,7 +27,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.now_bytes, self.peak_bytes = 0, 0
         self._sizes: dict[int, int] = {}
-        self._elsewhere = False
+        self._elsewhere, self._lasting = False, False
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
@@ -48,7 +48,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
             weakref.finalize(storage, self._freed, key)
         self.now_bytes += size - self._sizes.get(key, 0)
         self._sizes[key] = size
-        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+        if not self._lasting:
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -58,6 +59,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
             yield
         finally:
             self._elsewhere = False
+
+    @contextmanager
+    def lasting(self) -> Iterator[None]:
+        """Context in which only what outlives it counts: the work of one kernel, which this device lacks."""
+        self._lasting = True
+        try:
+            yield
+        finally:
+            self._lasting = False
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
 
     def _freed(self, key: int) -> None:
         self.now_bytes -= self._sizes.pop(key, 0)

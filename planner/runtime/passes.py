@@ -60,7 +60,8 @@ def measure_passes(plan: Plan, model: object, *, passes: int = PASSES, seed: int
 
 def _measure(plan: Plan, model_file: ModelFile, passes: int, seed: int, _: int, link: Link) -> dict[str, Seconds]:
     """As `measure_passes`, in the process of a rank."""
-    outputs, steps = [spec.name for spec in plan.model.outputs], stage_program(plan, model_file, 0).steps
+    outputs, program = [spec.name for spec in plan.model.outputs], stage_program(plan, model_file, 0)
+    steps = program.steps
     names = {n for step in steps for n in step.inputs if n in model_file.weights or n in model_file.constants}
     weights = {name: model_file.weight(name, torch.float32) for name in sorted(names)}
     leaves = [w.requires_grad_() for name, w in weights.items() if model_file.trained(name) and w.is_floating_point()]
@@ -79,7 +80,8 @@ def _measure(plan: Plan, model_file: ModelFile, passes: int, seed: int, _: int, 
             return value
 
         clock.begin(counted=number > 0)
-        results = run(steps, given, Context(torch.float32, seed, number), wanted=outputs, fitted=observed)
+        context = Context(torch.float32, seed, number, adds_in_place=True)
+        results = run(program.kernels, given, context, wanted=outputs, fitted=observed)
         clock.backward(loss(results, batch), leaves)
     return {
         name: (clock.median(clock.forward_s, name), clock.median(clock.backward_s, name))

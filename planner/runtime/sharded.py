@@ -6,12 +6,14 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from planner.plans import Plan
 from planner.plans.shardings import OperatorSplit
-from planner.runtime.data import Batch, Loss, SampleMean
+from planner.runtime.data import NO_LABEL, Batch, Loss, SampleMean
+from planner.runtime.fusing import Kernel, divided, fused, in_order
 from planner.runtime.interpreter import Values, run, run_step
 from planner.runtime.layouts import (
     AxisLayout,
@@ -22,12 +24,15 @@ from planner.runtime.layouts import (
     gradient_as_written,
     gradient_at_rest,
     parse,
+    piece_start,
     relaid,
     whole,
 )
 from planner.runtime.local_operators import CutOperator, Shapes, local_form
 from planner.runtime.model_file import ModelFile, Step
 from planner.runtime.operators import Context, torch_type
+from planner.runtime.operators.kernels import repeated
+from planner.runtime.shared_loss import shared_cross_entropy
 from planner.runtime.stages import StageProgram
 
 
@@ -64,6 +69,7 @@ class _PlannedOperator:
 
     Attributes:
         steps: the operators of the file; the one that the plan names is the last.
+        kernels: the same as they run.
         reads: layouts in which operands are read, by input position; without positions where there are several steps.
         writes: layouts in which results are written, by output position.
         cuts: for each mesh axis, whether it divides the work of the operator.
@@ -71,10 +77,50 @@ class _PlannedOperator:
     """
 
     steps: tuple[Step, ...]
+    kernels: tuple[Kernel, ...]
     reads: tuple[Layout, ...]
     writes: tuple[Layout, ...]
     cuts: tuple[bool, ...]
     listed: bool
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what it reads."""
+        made = {name for step in self.steps for name in step.outputs}
+        return tuple(dict.fromkeys(n for step in self.steps for n in step.inputs if n and n not in made))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of its results; "" where one is not used."""
+        return self.steps[-1].outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Operators that keep what they read alone and run again in backward.
+
+    Attributes:
+        operators: in order.
+        inputs: names of what they read and do not make.
+        outputs: results that others read.
+    """
+
+    operators: tuple[_PlannedOperator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+_Units: TypeAlias = Sequence[tuple[_PlannedOperator | _Layer, tuple[str, ...]]]
+
+
+def _with_last_reads(units: Sequence[_PlannedOperator | _Layer], wanted: Iterable[str]) -> _Units:
+    """Each of some operators and layers with the names that none after it reads."""
+    kept, found = set(wanted), list[tuple[_PlannedOperator | _Layer, tuple[str, ...]]]()
+    for unit in reversed(units):
+        names = {name for name in (*unit.inputs, *unit.outputs) if name}
+        found.append((unit, tuple(names - kept)))
+        kept |= names
+    return found[::-1]
 
 
 class ShardedStage:
@@ -91,7 +137,15 @@ class ShardedStage:
         self._place = functools.cache(functools.partial(plan.layout_of, stage=program.index))
         self.layouts = functools.cache(self._layouts)
         self.computed_whole: set[str] = set()
-        self._operators = tuple(self._divide())
+        wanted = (*(b.tensor for b in program.sent), *program.outputs)
+        operators = tuple(self._divide())
+        listed = {operator.outputs[0] for operator in operators if operator.listed}
+        units: list[_PlannedOperator | _Layer] = []
+        for layer, own, results in divided(operators, wanted, program.layers, listed):
+            made = {name for operator in own for name in operator.outputs}
+            read = tuple(dict.fromkeys(n for operator in own for n in operator.inputs if n not in made))
+            units += [_Layer(tuple(own), read, tuple(results))] if layer else own
+        self._units = _with_last_reads(in_order(units), wanted)
 
     def _layouts(self, tensor: str) -> tuple[Layout, Layout]:
         """Layouts of a tensor and of its gradient between operators; replicated where the plan gives none."""
@@ -136,13 +190,22 @@ class ShardedStage:
                 if depends and not wanted & set(step.outputs):
                     inner.update((name, step) for name in step.outputs if name)
                 else:
-                    yield _PlannedOperator((*self._cone(step, inner), step), (), (), (), False)
+                    yield self._planned((*self._cone(step, inner), step))
                 continue
             live.update(name for name in step.outputs if name)
             cone = self._cone(step, inner)
             reads = tuple(parse(text, self._mesh.axes) for text in split.reads)
             writes = tuple(parse(text, self._mesh.axes) for text in split.writes)
-            yield _PlannedOperator((*cone, step), reads, writes, tuple(map(bool, split.splits)), True)
+            yield self._planned((*cone, step), reads, writes, tuple(map(bool, split.splits)), listed=True)
+
+    @staticmethod
+    def _planned(
+        steps: tuple[Step, ...], reads: tuple[Layout, ...] = (), writes: tuple[Layout, ...] = (),
+        cuts: tuple[bool, ...] = (), *, listed: bool = False,
+    ) -> _PlannedOperator:  # fmt: skip
+        last = steps[-1]
+        kernels = fused(steps, last.outputs, listed={last.name} if listed else ())
+        return _PlannedOperator(steps, kernels, reads, writes, cuts, listed)
 
     def _split(self, name: str) -> OperatorSplit | None:
         found = self._plan.operator_split(name, self._program.index)
@@ -170,8 +233,7 @@ class ShardedStage:
             tensors[name] = _RestingTensor(batch[name], self._whole, self._whole)
         for name in self._program.constants:
             tensors[name] = _RestingTensor(values[name], self._whole, self._whole)
-        for operator in self._operators:
-            self._run_operator(operator, tensors, context)
+        self._run_units(self._units, tensors, context)
         sent = {}
         for boundary in self._program.sent:
             value, gradient = self.layouts(boundary.tensor)
@@ -181,27 +243,73 @@ class ShardedStage:
             )
         return sent, self._total_loss(tensors, batch, loss) if self._program.outputs else None
 
+    def _run_units(self, units: _Units, tensors: dict[str, _RestingTensor], context: Context) -> None:
+        """Run operators and layers in order; what none of them reads any longer is dropped."""
+        for unit, done in units:
+            if isinstance(unit, _Layer):
+                self._run_layer(unit, tensors, context)
+            else:
+                self._run_operator(unit, tensors, context)
+            for name in done:
+                tensors.pop(name, None)
+
+    def _run_layer(self, layer: _Layer, tensors: dict[str, _RestingTensor], context: Context) -> None:
+        """Run a layer that runs again in backward, with all that its ranks exchange."""
+        held = {name: tensors[name] for name in layer.inputs}
+        trained = {name: at for name, at in held.items() if at.piece.requires_grad}
+        places = {name: (at.value, at.gradient) for name, at in trained.items()}
+        rest = {name: at for name, at in held.items() if name not in trained}
+        units, results = _with_last_reads(layer.operators, layer.outputs), dict[str, tuple[Layout, Layout]]()
+
+        def function(*pieces: torch.Tensor) -> list[torch.Tensor]:
+            own = {n: _RestingTensor(x, *places[n]) for n, x in zip(places, pieces, strict=True)}
+            own.update(rest)
+            self._run_units(units, own, context.inside)
+            results.update({name: (own[name].value, own[name].gradient) for name in layer.outputs})
+            return [own[name].piece for name in layer.outputs]
+
+        with context.keeping(layer.outputs[0]):
+            pieces = repeated(function, [at.piece for at in trained.values()])
+        for name, piece in zip(layer.outputs, pieces, strict=True):
+            tensors[name] = _RestingTensor(piece, *results[name])
+
     def _total_loss(self, tensors: Mapping[str, _RestingTensor], batch: Batch, loss: Loss) -> torch.Tensor:
-        """The loss of the micro-batch: of whole outputs, or the mean over ranks that have equally many samples each."""
+        """The loss of the micro-batch: of whole outputs, or of those samples and words that each rank has."""
         names = self._program.outputs
-        layout = tensors[names[0]].value
-        shared = [a for a, part in enumerate(layout) if part.kind != "R"]
+        layout, shape = tensors[names[0]].value, self._shapes[names[0]]
+        cut = [a for a, part in enumerate(layout) if part.kind != "R"]
+        words = [a for a in cut if isinstance(loss, SampleMean) and self._cuts_words(layout[a], a, shape)]
+        shared = [a for a in cut if a not in words]
         count = math.prod(self._mesh.sizes[a] for a in shared)
-        samples = self._shapes[names[0]][0] if shared else 0
+        samples = shape[0] if shared else 0
         by_sample = all(layout[a] == _BY_SAMPLE for a in shared) and samples % count == 0
-        if not shared or len(names) > 1 or not by_sample or not SampleMean.holds(loss, batch):
+        apart = not shared or (by_sample and SampleMean.holds(loss, batch))
+        if not cut or len(names) > 1 or len(words) > 1 or not apart:
             outputs = {name: self._read(tensors[name], self._whole, self._whole, name) for name in names}
             return loss(outputs, batch)
         outputs = {name: self._read(tensors[name], layout, layout, name) for name in names}
+        dealt = tuple(part if a in shared else AxisLayout("R") for a, part in enumerate(layout))
         own_batch = {
-            name: change(x, self._whole, layout, x.shape, self._mesh) if x.shape[:1] == (samples,) else x
+            name: change(x, self._whole, dealt, x.shape, self._mesh) if shared and x.shape[:1] == (samples,) else x
             for name, x in batch.items()
         }
-        own = loss(outputs, own_batch)
+        rows = loss.rows(outputs, own_batch) if words and isinstance(loss, SampleMean) else None
+        if rows is None:
+            own = loss(outputs, own_batch)
+        else:
+            first = piece_start(shape, layout, self._mesh, len(shape) - 1)
+            own = shared_cross_entropy(*rows, NO_LABEL, first, self._mesh.lines[words[0]])
+        if not shared:
+            return own
         total = own.detach().clone()
         for a in shared:
             self._mesh.lines[a].sum(total)
         return (own + (total - own.detach())) / count
+
+    def _cuts_words(self, part: AxisLayout, axis: int, shape: Sequence[int]) -> bool:
+        """Whether a mesh axis cuts the last dimension of logits such that every rank has some words."""
+        size, ranks = shape[-1], self._mesh.sizes[axis]
+        return part == AxisLayout("S", len(shape) - 1) and len(shape) > 1 and (ranks - 1) * -(-size // ranks) < size
 
     def _read(self, held: _RestingTensor, layout: Layout, gradient: Layout, name: str) -> torch.Tensor:
         """Move a tensor to the layout in which it is read; its gradient will come back in the layout `gradient`."""
@@ -209,6 +317,8 @@ class ShardedStage:
 
     def _run_operator(self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context) -> None:
         last = operator.steps[-1]
+        if not operator.listed and self._turn(last, tensors):
+            return
         if operator.listed and any(operator.cuts) and len(operator.steps) == 1:
             results = self._run_cut(operator, tensors, context)
         elif operator.listed and any(operator.cuts):
@@ -228,6 +338,19 @@ class ShardedStage:
             written = layouts[k] if k < len(layouts) else self._whole
             self._settle(name, value, written, tensors)
 
+    def _turn(self, step: Step, tensors: dict[str, _RestingTensor]) -> bool:
+        """Transpose a rank's piece of a tensor that the plan does not list the transpose of, as of a weight."""
+        held = tensors.get(step.inputs[0]) if step.op == "Transpose" else None
+        if held is None or all(part.kind == "R" for part in (*held.value, *held.gradient)):
+            return False
+        order = list(step.attributes.get("perm") or reversed(range(held.piece.dim())))
+
+        def turned(layout: Layout) -> Layout:
+            return tuple(part._replace(dim=order.index(part.dim)) if part.kind == "S" else part for part in layout)
+
+        tensors[step.name] = _RestingTensor(held.piece.permute(order), turned(held.value), turned(held.gradient))
+        return True
+
     def _settle(self, name: str, value: torch.Tensor, written: Layout, tensors: dict[str, _RestingTensor]) -> None:
         """Move a result to its layout between operators, and store it."""
         place = self._place(name)
@@ -235,22 +358,18 @@ class ShardedStage:
         moved = relaid(value, (written, at), (gradient, gradient_as_written(written)), self._shapes[name], self._mesh)
         tensors[name] = _RestingTensor(moved, at, gradient)
 
-    def _operands(self, operator: _PlannedOperator) -> list[str]:
-        outputs = {name for step in operator.steps for name in step.outputs}
-        return list(dict.fromkeys(n for step in operator.steps for n in step.inputs if n and n not in outputs))
-
     def _run_whole(
         self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context
     ) -> list[torch.Tensor]:
         """Compute an operator in full on every rank."""
-        values = {name: self._read(tensors[name], self._whole, self._whole, name) for name in self._operands(operator)}
+        values = {name: self._read(tensors[name], self._whole, self._whole, name) for name in operator.inputs}
         return self._results(operator, values, context)
 
     def _results(self, operator: _PlannedOperator, values: Values, context: Context) -> list[torch.Tensor]:
-        inner = operator.steps[:-1]
+        *inner, last = operator.kernels
         if inner:
             values = run(inner, values, context, fitted=self._model.fitted)
-        return run_step(operator.steps[-1], values, context)
+        return run_step(last, values, context) if isinstance(last, Step) else last.results(values, context)
 
     def _run_cut(
         self, operator: _PlannedOperator, tensors: dict[str, _RestingTensor], context: Context
@@ -292,10 +411,11 @@ class ShardedStage:
             return None
         if any(read not in (layout, self._whole) for read in operator.reads):
             return None
-        if any(part.kind == "S" and part.dim >= rank - 2 for part in layout):
+        across = any(step.op in _ACROSS for step in operator.steps)
+        if across and any(part.kind == "S" and part.dim >= rank - 2 for part in layout):
             return None
         values = {}
-        for name in self._operands(operator):
+        for name in operator.inputs:
             size = self._shapes[name]
             fitting = tuple(
                 part if part.kind != "S" or (len(size) == rank and size[part.dim] > 1) else whole(1)[0]
@@ -306,7 +426,7 @@ class ShardedStage:
 
     def _cuttable(self, operator: _PlannedOperator, layout: Layout, rank: int) -> int:
         """How many operands of a group can be cut as its result is, of those that resting somewhere by the plan."""
-        placed = [n for n in self._operands(operator) if self._place(n) is not None]
+        placed = [n for n in operator.inputs if self._place(n) is not None]
         shapes = [self._shapes[name] for name in placed]
         return sum(len(s) == rank and all(s[p.dim] > 1 for p in layout if p.kind == "S") for s in shapes)
 
@@ -317,3 +437,5 @@ _CUT_ALIKE = {
     "Transpose", "Where", "Neg", "Sigmoid", "Pow", "Reciprocal", "Erf", "Max", "Min",
 }  # fmt: skip
 """Operators of the file that may be part of a fused one and that work on each head or sample by itself."""
+_ACROSS = ("MatMul", "Softmax", "Transpose")
+"""Those of them that need the last two dimensions whole."""

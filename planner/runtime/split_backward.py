@@ -9,14 +9,17 @@ apart, embeddings) get their gradients in the first half, as a plan's costs coun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 
 from planner.runtime.operators.call import PRODUCTS
 
 Values = Mapping[str, torch.Tensor]
+End: TypeAlias = torch.Tensor | torch.autograd.graph.GradientEdge
+"""Where a backward pass begins: a tensor, or its place in the autograd graph, which holds no data."""
 
 
 @dataclass
@@ -45,13 +48,13 @@ class WaitingProducts:
             self._ends.add(result.grad_fn)
 
     def first_half(
-        self, ends: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
+        self, ends: Sequence[End], seeds: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
         weights: Values,
     ) -> list[torch.Tensor | None]:  # fmt: skip
         """Gradients of the inputs; keeps the gradients that the second half begins with.
 
         Args:
-            ends: tensors that the backward pass begins at.
+            ends: where the backward pass begins.
             seeds: their gradients.
             inputs: leaves of the stage's inputs.
             weights: trained weights that the forward pass read, by name.
@@ -75,13 +78,13 @@ class WaitingProducts:
         self._products, self._ends = [], set()
         return found[: len(inputs)]
 
-    def second_half(self, weights: Values) -> dict[str, torch.Tensor | None]:
-        """Gradients of all weights, by name: those of the first half, and those that waited."""
-        found = self.early
+    def second_half(self, weights: Values) -> Iterator[Mapping[str, torch.Tensor | None]]:
+        """Gradients of all weights, by name: those of the first half, and product by product those that waited."""
+        yield self.early
+        self.early = {}
         while self._waiting:
             result, names, gradient = self._waiting.pop()
-            found.update(zip(names, gradients([result], [gradient], [weights[n] for n in names]), strict=True))
-        return found
+            yield dict(zip(names, gradients([result], [gradient], [weights[n] for n in names]), strict=True))
 
     def _leaf_behind(self, x: torch.Tensor | None) -> torch.Tensor | None:
         """The only leaf of autograd that a tensor is made from, by moves and functions of one tensor."""
@@ -102,12 +105,12 @@ class WaitingProducts:
 
 
 def gradients(
-    ends: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], *, keep: bool = False
+    ends: Sequence[End], seeds: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], *, keep: bool = False
 ) -> list[torch.Tensor | None]:
     """Gradients of tensors; None for those that no end follows from.
 
     Args:
-        ends: tensors that the backward pass begins at.
+        ends: where the backward pass begins.
         seeds: their gradients.
         wanted: tensors whose gradients are asked for.
         keep: true to keep what the forward pass saved.
@@ -115,3 +118,30 @@ def gradients(
     if not ends or not wanted:
         return [None] * len(wanted)
     return list(torch.autograd.grad(ends, wanted, seeds, retain_graph=keep, allow_unused=True))
+
+
+def gradients_in_place(
+    ends: list[End], seeds: list[torch.Tensor], inputs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+) -> list[torch.Tensor | None]:  # fmt: skip
+    """Gradients of inputs; those of weights are added to what their `grad` holds, which is taken off them.
+
+    Args:
+        ends: where the backward pass begins; the list is emptied, so that they are freed meanwhile.
+        seeds: their gradients, likewise.
+        inputs: leaves without a gradient so far.
+        weights: leaves with one.
+    """
+    try:
+        if ends and (inputs or weights):
+            torch.autograd.backward(_emptied(ends), _emptied(seeds), inputs=[*inputs, *weights])
+        return [x.grad for x in inputs]
+    finally:
+        for x in (*inputs, *weights):
+            x.grad = None
+
+
+def _emptied(given: list[Any]) -> tuple[Any, ...]:
+    taken = tuple(given)
+    given.clear()
+    return taken

@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-from planner.errors import PlanError
-from planner.plans import Plan
+from planner.errors import HardwareError, PlanError
+from planner.hardware import load_stack
+from planner.plans import Plan, Requirement
 from planner.plans.records import Boundary
 from planner.runtime.data import Batch, Loss
+from planner.runtime.fusing import Kernel, by_layer
 from planner.runtime.host import steps_of
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
 from planner.runtime.operators import Context
 from planner.runtime.split_backward import WaitingProducts
 from planner.runtime.transfers import Unit
+from planner.space.layers import layer_starts
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class StageProgram:
     Attributes:
         index: number of the stage.
         steps: operators in order, with the duplicated ones and shape arithmetic.
+        kernels: the same as they run on a rank that does all of the work.
+        layers: operators of the plan whose forward is repeated together, by first output: those of each layer where a
+            stage is recomputed layer by layer.
         received: tensors from other stages.
         sent: tensors to other stages.
         fed: model inputs that the stage reads.
@@ -44,6 +50,8 @@ class StageProgram:
     parameters: Mapping[str, str]
     constants: tuple[str, ...]
     offloaded: frozenset[str]
+    kernels: tuple[Kernel, ...]
+    layers: tuple[frozenset[str], ...]
 
     @property
     def owned(self) -> tuple[str, ...]:
@@ -78,11 +86,39 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     trained = {p.name: p.tied_to or p.name for p in plan.stage_parameters(index) if p.trainable}
     aliases = {name: shared.parameter for shared in plan.shared_parameters for name in shared.names}
     parameters = {name: aliases.get(name, trained[name]) for name in weights if name in trained}
+    layers = repeated_layers(plan, index)
+    kernels = by_layer(steps, wanted, layers, listed=nodes, gates=runs_gates(plan))
     return StageProgram(
         index, steps, received, sent, tuple(name for name in model.inputs if name in read or name in wanted),
         stage.outputs, parameters, tuple(name for name in weights if name not in parameters),
-        steps_of(stage.offloaded, nodes, steps),
+        steps_of(stage.offloaded, nodes, steps), kernels, layers,
     )  # fmt: skip
+
+
+def repeated_layers(plan: Plan, index: int) -> tuple[frozenset[str], ...]:
+    """Operators of each layer that a stage keeps the inputs of, to repeat its forward within the backward.
+
+    Empty where a stage is not recomputed, or as a whole: where orders have an action for it, split the backward, or
+    run parts of a sequence.
+    """
+    stage = plan.stages[index]
+    as_whole = {Requirement.EXPLICIT_RECOMPUTE, Requirement.SPLIT_BACKWARD} & set(plan.requires)
+    if not stage.recompute or plan.options.whole_stages or as_whole or plan.schedule.parts > 1:
+        return ()
+    starts = layer_starts([block.name for block in plan.block_table]).tolist()
+    layers: dict[int, set[str]] = {}
+    for block in range(*stage.blocks):
+        if block not in stage.kept_blocks:
+            layers.setdefault(max(stage.blocks[0], starts[block]), set()).update(plan.block_table[block].nodes)
+    return tuple(map(frozenset, layers.values()))
+
+
+def runs_gates(plan: Plan) -> bool:
+    """Whether the software that the plan assumes runs an activation and the product with it as one kernel."""
+    try:
+        return "gated_activation" in load_stack(plan.hardware.stack).fused
+    except HardwareError:
+        return False
 
 
 @dataclass
@@ -93,7 +129,8 @@ class Pass:
         unit: the micro-batch and part.
         received: tensors from other stages, as leaves of autograd.
         parameters: the weights that the forward read.
-        results: tensors sent to other stages, with their autograd graph; None where recomputation dropped them.
+        results: tensors sent to other stages; None where recomputation dropped them.
+        ends: where the backward begins: the places in the autograd graph of `results` that need a gradient.
         loss: the loss of the micro-batch, where the stage makes outputs.
         gradients: gradients of `results`, as other stages returned them.
         earlier: tensors of earlier parts that this part reads, by name and part, as leaves of autograd.
@@ -107,6 +144,7 @@ class Pass:
     received: Values
     parameters: Values
     results: Values | None = None
+    ends: dict[str, torch.autograd.graph.GradientEdge] = field(default_factory=dict)
     loss: torch.Tensor | None = None
     gradients: Values = field(default_factory=dict)
     earlier: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -139,6 +177,6 @@ def run_stage(
     """
     fed = {name: batch[name] for name in program.fed}
     wanted = dict.fromkeys((*(b.tensor for b in program.sent), *program.outputs))
-    results = run(program.steps, {**values, **fed}, context, wanted=wanted, fitted=model.fitted)
+    results = run(program.kernels, {**values, **fed}, context, wanted=wanted, fitted=model.fitted)
     outputs = {name: results[name] for name in program.outputs}
     return {b.tensor: results[b.tensor] for b in program.sent}, loss(outputs, batch) if outputs else None

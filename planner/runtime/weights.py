@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 
@@ -16,6 +17,14 @@ from planner.schedules.types import OptimizerScaling, StageCorrection
 
 MakeOptimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 """Makes the optimizer for a list of weights; where ZeRO shards its state, its rule must work element by element."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Summed gradients of all weights in a row, and the same by weight as views into it."""
+
+    flat: torch.Tensor
+    views: Values
 
 
 class StageWeights:
@@ -53,7 +62,9 @@ class StageWeights:
         self._sizes = {name: x.numel() for name, x in pieces.items()}
         self.version = 0
         self._kept: dict[int, Values] = {}
-        self.gradients: Values = {}
+        self._accumulated: _Sums | None = None
+        self._handed: _Sums | None = None
+        self._spare: _Sums | None = None
         self._launched: tuple[Callable[[], None], torch.Tensor] | None = None
         self.summed: torch.Tensor | None = None
         dtype = next((x.dtype for x in pieces.values()), torch.float32)
@@ -117,36 +128,58 @@ class StageWeights:
             return nullcontext()
         return self.corrections.forward() if forward else self.corrections.backward()
 
+    def accumulators(self) -> Values:
+        """By weight, where the gradients of micro-batches are added up: views into a row like that of the weights."""
+        return self._sums().views
+
+    def _sums(self) -> _Sums:
+        if self._accumulated is None:
+            if self._spare is not None:
+                self._accumulated, self._spare = self._spare, None
+                self._accumulated.flat.zero_()
+            else:
+                flat = torch.zeros_like(self.flat.data)
+                self._accumulated = _Sums(flat, self._by_name(flat))
+        return self._accumulated
+
     def add(self, gradients: Mapping[str, torch.Tensor | None]) -> None:
-        """Accumulate the gradients of a micro-batch, as autograd made them."""
-        for name, gradient in gradients.items():
-            if gradient is not None:
-                before = self.gradients.get(name)
-                self.gradients[name] = gradient.clone() if before is None else before.add_(gradient)
+        """Accumulate those of some gradients that are of these weights."""
+        own = {name: x for name, x in gradients.items() if x is not None and name in self.shapes}
+        if own:
+            sums = self.accumulators()
+            for name, gradient in own.items():
+                sums[name].add_(gradient)
 
     def scatter(self) -> None:
         """Reduce-scatter the gradients after a backward (ZeRO-2 and above)."""
         if self.zero >= 2 and self._together:
             share = self._scattered(self._flat_gradient())
-            self.summed = share if self.summed is None else self.summed + share
+            self._handed = None
+            self.summed = share if self.summed is None else self.summed.add_(share)
 
     def sum_up(self) -> None:
         """Take the accumulated gradients as the sum over replicas."""
         self.summed = self._flat_gradient(complete=True)
 
     def _flat_gradient(self, *, complete: bool = False) -> torch.Tensor:
-        """The accumulated gradients as a flat tensor, complete inside the tensor-parallel group; clears them."""
-        rows = []
-        for name, shape in self.shapes.items():
-            gradient = self.gradients.pop(name, None)
-            if gradient is None:
-                gradient = self.flat.new_zeros(shape)
-            rows.append((gradient if complete else self._finish(name, gradient)).reshape(-1))
-        return torch.cat([*rows, self.flat.new_zeros(self._padded - self._total)])
+        """The accumulated gradients as a flat tensor, complete inside the tensor-parallel group; begins new ones."""
+        sums = self._sums()
+        for name, gradient in () if complete else sums.views.items():
+            finished = self._finish(name, gradient)
+            if finished is not gradient:
+                gradient.copy_(finished)
+        self._accumulated, self._handed = None, sums
+        return sums.flat
 
-    def _scattered(self, flat: torch.Tensor) -> torch.Tensor:
-        """This rank's share of the sum over replicas."""
-        return flat if self._group is None else self._group.scatter_sum(flat)
+    def _done_with(self, summed: torch.Tensor) -> None:
+        """Use a row of summed gradients again for the next ones, if it is the one that was handed out last."""
+        handed, self._handed = self._handed, None
+        if handed is not None and self._launched is None and (handed.flat is summed or self.zero == 1):
+            self._spare = handed
+
+    def _scattered(self, flat: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
+        """This rank's share of the sum over replicas, a part of the row that was given if that is in place."""
+        return flat if self._group is None else self._group.scatter_sum(flat, in_place=in_place)
 
     def _gathered(self, share: torch.Tensor) -> torch.Tensor:
         """The shares of all replicas one after the other."""
@@ -170,7 +203,7 @@ class StageWeights:
             flat = self._flat_gradient()
             if self._group is not None and not self.zero:
                 self._group.sum(flat)
-        self.summed = self._scattered(flat) if self.zero else flat
+        self.summed = self._scattered(flat, in_place=self.zero == 1) if self.zero else flat
 
     def update(self, factor: float = 1.0) -> None:
         """Apply the summed gradients, multiplied by a factor, and begin the next version.
@@ -178,10 +211,10 @@ class StageWeights:
         A single replica need not have called `exchange`.
         """
         self.version += 1
-        if self.summed is None and self._ranks == 1 and self.gradients:
+        if self.summed is None and self._ranks == 1 and self._accumulated is not None:
             self.exchange()
         if self.summed is not None and factor != 1.0:
-            self.summed = self.summed * factor
+            self.summed.mul_(factor)
         if self.optimizer is None or self.summed is None:
             self._kept[self.version] = self.leaves
             return
@@ -192,9 +225,10 @@ class StageWeights:
             for name, leaf in self._masters.items():
                 leaf.grad = self.summed[at : at + self._sizes[name]].view(leaf.shape)
                 at += self._sizes[name]
-        with self.corrections.update() if self.corrections else nullcontext():
+        with self.corrections.update() if self.corrections else nullcontext(), self._device.updating():
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._done_with(self.summed)
         self.summed = None
         if self.zero in (1, 2) or (self.zero and not self._together):
             self._all_gather()

@@ -24,7 +24,7 @@ from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
-from planner.runtime.split_backward import gradients
+from planner.runtime.split_backward import End, gradients_in_place
 from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
 from planner.runtime.transfers import Transfers, Unit
 from planner.runtime.waves import WaveWeights
@@ -287,7 +287,7 @@ class Worker:
         current.parameters = {**stage.weights.read(version), **stage.tied.read(version)}
         if stage.parted is not None:
             current.earlier = _read_earlier_parts(stage, stage.parted, unit)
-        if self.plan.stages[index].recompute:
+        if self._repeats_whole(index):
             with torch.no_grad():
                 sent, loss = self._run_forward(stage, current, batch)
             current.results = sent
@@ -296,7 +296,7 @@ class Worker:
                 current.received = {name: moved(x, self.device.to_host) for name, x in current.received.items()}
         else:
             sent, loss = self._run_forward(stage, current, batch)
-            current.results, current.loss = sent, loss
+            self._ran(current, sent, loss)
         if loss is not None and stage.mesh.place == 0:
             self._losses.append((action, loss.detach()))
         if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:
@@ -304,10 +304,15 @@ class Worker:
 
     def _run_forward(self, stage: _Stage, current: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
         resident = (*current.parameters.values(), *stage.constants.values())
-        host = HostMemory(stage.program.offloaded, resident if stage.program.offloaded else (), self.device)
-        context = Context(self._dtype, self._seed, current.unit.micro_batch, host.keeping, device=self.device.name)
+        moved_operators = stage.program.offloaded
+        if self.plan.stages[stage.program.index].offload:
+            moved_operators = moved_operators.union(*stage.program.layers)
+        host = HostMemory(moved_operators, resident if moved_operators else (), self.device)
+        context = Context(
+            self._dtype, self._seed, current.unit.micro_batch, host.keeping, device=self.device.name, adds_in_place=True
+        )
         if (ActionKind.WEIGHT_GRAD, stage.program.index) in self._explicit:
-            context = replace(context, saw=current.waiting.saw)
+            context = replace(context, saw=current.waiting.saw, adds_in_place=False)
         named = {name: current.parameters[parameter] for name, parameter in stage.program.parameters.items()}
         values = {**stage.constants, **current.received, **named}
         if stage.parted is not None:
@@ -323,58 +328,73 @@ class Worker:
         """Repeat a forward whose activations were dropped, from inputs that may lie in the host's memory."""
         if current.on_host:
             current.received = {name: moved(x, self.device.from_host) for name, x in current.received.items()}
-        current.results, current.loss = self._run_forward(stage, current, batch)
+        self._ran(current, *self._run_forward(stage, current, batch))
+
+    @staticmethod
+    def _ran(current: Pass, sent: Values, loss: torch.Tensor | None) -> None:
+        """Note what a forward made, and where its backward begins."""
+        current.results, current.loss = sent, loss
+        current.ends = {name: torch.autograd.graph.get_gradient_edge(x) for name, x in sent.items() if x.requires_grad}
+
+    def _repeats_whole(self, index: int) -> bool:
+        """Whether the forward of a stage is repeated as a whole, from the stage's inputs."""
+        return self.plan.stages[index].recompute and not self.stages[index].program.layers
 
     def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:
         index = stage.program.index
         if kind is ActionKind.WEIGHT_GRAD:
-            of_weights = current.waiting.second_half(current.parameters)
+            for of_weights in current.waiting.second_half(current.parameters):
+                stage.weights.add(of_weights)
+                stage.tied.add(of_weights)
         else:
-            if self.plan.stages[index].recompute and (ActionKind.RECOMPUTE, index) not in self._explicit:
+            if self._repeats_whole(index) and (ActionKind.RECOMPUTE, index) not in self._explicit:
                 self._recompute(stage, current, batch)
             if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
                 self._receive_gradients(stage, current)
-            of_weights = self._input_gradients(stage, current, split=kind is ActionKind.INPUT_GRAD)
+            self._input_gradients(stage, current, split=kind is ActionKind.INPUT_GRAD)
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 self._send_gradients(stage, current)
-        if kind is not ActionKind.INPUT_GRAD:
-            stage.weights.add({name: of_weights.get(name) for name in stage.weights.shapes})
-            stage.tied.add({name: of_weights.get(name) for name in stage.tied.shapes})
-            if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
-                del stage.passes[current.unit]
+        if kind is not ActionKind.INPUT_GRAD and (ActionKind.SEND_GRADIENT, index) not in self._explicit:
+            del stage.passes[current.unit]
 
-    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> dict[str, torch.Tensor | None]:
-        """Give each received tensor and those of earlier parts their gradients; gradients of weights, unless split."""
-        ends, seeds = self._backward_ends(stage, current)
+    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> None:
+        """Give each received tensor and those of earlier parts their gradients; add up those of weights, unless split.
+
+        What the pass kept is let go as autograd reaches it, so only tensors that hold nothing of it may outlive this.
+        """
+        ends, seeds = self._backward_ends(current)
         received = {name: x for name, x in current.received.items() if x.requires_grad}
         earlier = _leaves_of_earlier_parts(current)
         inputs, weights = [*received.values(), *earlier.values()], current.parameters
         if split:
             found = current.waiting.first_half(ends, seeds, inputs, weights)
         else:
-            found = gradients(ends, seeds, [*inputs, *weights.values()])
+            for name, sums in (*stage.weights.accumulators().items(), *stage.tied.accumulators().items()):
+                weights[name].grad = sums
+            found = gradients_in_place(ends, seeds, inputs, list(weights.values()))
         of_received = dict(zip(received, found, strict=False))
         current.received = {
             name: _with_gradient(x, of_received[name]) if name in received else x
             for name, x in current.received.items()
         }
         _add_to_earlier_parts(stage, current, dict(zip(earlier, found[len(received) :], strict=False)))
-        return dict(zip(weights, found[len(inputs) :], strict=False))
 
-    def _backward_ends(self, stage: _Stage, current: Pass) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Tensors that a backward begins at, and their gradients."""
-        ends, seeds = [], []
-        for results, of_results in (
-            (current.results or {}, current.gradients),
-            (current.carried, current.carried_gradients),
-        ):
-            for name, gradient in of_results.items():
-                if results[name].requires_grad:
-                    ends.append(results[name])
-                    seeds.append(gradient)
+    def _backward_ends(self, current: Pass) -> tuple[list[End], list[torch.Tensor]]:
+        """Where a backward begins, and the gradients there."""
+        ends: list[End] = []
+        seeds = []
+        for name, gradient in current.gradients.items():
+            if name in current.ends:
+                ends.append(current.ends[name])
+                seeds.append(gradient)
+        for name, gradient in current.carried_gradients.items():
+            if current.carried[name].requires_grad:
+                ends.append(current.carried[name])
+                seeds.append(gradient)
         if current.loss is not None and current.loss.requires_grad:
             ends.append(current.loss)
             seeds.append(torch.full_like(current.loss, self.plan.micro_batches.gradient_scale))
+        current.results, current.ends, current.gradients, current.loss = None, {}, {}, None
         return ends, seeds
 
     def _receive(self, stage: _Stage, unit: Unit) -> Values:
@@ -391,8 +411,7 @@ class Worker:
         for boundary in stage.program.sent:
             x = stage.whole(boundary.tensor, (current.results or {})[boundary.tensor].detach(), boundary.shape)
             self._transfers.send(x, boundary, current.unit)
-        if self.plan.stages[stage.program.index].recompute:
-            current.results = None
+        current.results = None
 
     def _send_gradients(self, stage: _Stage, current: Pass) -> None:
         """Send the gradients of received tensors back to the stages that made them."""
@@ -419,19 +438,18 @@ class Worker:
     def _exchange_tied(self, shared: SharedParameter) -> None:
         """Sum the gradients of a tied weight over all ranks that hold it; each rank contributes once."""
         stages = [self.stages[index] for index in shared.stages if index in self.stages]
-        total = torch.stack([self._tied_gradient(stage, shared.parameter) for stage in stages]).sum(0)
+        total = self._tied_gradient(stages[0], shared.parameter)
+        for stage in stages[1:]:
+            total = total + self._tied_gradient(stage, shared.parameter)
         ranks = tuple(sorted({rank for s in shared.stages for rank in self.plan.stages[s].ranks}))
         if ranks in self._groups:
             self._groups[ranks].sum(total)
         for stage in stages:
-            stage.tied.gradients[shared.parameter] = stage.piece(shared.parameter, total)
+            stage.tied.accumulators()[shared.parameter].copy_(stage.piece(shared.parameter, total))
 
     def _tied_gradient(self, stage: _Stage, name: str) -> torch.Tensor:
         """The full gradient of a tied weight on the first rank of the group, zeros on the others."""
-        gradient = stage.tied.gradients.pop(name, None)
-        if gradient is None:
-            gradient = torch.zeros(stage.tied.shapes[name], dtype=self._dtype, device=self.device.name)
-        gradient = stage.whole(name, gradient, self.whole_shape(name), gradient=True)
+        gradient = stage.whole(name, stage.tied.accumulators()[name], self.whole_shape(name), gradient=True)
         return gradient if stage.mesh.place == 0 else torch.zeros_like(gradient)
 
     def gradients(self) -> Mapping[int, Values]:

@@ -24,12 +24,12 @@ from typing import Any, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow, PassSeconds
-from planner.schedules.orders import Task, list_schedule
+from planner.schedules.orders import Task, admission, list_schedule
 from planner.schedules.schedule import PlacedSchedule, single
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline
 
 _SLOTS = 2
-"""Slots of a unit per worker and micro-batch: one forward and one backward."""
+"""Slots of a micro-batch on a worker: one forward and one backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +55,38 @@ class OpposedPipelines:
         return shifted if line % 2 == 0 else self.workers - 1 - shifted
 
 
-def slotted(lines: OpposedPipelines, micro_batches: int) -> list[list[tuple[int, Action]]]:
-    """Chimera's order, unit after unit: (slot, action) by worker, no two in one slot; O(actions).
+Order = Sequence[tuple[int, Action]]
+"""(slot, action) of one worker."""
 
-    A unit is up to D micro-batches, D / 2f in each pipeline. The k-th of a pipeline runs forward through stage s in
-    slot s + 2k and backward in slot 2D - 1 - s + 2k; the next unit is 2D slots later, so that it fills the slots that
-    the drain of the one before leaves. If forwards take as long as backwards, slots are times.
+
+def slotted(lines: OpposedPipelines, entries: Iterable[tuple[int, int]]) -> Sequence[Order]:
+    """The order of each worker if micro-batches pass their pipelines a slot a stage, and back at once; O(actions).
+
+    Args:
+        lines: the pipelines.
+        entries: for each micro-batch its pipeline, and the slot in which it enters.
     """
-    depth = lines.workers
-    orders: list[list[tuple[int, Action]]] = [[] for _ in range(depth)]
-    for first in range(0, micro_batches, depth):
-        start, m = _SLOTS * first, first
-        for line, count in enumerate(dealt(min(depth, micro_batches - first), lines.count)):
-            for k in range(count):
-                for stage in range(depth):
-                    order = orders[lines.worker(line, stage)]
-                    order.append((start + stage + 2 * k, Action(ActionKind.FORWARD, stage, m)))
-                    order.append((start + 2 * depth - 1 - stage + 2 * k, Action(ActionKind.BACKWARD, stage, m)))
-                m += 1
+    orders: list[list[tuple[int, Action]]] = [[] for _ in range(lines.workers)]
+    for m, (line, start) in enumerate(entries):
+        for stage in range(lines.workers):
+            order = orders[lines.worker(line, stage)]
+            order.append((start + stage, Action(ActionKind.FORWARD, stage, m)))
+            order.append((start + 2 * lines.workers - 1 - stage, Action(ActionKind.BACKWARD, stage, m)))
     for order in orders:
         order.sort(key=lambda entry: entry[0])
     return orders
+
+
+def unit_after_unit(lines: OpposedPipelines, micro_batches: int) -> Iterator[tuple[int, int]]:
+    """Chimera's entries into its pipelines, no two actions in one slot.
+
+    A unit is up to D micro-batches, D / 2f in each pipeline. The k-th of a pipeline enters in slot 2k; the next unit is
+    2D slots later, so that it fills the slots that the drain of the one before leaves. If forwards take as long as
+    backwards, slots are times.
+    """
+    for first in range(0, micro_batches, lines.workers):
+        for line, count in enumerate(dealt(min(lines.workers, micro_batches - first), lines.count)):
+            yield from ((line, _SLOTS * (first + k)) for k in range(count))
 
 
 def dealt(micro_batches: int, lines: int) -> Sequence[int]:
@@ -95,34 +106,26 @@ def doubled(lines: OpposedPipelines, units: int, halves: bool) -> list[list[Acti
     before second ones, later stages before earlier ones. A pipeline admits a unit while fewer than D / 2f are under way
     in it.
     """
-    depth, open_units = lines.workers, [0] * lines.count
+    depth = lines.workers
     forward, backward = ActionKind.FORWARD, ActionKind.BACKWARD
     tasks = []
     for unit in range(units):
         line = unit % lines.count
         for stage in range(depth):
             worker, forward_action = lines.worker(line, stage), Action(forward, stage, unit)
-            tasks.append(
-                Task(forward_action, worker, (0, unit, -stage), (Action(forward, stage - 1, unit),), opens=stage == 0)
-            )
+            before = Action(forward, stage - 1, unit) if stage else Action(forward, 0, unit - lines.count)
+            tasks.append(Task(forward_action, worker, (0, unit, -stage), (before,)))
             for half in (0, 1):
                 urgency = (1, unit // lines.count, half, -stage, unit)
                 needs = (forward_action, Action(backward, stage + 1, unit, half))
                 tasks.append(Task(Action(backward, stage, unit, half), worker, urgency, needs))
-
-    def may_open(action: Action) -> bool:
-        return open_units[action.micro_batch % lines.count] < max(depth // lines.count, 1)
-
-    def taken(action: Action) -> None:
-        if action.stage == 0 and action.part != 0:
-            open_units[action.micro_batch % lines.count] += 1 if action.kind is forward else -1
 
     def members(action: Action) -> Iterator[Action]:
         for half in (0, 1) if action.kind is forward else (action.part,):
             m, part = (action.micro_batch, half) if halves else (2 * action.micro_batch + half, -1)
             yield Action(action.kind, action.stage, m, part, paired=action.kind is forward and half == 1)
 
-    orders = list_schedule(tasks, depth, may_open, taken)
+    orders = list_schedule(tasks, depth, *admission(lines.count, max(depth // lines.count, 1)))
     return [[member for action in order for member in members(action)] for order in orders]
 
 
@@ -198,15 +201,8 @@ class Gems(BidirectionalSchedule):
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
         """Micro-batches that enter alternately at the first and at the last worker."""
-        depth, lines = pipeline.stages, self.lines(pipeline)
-        orders: list[list[tuple[int, Action]]] = [[] for _ in range(depth)]
-        for m in range(pipeline.micro_batches):
-            start = m * (depth + 1)
-            for stage in range(depth):
-                order = orders[lines.worker(m % 2, stage)]
-                order.append((start + stage, Action(ActionKind.FORWARD, stage, m)))
-                order.append((start + 2 * depth - 1 - stage, Action(ActionKind.BACKWARD, stage, m)))
-        return ((action for _, action in sorted(order, key=lambda entry: entry[0])) for order in orders)
+        entries = ((m % 2, m * (pipeline.stages + 1)) for m in range(pipeline.micro_batches))
+        return ((action for _, action in order) for order in slotted(self.lines(pipeline), entries))
 
 
 SCHEDULES.register("gems", Gems())
@@ -317,28 +313,19 @@ class Chimera(BidirectionalSchedule):
         """The orders of all workers; each holder of a stage runs it for other micro-batches."""
         lines = self.lines(pipeline)
         if self.over is Over.CONCAT:
-            return map(self._with_launches_in_bubbles, slotted(lines, pipeline.micro_batches))
+            return map(self._with_launches, slotted(lines, unit_after_unit(lines, pipeline.micro_batches)))
         halves = self.over is Over.HALVE
         units = pipeline.micro_batches if halves else pipeline.micro_batches // 2
-        return map(self._with_launches, doubled(lines, units, halves))
+        orders = doubled(lines, units, halves)
+        return (self._with_launches([(_SLOTS * at, action) for at, action in enumerate(order)]) for order in orders)
 
-    def _with_launches(self, order: Sequence[Action]) -> Iterator[Action]:
-        """A worker's order with each stage's exchange launched after its last backward, if work follows."""
-        last = {action.stage: at for at, action in enumerate(order) if action.kind is ActionKind.BACKWARD}
-        for at, action in enumerate(order):
-            yield action
-            if self.eager and last[action.stage] == at < len(order) - 1:
-                yield Action(ActionKind.LAUNCH_SYNC, action.stage)
-
-    def _with_launches_in_bubbles(self, slots_and_actions: Sequence[tuple[int, Action]]) -> Iterator[Action]:
+    def _with_launches(self, order: Order) -> Iterator[Action]:
         """A worker's order with each stage's exchange launched after its last backward, if a free slot follows."""
-        end = slots_and_actions[-1][0] if slots_and_actions else 0
-        last = {action.stage: slot for slot, action in slots_and_actions if action.kind is ActionKind.BACKWARD}
-        taken = [slot for slot, _ in slots_and_actions]
-        for slot, action in slots_and_actions:
+        last = {action.stage: at for at, (_, action) in enumerate(order) if action.kind is ActionKind.BACKWARD}
+        for at, (slot, action) in enumerate(order):
             yield action
-            is_last_backward = action.kind is ActionKind.BACKWARD and last[action.stage] == slot
-            if is_last_backward and self.eager and end - slot > sum(1 for other in taken if other > slot):
+            free_slots = order[-1][0] - slot - (len(order) - 1 - at)
+            if self.eager and last[action.stage] == at and free_slots > 0:
                 yield Action(ActionKind.LAUNCH_SYNC, action.stage)
 
 

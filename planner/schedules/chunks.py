@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from planner.schedules import SCHEDULES
 from planner.schedules.critical_chains import Flow
-from planner.schedules.orders import Task, in_turn, list_schedule
+from planner.schedules.orders import Task, admission, in_turn, list_schedule
 from planner.schedules.schedule import PlacedSchedule, ReplicatedSchedule, Schedule, StagePerWorkerSchedule
 from planner.schedules.types import Action, ActionKind, ActivationUnit, Facts, Pipeline, Work
 
@@ -165,21 +165,12 @@ class Hanayo(ChunkedSchedule):
         for m in range(pipeline.micro_batches):
             for c in range(pipeline.stages):
                 worker, forward_action = self.worker_of(c, workers), Action(forward, c, m)
-                tasks.append(Task(forward_action, worker, (1, -c, m), (Action(forward, c - 1, m),), opens=c == 0))
+                before = Action(forward, c - 1, m) if c else Action(forward, 0, m - 1)
+                tasks.append(Task(forward_action, worker, (1, -c, m), (before,)))
                 tasks.append(
                     Task(Action(backward, c, m), worker, (0, -c, m), (forward_action, Action(backward, c + 1, m)))
                 )
-        under_way = 0
-
-        def may_open(_: Action) -> bool:
-            return under_way < workers
-
-        def taken(action: Action) -> None:
-            nonlocal under_way
-            if action.stage == 0:
-                under_way += 1 if action.kind is forward else -1
-
-        return list_schedule(tasks, workers, may_open, taken)
+        return list_schedule(tasks, workers, *admission(1, workers))
 
 
 @dataclass(frozen=True, slots=True)

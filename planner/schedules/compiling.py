@@ -71,7 +71,7 @@ def _find_sequence(program: Program) -> list[int]:
     source, after, offsets = program.source.tolist(), program.after.tolist(), program.offsets.tolist()
     lanes = program.lane.tolist()
     wakes, siblings = _wakes(program)
-    arrives, waits, members = _exchanges(program)
+    arrives, waits, members = (column.tolist() for column in exchanges(program))
     last = len(source) - 1
     joined = [*program.paired.tolist()[1:], False]
     position = offsets[:-1]
@@ -135,8 +135,8 @@ def _wakes(program: Program) -> tuple[list[int], dict[int, int]]:
     return wakes.tolist(), dict(siblings)
 
 
-def _exchanges(program: Program) -> tuple[list[int], list[int], list[int]]:
-    """(exchange that each action joins or -1, exchange that it waits for or -1, members of each exchange)."""
+def exchanges(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """int64 [actions], exchange that each action joins or -1, and that it waits for or -1; members of each exchange."""
     launches = program.kind == Code.LAUNCH_SYNC
     syncs = program.kind == Code.SYNC
     key = program.exchange * program.workers + program.worker
@@ -144,7 +144,7 @@ def _exchanges(program: Program) -> tuple[list[int], list[int], list[int]]:
     joins = launches | (syncs & ~launched)
     arrives = np.where(joins, program.exchange, -1)
     waits = np.where(syncs, program.exchange, -1)
-    return arrives.tolist(), waits.tolist(), np.bincount(program.exchange[joins]).tolist() if joins.any() else []
+    return arrives, waits, np.bincount(program.exchange[joins])
 
 
 def _deadlock(program: Program, position: list[int], done: bytearray, lanes: list[int]) -> OrderError:

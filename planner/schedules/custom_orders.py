@@ -208,31 +208,20 @@ def custom_schedule(work: Work, name: str = "custom") -> CustomOrders:
 
 def _with_updates(work: Work) -> Work:
     """Add the missing exchange and update of each stage at the end of its worker, and drop exchange numbers."""
-    lanes = [[_unnumbered(action) for action in lane] for lane in work.lanes]
-    last = {worker: at for at, worker in enumerate(work.lane_workers)}
-    for worker, at in last.items():
-        lanes_of_worker = [lane for lane, w in zip(lanes, work.lane_workers, strict=True) if w == worker]
-        stages = sorted({a.stage for lane in lanes_of_worker for a in lane})
-        synced = {a.stage for lane in lanes_of_worker for a in lane if a.kind is ActionKind.SYNC}
-        updated = {a.stage for lane in lanes_of_worker for a in lane if a.kind is ActionKind.UPDATE}
-        for place, lane in enumerate(lanes):
-            if work.lane_workers[place] == worker:
-                lanes[place] = [b for a in lane for b in _with_exchange(a, synced)]
-        lanes[at] += [Action(ActionKind.SYNC, s) for s in stages if s not in synced | updated]
-        lanes[at] += [Action(ActionKind.UPDATE, s) for s in stages if s not in updated]
-    return dataclasses.replace(work, lanes=tuple(tuple(lane) for lane in lanes))
-
-
-def _with_exchange(action: Action, synced: set[int]) -> Iterator[Action]:
-    """An action, preceded by the exchange that it needs if it is an update without one."""
-    if action.kind is ActionKind.UPDATE and action.stage not in synced:
-        yield Action(ActionKind.SYNC, action.stage)
-    yield action
-
-
-def _unnumbered(action: Action) -> Action:
-    """An exchange or update without its number; other actions unchanged."""
-    return action._replace(micro_batch=-1) if action.kind in COUNTED else action
+    lanes: list[list[Action]] = [[] for _ in work.lanes]
+    last = dict(zip(work.lane_workers, lanes, strict=True))
+    for worker, actions in enumerate(by_worker(work)):
+        stages = sorted({a.stage for a in actions})
+        synced = {a.stage for a in actions if a.kind is ActionKind.SYNC}
+        updated = {a.stage for a in actions if a.kind is ActionKind.UPDATE}
+        for at in (at for at, owner in enumerate(work.lane_workers) if owner == worker):
+            for action in work.lanes[at]:
+                if action.kind is ActionKind.UPDATE and action.stage not in synced:
+                    lanes[at].append(Action(ActionKind.SYNC, action.stage))
+                lanes[at].append(action._replace(micro_batch=-1) if action.kind in COUNTED else action)
+        missing = {ActionKind.SYNC: synced | updated, ActionKind.UPDATE: updated}
+        last.get(worker, []).extend(Action(k, s) for k, there in missing.items() for s in stages if s not in there)
+    return dataclasses.replace(work, lanes=tuple(map(tuple, lanes)))
 
 
 def check_numbers(work: Work) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,8 +15,12 @@ MicroBatchOf = Callable[[int, int], tuple[int, int]]
 """(direction, k) to the stage and number of the direction's k-th micro-batch."""
 
 
-class DualWorker:
-    """Builds the actions of one worker, phase by phase; direction 0 is the one that begins nearer to the worker.
+def dual_worker(near: int, half: int, share: int, place: MicroBatchOf) -> Iterator[Action]:
+    """The actions of one worker, phase by phase: so often these words.
+
+    A word is F, B or I (forward, whole backward, input gradient) of the next micro-batch of a direction, `+` if it is
+    paired with the action before, or W, the weight gradient that waits longest. Direction 0 is the one that begins
+    nearer to the worker. In the middle of the drain backwards are split from then on.
 
     Args:
         near: number of workers between it and the middle, where the directions meet.
@@ -23,69 +28,33 @@ class DualWorker:
         share: number of micro-batches of each direction.
         place: stage and number of a direction's k-th micro-batch.
     """
-
-    def __init__(self, near: int, half: int, share: int, place: MicroBatchOf) -> None:
-        self._near, self._half, self._share, self._place = near, half, share, place
-        self._forwards, self._backwards = [0, 0], [0, 0]
-        self._postponed: list[Action] = []
-
-    def actions(self) -> Iterator[Action]:
-        """All forwards, backwards (whole or split) and weight gradients, in order."""
-        near, outer = self._near, self._half - self._near
-        for _ in range(2 * near):
-            yield self._forward(0)
-        for _ in range(outer):
-            yield self._forward(0)
-            yield self._forward(1)
-        for _ in range(near):
-            yield self._input_grad(1)
-            yield self._weight_grad()
-            yield self._forward(1)
-        for step in range(self._share - 2 * self._half + outer):
-            unpaired = step == 0 and near == 0
-            yield self._forward(0)
-            yield self._backward(1, paired=not unpaired)
-            yield self._forward(1)
-            yield self._backward(0, paired=True)
-        for _ in range(near):
-            yield self._backward(1)
-            yield self._forward(1)
-            yield self._backward(0, paired=True)
-        yield from self._drain(outer)
-
-    def _drain(self, outer: int) -> Iterator[Action]:
-        """Remaining backwards of both directions, split from the middle on; then the postponed weight gradients."""
-        odd = (self._half - 1 - self._near) % 2 == 1
-        split = False
-        for step in range(outer):
-            split = split or (step == outer // 2 and odd)
-            yield self._input_grad(1) if split else self._backward(1)
-            split = split or (step == outer // 2 and not odd)
-            yield self._input_grad(0) if split else self._backward(0)
-        for _ in range(self._near):
-            yield self._weight_grad()
-            yield self._input_grad(0)
-        while self._postponed:
-            yield self._weight_grad()
-
-    def _next(self, kind: ActionKind, counts: list[int], direction: int, paired: bool = False) -> Action:
-        """The action for the next micro-batch of a direction; advances its count."""
-        stage, m = self._place(direction, counts[direction])
-        counts[direction] += 1
-        return Action(kind, stage, m, paired=paired)
-
-    def _forward(self, direction: int) -> Action:
-        return self._next(ActionKind.FORWARD, self._forwards, direction)
-
-    def _backward(self, direction: int, paired: bool = False) -> Action:
-        return self._next(ActionKind.BACKWARD, self._backwards, direction, paired)
-
-    def _input_grad(self, direction: int) -> Action:
-        self._postponed.append(self._next(ActionKind.INPUT_GRAD, self._backwards, direction))
-        return self._postponed[-1]
-
-    def _weight_grad(self) -> Action:
-        return self._postponed.pop(0)._replace(kind=ActionKind.WEIGHT_GRAD)
+    outer = half - near
+    pairs, first, whole = share - 2 * half + outer, int(near == 0), outer // 2
+    phases = (
+        (2 * near, "F0"),
+        (outer, "F0 F1"),
+        (near, "I1 W F1"),
+        (first, "F0 B1 F1 B0+"),
+        (pairs - first, "F0 B1+ F1 B0+"),
+        (near, "B1 F1 B0+"),
+        (whole, "B1 B0"),
+        (outer % 2, "B1 I0"),
+        (outer - whole - outer % 2, "I1 I0"),
+        (near, "W I0"),
+        (2 * (outer - whole) - outer % 2, "W"),
+    )
+    postponed: list[Action] = []
+    done = Counter[tuple[bool, int]]()
+    for word in (word for times, words in phases for word in words.split() * times):
+        if word == "W":
+            yield postponed.pop(0)._replace(kind=ActionKind.WEIGHT_GRAD)
+            continue
+        kind, direction = ActionKind(word[0]), int(word[1])
+        stage, m = place(direction, done[kind is ActionKind.FORWARD, direction])
+        done[kind is ActionKind.FORWARD, direction] += 1
+        action = Action(kind, stage, m, paired=word.endswith("+"))
+        postponed += [action] if kind is ActionKind.INPUT_GRAD else []
+        yield action
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +101,7 @@ class DualPipe(BidirectionalSchedule):
                 return (depth - 1 - w if up else w), 2 * k + up
 
             near = half - 1 - min(w, depth - 1 - w)
-            return DualWorker(near, half, pipeline.micro_batches // 2, place).actions()
+            return dual_worker(near, half, pipeline.micro_batches // 2, place)
 
         return map(worker, range(depth))
 
@@ -172,7 +141,7 @@ class DualPipeV(ChunkedSchedule):
             def place(direction: int, k: int) -> tuple[int, int]:
                 return (last - w if direction else w), k
 
-            return DualWorker(workers - 1 - w, workers, pipeline.micro_batches, place).actions()
+            return dual_worker(workers - 1 - w, workers, pipeline.micro_batches, place)
 
         return map(worker, range(workers))
 

@@ -6,7 +6,7 @@ equal length: each free worker takes the most urgent action that can run.
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -151,9 +151,6 @@ def _transfer(action: Action, activation: ActionKind, gradient: ActionKind) -> A
     return Action(kind, action.stage, action.micro_batch, action.part)
 
 
-_Heap = list[tuple[tuple[int, ...], int]]
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """A task of the list scheduler.
@@ -163,56 +160,70 @@ class Task:
         worker: the worker that runs it.
         urgency: tasks with lower tuples are taken first.
         needs: actions that it waits for; actions without a task are ignored.
-        opens: it takes memory, so it runs only if `may_open` allows it. If the most urgent opening task of a worker
-            may not run, none of its opening tasks may.
     """
 
     action: Action
     worker: int
     urgency: tuple[int, ...]
     needs: Sequence[Action]
-    opens: bool = False
+
+
+def admission(lines: int, most: int) -> tuple[Callable[[Action], bool], Callable[[Action], None]]:
+    """`may_run` and `taken` of a list schedule that admits a micro-batch while fewer are under way in its pipeline.
+
+    Args:
+        lines: pipelines, to which micro-batches are dealt in turn.
+        most: micro-batches under way in each.
+    """
+    under_way = [0] * lines
+
+    def taken(action: Action) -> None:
+        if action.stage == 0 and action.part != 0:
+            under_way[action.micro_batch % lines] += 1 if action.kind is ActionKind.FORWARD else -1
+
+    def may_run(action: Action) -> bool:
+        enters = action.stage == 0 and action.kind is ActionKind.FORWARD
+        return not enters or under_way[action.micro_batch % lines] < most
+
+    return may_run, taken
 
 
 def list_schedule(
     tasks: Sequence[Task],
     workers: int,
-    may_open: Callable[[Action], bool],
+    may_run: Callable[[Action], bool],
     taken: Callable[[Action], None],
 ) -> list[list[Action]]:
     """The actions of each worker in the order in which it takes them; O(tasks log tasks).
 
     Args:
-        tasks: the tasks; ties of urgency are broken by their order.
+        tasks: the tasks; ties of urgency are broken by their order. Those that may have to wait for memory should need
+            each other in turn, so that few are ready at a time.
         workers: number of workers.
-        may_open: True if an opening task may run now.
+        may_run: True if memory allows an action now.
         taken: called with each action when it is taken.
 
     Raises:
-        PlanError: some tasks can never run, because opening tasks are refused for ever.
+        PlanError: some tasks can never run, because they are refused for ever.
     """
     number_of = {task.action: number for number, task in enumerate(tasks)}
     needs = [[number_of[need] for need in task.needs if need in number_of] for task in tasks]
     missing = [len(needed) for needed in needs]
     feeds: list[list[int]] = [[] for _ in tasks]
-    ready: list[tuple[_Heap, _Heap]] = [([], []) for _ in range(workers)]
-
-    def offer(number: int) -> None:
-        task = tasks[number]
-        heapq.heappush(ready[task.worker][not task.opens], (task.urgency, number))
-
+    ready: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(workers)]
     for number, needed in enumerate(needs):
         for need in needed:
             feeds[need].append(number)
         if not needed:
-            offer(number)
+            bisect.insort(ready[tasks[number].worker], (tasks[number].urgency, number))
     orders: list[list[Action]] = [[] for _ in range(workers)]
     left = len(tasks)
     while left:
         running = []
-        for worker in range(workers):
-            number = _pop_most_urgent(*ready[worker], lambda task: may_open(tasks[task].action))
-            if number >= 0:
+        for worker, waiting in enumerate(ready):
+            at = next((at for at, (_, number) in enumerate(waiting) if may_run(tasks[number].action)), -1)
+            if at >= 0:
+                _, number = waiting.pop(at)
                 taken(tasks[number].action)
                 orders[worker].append(tasks[number].action)
                 running.append(number)
@@ -222,15 +233,5 @@ def list_schedule(
         for fed in (fed for number in running for fed in feeds[number]):
             missing[fed] -= 1
             if not missing[fed]:
-                offer(fed)
+                bisect.insort(ready[tasks[fed].worker], (tasks[fed].urgency, fed))
     return orders
-
-
-def _pop_most_urgent(opening: _Heap, other: _Heap, may_open: Callable[[int], bool]) -> int:
-    """Remove and return the most urgent task that may run; -1 if there is none."""
-    first = opening and (not other or opening[0][0] < other[0][0])
-    if first and may_open(opening[0][1]):
-        return heapq.heappop(opening)[1]
-    if other:
-        return heapq.heappop(other)[1]
-    return -1

@@ -23,13 +23,13 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
+import planner.documents as documents
 from planner.errors import PlanError
-from planner.json_text import JsonError, read_json
 from planner.registry import did_you_mean
 from planner.schedules.compiling import compile_orders
 from planner.schedules.custom_orders import COUNTED, check_numbers, check_whole
@@ -41,6 +41,8 @@ _NUMBERS = ("stage", "micro_batch", "part", "version", "peer")
 _SETTINGS = tuple(f.name for f in fields(Work) if f.name != "lanes")
 _LANES = 'write {"lanes": ["F0.0 B0.0", ...]}'
 _HINT = "write kind, stage and micro-batch, like F2.5"
+_LEAST = {"workers": 0, "parts": 1, "versions": 1, "limits": 1}
+"""Smallest numbers of settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,66 +173,57 @@ def _refuse_missing_workers(workers: Sequence[int], path: Path) -> None:
         raise PlanError(f"worker {min(missing)} has no actions", where=str(path), hint="number workers from 0 on")
 
 
+@dataclass(frozen=True)
+class OrdersFile:
+    """Orders as JSON: the fields of `Work`, each lane as texts of actions; in the file one text will do."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    lanes: tuple[tuple[str, ...], ...]
+    workers: tuple[int, ...] = ()
+    parts: int = 1
+    causal: bool = False
+    shared: bool = False
+    streaming: bool = False
+    versions: tuple[int, ...] = ()
+    limits: tuple[int, ...] = ()
+
+
 def _read_json(text: str, path: Path) -> tuple[Work, _Source]:
-    duplicates: list[str] = []
+    content, document = documents.document(text, str(path), "file of orders", "mend it")
+    places, listed = documents.positions(content), document.get("lanes")
 
-    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        mapping: dict[str, Any] = {}
-        for name, value in pairs:
-            duplicates.extend([name] if name in mapping else [])
-            mapping[name] = value
-        return mapping
+    def where(*place: str | int) -> str:
+        return f"{path}:{documents.nearest(place, places)[0]}"
 
+    if not listed:
+        raise PlanError("there are no lanes", where=where("lanes"), hint=_LANES)
+    if isinstance(listed, list):
+        document["lanes"] = [[lane] if isinstance(lane, str) else lane for lane in listed]
+    read = documents.validated(json.dumps(document), OrdersFile, name=str(path), shown=content)
+    lanes, lines = [], []
+    for number, texts in enumerate(read.lanes):
+        places_of_words = [("lanes", number, part) for part, text in enumerate(texts) for _ in text.split()]
+        words = [word for text in texts for word in text.split()]
+        if not words:
+            raise PlanError(f"lane {number} has no actions", where=where("lanes", number), hint="leave it out")
+        lanes.append(tuple(_parsed(word, where(*at)) for word, at in zip(words, places_of_words, strict=True)))
+        lines.append(tuple(documents.nearest(at, places)[0] for at in places_of_words))
+    work = Work(tuple(lanes), **{name: getattr(read, name) for name in _SETTINGS})
+    _check_settings(work, where)
+    _refuse_missing_workers(work.lane_workers, path)
+    return work, _Source(path, tuple(lines))
+
+
+def _parsed(word: str, where: str) -> Action:
+    """An action from its text at a place in a file."""
     try:
-        document = read_json(text, pairs=unique_keys)
-    except JsonError as error:
-        where = f"{path}:{error.line}:{error.column}"
-        raise PlanError(error.message, where=where, hint="mend the file") from error
-    if duplicates:
-        where = f"{path}:{_line(text, text.rfind(json.dumps(duplicates[0])))}"
-        raise PlanError(f"{duplicates[0]!r} stands twice", where=where, hint="leave one out")
-    if not isinstance(document, dict) or not isinstance(document.get("lanes"), list):
-        raise PlanError("there are no lanes", where=f"{path}:1", hint=_LANES)
-    lanes, lines = _read_lanes(document.pop("lanes"), text, path)
-    settings = {name: _setting(name, value, text, path) for name, value in document.items()}
-    work = Work(lanes, **settings)
-    _check_settings(work, text, path)
-    return work, _Source(path, lines)
+        return parse_action(word)
+    except PlanError as error:
+        raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
 
 
-def _read_lanes(
-    given: Sequence[object], text: str, path: Path
-) -> tuple[tuple[tuple[Action, ...], ...], tuple[tuple[int, ...], ...]]:
-    """(actions of each lane, line of each action)."""
-    lanes: list[tuple[Action, ...]] = []
-    lines: list[tuple[int, ...]] = []
-    position = text.index('"lanes"')
-    if not given:
-        raise PlanError("there are no lanes", where=f"{path}:{_line(text, position)}", hint=_LANES)
-    for lane in given:
-        texts = [lane] if isinstance(lane, str) else lane
-        if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
-            raise PlanError("a lane is neither a text nor a list of texts", where=f"{path}:{_line(text, position)}")
-        actions, at = [], []
-        for part in texts:
-            position = max(text.find(json.dumps(part), position), position)
-            for word in part.split():
-                try:
-                    actions.append(parse_action(word))
-                except PlanError as error:
-                    where = f"{path}:{_line(text, position)}"
-                    raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
-                at.append(_line(text, position))
-            position += len(json.dumps(part)) if text.startswith(json.dumps(part), position) else 0
-        if not actions:
-            where = f"{path}:{_line(text, position)}"
-            raise PlanError(f"lane {len(lanes)} has no actions", where=where, hint="leave it out")
-        lanes.append(tuple(actions))
-        lines.append(tuple(at))
-    return tuple(lanes), tuple(lines)
-
-
-def _check_settings(work: Work, text: str, path: Path) -> None:
+def _check_settings(work: Work, where: Callable[[str], str]) -> None:
     """Refuse settings that do not fit the lanes or each other."""
     stages = max((action.stage for lane in work.lanes for action in lane), default=-1) + 1
     for name, count, what in (
@@ -241,40 +234,11 @@ def _check_settings(work: Work, text: str, path: Path) -> None:
         values = getattr(work, name)
         if values and len(values) != count:
             message = f"{count} {what}s, but {name} for {len(values)}"
-            raise PlanError(message, where=_where(name, text, path), hint=f"give one for each {what}")
-    for name in ("versions", "limits"):
-        if min(getattr(work, name), default=1) < 1:
-            raise PlanError(f"{name} are below 1", where=_where(name, text, path), hint="use numbers from 1")
+            raise PlanError(message, where=where(name), hint=f"give one for each {what}")
+    for name, least in _LEAST.items():
+        values = getattr(work, name)
+        if min(values if isinstance(values, tuple) else (values,), default=least) < least:
+            raise PlanError(f"{name} below {least}: {values}", where=where(name), hint=f"use numbers from {least}")
     if work.streaming and not work.shared:
         hint = "say `shared`, too: lanes that share their worker"
-        raise PlanError("streaming is only for shared workers", where=_where("streaming", text, path), hint=hint)
-    _refuse_missing_workers(work.lane_workers, path)
-
-
-def _where(name: str, text: str, path: Path) -> str:
-    """`orders.json:3`, the line of a key."""
-    return f"{path}:{_line(text, max(text.find(json.dumps(name)), 0))}"
-
-
-def _setting(name: str, value: object, text: str, path: Path) -> Any:  # noqa: ANN401
-    """A field of `Work` from its JSON value, checked by the type of its default."""
-    where = _where(name, text, path)
-    if name not in _SETTINGS:
-        raise PlanError(f"unknown setting {name!r}", where=where, hint=did_you_mean(name, _SETTINGS))
-    default = getattr(Work(()), name)
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise PlanError(f"{name} is {value!r}", where=where, hint="use true or false")
-        return value
-    if isinstance(default, int):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise PlanError(f"{name} is {value!r}", where=where, hint="use a number from 1")
-        return value
-    if not isinstance(value, list) or any(not isinstance(v, int) or isinstance(v, bool) or v < 0 for v in value):
-        raise PlanError(f"{name} is {value!r}", where=where, hint="use a list of numbers from 0")
-    return tuple(value)
-
-
-def _line(text: str, position: int) -> int:
-    """The line number of a position in a text."""
-    return text.count("\n", 0, position) + 1
+        raise PlanError("streaming is only for shared workers", where=where("streaming"), hint=hint)

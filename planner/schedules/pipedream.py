@@ -7,7 +7,7 @@ version that it reads. No worker waits once the pipeline is full.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar, Protocol
@@ -20,44 +20,6 @@ from planner.schedules.schedule import StagePerWorkerSchedule, require
 from planner.schedules.types import Action, ActionKind, Facts, Pipeline, WeightPolicy, Work
 
 NEWEST = -1
-
-
-def continuous_order(
-    stage: int,
-    micro_batches: Sequence[int],
-    ahead: int,
-    read: Callable[[int], int],
-    follow: Callable[[int], Iterator[Action]],
-    before: Callable[[int], Iterator[Action]] = lambda _: iter(()),
-) -> Iterator[Action]:
-    """The order of one worker: a warm-up, alternating backwards and forwards, the remaining backwards.
-
-    Args:
-        stage: the worker's stage.
-        micro_batches: numbers of the worker's micro-batches, in order.
-        ahead: forwards of its warm-up.
-        read: weight version that forward and backward of the worker's j-th micro-batch read, -1 for the newest.
-        follow: actions after the backward of its j-th micro-batch.
-        before: actions before the forward of its j-th micro-batch.
-    """
-
-    numbered = list(enumerate(micro_batches))
-    forwards = [(*before(j), Action(ActionKind.FORWARD, stage, m, version=read(j))) for j, m in numbered]
-    backwards = [(Action(ActionKind.BACKWARD, stage, m, version=read(j)), *follow(j)) for j, m in numbered]
-    return chain.from_iterable(in_turn(forwards, backwards, ahead))
-
-
-def update_every(stage: int, replicas: int, period: int) -> Callable[[int], Iterator[Action]]:
-    """Actions after backwards: an update every `period` backwards, with an exchange first if there are replicas."""
-
-    def follow(j: int) -> Iterator[Action]:
-        if (j + 1) % period == 0:
-            number = j // period
-            if replicas > 1:
-                yield Action(ActionKind.SYNC, stage, number)
-            yield Action(ActionKind.UPDATE, stage, number)
-
-    return follow
 
 
 class ContinuousSchedule(StagePerWorkerSchedule, Protocol):
@@ -75,13 +37,25 @@ class ContinuousSchedule(StagePerWorkerSchedule, Protocol):
         """The weight version that a replica's j-th micro-batch reads, -1 for the newest."""
         return lambda _: NEWEST
 
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """The order of one worker: 1F1B with an update after the backwards of each exchange."""
+    def before(self, pipeline: Pipeline, stage: int) -> Callable[[int], Iterable[Action]]:
+        """Actions before the forward of a replica's j-th micro-batch."""
+        return lambda _: ()
+
+    def after(self, pipeline: Pipeline, stage: int) -> Callable[[int], Iterable[Action]]:
+        """Actions after its backward: an update after those of an exchange, which replicas have first."""
         count = pipeline.replicas[stage]
         period = pipeline.micro_batches // count // self.exchanges(pipeline)[stage]
-        micro_batches = pipeline.micro_batches_of(stage, replica, iterations)
-        read, update = self.versions_read(pipeline, stage), update_every(stage, count, period)
-        return continuous_order(stage, micro_batches, self.in_flight(pipeline)[stage], read, update)
+        kinds = (ActionKind.SYNC, ActionKind.UPDATE) if count > 1 else (ActionKind.UPDATE,)
+        return lambda j: [Action(kind, stage, j // period) for kind in kinds if (j + 1) % period == 0]
+
+    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
+        """The order of one worker: a warm-up, alternating backwards and forwards, the remaining backwards."""
+        numbered = list(enumerate(pipeline.micro_batches_of(stage, replica, iterations)))
+        before, after = self.before(pipeline, stage), self.after(pipeline, stage)
+        read = self.versions_read(pipeline, stage)
+        forwards = [(*before(j), Action(ActionKind.FORWARD, stage, m, version=read(j))) for j, m in numbered]
+        backwards = [(Action(ActionKind.BACKWARD, stage, m, version=read(j)), *after(j)) for j, m in numbered]
+        return chain.from_iterable(in_turn(forwards, backwards, self.in_flight(pipeline)[stage]))
 
     def exchanges(self, pipeline: Pipeline) -> tuple[int, ...]:
         """One per micro-batch of a replica, or one per iteration."""
@@ -293,22 +267,32 @@ class HetPipe(ContinuousSchedule):
         """Work of the busiest worker in an iteration; the exchange of waves overlaps with it."""
         return ContinuousSchedule.chain_s(self, pipeline, replace(times, tail=[0.0] * pipeline.stages))
 
-    def lane(self, pipeline: Pipeline, stage: int, replica: int, iterations: int) -> Iterator[Action]:
-        """1F1B with an update after each backward and an exchange after each wave."""
-        forwards = self.in_flight(pipeline)[stage]
-        wave, micro_batches = self.wave(pipeline), pipeline.micro_batches_of(stage, replica, iterations)
+    def versions_read(self, pipeline: Pipeline, stage: int) -> Callable[[int], int]:
+        """The version that the virtual worker had when the mini-batch entered."""
+        wave = self.wave(pipeline)
+        return lambda j: max(0, j - wave + 1)
 
-        def before(j: int) -> Iterator[Action]:
+    def before(self, pipeline: Pipeline, stage: int) -> Callable[[int], Iterable[Action]]:
+        """The wait for an exchange before the last mini-batch of a wave."""
+        wave = self.wave(pipeline)
+
+        def wait(j: int) -> Iterator[Action]:
             pulled = (j + 1) // wave - 2 - self.distance
             if (j + 1) % wave == 0 and pulled >= 0:
                 yield Action(ActionKind.SYNC, stage, pulled)
 
-        def follow(j: int) -> Iterator[Action]:
+        return wait
+
+    def after(self, pipeline: Pipeline, stage: int) -> Callable[[int], Iterable[Action]]:
+        """An update after each backward, and an exchange after each wave."""
+        wave = self.wave(pipeline)
+
+        def update(j: int) -> Iterator[Action]:
             yield Action(ActionKind.UPDATE, stage, j)
             if (j + 1) % wave == 0:
                 yield Action(ActionKind.LAUNCH_SYNC, stage, j // wave)
 
-        return continuous_order(stage, micro_batches, forwards, lambda j: max(0, j - wave + 1), follow, before)
+        return update
 
 
 SCHEDULES.register("pipedream", PipeDream())

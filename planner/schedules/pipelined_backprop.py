@@ -70,28 +70,25 @@ class PipelinedBackprop(ContinuousSchedule):
 
     def corrections(self, pipeline: Pipeline, scaling: OptimizerScaling | None = None) -> tuple[StageCorrection, ...]:
         """Delay, prediction and compensation of each stage, for the scaled momentum."""
-        mitigation, stages = self.mitigation, pipeline.stages
-        momentum = scaling.momentum if scaling else self.momentum
-        corrections = []
-        for stage, delay in enumerate(self.staleness(pipeline)):
-            forward = backward = 0
-            if mitigation is Mitigation.SPECTRAIN:
-                forward, backward = (horizons[stage] for horizons in spectrain_horizons(stages))
-            elif mitigation in (Mitigation.WEIGHT_PREDICTION, Mitigation.COMBINED):
-                forward = delay
-            a, b = 1.0, 0.0
-            if mitigation in (Mitigation.SPIKE_COMPENSATION, Mitigation.COMBINED):
-                a, b = spike_compensation(momentum, delay)
-            corrections.append(
-                StageCorrection(
-                    forward_delay=float(delay),
-                    forward_horizon=forward,
-                    backward_horizon=backward,
-                    velocity_factor=a,
-                    gradient_factor=b,
-                )
+        delays, momentum = self.staleness(pipeline), scaling.momentum if scaling else self.momentum
+        forward = backward = (0,) * pipeline.stages
+        factors = [(1.0, 0.0)] * pipeline.stages
+        if self.mitigation is Mitigation.SPECTRAIN:
+            forward, backward = spectrain_horizons(pipeline.stages)
+        if self.mitigation in (Mitigation.WEIGHT_PREDICTION, Mitigation.COMBINED):
+            forward = delays
+        if self.mitigation in (Mitigation.SPIKE_COMPENSATION, Mitigation.COMBINED):
+            factors = [spike_compensation(momentum, delay) for delay in delays]
+        return tuple(
+            StageCorrection(
+                forward_delay=float(delay),
+                forward_horizon=ahead,
+                backward_horizon=behind,
+                velocity_factor=a,
+                gradient_factor=b,
             )
-        return tuple(corrections)
+            for delay, ahead, behind, (a, b) in zip(delays, forward, backward, factors, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,11 +197,15 @@ class Action(NamedTuple):
     paired: bool = False
 
     def __str__(self) -> str:
-        text = f"{self.kind.value}{self.stage}" + (f".{self.micro_batch}" if self.micro_batch >= 0 else "")
+        number = f".{self.micro_batch}" if self.micro_batch >= 0 else ""
+        return self.spelled(number, f">{self.peer}" if self.peer >= 0 else "")
+
+    def spelled(self, number: str, peer: str) -> str:
+        """The action with its number and its peer as the texts given."""
+        text = f"{'+' if self.paired else ''}{self.kind.value}{self.stage}{number}"
         text += f"/{self.part}" if self.part >= 0 else ""
         text += f"@{self.version}" if self.version >= 0 else ""
-        text += f">{self.peer}" if self.peer >= 0 else ""
-        return f"+{text}" if self.paired else text
+        return text + peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ shortest order with equal times is kept.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -72,19 +73,8 @@ def even_block(workers: int, steps: tuple[int, int, int, int]) -> Block:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Eagerness:
-    """How a worker fills a gap: with forwards, with input gradients, and with how many chunks of memory left free."""
-
-    forwards: bool
-    backwards: bool
-    spare: int
-
-
-def _eagerness_to_try(workers: int) -> tuple[_Eagerness, ...]:
-    """Degrees of eagerness to try; more workers need more free memory, up to a third of their number."""
-    both = tuple(_Eagerness(True, True, spare) for spare in range(max(4, workers // 3 + 2)))
-    return both + tuple(_Eagerness(f, not f, spare) for f in (False, True) for spare in range(4))
+Eagerness = tuple[bool, bool, int]
+"""How a worker fills a gap: with forwards, with input gradients, and with how many chunks of memory left free."""
 
 
 @lru_cache(maxsize=16)
@@ -100,16 +90,13 @@ def block_order(block: Block, micro_batches: int, limit: int) -> tuple[tuple[Act
         PlanError: the limit is too small for any order.
     """
     trial = min(micro_batches, _TRIAL_ROUNDS * len(block))
-    spans: list[tuple[int, int]] = []
-    tries = _eagerness_to_try(len(block))
-    for number, eagerness in enumerate(tries):
-        cost = _GapFilling(block, trial, limit, eagerness).run()
-        if cost is not None:
-            spans.append((cost, number))
-    if not spans:
-        raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
-    filling = _GapFilling(block, micro_batches, limit, tries[min(spans)[1]])
-    if filling.run() is None:
+    # more workers need more free memory, up to a third of their number
+    tries: list[Eagerness] = [(True, True, spare) for spare in range(max(4, len(block) // 3 + 2))]
+    tries += [(forwards, not forwards, spare) for forwards in (False, True) for spare in range(4)]
+    spans = [_GapFilling(block, trial, limit, eagerness).run() for eagerness in tries]
+    best = min((span, number) for number, span in enumerate(spans))[1]
+    filling = _GapFilling(block, micro_batches, limit, tries[best])
+    if math.isinf(filling.run()):
         raise PlanError(f"{limit} chunks are too few for this order", hint="allow more memory")
     return tuple(tuple(_actions(order, i, len(block))) for i, order in enumerate(filling.orders))
 
@@ -126,8 +113,9 @@ def _actions(order: Sequence[tuple[int, int]], worker: int, workers: int) -> Ite
 class _GapFilling:
     """Simulates the pattern slot by slot with equal times, filling its gaps."""
 
-    def __init__(self, block: Block, micro_batches: int, limit: int, eagerness: _Eagerness) -> None:
-        self._workers, self._count, self._limit, self._eagerness = len(block), micro_batches, limit, eagerness
+    def __init__(self, block: Block, micro_batches: int, limit: int, eagerness: Eagerness) -> None:
+        self._workers, self._count, self._limit = len(block), micro_batches, limit
+        self._fills_forwards, self._fills_backwards, self._spare = eagerness
         self._pattern = [
             [(what, m) for _, what, m in sorted((s + _PERIOD * m, w, m) for w, s in enumerate(slots) for m in _range)]
             for slots in block
@@ -141,8 +129,8 @@ class _GapFilling:
         self._weight_grads_done = [0] * self._workers
         self.orders: list[list[tuple[int, int]]] = [[] for _ in block]
 
-    def run(self) -> int | None:
-        """Fill the orders; returns the longest span of a worker in slots, None if the order gets stuck."""
+    def run(self) -> float:
+        """Fill the orders; returns the longest span of a worker in slots, infinite if the order gets stuck."""
         left = 6 * self._count * self._workers
         first, last = [-1] * self._workers, [0] * self._workers
         slot = 0
@@ -159,7 +147,7 @@ class _GapFilling:
                 moved = True
                 left -= 1
             if not moved:
-                return None
+                return math.inf
             slot += 1
         return max(end - begin + 1 for begin, end in zip(first, last, strict=True))
 
@@ -187,9 +175,9 @@ class _GapFilling:
         for what, m in pattern[at : at + 4 * _PERIOD * self._workers]:
             if m != self._counts[worker][what] or not self._ready(worker, what, m, slot):
                 continue
-            if what > 1 and self._eagerness.backwards:
+            if what > 1 and self._fills_backwards:
                 return what, m
-            if what < 2 and self._eagerness.forwards and self._kept[worker] < self._limit - self._eagerness.spare:
+            if what < 2 and self._fills_forwards and self._kept[worker] < self._limit - self._spare:
                 return what, m
         return None
 
@@ -336,8 +324,10 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
     """
     done: Counter[tuple[ActionKind, int]] = Counter()
 
-    def may_open(action: Action) -> bool:
+    def may_run(action: Action) -> bool:
         stage = action.stage
+        if action.kind is not _FORWARD:
+            return True
         ahead = done[_FORWARD, stage] - done[_INPUT, stage] < 2 * (stages - stage) - 1
         return ahead and done[_FORWARD, stage] - done[_WEIGHT, stage] < limit
 
@@ -349,8 +339,8 @@ def split_backward_order(stages: int, micro_batches: int, limit: int) -> tuple[t
         for stage in range(stages):
             for m in range(micro_batches):
                 needs = [Action(kind, stage, m - 1), *(Action(other, stage + by, m) for other, by in awaited)]
-                tasks.append(Task(Action(kind, stage, m), stage, (urgency, m), needs, kind is _FORWARD))
-    return tuple(map(tuple, list_schedule(tasks, stages, may_open, taken)))
+                tasks.append(Task(Action(kind, stage, m), stage, (urgency, m), needs))
+    return tuple(map(tuple, list_schedule(tasks, stages, may_run, taken)))
 
 
 class SplitBackward(ReplicatedSchedule, Protocol):

@@ -50,12 +50,6 @@ def factor(variables: Sequence[int], table: np.ndarray) -> Factor:
                   np.transpose(table, np.argsort(np.asarray(variables), kind="stable")))  # fmt: skip
 
 
-def _sum(factors: Sequence[Factor], variables: tuple[int, ...], sizes: Sequence[int]) -> np.ndarray:
-    """The sum of factors as one table over the variables, which are ascending."""
-    shape = tuple([sizes[v] for v in variables])
-    return _total([(f.table, _shape(f.variables, variables, shape)) for f in factors], shape)
-
-
 def _shape(own: tuple[int, ...], variables: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of a table over some of more variables, of these sizes; 1 for those that it does not have."""
     return shape if own == variables else tuple([n if v in own else 1 for v, n in zip(variables, shape, strict=True)])
@@ -276,7 +270,9 @@ def minima(
     left = _Elimination(sizes, factors)
     if not left.run(limit, keep):
         return None
-    return Minima(_sum(list(left.tables.values()), tuple(keep), sizes) + left.constant, tuple(keep), left)
+    kept, shape = tuple(keep), tuple([sizes[v] for v in keep])
+    totals = _total([(f.table, _shape(f.variables, kept, shape)) for f in left.tables.values()], shape)
+    return Minima(totals + left.constant, kept, left)
 
 
 def too_wide(limit: int = DEFAULT_LIMIT) -> InfeasibleError:

@@ -21,7 +21,7 @@ from planner.graph import Graph, Node, Tensor, TensorKind
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec, call_classes
 from planner.sharding.choices import MOST_BLOCKS, expert_dims
 from planner.sharding.elimination import Factor
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed, named_nests
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, indexed
 from planner.sharding.limits import allowed, layer_strategies
 from planner.sharding.mesh import AxisRole
 from planner.sharding.problem import (
@@ -97,11 +97,10 @@ def interleaved_cuts(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]
         node = graph.nodes[i]
         if node.op not in ("Split", "Concat", *_CARRIERS) and not specs[i].matrix_flops:
             continue
-        nests = named_nests(OpCall.of(graph, node), specs[i])
-        for nest in nests:
+        for nest in specs[i].nests:
             all_places.append(_plain_places(node, nest))
             if node.op in _FUSED:
-                for name, parts in _needed_cuts(node, nest, _leading(nests)).items():
+                for name, parts in _needed_cuts(node, nest, _leading(specs[i].nests)).items():
                     cuts.setdefault(name, set()).update(sorted(parts)[:MOST_CUTS])
     changed = True
     while changed:
@@ -149,7 +148,7 @@ class _Builder:
         expert_dim = {
             self.graph.nodes[i].inputs[p]: dim
             for i, call in calls
-            for p, dim in expert_dims(call, named_nests(call, self.specs[i])).items()
+            for p, dim in expert_dims(call, self.specs[i].nests).items()
         }
         counts = {self.graph.tensors[name].shape[dim] for name, dim in expert_dim.items()}
         for i, call in calls:  # biases: the first dimension is as long as that of an expert's matrices
@@ -324,22 +323,15 @@ class _Builder:
 
         def make() -> tuple[tuple[int, ...], tuple[int, ...]]:
             replicated, index = (REPLICATED,) * len(self.mesh.axes), self.table(tensor).index
-            sides = self._layouts(op_var, written=written)
-            values = tuple(index[value.get(p, replicated)] for value, _ in sides)
-            return values, tuple(index[gradient.get(p, replicated)] for _, gradient in sides)
+            chosen = [s for s in self.choices[op_var] if isinstance(s, Strategy)]
+            sides = [s.writes if written else s.reads for s in chosen]
+            backs = [s.write_gradients if written else s.read_gradients for s in chosen]
+            values, gradients = (
+                tuple([index[dict(layouts).get(p, replicated)] for layouts in each]) for each in (sides, backs)
+            )
+            return values, gradients
 
         return self.once(("parts", id(self.choices[op_var]), p, written, self.kind_of(tensor)), make)
-
-    def _layouts(self, op_var: int, *, written: bool) -> list[tuple[dict[int, TensorLayout], dict[int, TensorLayout]]]:
-        """By strategy, the layouts of operands or results by position, and those of their gradients."""
-        return self.once(
-            ("layouts", id(self.choices[op_var]), written),
-            lambda: [
-                (dict(s.writes), dict(s.write_gradients)) if written else (dict(s.reads), dict(s.read_gradients))
-                for s in self.choices[op_var]
-                if isinstance(s, Strategy)
-            ],
-        )
 
     def _rests(self, tensor_var: int, tensor: Tensor, *, gradient: bool) -> np.ndarray:
         """Index in the tensor's table of each resting layout of the value, or of the gradient."""

@@ -20,7 +20,6 @@ from typing import Protocol
 import numpy as np
 
 from planner.graph import Chain, Graph, per_model
-from planner.operators import keeping_nothing
 from planner.operators.types import SavedBytes
 from planner.sharding.block_search import BlockPoints
 from planner.sharding.choices import Options
@@ -204,7 +203,7 @@ class InnerCache:
         """A key of a mesh; clusters are compared by identity and kept alive."""
         if mesh.cluster is not None and not any(c is mesh.cluster for c in self._alive):
             self._alive.append(mesh.cluster)
-        return mesh.sizes, mesh.start, id(mesh.cluster)
+        return mesh.sizes, id(mesh.cluster)
 
 
 @dataclass(frozen=True)
@@ -358,13 +357,13 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
 
     Side nodes have no backward and keep nothing of their own.
     """
-    side = sorted({i for block in chain.blocks for i in block.side})
+    side = {i for block in chain.blocks for i in block.side}
 
     @functools.cache
     def work_s(share: float, pieces: int = 1, /) -> tuple[np.ndarray, np.ndarray]:
         forward, backward = prices.at(share, pieces)
         backward = np.array(backward, dtype=float)
-        backward[side] = 0.0
+        backward[list(side)] = 0.0
         return forward, backward
 
     forward, backward = work_s(1.0)
@@ -373,7 +372,7 @@ def inner_setting(chain: Chain, graph: Graph, prices: NodePrices, mesh: Mesh, op
         mesh,
         forward_s=forward,
         backward_s=backward,
-        saved=keeping_nothing(prices.saved, side),
+        saved=[() if i in side else kept for i, kept in enumerate(prices.saved)],
         item_bytes=options.item_bytes,
         state=options.state,
         micro_batches=options.micro_batches,

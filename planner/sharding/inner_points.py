@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Block, Chain, Graph
-from planner.operators import call_classes, kept_pairs
+from planner.operators import kept_pairs
 from planner.sharding.formulate import formulate
-from planner.sharding.judge import Communication, Judged, evaluate
+from planner.sharding.judge import Communication, evaluate
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, shard_elements
 from planner.sharding.problem import Choice, GraphFacts, Setting, ShardingProblem
 from planner.sharding.resting import Boundaries, TensorChoice, WeightChoice, canonical_layout
@@ -138,14 +138,12 @@ class BlockProblem:
         facts: facts of the full graph.
         ends: the block with its boundary tensors.
         workspace: [nodes of the graph] transient bytes of each node when it is not cut.
-        judged: what the judge has found so far.
     """
 
     setting: Setting
     facts: GraphFacts
     ends: BlockView
     workspace: np.ndarray
-    judged: Judged = field(default_factory=dict)
 
     @functools.cached_property
     def free(self) -> ShardingProblem:
@@ -214,7 +212,7 @@ def point(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Choi
     """
     setting, graph = block.setting, block.setting.graph
     sizes = setting.mesh.sizes
-    verdict = evaluate(setting, decision, facts=block.facts, judged=block.judged)
+    verdict = evaluate(setting, decision, facts=block.facts)
     if verdict.violations:
         raise InfeasibleError(f"a sharded block is not legal: {verdict.violations[0]}", hint="report this as a defect")
     weights = tuple(
@@ -255,7 +253,7 @@ def rerun_s(block: BlockProblem, point: InnerPoint, members: Sequence[int]) -> f
     names = {name for i in members for name in (*graph.nodes[i].inputs, *graph.nodes[i].outputs)}
     names |= {f"op:{graph.nodes[i].key}" for i in members}
     part = {name: choice for name, choice in point.decision.items() if name in names}
-    rerun = evaluate(setting, part, facts=block.facts, judged=block.judged)
+    rerun = evaluate(setting, part, facts=block.facts)
     results = (name for i in members for name in graph.nodes[i].outputs)
     passed_on = {name for name in results if not run.intersection(graph.consumers.get(name, ()))}
     partial = {name for name in passed_on if _is_partial(point.decision.get(name))}
@@ -306,14 +304,11 @@ def _saved(block: BlockProblem, boundary: Boundaries, decision: Mapping[str, Cho
 def _workspace(block: BlockProblem, decision: Mapping[str, Choice]) -> float:
     """Transient bytes of a rank: those of the uncut operator times the fraction of operands and results it holds."""
     graph, sizes = block.setting.graph, block.setting.mesh.sizes
-    classes, known = call_classes(graph).index, set[tuple[int, float, int]]()
     peak_bytes = 0.0
     for i in block.setting.members:
         node, strategy = graph.nodes[i], decision[f"op:{graph.nodes[i].key}"]
-        kind = int(classes[i]), float(block.workspace[i]), id(strategy)
-        if kind in known or not kind[1] or not isinstance(strategy, Strategy):
+        if not block.workspace[i] or not isinstance(strategy, Strategy):
             continue
-        known.add(kind)
         reads, writes, replicated = dict(strategy.reads), dict(strategy.writes), (REPLICATED,) * len(sizes)
         placed = itertools.chain(
             ((name, reads.get(p, replicated)) for p, name in enumerate(node.inputs)),

@@ -6,13 +6,14 @@ operator, tensor and weight are added up.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from planner.graph import Node, Tensor, TensorKind
 from planner.hardware import Collective, moved_bytes
 from planner.memory import fits
-from planner.operators import OpCall, call_classes
+from planner.operators import OpCall
 from planner.sharding.layout import PARTIAL, REPLICATED, TensorLayout, layout_text, refusal, shard_elements
 from planner.sharding.limits import allowed
 from planner.sharding.mesh import Mesh
@@ -20,37 +21,6 @@ from planner.sharding.problem import Choice, GraphFacts, Setting, weight_gathers
 from planner.sharding.reshard import ReshardStep, reshard
 from planner.sharding.resting import TensorChoice, WeightChoice, summed_along
 from planner.sharding.strategies import Strategy, exchange_bytes, exchange_s, strategies
-
-Figures = list[tuple[str, float]]
-"""Names of figures of a verdict, with what is added to each, in order."""
-
-
-@dataclass(slots=True)
-class _Costs:
-    """Costs of a node, or of a tensor at rest.
-
-    Attributes:
-        figures: what is added to the figures of the verdict.
-        changes: changes of layout that move data, each with the place of its tensor among the names that are concerned.
-    """
-
-    figures: Figures = field(default_factory=list)
-    changes: list[tuple[int, Communication]] = field(default_factory=list)
-
-    def add(self, figure: str, amount: float) -> None:
-        """Add to a figure."""
-        if amount:
-            self.figures.append((figure, amount))
-
-    def add_seconds(self, phase: str, figure: str, seconds: float) -> None:
-        """Add seconds to a figure and to a phase: "forward", "backward" or "step"."""
-        self.add(figure, seconds)
-        self.add(f"{phase}_s", seconds)
-
-
-Judged = dict[Hashable, tuple[_Costs, object]]
-"""Costs of nodes, and of tensors at rest, that were found legal, each with the choices that identities in its key are
-of; for settings that differ in nothing but their nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +91,12 @@ class Verdict:
         return self.weight_bytes + self.activation_bytes
 
 
-_FIGURES = tuple(each.name for each in fields(Verdict) if each.name not in ("violations", "communication"))
-
-
 class _Judge:
-    def __init__(self, setting: Setting, decision: Mapping[str, Choice], facts: GraphFacts, judged: Judged) -> None:
-        self.setting, self.decision, self.graph, self.judged = setting, decision, setting.graph, judged
+    def __init__(self, setting: Setting, decision: Mapping[str, Choice], facts: GraphFacts) -> None:
+        self.setting, self.decision, self.graph = setting, decision, setting.graph
         self.specs, self.carrying, self.saved, self.forbids = facts.specs, facts.carrying, facts.saved, facts.forbidden
         self.kept = facts.kept(setting.members)
-        self.calls = call_classes(setting.graph).index
-        self.figures = dict.fromkeys(_FIGURES, 0.0)
+        self.figures: defaultdict[str, float] = defaultdict(float)
         self.violations: list[str] = []
         self.communication: list[Communication] = []
         self.replicated = (REPLICATED,) * len(setting.mesh.axes)
@@ -139,15 +105,10 @@ class _Judge:
         """All that was added."""
         return Verdict(**self.figures, violations=self.violations, communication=self.communication)
 
-    def add(self, costs: _Costs, names: Sequence[str]) -> None:
-        """Add costs that the names concern."""
-        figures = self.figures
-        for figure, amount in costs.figures:
-            figures[figure] += amount
-        for place, change in costs.changes:
-            name = names[place]
-            own = change if name == change.tensor else Communication(name, change.phase, change.steps, change.times)
-            self.communication.append(own)
+    def add_seconds(self, phase: str, figure: str, seconds: float) -> None:
+        """Add seconds to a figure and to a phase: "forward", "backward" or "step"."""
+        self.figures[figure] += seconds
+        self.figures[f"{phase}_s"] += seconds
 
     def rest(self, name: str) -> TensorChoice | WeightChoice | None:
         """Resting layouts of a tensor; None for inputs and constants, which have any layout."""
@@ -160,9 +121,8 @@ class _Judge:
         return rest
 
     def change_layout(
-        self, costs: _Costs, place: int, tensor: Tensor, phase: str, before: TensorLayout, after: TensorLayout,
-        times: float,
-    ) -> None:  # fmt: skip
+        self, tensor: Tensor, phase: str, before: TensorLayout, after: TensorLayout, times: float
+    ) -> None:
         """Add the costs of `times` changes of layout in a phase."""
         sizes = self.setting.mesh.sizes
         for layout in (before, after)[before == after :]:
@@ -175,58 +135,37 @@ class _Judge:
         item_bytes, padded = self.setting.bytes_of(tensor), self.setting.options.padded
         steps = reshard(self.setting.mesh, tensor.shape, item_bytes, before, after, padded=padded)
         entry = Communication(tensor.name, phase, steps, times)
-        costs.add_seconds(phase, "reshard_s", entry.seconds)
-        costs.add("sent_bytes", entry.sent_bytes)
+        self.add_seconds(phase, "reshard_s", entry.seconds)
+        self.figures["sent_bytes"] += entry.sent_bytes
         if entry.sent_bytes:
-            costs.changes.append((place, entry))
+            self.communication.append(entry)
 
     def node(self, i: int) -> None:
-        """Add the costs of one node, of its operands and of its results; those of equal nodes are found once."""
-        node, setting = self.graph.nodes[i], self.setting
+        """Add the costs of one node, of its operands and of its results."""
+        node, setting, figures = self.graph.nodes[i], self.setting, self.figures
         strategy = self.decision.get(f"op:{node.key}")
         if not isinstance(strategy, Strategy):
             self.violations.append(f"{node.key} has no strategy")
             return
-        kept, names = self.saved[i], (*node.inputs, *node.outputs)
-        own_bytes = sum(s.byte_count for s in kept if s.storage not in self.graph.tensors)
-        stored = [s.storage for s in kept]
         work = setting.rank_s(i, setting.load(i, strategy))
-        rests = [self.decision.get(name) for name in names]
-        key = (
-            int(self.calls[i]), self.forbids[i], work, own_bytes, tuple([name in stored for name in node.inputs]),
-            id(strategy), *map(id, rests),
-        )  # fmt: skip
-        known = self.judged.get(key)
-        if known is None:
-            violations = len(self.violations)
-            costs = self._costs(i, strategy, work, own_bytes)
-            self._legal(i, strategy)
-            if violations == len(self.violations):
-                self.judged[key] = costs, (strategy, rests)
-        else:
-            costs = known[0]
-        self.add(costs, names)
-
-    def _costs(self, i: int, strategy: Strategy, work: tuple[float, float], own_bytes: float) -> _Costs:
-        """Costs of one node, of its operands and of its results, under a strategy.
-
-        Args:
-            i: the node.
-            strategy: how it is split.
-            work: seconds of its work on a rank, forward and backward.
-            own_bytes: bytes of what it makes for itself and keeps, before it is split.
-        """
-        node, spec, setting, costs = self.graph.nodes[i], self.specs[i], self.setting, _Costs()
         trains = any(n in self.carrying for n in node.inputs)
-        costs.add("compute_s", sum(work))
-        for phase, seconds in zip(("forward", "backward"), work, strict=True):
-            costs.add(f"{phase}_s", seconds)
+        figures["compute_s"] += sum(work)
+        for phase, seconds in zip(("forward_s", "backward_s"), work, strict=True):
+            figures[phase] += seconds
         for backward in (False, True)[: 1 + trains]:
             beside_s = setting.beside_s(work[backward], node.repeat)
             inside = exchange_s(setting.mesh, strategy, backward=backward, beside_s=beside_s) * node.repeat
-            costs.add_seconds("backward" if backward else "forward", "exchange_s", inside)
-            costs.add("sent_bytes", exchange_bytes(setting.mesh, strategy, backward=backward) * node.repeat)
-        costs.add("activation_bytes", strategy.share * own_bytes)
+            self.add_seconds("backward" if backward else "forward", "exchange_s", inside)
+            figures["sent_bytes"] += exchange_bytes(setting.mesh, strategy, backward=backward) * node.repeat
+        own_bytes = sum(s.byte_count for s in self.saved[i] if s.storage not in self.graph.tensors)
+        figures["activation_bytes"] += strategy.share * own_bytes
+        self._operands(i, strategy)
+        self._results(i, strategy)
+        self._legal(i, strategy)
+
+    def _operands(self, i: int, strategy: Strategy) -> None:
+        """Add the changes of layout of a node's operands and of their gradients."""
+        node = self.graph.nodes[i]
         reads, gradients = dict(strategy.reads), dict(strategy.read_gradients)
         for p, name in enumerate(node.inputs):
             rest = self.rest(name) if name else None
@@ -235,22 +174,17 @@ class _Judge:
             tensor = self.graph.tensors[name]
             wanted, back = reads.get(p, self.replicated), gradients.get(p, self.replicated)
             saved = any(s.storage == name for s in self.saved[i])
-            gathers = weight_gathers(spec) if isinstance(rest, WeightChoice) else 1.0 + saved
-            self.change_layout(costs, p, tensor, "forward", rest.value, wanted, node.repeat)
+            gathers = weight_gathers(self.specs[i]) if isinstance(rest, WeightChoice) else 1.0 + saved
+            self.change_layout(tensor, "forward", rest.value, wanted, node.repeat)
             if gathers > 1:
                 again = (gathers - 1) * node.repeat
-                self.change_layout(costs, p, tensor, "backward", rest.value, wanted, again)
+                self.change_layout(tensor, "backward", rest.value, wanted, again)
             if name in self.carrying and rest.gradient is not None:
-                self.change_layout(costs, p, tensor, "backward", back, rest.gradient, node.repeat)
-        self._results(costs, i, strategy)
-        return costs
+                self.change_layout(tensor, "backward", back, rest.gradient, node.repeat)
 
     def _legal(self, i: int, strategy: Strategy) -> None:
         """Check that the strategy is one that the loop nests of the operator allow."""
-        key = "legal", int(self.calls[i]), self.forbids[i], id(strategy)
-        if key in self.judged:
-            return
-        node, setting, known_violations = self.graph.nodes[i], self.setting, len(self.violations)
+        node, setting = self.graph.nodes[i], self.setting
         tags = {part.blocks for _, layout in (*strategy.reads, *strategy.writes) for part in layout} - {1}
         options = replace(setting.options, blocks=tuple(sorted(tags)), interleaved=setting.options.interleaved)
         call = OpCall.of(self.graph, node)
@@ -258,21 +192,19 @@ class _Judge:
             self.violations.append(f"{node.key} cannot be split as {strategy}")
         if not allowed((strategy,), call, self.forbids[i]):
             self.violations.append(f"{node.key} is split as {strategy}, which is forbidden")
-        if len(self.violations) == known_violations:
-            self.judged[key] = _Costs(), strategy
 
-    def _results(self, costs: _Costs, i: int, strategy: Strategy) -> None:
+    def _results(self, i: int, strategy: Strategy) -> None:
         node, writes, gradients = self.graph.nodes[i], dict(strategy.writes), dict(strategy.write_gradients)
         for p, name in enumerate(node.outputs):
             if not name or name not in self.graph.tensors:
                 continue
-            rest, place = self.rest(name), len(node.inputs) + p
+            rest = self.rest(name)
             if isinstance(rest, TensorChoice):
                 tensor, made = self.graph.tensors[name], writes.get(p, self.replicated)
-                self.change_layout(costs, place, tensor, "forward", made, rest.value, 1.0)
+                self.change_layout(tensor, "forward", made, rest.value, 1.0)
                 if name in self.carrying and rest.gradient is not None:
                     back = gradients.get(p, self.replicated)
-                    self.change_layout(costs, place, tensor, "backward", rest.gradient, back, 1.0)
+                    self.change_layout(tensor, "backward", rest.gradient, back, 1.0)
 
     def fits(self, tensor: Tensor, choice: TensorChoice | WeightChoice) -> bool:
         """Whether a tensor can have its resting layouts; a result that no node reads must not stay in partial sums."""
@@ -288,39 +220,23 @@ class _Judge:
         return True
 
     def resting(self, name: str, choice: TensorChoice | WeightChoice) -> None:
-        """Add the memory of a tensor or weight, and the update of a weight; those of equal ones are found once."""
-        tensor, kept = self.graph.tensors[name], self.kept.get(name, 0)
-        read = bool(self.graph.consumers.get(name))
-        key = "rests", id(choice), tensor.shape, tensor.dtype, kept, name in self.carrying, read
-        known = self.judged.get(key)
-        if known is None:
-            violations = len(self.violations)
-            costs = self._rest_costs(tensor, choice, kept)
-            if violations == len(self.violations):
-                self.judged[key] = costs, choice
-        else:
-            costs = known[0]
-        self.add(costs, (name,))
-
-    def _rest_costs(self, tensor: Tensor, choice: TensorChoice | WeightChoice, kept: float) -> _Costs:
-        """Memory of a tensor or weight, of which so many bytes are kept for backward, and the update of a weight."""
-        sizes, costs = self.setting.mesh.sizes, _Costs()
+        """Add the memory of a tensor or weight, and the update of a weight."""
+        tensor, sizes = self.graph.tensors[name], self.setting.mesh.sizes
         if not self.fits(tensor, choice):
-            return costs
+            return
         if isinstance(choice, TensorChoice):
-            held = kept * shard_elements(tensor.shape, choice.value, sizes) / max(1, tensor.elements)
-            costs.add("activation_bytes", held)
-            return costs
+            held = self.kept.get(name, 0) * shard_elements(tensor.shape, choice.value, sizes) / max(1, tensor.elements)
+            self.figures["activation_bytes"] += held
+            return
         state = self.setting.state_of(tensor)
         held = state.weight * shard_elements(tensor.shape, choice.weight, sizes)
         if tensor.name in self.carrying:
             held = state.held(tensor.shape, choice, sizes)
             share = 1.0 / self.setting.micro_batches
             gradient = summed_along(choice.gradient, self.setting.options.dealing)
-            self.change_layout(costs, 0, tensor, "step", gradient, choice.optimizer, share)
-            self.change_layout(costs, 0, tensor, "step", choice.optimizer, choice.weight, share)
-        costs.add("weight_bytes", held)
-        return costs
+            self.change_layout(tensor, "step", gradient, choice.optimizer, share)
+            self.change_layout(tensor, "step", choice.optimizer, choice.weight, share)
+        self.figures["weight_bytes"] += held
 
 
 def evaluate(
@@ -329,7 +245,6 @@ def evaluate(
     *,
     memory_bytes: float | None = None,
     facts: GraphFacts | None = None,
-    judged: Judged | None = None,
 ) -> Verdict:
     """The cost of a decision, and what is not legal about it.
 
@@ -338,9 +253,8 @@ def evaluate(
         decision: strategy of each operator (`op:` and its key), resting layouts of each tensor and weight.
         memory_bytes: bytes that a rank may hold; None for no limit.
         facts: `GraphFacts.of` a setting of the same graph, to save computing them.
-        judged: what earlier calls with the same setting, for any nodes of its graph, found; new costs are added.
     """
-    judge = _Judge(setting, decision, facts or GraphFacts.of(setting), {} if judged is None else judged)
+    judge = _Judge(setting, decision, facts or GraphFacts.of(setting))
     for i in setting.members:
         judge.node(i)
     for name, choice in decision.items():

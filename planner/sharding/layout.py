@@ -4,10 +4,6 @@ A layout is one `Part` for each mesh axis. Where several axes cut one dimension,
 interleaved: `S2~3` cuts each third of dimension 2 and gives every rank a piece of all three, as a fused query-key-value
 projection needs it. Texts read `S0R` (cut along dimension 0 on the first axis, replicated on the second), `RP` (partial
 sums on the second).
-
-`named_nests` rewrites the loop nests of operators that split a tensor into equal parts, or join equal parts. A fused
-query-key-value projection is followed by a `Split` into thirds. With the part as a dimension of its own,
-`b s (part d) -> b s d, b s d, b s d`, the nest says that d may be cut if the input is cut in an interleaved way.
 """
 
 from __future__ import annotations
@@ -21,8 +17,7 @@ from typing import NamedTuple
 
 from planner.errors import UsageError
 from planner.graph import Node
-from planner.operators import DimKind, LoopNest, OpCall, OpSpec, loop_nest
-from planner.operators.nest import dim_names
+from planner.operators import LoopNest
 
 
 class Part(NamedTuple):
@@ -86,17 +81,14 @@ def shard_shape(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]
     return tuple(result)
 
 
-def shard_elements(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int]) -> int:
-    """Elements of the largest piece that a rank holds, padding included."""
-    return _shard_elements(tuple(shape), layout, tuple(sizes))
-
-
 @functools.lru_cache(maxsize=65536)
-def _shard_elements(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...]) -> int:
+def shard_elements(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...]) -> int:
+    """Elements of the largest piece that a rank holds, padding included."""
     return math.prod(shard_shape(shape, layout, sizes))
 
 
-def refusal(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int], *, padded: bool = False) -> str:
+@functools.lru_cache(maxsize=65536)
+def refusal(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...], *, padded: bool = False) -> str:
     """Why a tensor cannot have a layout; "" when it can.
 
     Args:
@@ -105,11 +97,6 @@ def refusal(shape: Sequence[int], layout: TensorLayout, sizes: Sequence[int], *,
         sizes: ranks along each mesh axis.
         padded: whether uneven cuts are allowed; every rank must still hold at least one element.
     """
-    return _refusal(tuple(shape), layout, tuple(sizes), padded)
-
-
-@functools.lru_cache(maxsize=65536)
-def _refusal(shape: tuple[int, ...], layout: TensorLayout, sizes: tuple[int, ...], padded: bool) -> str:
     left = list(shape)
     blocks: dict[int, int] = {}
     for part, size in zip(layout, sizes, strict=True):
@@ -157,31 +144,6 @@ def layouts(
 def is_innermost(layout: TensorLayout, axis: int, dim: int) -> bool:
     """Whether no axis after `axis` cuts the dimension, so that its cut on `axis` can be made or undone locally."""
     return all(part.dim != dim for part in layout[axis + 1 :])
-
-
-def named_nests(call: OpCall, spec: OpSpec) -> tuple[LoopNest, ...]:
-    """The nests of an operator; those of `Split` and `Concat` with equal parts have the part as a dimension."""
-    if call.op not in ("Split", "Concat"):
-        return spec.nests
-    (joined, *_), parts = (call.inputs, call.outputs) if call.op == "Split" else (call.outputs, call.inputs)
-    present = [(k, t.shape) for k, t in enumerate(parts) if t is not None]
-    if joined is None or len(present) < 2 or len({shape for _, shape in present}) > 1 or not joined.shape:
-        return spec.nests
-    rank = len(joined.shape)
-    axis = call.attributes.get("axis", 0)
-    dim = (int(axis) if isinstance(axis, int) else 0) % rank
-    part_shape = present[0][1]
-    if len(part_shape) != rank or part_shape[dim] * len(parts) != joined.shape[dim] or len(present) != len(parts):
-        return spec.nests
-    names = dim_names("d", rank)
-    joined_text = " ".join(f"(part {n})" if k == dim else n for k, n in enumerate(names))
-    parts_text = ", ".join([" ".join(names)] * len(present))
-    text, reads, writes = f"{joined_text} -> {parts_text}", [(0, joined.shape)], present
-    if call.op == "Concat":
-        text, reads, writes = f"{parts_text} -> {joined_text}", present, [(0, joined.shape)]
-    sizes = {"part": len(parts), names[dim]: part_shape[dim]}
-    vector = spec.nests[0].vector_flops if spec.nests else 0.0
-    return (loop_nest(text, reads, writes, sizes=sizes, kinds={"part": DimKind.WHOLE}, vector_flops=vector),)
 
 
 def indexed(node: Node, nest: LoopNest) -> Iterator[tuple[str, int, tuple[str, ...]]]:

@@ -19,12 +19,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from planner.errors import Problem
-from planner.graph import Graph, Tensor, TensorKind, per_graph
+from planner.graph import Graph, TensorKind, per_graph
 from planner.operators import JointCut, OpCall, OpSpec, call_classes, graph_specs, rule_of
 from planner.operators.modules import is_called, node_names
 from planner.registry import did_you_mean
 from planner.sharding.choices import Options, SplitKind
-from planner.sharding.layout import named_nests
 from planner.sharding.mesh import AxisRole
 from planner.sharding.strategies import Reason, Strategy
 
@@ -108,7 +107,7 @@ def _dims(graph: Graph, specs: Sequence[OpSpec], nodes: Sequence[int]) -> set[st
             continue
         seen.add(id(specs[i]))
         call = OpCall.of(graph, graph.nodes[i])
-        dims |= {d.name for nest in named_nests(call, specs[i]) for d in nest.dims}
+        dims |= {d.name for nest in specs[i].nests for d in nest.dims}
         rank = max((n for n in _result_ranks(call) if n is not None), default=0)
         dims |= {str(k) for k in range(-rank, rank)}
         rule = rule_of(call.op)
@@ -160,25 +159,15 @@ def layer_strategies(
     return fitting or tuple(candidates)
 
 
-def _weights(call: OpCall, spec: OpSpec) -> list[tuple[int, Tensor]]:
-    """Weights of two and more dimensions that an operator multiplies by, with their input positions."""
-    inputs = enumerate(call.inputs) if spec.matrix_flops else ()
-    return [(p, t) for p, t in inputs if t is not None and t.kind is TensorKind.PARAMETER and len(t.shape) > 1]
-
-
-def _tables(call: OpCall) -> list[tuple[int, Tensor]]:
-    """Weights of two and three dimensions that an operator reads, embeddings too, with their input positions."""
-    parameters = ((p, t) for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER)
-    return [(p, t) for p, t in parameters if len(t.shape) in (2, 3)]
-
-
 def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:
     """Whether tensor parallel layers run an operator by a strategy."""
     name, reads = strategy.splits[axis], dict(strategy.reads)
-    weights = _weights(call, spec)
+    parameters = [(p, t) for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER]
+    matrices = [(p, t) for p, t in parameters if len(t.shape) > 1]  # of products, and tables of embeddings
+    weights = matrices if spec.matrix_flops else []
     if any(len(weight.shape) > 3 for _, weight in weights):  # a convolution's kernel
         return not name
-    for p, weight in _tables(call):
+    for p, weight in (each for each in matrices if len(each[1].shape) < 4):
         even = all(size % sizes[axis] == 0 for size in weight.shape[-2:])
         cut = p in reads and reads[p][axis].cuts  # an operator without a rule says of no operand how it is read
         if even and weight.elements >= SMALL * elements and not cut:
@@ -189,7 +178,7 @@ def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes:
         return False
     if spec.matrix_flops and not weights:
         return bool(name) and _by_heads(strategy, call, axis)
-    normed = any(t is not None and t.kind is TensorKind.PARAMETER for t in call.inputs) and not weights
+    normed = parameters and not weights
     return not (normed and any(e.axis == axis and e.reason is Reason.STATISTICS for e in strategy.exchanges))
 
 

@@ -62,18 +62,16 @@ def roles_of(axes: Iterable[Axis]) -> tuple[AxisRole, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """Ranks `start .. start + device_count - 1` as a row-major array of the axes' sizes.
+    """The first ranks of a cluster as a row-major array of the axes' sizes.
 
     Attributes:
         axes: outermost first; a mesh without axes is a single device.
         cluster: where the ranks are; None for an ideal mesh.
-        start: first rank.
         copies: experts to which each row of an activation is sent, along an expert axis.
     """
 
     axes: tuple[Axis, ...]
     cluster: Cluster | None = None
-    start: int = 0
     copies: int = 1
     _terms: dict[tuple[Collective, tuple[int, ...]], Terms] = field(default_factory=dict, repr=False)
 
@@ -98,7 +96,7 @@ class Mesh:
 
     def groups(self, axes: Sequence[int]) -> np.ndarray:
         """Rank groups along the axes (by index), int64 [groups, ranks in a group], in order of their first rank."""
-        ranks = np.arange(self.start, self.start + self.device_count).reshape(self.sizes)
+        ranks = np.arange(self.device_count).reshape(self.sizes)
         others = [a for a in range(len(self.axes)) if a not in axes]
         return ranks.transpose([*others, *sorted(axes)]).reshape(-1, self.ranks_along(axes))
 
@@ -119,10 +117,9 @@ class Mesh:
         Seconds that are hidden behind the work of the ranks (`Stack.inner_overlap`) are left out.
         """
         seconds = self.terms(kind, axes).seconds(payload_bytes)
-        return seconds if self.cluster is None else seconds * (1.0 - self._hidden(axes))
-
-    def _hidden(self, axes: Sequence[int]) -> float:
-        return self.cluster.stack.hidden_along(self.axes[a].name for a in axes) if self.cluster else 0.0
+        if self.cluster is None:
+            return seconds
+        return seconds * (1.0 - self.cluster.stack.hidden_along(self.axes[a].name for a in axes))
 
     def _price(self, kind: Collective, axes: tuple[int, ...]) -> Terms:
         ranks = self.ranks_along(axes)
@@ -173,27 +170,26 @@ def _axes(sizes: Mapping[str, int] | Sequence[int]) -> tuple[Axis, ...]:
     return axes
 
 
-def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], start: int = 0, copies: int = 1) -> Mesh:
-    """A mesh on consecutive ranks of a cluster.
+def mesh_on(cluster: Cluster, sizes: Mapping[str, int] | Sequence[int], copies: int = 1) -> Mesh:
+    """A mesh on the first ranks of a cluster.
 
     Args:
         cluster: the cluster.
         sizes: ranks along each axis, outermost first, by name or in order.
-        start: first rank.
         copies: experts to which each row of an activation is sent.
 
     Raises:
-        UsageError: the cluster has too few ranks from `start` on.
+        UsageError: the cluster has too few ranks.
     """
     axes = _axes(sizes)
     count = math.prod(axis.size for axis in axes)
-    if start < 0 or start + count > cluster.device_count:
+    if count > cluster.device_count:
         text = " x ".join(str(axis.size) for axis in axes)
         raise UsageError(
-            f"a mesh of {text} ranks from rank {start} on leaves {cluster.name}, which has {cluster.device_count}",
+            f"a mesh of {text} ranks leaves {cluster.name}, which has {cluster.device_count}",
             hint="use a smaller mesh or more nodes",
         )
-    return Mesh(axes, cluster, start, copies=copies)
+    return Mesh(axes, cluster, copies)
 
 
 def ideal_mesh(sizes: Mapping[str, int] | Sequence[int]) -> Mesh:

@@ -7,13 +7,13 @@ program is that of the library's layout optimizer.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from planner.cp_sat import careful_solver, solved, weighted_sum
 from planner.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -82,45 +82,33 @@ def assignments(dims: Sequence[str], axes: Sequence[str]) -> Iterator[dict[str, 
 def schedule(program: Program) -> tuple[int, ...]:
     """The order of a greedy list scheduler: next the ready operation after which the fewest bytes are alive.
 
-    Complexity: O(operands * log operations); growth is recomputed only where the last reader of a result changed.
+    Complexity: O(operands), and for each operation O(operands of those that are ready), which are few.
     """
     size = {t.name: t.item_bytes * math.prod(t.sizes) for t in program.tensors}
     operations = program.operations
     writer_of = {name: i for i, op in enumerate(operations) for name in op.outputs}
     readers: dict[str, set[int]] = {name: set() for name in writer_of}
-    waits = []
     for i, op in enumerate(operations):
-        inputs = {name for name in op.inputs if name in writer_of}
-        waits.append({writer_of[name] for name in inputs} - {i})
-        for name in inputs:
+        for name in readers.keys() & set(op.inputs):
             readers[name].add(i)
+    waits = [{writer_of[name] for name in op.inputs if name in writer_of} - {i} for i, op in enumerate(operations)]
 
     def growth(i: int) -> tuple[float, int]:
         op = operations[i]
         freed = sum(size[n] for n in dict.fromkeys(op.inputs) if n in writer_of and not readers[n] - {i})
         return sum(size[n] for n in op.outputs) - freed, i
 
-    current = {i: growth(i) for i, need in enumerate(waits) if not need}
-    heap = sorted(current.values())
+    ready = [i for i, need in enumerate(waits) if not need]
     done: list[int] = []
-    while heap:
-        entry = heapq.heappop(heap)
-        i = entry[1]
-        if current.get(i) != entry:
-            continue
-        del current[i]
+    while ready:
+        i = min(ready, key=growth)
+        ready.remove(i)
         done.append(i)
-        changed = [r for n in operations[i].outputs for r in readers[n] if r != i]
-        for r in changed:
+        for r in {r for name in operations[i].outputs for r in readers[name]} - {i}:
             waits[r].discard(i)
-        for name in operations[i].inputs:
-            if name in writer_of:
-                readers[name].discard(i)
-                changed += readers[name] if len(readers[name]) == 1 else ()
-        for r in sorted(set(changed)):
-            if not waits[r]:
-                current[r] = growth(r)
-                heapq.heappush(heap, current[r])
+            ready += [] if waits[r] else [r]
+        for name in writer_of.keys() & set(operations[i].inputs):
+            readers[name].discard(i)
     return tuple(done)
 
 
@@ -227,19 +215,14 @@ class _Model:
             for d, m in itertools.product(key, self.axes):
                 self.model.add(sum(y for a, y in self.assigned[key] if a.get(d) == m) == self.splits[d, m])
 
-    def _held(self, names: Collection[str]) -> cp_model.LinearExpr:
+    def _held(self, names: Collection[str]) -> cp_model.LinearExprT:
         """Bytes of some tensors on a rank, times the scale."""
-        from ortools.sat.python import cp_model
-
-        weight: dict[int, int] = {}
-        variables: dict[int, cp_model.IntVar] = {}
+        terms = []
         for t in (self.tensors[name] for name in sorted(names)):
             for a, y in self.assigned[tuple(sorted(set(t.dims)))]:
                 cut = math.prod(self.mesh[a[d]] for d in t.dims if d in a)
-                weight[y.index] = weight.get(y.index, 0) + round(t.item_bytes * math.prod(t.sizes) * self.scale / cut)
-                variables[y.index] = y
-        terms = cp_model.LinearExpr.weighted_sum([variables[k] for k in weight], list(weight.values()))
-        return cp_model.LinearExpr.sum([terms])
+                terms.append((y, round(t.item_bytes * math.prod(t.sizes) * self.scale / cut)))
+        return weighted_sum(terms)
 
     def _peak(self) -> cp_model.IntVar:
         """A variable that is at least the live bytes at any time; tensors that are always alive are added up once."""
@@ -252,23 +235,14 @@ class _Model:
         for names in sorted(dict.fromkeys(alive(self.program, schedule(self.program))), key=len, reverse=True):
             if not any(names <= other for other in largest):
                 largest.append(names)
-                self.model.add(base + self._held(names) <= peak)
+                self.model.add(self._held(names) <= peak - base)
         return peak
 
     def _solve(self) -> cp_model.CpSolver:
         from ortools.sat.python import cp_model
 
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        # presolve of OR-tools 9.15 was seen to cut off optima of other models: keep it from doing so
-        solver.parameters.keep_all_feasible_solutions_in_presolve = True
-        solver.parameters.symmetry_level = 0
-        solver.parameters.presolve_inclusion_work_limit = 0
-        status = solver.solve(self.model)
-        if status == cp_model.INFEASIBLE:
-            # To split nothing is always feasible; with presolve, 9.15 has called models infeasible that are not.
-            solver.parameters.cp_model_presolve = False
-            status = solver.solve(self.model)
+        solver = careful_solver()
+        status = solved(solver, self.model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             raise InfeasibleError(
                 f"no layout of named dimensions was found ({solver.status_name(status)})",

@@ -107,18 +107,13 @@ class Setting:
         if self.work_s is not None and share != 1.0:
             return self.work_s(share, pieces)
         none = np.zeros(len(self.graph.nodes))
-        forward, backward = (none if a is None else share * a for a in (self.forward_s, self.backward_s))
-        return forward, backward
+        forward, backward = (none if a is None else a for a in (self.forward_s, self.backward_s))
+        return (forward, backward) if share == 1.0 else (share * forward, share * backward)
 
     def rank_s(self, i: int, load: Load) -> tuple[float, float]:
         """Seconds of one node, forward and backward, on a rank that does so much of it. O(1) where work is known."""
-        if self.work_s is not None and load.share != 1.0:
-            forward, _ = self.work_s(load.share, load.forward)
-            _, backward = self.work_s(load.share, load.backward)
-            return float(forward[i]), float(backward[i])
-        full_s = self.forward_s, self.backward_s
-        forward_s, backward_s = (0.0 if a is None else load.share * float(a[i]) for a in full_s)
-        return forward_s, backward_s
+        forward, backward = self.nodes_s(load.share, load.forward)[0], self.nodes_s(load.share, load.backward)[1]
+        return float(forward[i]), float(backward[i])
 
     def load(self, i: int, strategy: Strategy) -> Load:
         """What a rank does of a node under a strategy.

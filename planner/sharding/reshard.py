@@ -227,13 +227,9 @@ class ReshardTable:
         return np.asarray(self.item_bytes * (np.maximum(before, after) if kind is Collective.ALL_TO_ALL else before))
 
     def _step(self, kind: Collective | None, axes: tuple[int, ...], i: int, k: int) -> ReshardStep:
-        before, after = self.layouts[i], self.layouts[k]
-        if kind is None:
-            return ReshardStep(kind, axes, before, after, 0.0, 0.0, 0.0)
-        payload = float(self._payload(kind, axes, np.asarray(i), np.asarray(k)))
-        sent = moved_bytes(kind, payload, self.mesh.ranks_along(axes))
-        seconds = float(self.mesh.seconds(kind, axes, payload))
-        return ReshardStep(kind, axes, before, after, payload, sent, seconds)
+        payload = 0.0 if kind is None else float(self._payload(kind, axes, np.asarray(i), np.asarray(k)))
+        costs = payload, float(self.sent_bytes[i, k]), float(self.seconds[i, k])
+        return ReshardStep(kind, axes, self.layouts[i], self.layouts[k], *costs)
 
     def _fill(self) -> None:
         """Fill in the direct steps; those of equal collective and axes are priced together."""
@@ -282,9 +278,10 @@ def reshard_table(
     return ReshardTable(mesh, shape, item_bytes, all_layouts)
 
 
+@functools.lru_cache(maxsize=65536)
 def reshard(
     mesh: Mesh,
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     item_bytes: float,
     before: TensorLayout,
     after: TensorLayout,
@@ -301,12 +298,5 @@ def reshard(
     Raises:
         UsageError: the tensor cannot have one of the layouts.
     """
-    return _reshard(mesh, tuple(shape), item_bytes, before, after, padded)
-
-
-@functools.lru_cache(maxsize=65536)
-def _reshard(
-    mesh: Mesh, shape: tuple[int, ...], item_bytes: float, before: TensorLayout, after: TensorLayout, padded: bool
-) -> tuple[ReshardStep, ...]:
     tags = tuple(sorted({part for part in (*before, *after) if part.blocks > 1}))
     return reshard_table(mesh, shape, item_bytes, padded=padded, interleaved=tags).steps(before, after)

@@ -175,6 +175,13 @@ def _picked(
     return [tuple(points[k] for points, k in zip(sets, pick, strict=True)) for pick in sorted(picks)]
 
 
+_OF_POINTS = (
+    "forward_s", "backward_s", "step_s", "communication_s", "sent_bytes", "saved_bytes", "checkpoint_bytes",
+    "workspace_bytes",
+)  # fmt: skip
+"""Figures of `InnerPoint` that `ShardedCosts` has by block."""
+
+
 class _ChainCosts:
     """Makes the arrays of a chain; the sizes that a point holds are added up once for all equal blocks."""
 
@@ -245,19 +252,12 @@ class _ChainCosts:
             boundaries=boundaries,
             layouts=layouts,
             points=picked,
-            forward_s=np.array([p.forward_s for p in picked]),
-            backward_s=np.array([p.backward_s for p in picked]),
-            step_s=np.array([p.step_s for p in picked]),
-            communication_s=np.array([p.communication_s for p in picked]),
-            sent_bytes=np.array([p.sent_bytes for p in picked]),
             parameter_elements=np.array(elements),
             whole_on=self._whole_on(picked),
-            saved_bytes=np.array([p.saved_bytes for p in picked]),
-            checkpoint_bytes=np.array([p.checkpoint_bytes for p in picked]),
             held=held,
             boundary_bytes=crossing,
             gradient_boundary_bytes=gradients,
-            workspace_bytes=np.array([p.workspace_bytes for p in picked]),
+            **{name: np.array([getattr(p, name) for p in picked]) for name in _OF_POINTS},
         )
 
 
@@ -289,22 +289,6 @@ def _tensor_bytes(costs: InnerCosts, name: str, layout: TensorLayout) -> float:
     tensor = costs.graph.tensors[name]
     item_bytes = costs.options.item_bytes if tensor.dtype.is_float else tensor.dtype.bits / 8
     return item_bytes * shard_elements(tensor.shape, layout, costs.mesh.sizes)
-
-
-def graph_decision_costs(costs: InnerCosts, decision: Mapping[str, Choice]) -> ShardedCosts:
-    """The costs of the blocks under a decision about the full graph, which sets the tensors between blocks too.
-
-    Args:
-        costs: the blocks on the mesh of the decision, with free boundary layouts.
-        decision: strategy of each operator (`op:` and its key), layouts of each tensor and weight.
-
-    Raises:
-        UsageError: something has no strategy or layout.
-        InfeasibleError: the judge finds a block's part illegal.
-
-    Complexity: the judge's, once for each distinct block.
-    """
-    return decided_costs(costs, [decision] * len(costs.blocks))
 
 
 def decided_costs(costs: InnerCosts, decisions: Sequence[Mapping[str, Choice] | None]) -> ShardedCosts:

@@ -25,7 +25,6 @@ from planner.sharding.layout import (
     Part,
     TensorLayout,
     layout_text,
-    named_nests,
     refusal,
     shard_shape,
 )
@@ -255,9 +254,7 @@ def strategies(
 
 @functools.lru_cache(maxsize=8192)
 def _strategies(request: _Request) -> tuple[Strategy, ...]:
-    prefixes: list[tuple[LocalNest, tuple[AxisChoice, ...]]] = [
-        (LocalNest(named_nests(request.call, request.spec)), ())
-    ]
+    prefixes: list[tuple[LocalNest, tuple[AxisChoice, ...]]] = [(LocalNest(request.spec.nests), ())]
     for axis, ranks in enumerate(request.sizes):
         role = request.options.role(axis)
         prefixes = [

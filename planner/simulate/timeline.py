@@ -14,7 +14,7 @@ from planner.errors import PlanError
 from planner.memory import fits
 from planner.plans.figures import BUBBLE_CONVENTION
 from planner.plans.files import plain
-from planner.plans.orders import rows
+from planner.plans.orders import decode
 from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
@@ -200,9 +200,9 @@ def _exchanges(plan: Plan, rank: int, times: int) -> Counter[int]:
     """Number of gradient exchanges of a rank by stage, over `times` repetitions."""
     counts: dict[ActionKind, Counter[int]] = {ActionKind.SYNC: Counter(), ActionKind.LAUNCH_SYNC: Counter()}
     for order in plan.orders(rank):
-        for row in rows(order.actions, times):
-            if row.kind in counts:
-                counts[row.kind][row.stage] += 1
+        for action in decode(order.actions, rank=rank, times=times):
+            if action.kind in counts:
+                counts[action.kind][action.stage] += 1
     return counts[ActionKind.LAUNCH_SYNC] or counts[ActionKind.SYNC]
 
 

@@ -40,18 +40,19 @@ class Candidates:
 
     Args:
         simulated_s: simulates an evaluated decision.
+        cutoff_s: decisions that take at least as long are of no interest, in seconds.
 
     Attributes:
-        best_s: fastest simulated time, in seconds.
+        best_s: fastest simulated time, at most the cutoff, in seconds.
         best_form_s: least time by the judge, which is the closed form where the schedule has one.
     """
 
-    def __init__(self, simulated_s: Measure) -> None:
+    def __init__(self, simulated_s: Measure, cutoff_s: float = math.inf) -> None:
         self._simulated_s = simulated_s
         self._evaluations: dict[Configuration, Evaluation] = {}
         self._least_s: dict[Configuration, float] = {}
         self._times: dict[Configuration, float] = {}
-        self.best_s = self.best_form_s = math.inf
+        self.best_s, self.best_form_s = cutoff_s, math.inf
 
     def __bool__(self) -> bool:
         return bool(self._evaluations)
@@ -85,7 +86,9 @@ class Candidates:
                 self._play_if_faster(decision)
 
     def best(self) -> Configuration:
-        """The fastest simulated decision."""
+        """The fastest simulated decision; if none is simulated yet, the one that is by its bound."""
+        if not self._times:
+            self._play(min(self._least_s, key=lambda d: (comparable(self._least_s[d]), repr(d))))
         return min(self._times.items(), key=_order)[0]
 
     def play(self, count: int) -> None:

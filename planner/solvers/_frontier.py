@@ -228,6 +228,12 @@ class Frontier:
         """Lower bound on the decisions of all queued problems; infinite if the queue is empty."""
         return min((heap[0][0] for heap in (self._heap, self._after_first) if heap), default=math.inf)
 
+    @property
+    def next_s(self) -> float:
+        """Known lower bound of the entry that `pop` looks at next; infinite if the queue is empty."""
+        heap = self._heap or self._after_first
+        return heap[0][0] if heap else math.inf
+
     def pop(self, cutoff_s: float) -> ProblemGroup | OpenProblem | None:
         """Remove and return the entry with the lowest bound, narrow slices first; None if the queue is empty.
 
@@ -292,7 +298,11 @@ class Frontier:
         """The test of which times a problem can reach, wherever its stages lie."""
         batches = self._job.global_batch // (task.micro_batch * task.copies)
         replicas = self._formulator.replica_options(batches, task.copies, task.slice_devices)
-        sync = self._formulator.least_sync(task.ranks, (task.copies, task.slice_devices, task.zero), replicas)
+        slices = task.copies, task.slice_devices, task.zero
+        forward, backward, sync = (
+            self._formulator.least_exchange(task.ranks, slices, replicas, phase)
+            for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.END)
+        )
         counts = np.asarray(replicas)
         resources = CopyResources(
             schedule=task.schedule,
@@ -301,6 +311,7 @@ class Frontier:
             replicas=counts,
             sync_s=sync[:, 0],
             sync_s_per_element=sync[:, 1],
+            pass_terms=(forward, backward) if forward.any() or backward.any() else None,
             update_share=1 / (task.copies * counts) if recipe_of(task.zero).optimizer else np.ones(len(counts)),
             overlap=self._formulator.overlap,
         )

@@ -20,7 +20,7 @@ its first stage's last backward (`pace_s`) and the latest end of all (`end_s`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,7 +148,9 @@ class Objective(Protocol):
     def bound_s(self, suffix: Suffix, before: Prefix) -> np.ndarray:
         """Lower bound on the objective of any decision that ends with the suffix."""
 
-    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> list[np.ndarray]:
+    def reach_s(
+        self, turns: np.ndarray, needs: StageNeeds, turns_s: Sequence[np.ndarray], end_s: np.ndarray
+    ) -> list[np.ndarray]:
         """Lower bound on any decision with a stage of blocks i..j, wherever it lies, per choice of recomputation.
 
         Arrays are indexed [replicas, last block j, first block i] and grow with every block of the stage.
@@ -156,6 +158,7 @@ class Objective(Protocol):
         Args:
             turns: [R, 1, 1] micro-batches of a replica.
             needs: time and memory needs of stages.
+            turns_s: per choice of recomputation, [R or 1, n, n] seconds of one micro-batch in a stage.
             end_s: synchronisation and update of the stage.
         """
 
@@ -216,11 +219,13 @@ class ClosedForm:
         reach_s = np.maximum(suffix.work_s + before.delay_s, suffix.reach_s + before.path_s)
         return np.asarray(reach_s + np.maximum(suffix.pace_s, before.slowest_s))
 
-    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> list[np.ndarray]:
+    def reach_s(
+        self, turns: np.ndarray, needs: StageNeeds, turns_s: Sequence[np.ndarray], end_s: np.ndarray
+    ) -> list[np.ndarray]:
         """The stage's pace plus the longer path of one micro-batch: to the last backward, or to the stage's update."""
         path_s = np.maximum(needs.whole_s, needs.whole_s - needs.before_s + needs.forward_before_s + end_s)
-        plain_s = (turns - 1) * needs.plain_s + path_s
-        return [plain_s + turns * repeat_s for repeat_s in needs.repeat_s]
+        others_s = path_s - needs.plain_s
+        return [turns * turn_s + others_s for turn_s in turns_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +282,13 @@ class LongestChain:
         forward_chain_s = np.maximum(suffix.reach_s, suffix.end_s) + before.path_s
         return np.asarray(np.maximum(np.maximum(backward_chain_s, forward_chain_s), before.slowest_s))
 
-    def reach_s(self, turns: np.ndarray, needs: StageNeeds, end_s: np.ndarray) -> list[np.ndarray]:
+    def reach_s(
+        self, turns: np.ndarray, needs: StageNeeds, turns_s: Sequence[np.ndarray], end_s: np.ndarray
+    ) -> list[np.ndarray]:
         """All turns of the stage with the work before it or its update; or one micro-batch's path to its update."""
         around_s = np.maximum(needs.before_s, needs.forward_before_s + end_s)
         through_s = needs.whole_s - needs.before_s + needs.forward_before_s + end_s
-        return [np.maximum(turns * (needs.plain_s + repeat_s) + around_s, through_s) for repeat_s in needs.repeat_s]
+        return [np.maximum(turns * turn_s + around_s, through_s) for turn_s in turns_s]
 
 
 def _turnaround_s(stage: NewStage) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -220,8 +221,10 @@ class CopyResources:
         replicas: int64 [R], numbers of replicas that a stage may have, ascending.
         sync_s: float64 [R], least latency of synchronising a stage, in seconds.
         sync_s_per_element: float64 [R], least further time per parameter.
+        pass_terms: float64 [R, 2] least seconds a block and a parameter of the exchanges in a forward, and the same of
+            those in a backward pass; None if there are none.
         update_share: float64 [R], fraction of the optimizer step that one replica takes.
-        overlap: fraction of a backward behind which synchronisation hides.
+        overlap: fraction of a pass behind which its exchanges hide, and of a backward behind which the others do.
     """
 
     schedule: str
@@ -230,6 +233,7 @@ class CopyResources:
     replicas: np.ndarray
     sync_s: np.ndarray
     sync_s_per_element: np.ndarray
+    pass_terms: tuple[np.ndarray, np.ndarray] | None
     update_share: np.ndarray
     overlap: float
 
@@ -245,7 +249,7 @@ class FeasibilityTest:
         sync_s = np.where(needs.elements > 0, sync_s, 0.0)
         step_s = resources.update_share[column] * needs.update_s
         end_s = np.maximum(sync_s - resources.overlap * needs.hiding_s, 0.0) + step_s
-        self._least_s = objective.reach_s(turns, needs, end_s)
+        self._least_s = objective.reach_s(turns, needs, list(self._turns_s()), end_s)
         tables = warm_up_tables(resources.schedule, resources.replicas, resources.devices, resources.micro_batches)
         self._in_flight, passing, self._filling = tables
         kept, which = np.unique(self._in_flight, return_inverse=True)
@@ -254,6 +258,25 @@ class FeasibilityTest:
         self._passing = np.zeros(0, dtype=np.int64)
         if objective.counts_passing:
             self._passing = most_passing(resources.replicas, passing, resources.devices)[::-1]
+
+    def _turns_s(self) -> Iterator[np.ndarray]:
+        """[R or 1, n, n] least seconds of one micro-batch in a stage, by choice of recomputation.
+
+        A pass takes its work and the part of its exchanges that this does not hide; both grow with every block.
+        """
+        needs, resources = self._needs, self._resources
+        for repeat_s in needs.repeat_s:
+            work_s = needs.plain_s + repeat_s
+            if resources.pass_terms is None:
+                yield work_s[None]
+                continue
+            passes = zip(resources.pass_terms, (needs.forward_s, needs.backward_s + repeat_s), strict=True)
+            yield np.maximum(work_s, sum(self._with_exchange(terms, pass_s) for terms, pass_s in passes))
+
+    def _with_exchange(self, terms: np.ndarray, work_s: np.ndarray) -> np.ndarray:
+        """[R, n, n] least seconds of a pass with its exchanges."""
+        exchange_s = np.tensordot(terms, self._needs.exchanged, axes=1)
+        return np.asarray(np.maximum(work_s, exchange_s + (1 - self._resources.overlap) * work_s))
 
     def possible(self, cutoff_s: float) -> bool:
         """True unless stages that are each fast enough cannot cover all blocks with the memory and devices of the copy.

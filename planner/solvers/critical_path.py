@@ -6,9 +6,9 @@ of waits (`Schedule.critical_s`) never does: its minimum over all decisions is a
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner import schedules
 from planner.schedules import Pipeline
@@ -23,7 +23,7 @@ from planner.space.types import Configuration, Evaluation, StageChoice
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a problem that `split` does not divide further.
+    """A part of a problem (`split`), at some level of splitting.
 
     Attributes:
         problem: the part.
@@ -37,19 +37,31 @@ class Part:
     prices: StagePrices
     relaxation: Relaxation
 
+    @staticmethod
+    def below(cutoff_s: float, problem: StageProblem, path: tuple[int, ...] = ()) -> list[Part]:
+        """The part with its relaxation, alone in a list; empty if none of its decisions is below a cutoff."""
+        prices = stage_prices(problem)
+        relaxation = relax(problem, prices, LongestChain(), cutoff_s)
+        return [Part(problem, path, prices, relaxation)] if relaxation.bound_s < cutoff_s else []
 
-@dataclass(frozen=True, eq=False)
+    @functools.cached_property
+    def parts(self) -> tuple[StageProblem, ...]:
+        """What the part is split into; empty if it is not divided further."""
+        return split(self.problem)
+
+
+@dataclass(eq=False)
 class BoundedProblem:
-    """A problem with a first lower bound on its critical paths.
+    """A problem with a lower bound on its critical paths, which rises as the parts that it depends on are split.
 
     Attributes:
         problem: the problem.
-        parts: its undivided parts (`split`) that may have a decision below the cutoff.
+        parts: its parts that may have a decision below the cutoff.
         cutoff_s: decisions at or above it are ignored, in seconds.
     """
 
     problem: StageProblem
-    parts: tuple[Part, ...]
+    parts: list[Part]
     cutoff_s: float
 
     @property
@@ -63,26 +75,32 @@ class BoundedProblem:
         The bound stays valid if, under that schedule, no stage keeps fewer micro-batches or has more forwards left to
         run while it waits for the first gradient.
         """
-        parts = tuple(replace(part, problem=_part_at(problem, part.path)) for part in self.parts)
+        parts = [Part(_part_at(problem, p.path), p.path, p.prices, p.relaxation) for p in self.parts]
         return BoundedProblem(problem, parts, self.cutoff_s)
+
+    def lowest(self, cutoff_s: float, enough_s: float = math.inf) -> Part | None:
+        """The part with the lowest bound, after others were split until it is one that `split` does not divide.
+
+        Args:
+            cutoff_s: decisions at or above it are ignored, in seconds.
+            enough_s: nothing is split once the lowest bound is above it.
+
+        Returns: None if no part may have a decision below the cutoff, or all are above `enough_s`.
+        """
+        self.cutoff_s = min(self.cutoff_s, cutoff_s)
+        while self.parts and self.bound_s < self.cutoff_s and self.bound_s <= enough_s:
+            part = min(self.parts, key=lambda part: part.relaxation.bound_s)
+            if not part.parts:
+                return part
+            self.parts.remove(part)
+            for number, inner in enumerate(part.parts):
+                self.parts += Part.below(self.cutoff_s, inner, (*part.path, number))
+        return None
 
 
 def bounded(problem: StageProblem, cutoff_s: float) -> BoundedProblem:
-    """Bound a problem without solving it; at most O(R n^2 W) for each part that may be below the cutoff."""
-    return BoundedProblem(problem, tuple(_parts(problem, cutoff_s)), cutoff_s)
-
-
-def _parts(problem: StageProblem, cutoff_s: float, path: tuple[int, ...] = ()) -> Iterator[Part]:
-    """Undivided parts of a problem that may have a decision below a cutoff; a part is bounded before it is split."""
-    prices = stage_prices(problem)
-    relaxation = relax(problem, prices, LongestChain(), cutoff_s)
-    if relaxation.bound_s >= cutoff_s:
-        return
-    parts = split(problem)
-    for number, part in enumerate(parts):
-        yield from _parts(part, cutoff_s, (*path, number))
-    if not parts:
-        yield Part(problem, path, prices, relaxation)
+    """Bound a problem without solving or splitting it; at most O(R n^2 W)."""
+    return BoundedProblem(problem, Part.below(cutoff_s, problem), cutoff_s)
 
 
 def _part_at(problem: StageProblem, path: tuple[int, ...]) -> StageProblem:
@@ -107,10 +125,11 @@ def solve_bounded(bounded_problem: BoundedProblem, judge: Judge, *, keep: int, c
     Raises:
         ShardplanError: the judge contradicts the solver, which is a defect of one of them.
     """
-    cutoff_s = min(cutoff_s, bounded_problem.cutoff_s)
+    left = BoundedProblem(bounded_problem.problem, [*bounded_problem.parts], bounded_problem.cutoff_s)
     decisions: list[tuple[tuple[Configuration, Evaluation], float]] = []
-    bound_s = bounded_problem.cutoff_s
-    for part in sorted(bounded_problem.parts, key=lambda part: part.relaxation.bound_s):
+    bound_s = cutoff_s = min(cutoff_s, bounded_problem.cutoff_s)
+    while (part := left.lowest(cutoff_s)) is not None:
+        left.parts.remove(part)
         minimum = minimise(part.problem, part.prices, LongestChain(), cutoff_s, keep, part.relaxation)
         for seconds, stages in minimum.decisions:
             entry = _judged(part.problem, judge, stages, seconds)
@@ -119,7 +138,7 @@ def solve_bounded(bounded_problem: BoundedProblem, judge: Judge, *, keep: int, c
         decisions = sorted(decisions, key=lambda entry: entry[1])[:keep]
         bound_s = min(bound_s, minimum.bound_s)
         cutoff_s = min(cutoff_s, decisions[-1][1]) if len(decisions) == keep else cutoff_s
-    return Solution(tuple(entry for entry, _ in decisions), bound_s)
+    return Solution(tuple(entry for entry, _ in decisions), min(bound_s, cutoff_s))
 
 
 def critical_s(decision: Configuration, evaluation: Evaluation) -> float:

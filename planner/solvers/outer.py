@@ -31,7 +31,7 @@ from planner.solvers._effort import (
 from planner.solvers._frontier import Frontier, OpenProblem, ProblemGroup, SearchTask, by_zero, compute_s, covers
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
 from planner.solvers.critical_path import BoundedProblem, bounded, critical_s, solve_bounded
-from planner.solvers.diagnosis import infeasible, limited, may_fit
+from planner.solvers.diagnosis import infeasible, limited, may_fit, state_fits
 from planner.solvers.shape_search import ShapeSearch, waits
 from planner.solvers.shapes import SchedulesFor, by_engine, schedules_with
 from planner.solvers.sizes import any_block_fits, micro_batch_sizes
@@ -73,6 +73,7 @@ def search(
     any_plan: bool = False,
     diagnose: bool = True,
     own: Schedule | None = None,
+    cutoff_s: float = math.inf,
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, with a lower bound on the time of all decisions.
 
@@ -87,16 +88,19 @@ def search(
         any_plan: stop at the first problem that has a decision, whether or not it is the fastest.
         diagnose: if nothing fits, find out why and what would.
         own: an unregistered schedule, which the job allows by its name.
+        cutoff_s: decisions that take at least as long are of no interest, in seconds; the bound is no higher.
 
     Raises:
         JobError: no allowed micro-batch size divides the global batch, or the job leaves no choice.
-        InfeasibleError: nothing fits; the message says what exceeds memory, and what would help.
+        InfeasibleError: nothing fits; the message says what exceeds memory, and what would help. Or nothing that fits
+            was found below the cutoff.
 
     Larger micro-batches are assumed to need no less memory: sizes are not priced beyond one for which a single block
     does not fit, or for which one micro-batch takes longer than the best plan.
     """
     measure = simulated_s or critical_s
-    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, measure, schedules_with(own))
+    candidates = Candidates(measure, cutoff_s)
+    run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own))
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
@@ -108,7 +112,7 @@ class _Search:
         job: Job,
         shardings: Shardings | None,
         progress: Progress | None,
-        simulated_s: Measure,
+        candidates: Candidates,
         schedule_of: SchedulesFor,
     ) -> None:
         self._sizes = micro_batch_sizes(job)
@@ -119,7 +123,7 @@ class _Search:
         self._costs_by_size: dict[int, dict[int, BlockCosts]] = {}
         self._formulator = Formulator(cluster, job)
         self._account = Account()
-        self._candidates = Candidates(simulated_s)
+        self._candidates = candidates
         self._closed, self._tried_layers = 0, False
         self._refined: dict[tuple[int, Key], Refinement] = {}
         self._effort = math.inf if self._thorough else MAX_BOUNDED
@@ -135,18 +139,22 @@ class _Search:
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search and assemble its answer."""
+        self._account.lower(self._candidates.best_s)
         trivial = TrivialPlans(self._cluster, self._job)
         priced = self._price(trivial)
         first = self._try_even_splits(priced, trivial)
         for candidate in trivial.candidates():
             if candidate.evaluation.feasible:
                 self._candidates.add(candidate.decision, candidate.evaluation, play=self._thorough)
-        single_device, floors = priced if self._allows_single_device else [], self._floors()
-        if not self._thorough:
+        if not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job):
+            single_device, floors = priced if self._allows_single_device else [], self._floors()
+            if not self._thorough:
+                self._search_shapes(single_device, floors, any_plan=any_plan)
+            self._search_closed_form(single_device, floors, first, any_plan=any_plan)
             self._search_shapes(single_device, floors, any_plan=any_plan)
-        self._search_closed_form(single_device, floors, first, any_plan=any_plan)
-        self._search_shapes(single_device, floors, any_plan=any_plan)
         if not self._candidates:
+            if math.isfinite(self._candidates.best_s):
+                raise InfeasibleError(f"no plan is known to take less than {self._candidates.best_s:.4g} s")
             if self._closed_form_job.schedules and (not diagnose or limited(self._job)):
                 raise InfeasibleError("no plan fits within the job's limits", hint="lift one of them")
             raise self._nothing_fits(priced)
@@ -182,7 +190,7 @@ class _Search:
         other_schedules, closed_form_schedules = self._shapes_job.schedules, self._closed_form_job.schedules
         if not other_schedules or self._searched_job is self._job or (any_plan and self._candidates):
             return
-        if closed_form_schedules and math.isfinite(self._candidates.best_s):
+        if closed_form_schedules and self._candidates:
             best = self._candidates.best()
             waiting = len(best.stages) > 1 and waits(best, self._judge(best.micro_batch)(best))
             if any_plan or not (waiting or self._shapes_promise(single_device)):
@@ -370,7 +378,7 @@ class _Search:
             if entry is None:
                 break
             if isinstance(entry, OpenProblem):
-                self._solve(entry)
+                self._solve(frontier, entry)
             else:
                 self._bound_group(frontier, entry)
             self._report(frontier, 0)
@@ -420,9 +428,17 @@ class _Search:
             for costs in shardings
         ])  # fmt: skip
 
-    def _solve(self, entry: OpenProblem) -> None:
-        """Solve a problem that may hold the fastest decision; one of unpriced shardings is left for `_raise_bound`."""
+    def _solve(self, frontier: Frontier, entry: OpenProblem) -> None:
+        """Solve a problem that may hold the fastest decision; one of unpriced shardings is left for `_raise_bound`.
+
+        It is split first, and put back if that raises its bound above those of others.
+        """
         task, cutoff_s = entry.task, self._cutoff_s
+        if entry.bound_s < cutoff_s:
+            entry.bounded.lowest(cutoff_s, math.inf if entry.only_bounds else frontier.next_s)
+        if frontier.next_s < entry.bound_s < cutoff_s:
+            frontier.put_back(entry)
+            return
         if entry.bound_s >= cutoff_s or (entry.only_bounds and not self._thorough):
             self._account.close(1, entry.bound_s, only_bounds=entry.only_bounds)
             return

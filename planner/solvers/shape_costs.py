@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.precision import optimizer_state_bytes
-from planner.hardware.collectives import collective_s, send_terms
-from planner.hardware.types import Cluster, Collective
+from planner.exchange import Phase, phase_s, recipe_of
+from planner.hardware.collectives import send_terms
+from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule
 from planner.space.cuts import stage_starts
-from planner.space.jobs import precision_of
+from planner.space.jobs import overlap_of, precision_of
 from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
 
@@ -107,13 +108,13 @@ class ShapeCosts:
         )
         update_s = min(float(c.update_s.min(axis=0).sum()) for c in shardings)
         self._update_s = self._exchanged_once / max(self._elements, 1e-300) * update_s
-        self._tail_cache: dict[tuple[int, float], float] = {}
-        self._precision = precision_of(job, cluster)
+        self._nearby_cache: dict[tuple[int, int, float, Phase], float] = {}
+        self._precision, self._overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._state_bytes = optimizer_state_bytes(job.optimizer, self._precision)
         self._kept_bytes, self._kept_s = _hull(shardings, job)
         workspace = min(float(costs.workspace_bytes.max()) for costs in shardings)
         self._room_bytes = max(device.usable_bytes for device in cluster.devices) - workspace
-        self._exchange_cache: dict[tuple[int, int, bool, bool], float] = {}
+        self._exchange_cache: dict[tuple[int, int, int, bool], tuple[float, float, float]] = {}
         self._sending_cache: dict[int, tuple[float, float]] = {}
 
     @property
@@ -121,57 +122,61 @@ class ShapeCosts:
         """Blocks of the chain."""
         return len(self._forward_before_s) - 1
 
-    def bound_s(self, outline: Outline, beside_s: float) -> float:
-        """Lower bound on the iteration time for any cut, in seconds; `beside_s` from the method of that name."""
-        mean_s = beside_s + outline.passes * self.work_s / len(outline.hosted)
+    def bound_s(self, outline: Outline, beside_s: float, pass_exchange_s: float) -> float:
+        """Lower bound on the iteration time for any cut, in seconds; `beside_s` is the sum of `ramp_s` and `tail_s`."""
+        work_s = with_exchange_s(self.work_s, pass_exchange_s, self._overlap)
+        mean_s = beside_s + outline.passes * work_s / len(outline.hosted)
         return max(mean_s, outline.passes * self._largest_block_s / outline.holders)
 
-    def beside_s(self, outline: Outline, copies: int) -> float:
-        """Lower bound on the mean worker's time apart from its share of the work: ramp, transfers and exchange."""
-        schedule, workers = outline.schedule, len(outline.hosted)
+    def pass_exchange_s(self, replicas: int, zero: int) -> float:
+        """Lower bound on the exchanges of a micro-batch in the passes through all blocks, hidden or not."""
+        return sum(self._nearby_s(replicas, zero, self._exchanged, phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+
+    def ramp_s(self, outline: Outline) -> float:
+        """Lower bound on the mean worker's ramp and transfers."""
         forwards, backwards = outline.ramp
         ramp_s = forwards * self._forward_before_s[outline.first] + backwards * self._backward_before_s[outline.first]
         sending_s = self._crossings(outline) * outline.passes * self._sending_s(1)[0]
-        mean_s = (float(ramp_s.sum()) + sending_s) / workers
-        if schedule.drains and not schedule.spans and not schedule.launches:
-            mean_s += self._tail_s(workers, outline.holders, copies)
-        return mean_s
+        return (float(ramp_s.sum()) + sending_s) / len(outline.hosted)
 
-    def _tail_s(self, workers: int, holders: int, copies: int) -> float:
+    def tail_s(self, outline: Outline, copies: int, zero: int) -> float:
         """Lower bound on the mean worker's time for gradient exchange and update; 0 where the exchange may be hidden.
 
-        The ranks are taken as neighbours that have the links to themselves. Times grow at most in proportion to the
-        bytes, so the time of the mean bytes is no more than the mean time.
+        Times grow at most in proportion to the bytes, so the time of the mean bytes is no more than the mean time.
         """
-        job, group, parts = self._job, copies * holders, workers / holders
-        if job.overlap or max(job.zero) > 1:
+        schedule, group, parts = outline.schedule, copies * outline.holders, len(outline.hosted) / outline.holders
+        if self._overlap or not schedule.drains or schedule.spans or schedule.launches:
             return 0.0
-        if (group, parts) not in self._tail_cache:
-            payload = self._exchanged_once / parts * self._precision.gradient_bytes
-            ranks = np.arange(group, dtype=np.int64) * self.shardings[0].ranks
-            ways_s = [
-                factor * collective_s(self._cluster, kind, ranks, payload, 1)
-                for kind, factor in ((Collective.ALL_REDUCE, 1.0), (Collective.REDUCE_SCATTER, 2.0))
-            ]
-            update_s = self._update_s / parts / (group if max(job.zero) else 1)
-            self._tail_cache[group, parts] = update_s + (min(ways_s) if group > 1 else 0.0)
-        return self._tail_cache[group, parts]
+        update_s = self._update_s / parts / (group if recipe_of(zero).optimizer else 1)
+        return update_s + self._nearby_s(group, zero, self._exchanged_once / parts, Phase.END)
 
-    def even_s(self, outline: Outline, shards: int) -> float:
+    def _nearby_s(self, replicas: int, zero: int, elements: float, phase: Phase) -> float:
+        """Seconds of a phase's exchanges among replicas that are neighbours and have the links to themselves."""
+        key = replicas, zero, elements, phase
+        if key not in self._nearby_cache:
+            ranks = np.arange(replicas, dtype=np.int64) * self.shardings[0].ranks
+            self._nearby_cache[key] = phase_s(self._cluster, recipe_of(zero), phase, ranks, self._precision, elements)
+        return self._nearby_cache[key]
+
+    def even_s(self, outline: Outline, replicas: int, zero: int) -> tuple[float, bool]:
         """Seconds that the slowest worker works and idles, without transfers; infinite if equal stages cannot fit.
+
+        And whether more memory would make no difference.
 
         Args:
             outline: the schedule on its pipeline.
-            shards: number of replicas that shard the optimizer state; 0 if it is not sharded.
+            replicas: of a stage, over which ZeRO shards.
+            zero: ZeRO stage.
         """
-        work_s = self._fitting_s(outline, self._exchanged / shards if shards else self._elements)
+        work_s = self._fitting_s(outline, replicas, zero)
         if math.isinf(work_s):
-            return work_s
+            return work_s, False
+        ample = work_s == self._kept_s[-1]
         schedule, pipeline = outline.schedule, outline.pipeline
         work_s *= self._unevenness(len(outline.hosted))
         each_s = work_s / pipeline.stages
         idle_s = schedule.idle_s(pipeline, self._forward_share * each_s, (1 - self._forward_share) * each_s)
-        return outline.passes * work_s / len(outline.hosted) + idle_s
+        return outline.passes * work_s / len(outline.hosted) + idle_s, ample
 
     def _unevenness(self, workers: int) -> float:
         """Work of the slowest worker over that of the mean one, in the most even cut into so many parts; at least 1.
@@ -184,29 +189,32 @@ class ShapeCosts:
 
     def estimate_s(self, outline: Outline, even_s: float, copies: int, zero: int, *, adjacent: bool) -> float:
         """Estimated iteration time of equal stages: `even_s` with transfers and gradient exchange."""
+        if math.isinf(even_s):
+            return even_s
         workers = len(outline.hosted)
         stride = self.shardings[0].ranks * (copies if adjacent else 1)
         crossed = outline.passes * self._crossings(outline) / workers
         busy_s = even_s + crossed * self._sending_s(stride)[1]
-        exchange_s = self._exchange_s(workers // outline.holders, copies * outline.holders, adjacent, zero > 0)
-        return busy_s + exchange_s if outline.schedule.drains else max(busy_s, exchange_s)
+        parts = workers // outline.holders
+        forward_s, backward_s, end_s = self._exchange_s(parts, copies * outline.holders, zero, adjacent=adjacent)
+        hiding_s = self._overlap * self.work_s / parts
+        hiding_forward_s, hiding_backward_s = self._forward_share * hiding_s, (1 - self._forward_share) * hiding_s
+        exposed_s = max(0.0, forward_s - hiding_forward_s) + max(0.0, backward_s - hiding_backward_s)
+        busy_s += outline.passes / outline.holders * exposed_s
+        end_s = max(0.0, end_s - max(0.0, hiding_backward_s - backward_s))
+        return busy_s + end_s if outline.schedule.drains else max(busy_s, end_s)
 
     def _crossings(self, outline: Outline) -> int:
         """Number of boundaries whose transfers block a worker."""
         return outline.crossings if self._job.transfers is Transfers.BLOCKING else 0
 
-    def _fitting_s(self, outline: Outline, updated: float) -> float:
-        """Seconds of one micro-batch through all blocks with the recomputation that equal stages need to fit.
-
-        Args:
-            outline: the schedule on its pipeline.
-            updated: elements that the ranks of one copy update together.
-        """
-        stages = outline.pipeline.stages
-        element_bytes = outline.versions * self._precision.held_weight_bytes + self._precision.held_gradient_bytes
-        room_bytes = (
-            self._room_bytes - (element_bytes * self._elements + self._state_bytes * updated) * outline.hosted / stages
-        )
+    def _fitting_s(self, outline: Outline, replicas: int, zero: int) -> float:
+        """Seconds of one micro-batch through all blocks with the recomputation that equal stages need to fit."""
+        stages, shard = outline.pipeline.stages, self._exchanged / replicas
+        weights, gradients, states = (self._elements if group is None else shard for group in recipe_of(zero).held)
+        held_bytes = outline.versions * self._precision.held_weight_bytes * weights
+        held_bytes = held_bytes + self._precision.held_gradient_bytes * gradients + self._state_bytes * states
+        room_bytes = self._room_bytes - held_bytes * outline.hosted / stages
         kept_bytes = np.maximum(room_bytes, 0.0) * stages * outline.schedule.parts / np.maximum(outline.held, 1)
         if (kept_bytes * MEMORY_TOLERANCE < self._kept_bytes[0]).any():
             return float("inf")
@@ -234,20 +242,24 @@ class ShapeCosts:
             self._sending_cache[stride] = min(least_s, default=0.0), min(mean_s, default=0.0)
         return self._sending_cache[stride]
 
-    def _exchange_s(self, workers: int, copies: int, adjacent: bool, sharded: bool) -> float:
-        """Seconds to sum an even share of the gradients over the copies of a worker."""
-        key = (workers, copies, adjacent, sharded)
-        if copies < 2:
-            return 0.0
+    def _exchange_s(self, workers: int, copies: int, zero: int, *, adjacent: bool) -> tuple[float, float, float]:
+        """Seconds of the exchanges of an even share over the copies of a worker: a forward, a backward, the end."""
+        key = workers, copies, zero, adjacent
         if key not in self._exchange_cache:
-            ranks = self.shardings[0].ranks
+            ranks, share = self.shardings[0].ranks, self._exchanged / workers
             stride = ranks if adjacent else ranks * workers
-            payload = self._exchanged / workers * self._precision.gradient_bytes
-            kind = Collective.REDUCE_SCATTER if sharded else Collective.ALL_REDUCE
-            group = np.minimum(np.arange(copies, dtype=np.int64) * stride, self._cluster.device_count - 1)
-            seconds = collective_s(self._cluster, kind, np.unique(group), payload, ranks * workers)
-            self._exchange_cache[key] = (2.0 if sharded else 1.0) * seconds
+            group = np.unique(np.minimum(np.arange(copies, dtype=np.int64) * stride, self._cluster.device_count - 1))
+            forward_s, backward_s, end_s = (
+                phase_s(self._cluster, recipe_of(zero), phase, group, self._precision, share, ranks * workers)
+                for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.END)
+            )
+            self._exchange_cache[key] = forward_s, backward_s, end_s
         return self._exchange_cache[key]
+
+
+def with_exchange_s(work_s: float, exchange_s: float, overlap: float) -> float:
+    """Least seconds of work whose exchanges hide behind a fraction of it."""
+    return max(work_s, exchange_s + (1 - overlap) * work_s)
 
 
 def exchanged_elements(costs: BlockCosts) -> np.ndarray:

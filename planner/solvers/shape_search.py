@@ -320,14 +320,18 @@ class ShapeSearch:
             self._bound(list(self._shapes.of((group.floor,), self._candidates.best_s)), only_bounds=True)
 
     def _slower(self, shape: Shape, other: Shape, other_s: float) -> bool:
-        """True if another variant, which took `other_s` and needs no more memory, makes a shape look too slow."""
+        """True if another variant, which took `other_s`, makes a shape look too slow.
+
+        It needs no more memory, or it fits, and by the estimates less memory would not have made it faster.
+        """
+        no_leaner = other.zero >= shape.zero or (other_s < math.inf and shape.estimate_s >= other.estimate_s)
         expected_s = other_s * shape.estimate_s / other.estimate_s
-        return other.zero >= shape.zero and expected_s > self._candidates.best_s * (1 + VARIANT_WITHIN)
+        return no_leaner and expected_s > self._candidates.best_s * (1 + VARIANT_WITHIN)
 
     def _cut_shape(self, shape: Shape, options: StageOptions) -> float:
         """Judge cuts of a shape; if all stages must be alike, for each option on its own.
 
-        Returns the seconds of the fastest; infinity if none fits or may beat the best.
+        Returns the seconds of the fastest, or a bound on them; infinity if none fits or may beat the best.
         """
         cutter = Cutter(shape, options, self._cluster, self._job)
         fastest_s = math.inf
@@ -339,19 +343,20 @@ class ShapeSearch:
     def _judge_cuts(self, cutter: Cutter) -> float:
         """Judge cuts; if the judge finds that none fits, again with cuts that fill less of the memory.
 
-        Returns the seconds of the fastest; infinity if none fits or may beat the best.
+        Returns the seconds of the fastest, its bound if that is no better than the best; infinity if none fits.
         """
-        seconds: list[float] = []
+        seconds, slower = list[float](), list[float]()
         for fraction in MEMORY_FRACTIONS:
             smaller = cutter.within(fraction)
             cuts = smaller.cuts(self._candidates.best_s)
+            slower = [cut.bound_s for cut in cuts if cut.excess <= 0 and cut.bound_s >= self._candidates.best_s]
             seconds = [
                 self._judge(smaller.configuration(cut, self._job), self._candidates.best_s * (1 + SIMULATE_WITHIN))
                 for cut in self._worth_judging(cuts)
             ]
             if cutter.enumerates_all or not seconds or min(seconds) < math.inf or cuts[0].excess > MAX_EXCESS:
                 break
-        return min(seconds, default=math.inf)
+        return min([*seconds, *slower], default=math.inf)
 
     def _worth_judging(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
         """Cuts that may fit and beat the best; the first one in any case while nothing fits, for the error message."""

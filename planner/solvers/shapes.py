@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +20,9 @@ import numpy as np
 from planner.hardware.types import Cluster
 from planner.play import Transfers
 from planner.schedules import Pipeline, Schedule, get
-from planner.solvers.shape_costs import Outline, ShapeCosts
+from planner.solvers.shape_costs import Outline, ShapeCosts, with_exchange_s
 from planner.space.cuts import divisors
+from planner.space.jobs import overlap_of
 from planner.space.repeats import RecomputeChoice, is_allowed
 from planner.space.types import BlockCosts, Job
 
@@ -64,6 +66,8 @@ class Shape:
         adjacent: the copies of a worker are neighbours.
         passes: passes through each block that the mean worker runs in an iteration.
         beside_s: lower bound on the mean worker's time apart from these passes: ramp, transfers, exchange.
+        pass_exchange_s: lower bound on the exchanges in the passes of one micro-batch through all blocks (ZeRO-2, 3).
+        overlap: fraction of the passes behind which they hide.
         bound_s: lower bound on the iteration time of any configuration of the shape.
         estimate_s: estimated iteration time with the recomputation that memory requires, idle time and gradient
             exchange; infinite if even equal stages need far more memory than there is.
@@ -79,6 +83,8 @@ class Shape:
     adjacent: bool
     passes: float
     beside_s: float
+    pass_exchange_s: float
+    overlap: float
     bound_s: float
     estimate_s: float
 
@@ -89,7 +95,8 @@ class Shape:
 
     def bound_with_work_s(self, work_s: float) -> float:
         """The bound for configurations in which one micro-batch takes `work_s` seconds through all blocks."""
-        return max(self.bound_s, self.beside_s + self.passes * work_s)
+        busy_s = with_exchange_s(work_s, self.pass_exchange_s, self.overlap)
+        return max(self.bound_s, self.beside_s + self.passes * busy_s)
 
     @property
     def repeats(self) -> bool:
@@ -108,6 +115,7 @@ class Shapes:
 
     def __init__(self, cluster: Cluster, job: Job, schedule_of: SchedulesFor) -> None:
         self._cluster, self._job, self._schedule_of = cluster, job, schedule_of
+        self._overlap = overlap_of(job, cluster)
         self._devices = min(job.devices or cluster.device_count, cluster.device_count)
         self._pipelines = functools.cache(lambda *size: list(self._pipelines_of(*size)))
         self._outlines: dict[tuple[str, Pipeline], Outline] = {}
@@ -175,17 +183,23 @@ class Shapes:
             replicas = copies * outline.holders
             if self._job.data_parallel and replicas not in self._job.data_parallel:
                 continue
-            beside_s = costs.beside_s(outline, copies)
-            bound_s = costs.bound_s(outline, beside_s)
-            if bound_s >= cutoff_s:
-                continue
-            for zero in zeros if replicas > 1 or inner_replicas else sorted(zeros)[:1]:
-                work_s = costs.even_s(outline, replicas if zero else 0)
+            ramp_s, even_s, ample = costs.ramp_s(outline), math.inf, False
+            for zero in sorted(zeros)[: None if replicas > 1 or inner_replicas else 1]:
+                beside_s, exchange_s = (
+                    ramp_s + costs.tail_s(outline, copies, zero),
+                    costs.pass_exchange_s(replicas, zero),
+                )
+                bound_s = costs.bound_s(outline, beside_s, exchange_s)
+                if bound_s >= cutoff_s:
+                    continue
+                if not ample:  # else higher stages would not be faster
+                    even_s, ample = costs.even_s(outline, replicas, zero)
                 for adjacent in (True, False) if copies > 1 else (False,):
-                    estimate_s = costs.estimate_s(outline, work_s, copies, zero, adjacent=adjacent)
+                    estimate_s = costs.estimate_s(outline, even_s, copies, zero, adjacent=adjacent)
                     yield Shape(
                         schedule, costs.shardings, stages, workers, copies, count, zero, adjacent,
-                        outline.passes / len(outline.hosted), beside_s, bound_s, max(bound_s, estimate_s),
+                        outline.passes / len(outline.hosted), beside_s, exchange_s, self._overlap, bound_s,
+                        max(bound_s, estimate_s),
                     )  # fmt: skip
 
     def _pipelines_of(self, workers: int, count: int, blocks: int) -> Iterator[tuple[Schedule, int]]:

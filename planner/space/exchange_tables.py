@@ -113,19 +113,22 @@ class ExchangeTables:
             element_bytes * ranges.elements + kept.transient * range_maxima(parameter_elements) + ranges.workspace_bytes
         )
 
-    def least_end_terms(
-        self, placements: Placements, task: tuple[int, int, int], replicas: Sequence[int]
+    def least_terms(
+        self, placements: Placements, task: tuple[int, int, int], replicas: Sequence[int], phase: Phase
     ) -> np.ndarray:
-        """[R, 2] lower bound on the end-of-iteration exchange: seconds at start-up, and seconds an element.
+        """[R, 2] lower bound on the exchanges of a phase: seconds at start-up, and seconds an element.
+
+        In a pass, every block with weights starts an exchange of its own.
 
         Args:
             placements: where stages may lie.
             task: copies, devices of one copy, ZeRO stage.
             replicas: allowed numbers of replicas of a stage.
+            phase: the end of an iteration, or a pass.
         """
         copies, width, zero = task
         terms = np.zeros((len(replicas), 2))
-        for step in recipe_of(zero).during(Phase.END):
+        for step in recipe_of(zero).during(phase):
             terms += placements.least_terms(copies, width, replicas, step) * [1.0, step.payload(self._precision)]
         return terms
 

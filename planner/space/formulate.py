@@ -11,7 +11,7 @@ import numpy as np
 from planner import schedules
 from planner.costs.precision import optimizer_state_bytes
 from planner.errors import JobError, UsageError
-from planner.exchange import recipe_of
+from planner.exchange import Phase, recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster, neighbours
 from planner.space.cuts import pinned_blocks, stage_starts
@@ -229,15 +229,18 @@ class Formulator:
             _remember(self._needs, key, cached)
         return cached[1]
 
-    def least_sync(self, ranks: int, slices: tuple[int, int, int], replicas: Sequence[int]) -> np.ndarray:
-        """[R, 2] lower bound on the synchronisation of a stage: seconds at start-up, and seconds an element.
+    def least_exchange(
+        self, ranks: int, slices: tuple[int, int, int], replicas: Sequence[int], phase: Phase
+    ) -> np.ndarray:
+        """[R, 2] lower bound on the exchanges of a stage: seconds at start-up, and seconds an element.
 
         Args:
             ranks: devices of a replica, which count as one.
             slices: copies of the pipeline, devices of one copy, ZeRO stage.
             replicas: allowed numbers of replicas of a stage.
+            phase: the end of an iteration, or a pass, in which every block starts an exchange of its own.
         """
-        return self._exchanges.least_end_terms(self.placements(ranks), slices, replicas)
+        return self._exchanges.least_terms(self.placements(ranks), slices, replicas, phase)
 
     def _least_resident(self, ranges: Ranges, zero: int, ranks: int) -> np.ndarray:
         """[n, n] bytes of weights, gradients, optimizer state and workspace, ZeRO sharding over all devices."""

@@ -26,7 +26,7 @@ from planner.sharding import Boundaries, Boundary, Options, StageSharding, State
 from planner.sharding.inner import InnerCache, InnerCosts, InnerOptions, inner_costs
 from planner.sharding.mesh import Axis, AxisRole, axes_text, mesh_on, roles_of
 from planner.sharding.problem import Choice
-from planner.sharding.sharded import ShardedCosts, decided_costs, graph_decision_costs, leanest_costs, sharded_costs
+from planner.sharding.sharded import ShardedCosts, decided_costs, leanest_costs, sharded_costs
 from planner.space.blocks import block_costs, block_seconds, block_storages, wire_bytes
 from planner.space.configuration import Configuration
 from planner.space.job_options import LIMITS, allows_single_devices, refuse_others
@@ -153,7 +153,7 @@ class Pricer:
         """
         axes = tuple(map(Axis, mesh_names(mesh), mesh))
         inner = self._inner_with(micro_batch, axes, (Boundary.FREE,), device_type)
-        return self._numbered(inner, graph_decision_costs(inner, decision), device_type)
+        return self._numbered(inner, decided_costs(inner, [decision] * len(inner.blocks)), device_type)
 
     def decided(
         self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries, decisions: Sequence[BlockDecision]

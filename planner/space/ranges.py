@@ -85,6 +85,7 @@ class Ranges:
         inner: elements of a stage by entry of `BlockCosts.inner_replicas`.
         workspace_bytes: largest workspace of a block.
         saved_bytes: activation bytes of a micro-batch in flight, without recomputation.
+        exchanged: number of blocks that exchange elements in a pass (ZeRO-2 and 3), and of these elements.
     """
 
     def __init__(self, costs: BlockCosts) -> None:
@@ -112,6 +113,8 @@ class Ranges:
         self.step_s = range_sums(_or_zeros(costs.step_s, block_sums))
         self.workspace_bytes = range_maxima(costs.workspace_bytes)
         self.saved_bytes = costs.saved_bytes
+        exchanged = costs.exchanged_elements
+        self.exchanged = range_sums(exchanged > 0), range_sums(exchanged)
 
     def parts(self, replicas: np.ndarray, group: RankGroup | None) -> np.ndarray:
         """[.., n or 1, n or 1] number of shards that a group makes of stages with so many replicas [..]."""
@@ -215,12 +218,14 @@ class StageNeeds:
         before_s: [n] forward and backward seconds of the blocks before i.
         transfer_s: [n] seconds to send activations to a stage that begins with the block, and gradients back.
         forward_s: forward seconds.
+        backward_s: backward seconds without recomputation.
         plain_s: forward and backward seconds without recomputation.
         repeat_s: [ways, n, n] seconds of recomputation.
         hiding_s: backward seconds of the whole model with the slowest recomputation: no stage's backward is longer.
         limit: [ways, n, n] most micro-batches in flight that fit in memory; 0 where none does.
         update_s: seconds of the optimizer step, sharded only over ranks of a replica that hold the same elements.
         elements: trainable elements that replicas exchange.
+        exchanged: [2, n, n] number of blocks that exchange elements in a pass, and of these elements.
     """
 
     whole_s: float
@@ -228,12 +233,14 @@ class StageNeeds:
     before_s: np.ndarray
     transfer_s: np.ndarray
     forward_s: np.ndarray
+    backward_s: np.ndarray
     plain_s: np.ndarray
     repeat_s: np.ndarray
     hiding_s: float
     limit: np.ndarray
     update_s: np.ndarray
     elements: np.ndarray
+    exchanged: np.ndarray
     _first: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
 
     def first_blocks(self, kept: np.ndarray) -> np.ndarray:
@@ -284,12 +291,14 @@ def stage_needs(
         before_s=np.cumsum(each_s) - each_s,
         transfer_s=transfer_s,
         forward_s=_by_last(ranges.forward_s.min(axis=0)),
+        backward_s=_by_last(ranges.backward_s.min(axis=0)),
         plain_s=_by_last(plain_s),
         repeat_s=np.stack([_by_last(repeat_s) for repeat_s in repeats_s]),
         hiding_s=hiding_s,
         limit=np.stack([_by_last(limit) for limit in limits]),
         update_s=_by_last(_min_of_longer(update_s)),
         elements=_by_last(_min_of_longer(ranges.shard_elements)),
+        exchanged=np.stack([_by_last(table) for table in ranges.exchanged]),
     )
 
 

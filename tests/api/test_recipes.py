@@ -201,3 +201,22 @@ def test_most_of_the_published_rows_are_stated() -> None:
     rows, pairs = read_recipes(folder)
     assert (len(rows), len(pairs)) == (165, 15)
     assert sum(not row.lacks for row in rows) >= 0.65 * len(rows)
+
+
+def test_graphs_of_a_router_alone_leave_its_layer_to_the_host(tmp_path: Path) -> None:
+    router = ["moe_router", "moe_preprocess"]
+    scopes: tuple[list[str], ...] = (router, ["attn", *router], ["mamba"], [])
+    graphs = [{"impl": "transformer_engine", "scope": scope} for scope in scopes]
+    found = [recipe(tmp_path, cuda_graphs=each).statement for each in graphs]
+    assert [statement and statement.eager for statement in found] == [True, False, False, False]
+
+
+def test_one_kernel_for_all_experts_is_read(tmp_path: Path) -> None:
+    found = [recipe(tmp_path, moe={"fused_grouped_mlp": fused}).statement for fused in (True, False)]
+    assert [statement and statement.grouped for statement in found] == [True, False]
+
+
+def test_rows_on_tpus_run_under_maxtext(tmp_path: Path) -> None:
+    found = recipe(tmp_path, system={"device": "TPU7x (Ironwood)", "gpus": 16}, cuda_graphs=None).statement
+    assert found is not None
+    assert (found.cluster, found.stack, found.eager) == ("tpu7x-pod", "maxtext", False)

@@ -58,3 +58,19 @@ def test_why_not_prices_a_choice(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert data["iteration_s"] > data["plan_s"]
     assert run("explain", path, "--why-not", "tp=8,zero=0") == 0  # for what the plan names, sequence length included
     assert capsys.readouterr().out == text
+
+
+def test_why_not_of_a_model_that_is_not_at_hand_says_how_to_name_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"intermediate_size": 96, "vocab_size": 100}
+    model, plan = tmp_path / "Tiny" / "config.json", tmp_path / "tiny.json"
+    model.parent.mkdir()
+    model.write_text(json.dumps(config))
+    assert run("plan", model, "-H", "dgx-a100", "-b", 64, "--dim", "seq=64", "--for", "any", "-q", "-o", plan) == 0
+    assert run("explain", plan, "--why-not", "tp=2") == 2
+    words = "the model of the plan, config.json, lies neither here nor beside it (name its file by --model"
+    assert words in capsys.readouterr().err
+    assert run("explain", plan, "--why-not", "pt=2") == 2
+    assert "no choice 'pt' (did you mean 'tp'" in capsys.readouterr().err

@@ -45,8 +45,19 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("--tp", "8", "--pp", "8"), 6, "without --tp 8"),
-        (("--tp", "8", "--pp", "8"), 6, "without --pp 8"),
+        (
+            ("--tp", "8", "--pp", "8"),
+            5,
+            "TP 8 x PP 8 takes 64 devices of 8 (use smaller degrees, or more devices: --nodes 8",
+        ),
+        (("--cp", "16"), 5, "CP 16 takes 16 devices of 8"),
+        (("--dp", "12"), 5, "DP 12 takes 12 devices of 8 (use smaller degrees, or more devices: --nodes 2 makes 16)"),
+        (("--pp", "40", "--nodes", "8"), 5, "40 stages of a model with 27 blocks (allow fewer stages with --pp)"),
+        (("--dp", "8", "--pp", "2"), 6, "without --pp 2"),
+        (("--devices", "4096"), 5, "dgx-a100 has 8 devices, not 4,096 (--nodes 512 makes 4,096)"),
+        (("--zero", "4"), 2, "'--zero': 4 is not in the range"),
+        (("--least", "dollars"), 2, "add --target"),
+        (("--target", "step=1s", "--devices", "4"), 2, "give their maximum by --nodes"),
         (("--tp", "3"), 5, "use 1, 2, 4, 8"),
         (("--tp", "16"), 5, "needs 16 ranks, of which there are 8"),
         (("--mesh", "16"), 5, "needs 16 ranks, of which there are 8"),

@@ -7,7 +7,9 @@ import statistics
 
 import pytest
 
-from planner.costs import JobClass, error_of, measured_error
+from planner.costs import JobClass, error_of, measured_error, read_errors
+from planner.costs.errors import ERRORS_FILE
+from planner.hardware.document import profile_folder
 
 JOB = JobClass("some-stack", "some-device", "nothing", "one stage")
 
@@ -31,6 +33,17 @@ def test_an_interval_by_student() -> None:
     assert found.in_words(10.0).endswith("one stage: 10 runs")
 
 
+@pytest.mark.parametrize("ratio", [0.6, 1.7])
+def test_an_interval_holds_the_prediction(ratio: float) -> None:
+    """Runs that all lie to one side of their predictions have an interval that ends at the predicted time."""
+    found = error_of(JOB, [ratio, ratio * 1.01, ratio * 0.99])
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= min(ratio, 1.0)
+    assert found.high >= max(ratio, 1.0)
+    assert 1.0 in (found.low, found.high)
+
+
 def test_two_runs_make_no_interval() -> None:
     found = error_of(JOB, [1.0, 1.1])
     assert (found.runs, found.low) == (2, None)
@@ -45,5 +58,7 @@ def test_shipped_classes() -> None:
     assert found.low is not None
     assert found.high is not None
     assert 0.7 < found.low < 1 < found.high < 1.3
+    stated = [each for each in read_errors(profile_folder() / ERRORS_FILE).values() if each.low is not None]
+    assert all(each.low is None or each.high is None or each.low <= 1 <= each.high for each in stated)
     many = JobClass.of("megatron-2021", "a100-sxm-80gb", ranks=8, zero=1, stages=4, schedule="1f1b")
     assert measured_error(many).runs >= 20

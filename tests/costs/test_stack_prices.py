@@ -9,7 +9,7 @@ import pytest
 
 from planner.costs import alignment_advice
 from planner.graph import Graph
-from planner.hardware import Stack
+from planner.hardware import Curve, Stack
 from tests.costs.test_roofline import DEVICE, node, of, product
 from tests.operators import calls
 
@@ -100,3 +100,60 @@ def test_a_gated_activation_in_one_kernel_passes_once_through_memory() -> None:
     assert fused.forward_s[2:].tolist() == pytest.approx([0.0, 3 * once_s])
     assert fused.backward_s[2:].tolist() == pytest.approx([0.0, 5 * once_s])
     assert plain.backward_s[2:].sum() > 6 * once_s
+
+
+@pytest.mark.parametrize(("head", "filled"), [(64, 1 / 4), (192, 3 / 4), (256, 1.0)])
+def test_heads_are_padded_to_the_matrix_unit(head: int, filled: float) -> None:
+    padded = of(attention(head), replace(FAST, matrix_unit=256))
+    assert padded.forward_s[0] == pytest.approx(of(attention(head), FAST).forward_s[0] / filled)
+
+
+def test_stored_matrices_are_padded_to_the_matrix_unit() -> None:
+    """192 x 192 and 192 x 320 in units of 128: 256 x 256 and 256 x 384."""
+    made = product(512, 192, 320)
+    found, plain = (of(made, replace(FAST, matrix_unit=unit)) for unit in (128, 1))
+    padding = [256 * 256 / (192 * 192), 256 * 384 / (192 * 320)]
+    assert found.forward_s / plain.forward_s == pytest.approx(padding)
+    assert found.backward_s / plain.backward_s == pytest.approx(padding)
+
+
+@pytest.mark.parametrize(
+    ("block", "attributes", "met"),
+    [
+        (1, {"is_causal": 1}, 256),
+        (128, {"is_causal": 1}, 256 + 63.5),
+        (512, {"is_causal": 1}, 511.5),
+        (1, {"is_causal": 1, "left_window_size": 63}, 64),
+        (128, {"is_causal": 1, "left_window_size": 63}, 256),
+        (128, {"is_causal": 1, "left_window_size": 255}, 256 + 63.5),
+    ],
+)
+def test_blocks_of_attention_are_worked_out_whole(block: int, attributes: dict[str, int], met: float) -> None:
+    """Of 512 keys a query meets half under a causal mask, and of what a mask hides the rest of its blocks."""
+    stack = Stack(causal_part=0.5, attention_block=block)
+    found = of(attention(64, **attributes), replace(FAST, stack=stack))
+    assert found.forward_s[0] == pytest.approx(met / 512 * of(attention(64), FAST).forward_s[0], rel=1e-6)
+
+
+def mixture(experts: int) -> Graph:
+    """256 rows of 64 elements for each expert, and a matrix of 64 x 64 each."""
+    tensors = {"x": f"i {experts} 256 64", "w": f"w {experts} 64 64", "y": f"x {experts} 256 64"}
+    return replace(calls.graph(tensors, [node("MatMul", "x w", "y")]), batch=experts)
+
+
+def test_products_of_experts_run_at_the_rate_of_one() -> None:
+    """All experts together run at full rate, one alone at half of it; a quarter of the work is that of two experts."""
+    one = 2.0 * 256 * 64 * 64
+    curve = Curve((one, 8 * one), (0.5, 1.0))
+    device = replace(FAST, matrix_flop_per_s={"fp32": 1e11}, matrix_efficiency=curve)
+    together, alone = (of(mixture(8), replace(device, stack=Stack(grouped_experts=each))) for each in (True, False))
+    assert alone.forward_s[0] == pytest.approx(2 * together.forward_s[0])
+    assert alone.at(0.25)[0][0] == pytest.approx(alone.forward_s[0] / 4)
+
+
+def test_the_library_launches_the_products_of_further_experts() -> None:
+    """One launch of 20 us, and 5 us for each further expert."""
+    device = replace(FAST, launch_s=20e-6, stack=Stack(kernel_launch_s=5e-6))
+    found = of(mixture(8), replace(device, matrix_flop_per_s={"fp32": 1e30}, memory_byte_per_s=1e30))
+    assert found.forward_s[0] == pytest.approx(20e-6 + 7 * 5e-6)
+    assert found.at(0.25)[0][0] == pytest.approx(20e-6 + 5e-6)

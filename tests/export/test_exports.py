@@ -291,7 +291,7 @@ def test_the_page_says_what_was_mapped_and_what_not(name: str) -> None:
     page = str(found.files["EXPORT.md"])
     assert "llama3-8b on dgx-h100" in page
     assert all(f"\n- {text}\n" in page for text in found.left_out)
-    assert all(f"| {one.part} |" in page for one in found.mapped)
+    assert all(f"| {part} |" in page for part in found.mapped)
     assert any("overlap" in text for text in found.left_out)
     assert str(found.files["launch.sh"]).startswith("#!/usr/bin/env bash\nset -euo pipefail\n")
 

@@ -163,9 +163,8 @@ def test_each_devices_pieces_give_its_piece_of_every_result(name: str) -> None:
 def _writes(plan: Plan, operator: str) -> tuple[str, ...]:
     """Layouts in which an operator of the plan writes."""
     for stage in plan.stages:
-        for at in range(*stage.blocks):
-            entry, names = plan.sharded_block(stage.index, at) or (None, {})
-            for split in entry.operators if entry else ():
+        for _, entry, names in plan.sharded_blocks(stage.index):
+            for split in entry.operators:
                 if names[split.operator] == operator:
                     return split.writes
     return ()

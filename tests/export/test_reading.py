@@ -74,9 +74,29 @@ def test_a_launch_script_is_read_and_says_what_is_not_taken_over() -> None:
     assert [line.split(":")[0] for line in read.ignored] == ["--fp8-margin 1", "--optimizer-cpu-offload"]
 
 
+def test_variables_and_arrays_of_a_script_are_read() -> None:
+    script = """#!/bin/bash
+TP=${TP_SIZE:-4}
+export SEQ=8192
+MODEL_ARGS="--num-layers 80 --seq-length $SEQ --hidden-size 8192"
+PARALLEL=(
+    --tensor-model-parallel-size $TP
+    --pipeline-model-parallel-size 2
+)
+torchrun ${NODES[@]} pretrain_gpt.py ${MODEL_ARGS} "${PARALLEL[@]}" --num-layers-per-virtual-pipeline-stage 10 --bf16
+"""
+    read = export.read_job(script, "megatron")
+    assert (read.degrees.tensor, read.degrees.pipeline, read.degrees.chunks) == (4, 2, 4)
+    assert read.sequence == 8192
+    assert export.read_job("[training]\nseq_len = 4096", "torchtitan").sequence == 4096
+
+
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [
+        ("megatron", "train my model", "there is no argument in it"),
+        ("megatron", "--num-layers-per-virtual-pipeline-stage 4", "without --num-layers"),
+        ("nosuch", "{}", "use deepspeed or megatron or torchtitan"),
         ("megatron", "--tensor-model-parallel-size $TP", "--tensor-model-parallel-size is '$TP'"),
         ("megatron", "--lr '3", "cannot be read as arguments"),
         ("torchtitan", "[parallelism", "cannot be read as TOML"),
@@ -103,11 +123,13 @@ def test_what_cannot_be_taken_over_is_refused_by_name(name: str, text: str, name
 def test_predict_takes_a_frameworks_configuration_and_options_win(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run.sh").write_text(SCRIPT.replace("--recompute-activations", ""))
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("--recompute-activations", "--seq-length 4096"))
     common = ("predict", "llama3-8b", "-H", "dgx-h100", "--dim", "seq=256")
     output = tmp_path / "plan.json"
     assert run(*common, "--from", "megatron", tmp_path / "run.sh", "--pp", 1, "--interleave", 1, "-o", output) == 0
-    assert "note: ignored in" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "note: ignored in" in said
+    assert "run.sh trains sequences of 4096, and 256 is priced: --dim seq=4096 prices those" in said
     found = planner.read_plan(output)
     assert len(found.stages) == 1
     assert found.stages[0].group_ranks == 4
@@ -116,3 +138,5 @@ def test_predict_takes_a_frameworks_configuration_and_options_win(
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1}')
     assert run(*common, "--from", "deepspeed", tmp_path / "ds.json") == 2
     assert "--global-batch" in capsys.readouterr().err
+    assert run(*common, "--from", "deepspeed", tmp_path / "absent.json") == 7
+    assert "name a configuration of deepspeed" in capsys.readouterr().err

@@ -15,8 +15,8 @@ import pytest
 
 import planner
 from planner import Configuration, load_graph
+from planner.documents import adapter
 from planner.plans import Plan, Requirement, Sharding, dumps, parse_configuration, write
-from planner.plans.documents import adapter
 from tests.plans import fixed_batch
 from tests.plans.sample import decision, make_plan
 from tests.plans.sharded_sample import mixture

@@ -24,7 +24,7 @@ from planner.plans import (
     rebuild,
     validate,
 )
-from planner.plans.model import longest_run, template
+from planner.plans.model import repeats, skeletons, template
 from planner.plans.shardings import transposed
 from planner.sharding import Boundary, Reason, Strategy, TensorChoice, WeightChoice, layout_text
 from tests.plans.sample import decision, make_plan
@@ -211,9 +211,10 @@ def test_a_decision_without_its_sharding_is_refused() -> None:
 
 def test_rows_of_names_that_follow_a_template() -> None:
     rows = [("l.0", "x"), ("l.1", "x"), ("l.2", "x"), ("l.4", "x"), ("m.5", "x")]
-    assert longest_run(rows) == 3
-    assert longest_run(rows[3:]) == 1
-    assert longest_run([("a{1}",), ("a{2}",)]) == 1
+    outlines = skeletons((row, ()) for row in rows)
+    assert [repeats(outlines, start, 1) for start in range(5)] == [3, 2, 2, 1, 1]
+    assert repeats(skeletons([(("a{1}",), ()), (("a{2}",), ())]), 0, 1) == 1
+    assert repeats(skeletons([(("a1",), "wide"), (("a2",), "narrow")]), 0, 1) == 1
     assert template("l.3.a", "l.5.a") == "l.{3+2i}.a"
     series = BlockSeries(3, 2, 3, ("l.{0+1i}", "x"))
     assert list(series.named()) == [(3, ("l.0", "x")), (5, ("l.1", "x")), (7, ("l.2", "x"))]

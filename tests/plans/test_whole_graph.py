@@ -45,15 +45,11 @@ def test_blocks_add_up_to_what_the_whole_graph_costs(system: str) -> None:
     plan, graph, cluster = planned(system)
     (rebuilt,) = rebuild(plan, graph, cluster)
     whole = {}
-    for entry in rebuilt.sharding.blocks:
-        decided = rebuilt.decision(entry)
-        for block, _ in entry.members():
-            names = plan.sharded_block(0, block)
-            assert names is not None
-            for name, choice in decided.items():
-                is_operator = name.startswith("op:")
-                own = names[1][name.removeprefix("op:")]
-                whole["op:" + own if is_operator else own] = choice
+    for _, entry, names in plan.sharded_blocks(0):
+        for name, choice in rebuilt.decision(entry).items():
+            is_operator = name.startswith("op:")
+            own = names[name.removeprefix("op:")]
+            whole["op:" + own if is_operator else own] = choice
     assert len([name for name in whole if name.startswith("op:")]) == len(graph.nodes)
     verdict = evaluate(rebuilt.setting, whole, facts=rebuilt.facts)
     assert verdict.violations == []

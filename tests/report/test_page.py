@@ -157,7 +157,12 @@ def test_memory_is_the_simulations(sharded: Plan, sharded_page: str) -> None:
 
 
 def test_alternatives_have_their_times_and_memory(sharded: Plan, sharded_page: str) -> None:
-    points = Page(sharded_page).specs["alternatives"]["data"]["values"]
+    spec = Page(sharded_page).specs["alternatives"]
+    points = spec["data"]["values"]
+    low, high = next(layer for layer in spec["layer"] if "text" in layer["encoding"])["encoding"]["y"]["scale"][
+        "domain"
+    ]
+    assert all(low < point["memory"] < high for point in points)
     assert points[0]["seconds"] == sharded.predictions.reached_s
     expected = {(other.label, sharded.compared_s(other)[1]) for other in sharded.alternatives}
     assert {(point["name"], point["seconds"]) for point in points[1:]} == {

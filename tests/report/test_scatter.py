@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.report.scatter import LETTER, comparison_svg
+from planner.ask.sweeps import SweepRow
+from planner.plans.figures import Headline
+from planner.report.scatter import LETTER, comparison_svg, sweep_svg
 from planner.report.svg import time_ticks
 from planner.space import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
@@ -110,3 +112,18 @@ def test_it_follows_the_scheme_of_the_viewer() -> None:
     text = comparison_svg(Comparison("m", "h", 8, "sync", (row("a", 1, 4),)))
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r'(fill|stroke)="', text)
+
+
+def _swept(devices: int, *, pareto: bool) -> SweepRow:
+    line = Headline("gpt2", {"h100": devices}, 8, 1.0, 8.0 * devices, devices << 30, 80 << 30)
+    return SweepRow((("devices", str(devices)), ("model", "gpt2")), line, "a plan", pareto=pareto)
+
+
+def test_points_of_a_sweep_are_named_the_best_always_and_the_others_where_they_are_few() -> None:
+    few = [_swept(n, pareto=n == 2) for n in (1, 2, 3)]
+    texts = [text.text for text in ElementTree.fromstring(sweep_svg(few)).iter(f"{SVG}text")]
+    assert {"devices 1", "devices 2", "devices 3"} <= set(texts)
+    assert "no other is as good in throughput, price and memory" in texts
+    many = [_swept(n, pareto=n == 2) for n in range(1, 31)]
+    texts = [text.text for text in ElementTree.fromstring(sweep_svg(many)).iter(f"{SVG}text")]
+    assert [text for text in texts if (text or "").startswith("devices ")] == ["devices 2"]

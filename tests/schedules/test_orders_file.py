@@ -92,10 +92,10 @@ def test_csv_errors_name_the_line(text: str, line: int, message: str, tmp_path: 
     [
         ('{\n"lanes": [\n"F0.0 B0.0",\n"F1.0 B1.0 Q1"\n]}', 4, "cannot read action 'Q1'"),
         ('{\n"lanes": [\n"F0.0 B0.0",\n"B1.0 F1.0"\n]}', 4, "does not come after its forward"),
-        ('{"lanes": ["F0.0 B0.0"],\n"part": 2}', 2, "unknown setting 'part'"),
-        ('{"lanes": ["F0.0 B0.0"],\n"parts": 0}', 2, "parts is 0"),
+        ('{"lanes": ["F0.0 B0.0"],\n"part": 2}', "2:9", "unknown key 'part'"),
+        ('{"lanes": ["F0.0 B0.0"],\n"parts": 0}', 2, "parts below 1: 0"),
         ('{"lane": []}', 1, "no lanes"),
-        ('{"lanes": [7]}', 1, "neither a text nor a list"),
+        ('{"lanes": [7]}', "1:12", r"lanes\[0\]: input should be a valid array"),
         ('{\n"lanes": []\n}', 2, "no lanes"),
         ('{\n"lanes": [\n"F0.0 B0.0",\n""\n]}', 4, "lane 1 has no actions"),
         ('{\n"lanes": [\n"F0.0 B0.0",\n"F2.0 B2.0"\n]}', 4, "stage 1 has no actions, but F2.0 is there"),
@@ -118,13 +118,15 @@ def test_csv_errors_name_the_line(text: str, line: int, message: str, tmp_path: 
         ),
         ('{"lanes": ["F0.0 B0.0"],\n"versions": [1, 1]}', 2, "1 stages, but versions for 2"),
         ('{"lanes": ["F0.0 B0.0", "F1.0 B1.0"],\n"limits": [1]}', 2, "2 stages, but limits for 1"),
-        ('{"lanes": ["F0.0 B0.0"],\n"limits": [0]}', 2, "limits are below 1"),
+        ('{"lanes": ["F0.0 B0.0"],\n"limits": [0]}', 2, r"limits below 1: \(0,\)"),
         ('{"lanes": ["F0.0 B0.0"],\n"workers": [0, 0]}', 2, "1 lanes, but workers for 2"),
         ('{"lanes": ["F0.0 B0.0"],\n"streaming": true}', 2, "streaming is only for shared workers"),
-        ('{"lanes": ["F0.0 B0.0"],\n"parts": 1,\n"parts": 2}', 3, "'parts' stands twice"),
+        ('{"lanes": ["F0.0 B0.0"],\n"parts": true}', "2:10", "parts: input should be a valid integer"),
+        ('{"lanes": ["F0.0 B0.0"],\n"workers": [-1]}', 2, "workers below 0"),
+        ('{"lanes": ["F0.0 B0.0"],\n"parts": 1,\n"parts": 2}', 3, "'parts' appears twice"),
     ],
 )
-def test_json_errors_name_the_line(text: str, line: int, message: str, tmp_path: Path) -> None:
+def test_json_errors_name_the_line(text: str, line: int | str, message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "own.json", text)
     with pytest.raises(PlanError, match=message) as caught:
         read_orders(path)

@@ -33,13 +33,13 @@ def test_axes_cost_what_their_groups_cost() -> None:
     assert across > inside, "eight groups share the node's ports"
 
 
-def test_a_slice_that_leaves_a_node_is_priced_by_its_slowest_group() -> None:
+def test_groups_of_which_one_leaves_a_node_are_priced_by_the_slowest() -> None:
     cluster = load_cluster("dgx-a100", nodes=2)
-    shifted = mesh_on(cluster, (2, 4), start=6)
-    groups = shifted.groups((1,))
-    assert groups.tolist() == [[6, 7, 8, 9], [10, 11, 12, 13]]
-    slow = collective_s(cluster, Collective.ALL_GATHER, groups[0], 1e9, concurrent=2)
-    assert float(shifted.seconds(Collective.ALL_GATHER, (1,), 1e9)) == pytest.approx(slow)
+    mesh = mesh_on(cluster, (5, 3))
+    groups = mesh.groups((1,))
+    assert groups.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]]
+    slow = collective_s(cluster, Collective.ALL_GATHER, groups[2], 1e9, concurrent=5)
+    assert float(mesh.seconds(Collective.ALL_GATHER, (1,), 1e9)) == pytest.approx(slow)
 
 
 def test_a_mesh_must_fit() -> None:

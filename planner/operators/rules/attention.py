@@ -122,7 +122,15 @@ def _spec(
         backward_flops=BACKWARD_FLOPS * heads.scores,
         input_grad=2.0 * heads.scores * scores + input_grad,
         weight_grad=weight_grad,
-        extra={"score_elements": float(heads.scores), "recompute_matrix_flops": again, **written},
+        extra={
+            "score_elements": float(heads.scores),
+            "recompute_matrix_flops": again,
+            "keys": float(heads.keys),
+            "window": float(min(heads.window or heads.keys, heads.keys)),
+            "head": float(heads.head),
+            "value_head": float(heads.value_head),
+            **written,
+        },
     )
 
 

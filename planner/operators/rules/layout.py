@@ -143,15 +143,27 @@ def identity(site: Site) -> OpSpec:
 
 
 def aligned_nest(site: Site, positions: Collection[int], whole: Collection[int] = ()) -> LoopNest:
-    """Tensors of equal rank whose dimensions correspond; those listed, or of unequal size, cannot be split."""
+    """Tensors of equal rank whose dimensions correspond; those listed, or of unequal size, cannot be split.
+
+    A listed one along which a tensor is cut into equal parts, or made of them, has the part as a dimension of its own.
+    A fused query-key-value projection is followed by a `Split` into thirds: `b s (part d) -> b s d, b s d, b s d` says
+    that d may be cut if the input is cut in an interleaved way.
+    """
     outputs = [p for p in range(len(site.call.outputs)) if site.has_output(p)]
-    shapes = [*(site.input(p).shape for p in positions), *(site.output(p).shape for p in outputs)]
+    sides = [site.input(p).shape for p in positions], [site.output(p).shape for p in outputs]
+    shapes, (few, many) = [*sides[0], *sides[1]], sorted(sides, key=len)
     shared = [len({shape[k] for shape in shapes}) == 1 for k in range(len(site.output().shape))]
     columns = [[f"d{k}" if alike else f"w{k}_{i}" for k, alike in enumerate(shared)] for i in range(len(shapes))]
     fixed = {name for column in columns for k, name in enumerate(column) if not shared[k] or k in whole}
+    sizes: dict[str, int] = {}
+    for k in whole:
+        if {shape[k] * len(many) for shape in many} == {few[0][k]} and not shared[k]:
+            sizes = {"part": len(many), f"d{k}": many[0][k]}
+            for column, shape in zip(columns, shapes, strict=True):
+                column[k] = f"(part d{k})" if shape == few[0] else f"d{k}"
     lines = [f"{p}:{' '.join(column)}" for p, column in zip((*positions, *outputs), columns, strict=True)]
-    count = len(positions)
-    return site.nest(f"{', '.join(lines[:count])} -> {', '.join(lines[count:])}", whole=" ".join(fixed))
+    left, right = ", ".join(lines[: len(positions)]), ", ".join(lines[len(positions) :])
+    return site.nest(f"{left} -> {right}", sizes=sizes, whole=" ".join({*fixed, "part"}))
 
 
 def _result_only(site: Site) -> OpSpec:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
 from planner.runtime.operators.call import Call, rule
@@ -29,11 +31,53 @@ def _positions(q: torch.Tensor, k: torch.Tensor, first: int) -> tuple[torch.Tens
     return queries, torch.arange(k.shape[2], device=k.device)
 
 
+def fused_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, *, causal: bool = False
+) -> torch.Tensor:
+    """Scaled dot-product attention as one kernel, which keeps its operands, its result and a number for each row.
+
+    On the meta device the kernels are named, since torch chooses one by the device: of a GPU, which reads grouped keys
+    as they are, and, where there is a mask, a processor's. No mask that needs a gradient can be given.
+
+    Args:
+        q: queries [b, heads, queries, d].
+        k: keys [b, key heads, keys, d].
+        v: values [b, key heads, keys, d].
+        mask: added to the scores, or true where a query sees a key; broadcasts to [b, heads, queries, keys].
+        scale: factor of the scores.
+        causal: query i sees keys 0 to i only; without a mask.
+    """
+    groups = q.shape[1] // k.shape[1]
+    if not q.is_meta:
+        mask = mask if mask is None or mask.dtype in (torch.bool, q.dtype) else mask.to(q.dtype)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
+        )
+    kernels: Any = torch.ops.aten
+    if mask is None:
+        results = kernels._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+    else:
+        k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
+        results = kernels._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+    return cast(torch.Tensor, results[0])
+
+
 def _attended(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, seen: torch.Tensor | None,
-    scale: float, softcap: float, sinks: torch.Tensor | None = None,
+    scale: float, softcap: float, sinks: torch.Tensor | None = None, *, causal: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """softmax(q k' * scale + bias) v with grouped keys; `sinks` [heads] are scores without a value."""
+    """softmax(q k' * scale + bias) v with grouped keys; `sinks` [heads] are scores without a value.
+
+    One kernel does it, unless scores are capped or have sinks, values are wider than keys, or the bias is trained.
+    `causal` says of a mask `seen` that it hides later keys and nothing else.
+    """
+    trained = bias is not None and bias.requires_grad
+    if not softcap and sinks is None and not trained and q.shape[-1] == v.shape[-1] and v.is_floating_point():
+        if causal and bias is None:
+            return fused_attention(q, k, v, None, scale, causal=True)
+        if bias is None or seen is None:
+            return fused_attention(q, k, v, seen if bias is None else bias, scale)
+        return fused_attention(q, k, v, bias.masked_fill(~seen, -torch.inf), scale)
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -60,7 +104,7 @@ def _attention(c: Call) -> list[torch.Tensor]:
     k, v = (_heads(c[i], int(c.attr("kv_num_heads", 0))) for i in (1, 2))
     if c.has(4):
         k, v = torch.cat([c[4], k], 2), torch.cat([c[5], v], 2)
-    mask, bias, seen = c.get(3), None, None
+    mask, bias, seen, causal = c.get(3), None, None, False
     if mask is not None and mask.dtype == torch.bool:
         seen = mask
     elif mask is not None:
@@ -74,10 +118,12 @@ def _attention(c: Call) -> list[torch.Tensor]:
         after = 0 if after < 0 else min(after, 0)
     if before >= 0 or after >= 0:
         # Queries are aligned with the first keys where no past precedes them.
-        visible = window(*_positions(q, k, k.shape[2] - q.shape[2] if c.has(4) else 0), before, after)
+        first = k.shape[2] - q.shape[2] if c.has(4) else 0
+        causal = seen is None and before < 0 and after == 0 and first == 0
+        visible = window(*_positions(q, k, first), before, after)
         seen = visible if seen is None else seen & visible
     scale = c.attr("scale") or 1.0 / math.sqrt(q.shape[-1])
-    y = _attended(q, k, v, bias, seen, scale, c.attr("softcap", 0.0))
+    y = _attended(q, k, v, bias, seen, scale, c.attr("softcap", 0.0), causal=causal)
     y = y.transpose(1, 2).flatten(2) if three else y
     return [y, k, v]
 
@@ -88,10 +134,10 @@ def _group_query_attention(c: Call) -> list[torch.Tensor]:
         raise ModelError("GroupQueryAttention with a cache has no torch rule", where=c.name, hint="export for training")
     q = _heads(c[0], int(c.attr("num_heads")))
     k, v = (_heads(c[i], int(c.attr("kv_num_heads"))) for i in (1, 2))
-    width = int(c.attr("local_window_size", -1))
-    seen = window(*_positions(q, k, k.shape[2] - q.shape[2]), width - 1 if width > 0 else -1, 0)
+    width, first = int(c.attr("local_window_size", -1)), k.shape[2] - q.shape[2]
+    seen = window(*_positions(q, k, first), width - 1 if width > 0 else -1, 0)
     scale = c.attr("scale") or 1.0 / math.sqrt(q.shape[-1])
-    y = _attended(q, k, v, None, seen, scale, c.attr("softcap", 0.0), c.get(11))
+    y = _attended(q, k, v, None, seen, scale, c.attr("softcap", 0.0), c.get(11), causal=width <= 0 and not first)
     return [y.transpose(1, 2).flatten(2)]
 
 

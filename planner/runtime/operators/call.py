@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +27,7 @@ class Context:
         keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`HostMemory.keeping`).
         saw: told each operator's name, operands and first result (`WaitingProducts.saw`).
         device: where the pass runs.
+        adds_in_place: whether a backward adds gradients of weights to those that are there, all at once.
     """
 
     float_dtype: torch.dtype = torch.float32
@@ -35,6 +36,12 @@ class Context:
     keeping: Callable[[str], AbstractContextManager[object]] = nullcontext
     saw: Callable[[str, Sequence[torch.Tensor | None], object], None] = lambda op, operands, result: None
     device: torch.device = HOST
+    adds_in_place: bool = False
+
+    @property
+    def inside(self) -> Context:
+        """That of operators that run again as one: nothing of what happens inside is kept or told of."""
+        return replace(self, keeping=nullcontext, saw=lambda op, operands, result: None)
 
 
 @dataclass(frozen=True, slots=True)

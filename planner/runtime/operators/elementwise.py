@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
 from planner.runtime.operators.call import RULES, Call, rule
+from planner.runtime.operators.kernels import repeated
 
 _TORCH_TYPES = {
     2: torch.uint8, 3: torch.int8, 4: torch.int16, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,
@@ -133,12 +134,16 @@ def _quick_gelu(c: Call) -> torch.Tensor:
 
 @rule("Swish")
 def _swish(c: Call) -> torch.Tensor:
-    return c[0] * torch.sigmoid(c.attr("alpha", 1.0) * c[0])
+    return _swish_of(c[0], c.attr("alpha", 1.0))
+
+
+def _swish_of(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
 
 
 @rule("SwiGLU")
 def _swiglu(c: Call) -> torch.Tensor:
-    return c[0] * torch.sigmoid(c.attr("alpha", 1.0) * c[0]) * c[1]
+    return repeated(lambda gate, x: (_swish_of(gate, c.attr("alpha", 1.0)) * x,), (c[0], c[1]))[0]
 
 
 @rule("LeakyRelu")

@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
 from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.kernels import lookup
 
 
 @rule("Gather")
@@ -14,7 +15,7 @@ def _gather(c: Call) -> torch.Tensor:
     axis = int(c.attr("axis", 0)) % c[0].dim()
     places = torch.where(c[1] < 0, c[1] + c[0].shape[axis], c[1]).long()
     if axis == 0 and c[0].dim() == 2 and c[0].is_floating_point():
-        return F.embedding(places, c[0])
+        return lookup(c[0], places) if c.context.adds_in_place else F.embedding(places, c[0])
     taken = c[0].index_select(axis, places.reshape(-1))
     return taken.reshape(*c[0].shape[:axis], *places.shape, *c[0].shape[axis + 1 :])
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
 from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.kernels import RMSNorm, cross_entropy
 
 
 def _from_axis(x: torch.Tensor, axis: int) -> tuple[int, ...]:
@@ -15,51 +16,61 @@ def _from_axis(x: torch.Tensor, axis: int) -> tuple[int, ...]:
 
 @rule("LayerNormalization", "com.microsoft.LayerNormalization")
 def _layer_norm(c: Call) -> list[torch.Tensor]:
-    x, dims = c[0], _from_axis(c[0], int(c.attr("axis", -1)))
-    mean = x.mean(dims, keepdim=True)
-    inverse = torch.rsqrt((x - mean).square().mean(dims, keepdim=True) + c.attr("epsilon", 1e-5))
-    y = (x - mean) * inverse * c[1]
-    return [y + c[2] if c.has(2) else y, mean, inverse]
+    return _layer_normed(c[0], _from_axis(c[0], int(c.attr("axis", -1))), c[1], c.get(2), c.attr("epsilon", 1e-5))
+
+
+def _layer_normed(
+    x: torch.Tensor, dims: tuple[int, ...], scale: torch.Tensor, shift: torch.Tensor | None, epsilon: float
+) -> list[torch.Tensor]:
+    """Normalised over the last dimensions, with scale and shift; mean and inverse deviation."""
+    shape = x.shape[dims[0] :]
+    scale, shift = scale.expand(shape), None if shift is None else shift.expand(shape)
+    return list(torch.native_layer_norm(x, list(shape), scale, shift, epsilon))
 
 
 @rule("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft.SimplifiedLayerNormalization")
 def _rms_norm(c: Call) -> list[torch.Tensor]:
     dims = _from_axis(c[0], int(c.attr("axis", -1)))
-    inverse = torch.rsqrt(c[0].square().mean(dims, keepdim=True) + c.attr("epsilon", 1e-5))
-    return [c[0] * inverse * c[1], inverse]
+    return _rms_normed(c, c[0], c[1], dims, 1e-5)
+
+
+def _rms_normed(
+    c: Call, x: torch.Tensor, scale: torch.Tensor, dims: tuple[int, ...], epsilon: float
+) -> list[torch.Tensor]:
+    """Divided by the root of the mean square, with a scale; and the inverse of that root, where it is asked for."""
+    epsilon = c.attr("epsilon", epsilon)
+    if c.outputs == 1:
+        return [RMSNorm.apply(x, scale, dims, epsilon)]
+    inverse = torch.rsqrt(x.square().mean(dims, keepdim=True) + epsilon)
+    return [x * inverse * scale, inverse]
 
 
 @rule("com.microsoft.SkipLayerNormalization")
 def _skip_layer_norm(c: Call) -> list[torch.Tensor | None]:
     x = c[0] + c[1] if not c.has(4) else c[0] + c[1] + c[4]
-    mean = x.mean(-1, keepdim=True)
-    inverse = torch.rsqrt((x - mean).square().mean(-1, keepdim=True) + c.attr("epsilon", 1e-12))
-    y = (x - mean) * inverse * c[2]
-    return [y + c[3] if c.has(3) else y, mean, inverse, x]
+    return [*_layer_normed(x, _from_axis(x, -1), c[2], c.get(3), c.attr("epsilon", 1e-12)), x]
 
 
 @rule("com.microsoft.SkipSimplifiedLayerNormalization")
 def _skip_rms_norm(c: Call) -> list[torch.Tensor | None]:
     x = c[0] + c[1] if not c.has(3) else c[0] + c[1] + c[3]
-    inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + c.attr("epsilon", 1e-12))
-    return [x * inverse * c[2], None, inverse, x]
+    y, *inverse = _rms_normed(c, x, c[2], _from_axis(x, -1), 1e-12)
+    return [y, None, *inverse, x]
 
 
 @rule("BatchNormalization")
 def _batch_norm(c: Call) -> list[torch.Tensor]:
     x, momentum, eps = c[0], c.attr("momentum", 0.9), c.attr("epsilon", 1e-5)
     mean, var = c[3], c[4]
-    shape = (1, -1) + (1,) * (x.dim() - 2)
-    results: list[torch.Tensor] = []
-    if c.attr("training_mode", 0):
-        dims = (0, *range(2, x.dim()))
-        now = x.mean(dims)
-        spread = (x - now.reshape(shape)).square().mean(dims)
-        with torch.no_grad():
-            results = [momentum * mean + (1 - momentum) * now, momentum * var + (1 - momentum) * spread]
-        mean, var = now, spread
-    y = (x - mean.reshape(shape)) * torch.rsqrt(var.reshape(shape) + eps)
-    return [y * c[1].reshape(shape) + c[2].reshape(shape), *results]
+    if not c.attr("training_mode", 0):
+        return [F.batch_norm(x, mean, var, c[1], c[2], False, 0.0, eps)]
+    y, now, _ = torch.native_batch_norm(x, c[1], c[2], None, None, True, 0.0, eps)
+    if c.outputs == 1:
+        return [y]
+    with torch.no_grad():
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        spread = (x - now.reshape(shape)).square().mean((0, *range(2, x.dim())))
+        return [y, momentum * mean + (1 - momentum) * now, momentum * var + (1 - momentum) * spread]
 
 
 @rule("InstanceNormalization")
@@ -122,16 +133,18 @@ def _log_softmax(c: Call) -> torch.Tensor:
 
 @rule("SoftmaxCrossEntropyLoss")
 def _cross_entropy(c: Call) -> list[torch.Tensor]:
+    if c.outputs == 1 and c[0].dim() == 2 and not c.has(2) and c.attr("reduction", "mean") == "mean":
+        return [cross_entropy(c[0], c[1].long(), int(c.attr("ignore_index", -100)))]
     logs = torch.log_softmax(c[0], 1)
-    return [_negative_log_likelihood(c, logs), logs]
+    return [_likelihood(c, logs), logs]
 
 
 @rule("NegativeLogLikelihoodLoss")
 def _nll(c: Call) -> torch.Tensor:
-    return _negative_log_likelihood(c, c[0])
+    return _likelihood(c, c[0])
 
 
-def _negative_log_likelihood(c: Call, logs: torch.Tensor) -> torch.Tensor:
+def _likelihood(c: Call, logs: torch.Tensor) -> torch.Tensor:
     ignored = c.attr("ignore_index")
     reduction = c.attr("reduction", "mean")
     if reduction not in ("mean", "sum", "none"):

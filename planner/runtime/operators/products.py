@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import ModelError
 from planner.runtime.operators.call import Call, rule
+from planner.runtime.operators.kernels import product
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -18,14 +19,15 @@ _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 @rule("MatMul", product=True)
 def _matmul(c: Call) -> torch.Tensor:
-    return torch.matmul(c[0], c[1])
+    return product(c[0], c[1]) if c.context.adds_in_place else torch.matmul(c[0], c[1])
 
 
 @rule("Gemm", "com.microsoft.FusedGemm", product=True)
 def _gemm(c: Call) -> torch.Tensor:
     a = c[0].T if c.attr("transA", 0) else c[0]
     b = c[1].T if c.attr("transB", 0) else c[1]
-    y = c.attr("alpha", 1.0) * (a @ b) if c.attr("alpha", 1.0) != 1.0 else a @ b
+    y = product(a, b) if c.context.adds_in_place else a @ b
+    y = c.attr("alpha", 1.0) * y if c.attr("alpha", 1.0) != 1.0 else y
     if c.has(2) and c.attr("beta", 1.0) != 0:
         y = y + (c.attr("beta", 1.0) * c[2] if c.attr("beta", 1.0) != 1.0 else c[2])
     return y
@@ -124,6 +126,8 @@ def _max_pool(c: Call) -> torch.Tensor:
     after = [
         _ceil_end(c[0].shape[2 + d], kernel[d], strides[d], dilations[d], before[d], after[d], up) for d in range(n)
     ]
+    if before == after and all(2 * pad <= size for pad, size in zip(before, kernel, strict=True)):
+        return _MAX_POOL[n](c[0], kernel, strides, before, dilations)
     return _MAX_POOL[n](_padded(c[0], before, after, -torch.inf), kernel, strides, 0, dilations)
 
 

@@ -88,15 +88,5 @@ class Search(Protocol):
 SEARCHES: Registry[Search] = Registry("planner.sharding.searches", "sharding search")
 
 
-def get(name: str) -> Search:
-    """The search of that name.
-
-    Raises:
-        UsageError: no search has that name.
-    """
-    return SEARCHES.get(name)
-
-
-def names() -> tuple[str, ...]:
-    """Names of all searches."""
-    return SEARCHES.names()
+get, names = SEARCHES.get, SEARCHES.names
+"""The search of a name, and the names of all."""

@@ -28,11 +28,11 @@ import numpy as np
 
 from planner.errors import InfeasibleError, UsageError
 from planner.graph import Node, Tensor, TensorKind
-from planner.operators import OpCall, graph_specs
+from planner.operators import graph_specs
 from planner.registry import did_you_mean
 from planner.sharding.choices import Parts, splits
 from planner.sharding.formulate import formulate
-from planner.sharding.layout import REPLICATED, Part, TensorLayout, named_nests, parse_layout, refusal
+from planner.sharding.layout import REPLICATED, Part, TensorLayout, parse_layout, refusal
 from planner.sharding.problem import Setting, ShardingProblem, rest_of
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.sharding.searches.ilp import fastest
@@ -237,7 +237,7 @@ def propagate(setting: Setting, annotations: Mapping[str, Annotation]) -> dict[s
     Complexity: sweeps times operands; the sweeps are at most the depth of the graph, usually two or three.
     """
     graph, specs, axes = setting.graph, graph_specs(setting.graph), range(len(setting.mesh.axes))
-    ways = [(graph.nodes[i], splits(named_nests(OpCall.of(graph, graph.nodes[i]), specs[i]))) for i in setting.members]
+    ways = [(graph.nodes[i], splits(specs[i].nests)) for i in setting.members]
     known: _Known = {
         (name, axis): (part, annotation.origin)
         for name, annotation in annotations.items()

@@ -72,15 +72,12 @@ def _reduced(problem: ShardingProblem, limit: float, best: LimitedSolution) -> t
     return problem.restricted(dict(enumerate(keep))), keep
 
 
-def integer_program(
-    problem: ShardingProblem, limit: float, seconds: float = SOLVER_S
-) -> tuple[float, float, tuple[int, ...]]:
+def integer_program(problem: ShardingProblem, limit: float) -> tuple[float, float, tuple[int, ...]]:
     """The least time within memory by an integer program.
 
     Args:
         problem: what to choose.
         limit: bytes that a rank may hold.
-        seconds: time limit.
 
     Returns:
         Seconds of the decision (inf when none was found), proven bound, choice of each variable.
@@ -110,7 +107,7 @@ def integer_program(
         terms += [c * z for costs, row in zip(link.table.tolist(), pairs, strict=True)
                   for c, z in zip(costs, row, strict=True) if c and math.isfinite(c)]  # fmt: skip
     model.minimize(mathopt.fast_sum(terms))
-    limits = mathopt.SolveParameters(time_limit=datetime.timedelta(seconds=seconds), relative_gap_tolerance=CLOSE)
+    limits = mathopt.SolveParameters(time_limit=datetime.timedelta(seconds=SOLVER_S), relative_gap_tolerance=CLOSE)
     result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=limits)
     bound = result.dual_bound() if math.isfinite(result.dual_bound()) else 0.0
     if not result.has_primal_feasible_solution():
@@ -166,7 +163,7 @@ def ilp(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswe
     return ShardingAnswer.of(setting, decision, memory_bytes, method, bound_s=best.bound_s, states=states)
 
 
-CLOSE = 0.02
+NEAR = 0.02
 """Relative gap at which `fastest` ends its search within memory."""
 
 
@@ -189,7 +186,7 @@ def fastest(
     if memory_bytes is None:
         bound_s, choices = minimise(problem.sizes, problem.factors())
     else:
-        solution = by_prices(problem, memory_bytes, CLOSE)
+        solution = by_prices(problem, memory_bytes, NEAR)
         if not solution.choices:
             raise InfeasibleError(f"no {what} was found that fits {format_bytes(memory_bytes)} a device", hint=hint)
         bound_s, choices = solution.bound_s, solution.choices

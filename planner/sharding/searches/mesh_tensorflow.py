@@ -22,10 +22,10 @@ import numpy as np
 
 from planner.errors import InfeasibleError
 from planner.graph import Graph, Node, TensorKind, group_leaders
-from planner.operators import DimKind, LoopNest, OpCall, OpSpec
+from planner.operators import DimKind, LoopNest, OpSpec
 from planner.sharding.elimination import Factor, least_within, minimise
 from planner.sharding.formulate import formulate
-from planner.sharding.layout import REPLICATED, Part, indexed, named_nests
+from planner.sharding.layout import REPLICATED, Part, indexed
 from planner.sharding.named_layout import NamedOperation, NamedTensor, Program, best_layout
 from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
@@ -81,7 +81,7 @@ def named_dims(graph: Graph, nodes: Sequence[int], specs: Sequence[OpSpec]) -> N
     pairs, led = list[tuple[Place, Place]](), {}
     for i in nodes:
         node = graph.nodes[i]
-        led[i] = [(nest, _places(node, nest)) for nest in named_nests(OpCall.of(graph, node), specs[i])]
+        led[i] = [(nest, _places(node, nest)) for nest in specs[i].nests]
         for _, places in led[i]:
             pairs += [(spots[0], spot) for spots in places.values() for spot in spots]
     root = group_leaders(pairs)

@@ -24,7 +24,7 @@ from planner.graph import Graph, Tensor, TensorKind, group_leaders
 from planner.operators import DimKind, LoopNest, OpCall, OpSpec, gradient_nest, graph_specs, needs_gradient
 from planner.sharding.choices import shrink, splits
 from planner.sharding.elimination import Factor, factor, minimise
-from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout, named_nests
+from planner.sharding.layout import PARTIAL, REPLICATED, Part, TensorLayout
 from planner.sharding.limits import allowed
 from planner.sharding.problem import Choice, GraphFacts, Setting
 from planner.sharding.resting import resting_as
@@ -86,7 +86,7 @@ def _gradients(nest: LoopNest, names: Sequence[str], out: str, wanted: frozenset
 def passes_of(graph: Graph, i: int, spec: OpSpec, wanted: frozenset[str]) -> list[Pass]:
     """The forward pass of a node, and the passes of the gradients that training needs."""
     node = graph.nodes[i]
-    nests = [n for n in named_nests(OpCall.of(graph, node), spec) if n.reads or n.writes]
+    nests = [n for n in spec.nests if n.reads or n.writes]
     if not nests:
         return []
     reads = sorted({a.position for n in nests for a in n.reads})

@@ -14,9 +14,9 @@ import numpy as np
 from planner.graph.ideals import enumerate_ideals, prefix_ideals, topological_lines
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
-from planner.memory import room_bytes
+from planner.solvers.partition import search_partition
 from planner.solvers.partition.types import NEVER, Deadline, OutOfTime
-from planner.space.partition import PiperProblem
+from planner.space.partition import LayerChoice, PiperProblem
 
 
 def useful_choices(problem: PiperProblem, tensor: int) -> list[np.ndarray]:
@@ -29,16 +29,10 @@ def useful_choices(problem: PiperProblem, tensor: int) -> list[np.ndarray]:
     useful = []
     for node in range(problem.node_count):
         choices = np.flatnonzero(at_degree & (problem.choice_node == node))
-        undominated: list[int] = []
-        for c in choices.tolist():
-            worse = any(
-                np.all(columns[o] <= columns[c]) and (o < c or np.any(columns[o] < columns[c]))
-                for o in choices.tolist()
-                if o != c
-            )
-            if not worse:
-                undominated.append(c)
-        useful.append(np.array(undominated, dtype=np.int64))
+        own = columns[choices]
+        no_worse, better = (own[:, None] <= own).all(axis=2), (own[:, None] < own).any(axis=2)
+        earlier = choices[:, None] < choices
+        useful.append(choices[~(no_worse & (better | earlier)).any(axis=0)])
     return useful
 
 
@@ -60,90 +54,30 @@ def border_seconds(problem: PiperProblem, inside: np.ndarray, data: int) -> floa
 
 
 def cheapest_choices(
-    problem: PiperProblem, useful: list[np.ndarray], inside: np.ndarray, data: int, in_flight: int
-) -> tuple[float, np.ndarray] | None:
-    """The stage's least time in seconds under the memory, and the choice (index) of each node; None if none fits.
+    problem: PiperProblem, useful: list[np.ndarray], inside: np.ndarray, data: int, in_flight: int, deadline: Deadline
+) -> tuple[float, np.ndarray]:
+    """The stage's least seconds under the memory, infinite if nothing fits, and the choice (index) of each node.
 
-    A multiple-choice knapsack, solved by extending the Pareto front of (memory, time) node by node. Partial solutions
-    whose Lagrangian bound is not below the best known time are dropped.
+    It is a choice of strategies by layer without switches between them.
+
+    Raises:
+        OutOfTime: the deadline passed before the choices were proven.
     """
+    deadline.check()
     nodes = np.flatnonzero(inside)
-    costs = [stage_costs(problem, inside, useful[v], data) for v in nodes]
-    sizes = [problem.activation_bytes[useful[v]] * in_flight + problem.fixed_bytes[useful[v]] for v in nodes]
-    entries = cheapest_fitting(costs, sizes, room_bytes(problem.memory_bytes))
-    if entries is None:
-        return None
-    total = border_seconds(problem, inside, data) + sum(float(c[i]) for c, i in zip(costs, entries, strict=True))
-    return total, np.array([useful[v][i] for v, i in zip(nodes, entries, strict=True)], dtype=np.int64)
-
-
-def cheapest_fitting(costs: list[np.ndarray], sizes: list[np.ndarray], room: float) -> list[int] | None:
-    """The cheapest entry of each item such that the sizes fit together; None if nothing fits.
-
-    Args:
-        costs: by item, the cost of each of its entries.
-        sizes: by item, the size of each of its entries.
-        room: limit on the sum of the sizes.
-    """
-    cheapest = [int(np.lexsort((s, c))[0]) for c, s in zip(costs, sizes, strict=True)]
-    if sum(float(s[i]) for s, i in zip(sizes, cheapest, strict=True)) <= room:
-        return cheapest
-    if sum(float(s.min()) for s in sizes) > room:
-        return None
-    price, known_cost = _dual(costs, sizes, room)
-    return _extend(costs, sizes, room, price, known_cost)
-
-
-def _dual(costs: list[np.ndarray], sizes: list[np.ndarray], room: float) -> tuple[float, float]:
-    """The price of memory with the best Lagrangian bound, and the least cost of a fitting solution on the way."""
-
-    def at(price: float) -> tuple[float, float]:
-        entries = [np.lexsort((s, c + price * s))[0] for c, s in zip(costs, sizes, strict=True)]
-        size = sum(float(s[i]) for s, i in zip(sizes, entries, strict=True))
-        return size, sum(float(c[i]) for c, i in zip(costs, entries, strict=True))
-
-    spread = max(float(c.max() - c.min()) for c in costs)
-    least_step = min((float(np.diff(np.unique(s)).min()) for s in sizes if len(np.unique(s)) > 1), default=1.0)
-    low, high = 0.0, max(spread, 1e-300) / least_step * 2
-    best_cost = at(high)[1] if at(high)[0] <= room else float("inf")
-    for _ in range(60):
-        middle = (low + high) / 2
-        size, cost = at(middle)
-        if size <= room:
-            high, best_cost = middle, min(best_cost, cost)
-        else:
-            low = middle
-    return high, best_cost
-
-
-def _extend(
-    costs: list[np.ndarray], sizes: list[np.ndarray], room: float, price: float, known_cost: float
-) -> list[int] | None:
-    """The best entries by the Pareto front of (size, cost), extended item by item and pruned by a Lagrangian bound."""
-    least_size_left = np.append(np.cumsum([s.min() for s in sizes[::-1]])[::-1], 0.0)
-    reduced = [float((c + price * s).min()) for c, s in zip(costs, sizes, strict=True)]
-    least_cost_left = np.append(np.cumsum(reduced[::-1])[::-1], 0.0)
-    limit = known_cost * (1 + 1e-12) + 1e-300
-    size, cost = np.zeros(1), np.zeros(1)
-    steps: list[tuple[np.ndarray, np.ndarray]] = []
-    for i, (c, s) in enumerate(zip(costs, sizes, strict=True)):
-        wide_size = (size[:, None] + s).ravel()
-        wide_cost = (cost[:, None] + c).ravel()
-        fits = (wide_size <= room) & (wide_size + least_size_left[i + 1] <= room * (1 + 1e-15))
-        at = np.flatnonzero(fits & (wide_cost + price * (wide_size - room) + least_cost_left[i + 1] <= limit))
-        at = at[np.lexsort((wide_cost[at], wide_size[at]))]
-        below = np.minimum.accumulate(np.concatenate(([np.inf], wide_cost[at])))
-        at = at[wide_cost[at] < below[:-1] - 1e-15 * np.abs(wide_cost[at])]
-        if not len(at):
-            return None
-        size, cost = wide_size[at], wide_cost[at]
-        steps.append((at // len(c), at % len(c)))
-    label = int(np.argmin(cost))
-    entries_taken = []
-    for parents, entries in reversed(steps):
-        entries_taken.append(int(entries[label]))
-        label = int(parents[label])
-    return entries_taken[::-1]
+    shape = len(nodes), max(len(useful[v]) for v in nodes)
+    seconds, kept = np.full(shape, np.inf), np.zeros(shape)
+    for row, v in enumerate(nodes):
+        seconds[row, : len(useful[v])] = stage_costs(problem, inside, useful[v], data)
+        kept[row, : len(useful[v])] = problem.activation_bytes[useful[v]] * in_flight + problem.fixed_bytes[useful[v]]
+    stage = LayerChoice(seconds, kept, np.zeros((shape[1],) * 2), problem.memory_bytes)
+    result = search_partition(stage, time_limit_s=deadline.left_s)
+    if not result.proven:
+        raise OutOfTime
+    if result.decision is None:
+        return np.inf, np.zeros(0, dtype=np.int64)
+    choices = [useful[v][c] for v, c in zip(nodes, result.decision.strategies, strict=True)]
+    return border_seconds(problem, inside, data) + result.objective, np.array(choices, dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def run_sums(figures: np.ndarray) -> np.ndarray:
     Args:
         figures: float64 [n] finite.
 
-    Complexity: O(n^2); vectorised for whole numbers such as bytes, n^2 divisions of long integers for others.
+    Complexity: O(n^2); vectorised for whole numbers such as bytes, n^2 fractions for others.
     """
     return _run_sums(np.ascontiguousarray(figures, dtype=np.float64).tobytes())
 
@@ -45,27 +46,15 @@ def _run_sums(content: bytes) -> np.ndarray:
     figures = np.frombuffer(content, dtype=np.float64)
     if (figures == np.rint(figures)).all() and np.abs(figures).sum() < _EXACT:
         return prefix_differences(figures)
-    ratios = [value.as_integer_ratio() for value in figures.tolist()]
-    unit = max(denominator for _, denominator in ratios)
-    integers = [numerator * (unit // denominator) for numerator, denominator in ratios]
-    sums = np.zeros((len(integers) + 1,) * 2)
-    before = list(itertools.accumulate(integers, initial=0))
-    for i, start in enumerate(before):
-        # The quotient of two integers is rounded once, as fsum is.
-        sums[i, i + 1 :] = [(stop - start) / unit for stop in before[i + 1 :]]
-    return np.asarray(sums - sums.T)
+    # A fraction is rounded once as a float, as fsum is.
+    before = list(itertools.accumulate(map(Fraction, figures.tolist()), initial=Fraction(0)))
+    return np.array([[float(stop - start) for stop in before] for start in before])
 
 
 def prefix_differences(figures: np.ndarray) -> np.ndarray:
     """float64 [n + 1, n + 1]: entry (i, j) is about the sum of figures i..j-1, rounded as prefix sums are; O(n^2)."""
     total = np.concatenate([[0.0], np.cumsum(figures)])
     return np.asarray(total[None, :] - total[:, None])
-
-
-def real_runs(layers: int) -> np.ndarray:
-    """bool [layers + 1, layers + 1]: i < j, so that layers i..j-1 are a stage."""
-    marks = np.arange(layers + 1)
-    return marks[:, None] < marks[None, :]
 
 
 _SLACK = 1 + 1e-12
@@ -115,7 +104,8 @@ class _Tables:
 
     def __init__(self, problem: ChainStages, pipeline: Pipeline, deadline: Deadline) -> None:
         self.problem, self.pipeline, self.deadline = problem, pipeline, deadline
-        self.real = real_runs(problem.layers)
+        marks = np.arange(problem.layers + 1)
+        self.real = marks[:, None] < marks
         size = pipeline.size
         self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes[size])
         self.crossing = problem.boundary_bytes[size].copy()

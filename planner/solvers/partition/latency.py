@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.cp_sat import careful_solver, memory_units, solved
 from planner.graph import numbered_line
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, PartitionSolver, Search
-from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved
 from planner.solvers.partition.types import NEVER
 from planner.space.partition import LatencyDecision, LatencyProblem
 

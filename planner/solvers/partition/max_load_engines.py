@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from planner.cp_sat import careful_solver, memory_units, solved, weighted_sum
 from planner.memory import room_bytes
 from planner.solvers.partition import PARTITION_SOLVERS, PartitionSolver, Search
-from planner.solvers.partition._cp_sat import careful_solver, memory_units, solved, weighted_sum
 from planner.solvers.partition._max_load_form import prove
 from planner.solvers.partition._max_load_model import LoadModel, offer, search_model, upper_bound_ms, values_of
 from planner.solvers.partition.max_load_moves import group_devices

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cp_sat import careful_solver, memory_units, weighted_sum
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
-from planner.solvers.partition._cp_sat import careful_solver, memory_units, weighted_sum
 from planner.solvers.partition._max_load_form import Form, canonical, form_of, merge_groups, reduce_form, space
 from planner.solvers.partition.types import NEVER
 from planner.space.partition import MaxLoadDecision, MaxLoadProblem

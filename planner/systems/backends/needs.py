@@ -12,7 +12,7 @@ from planner.graph import Graph
 from planner.plans import Plan
 from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
-from planner.sharding import Axis, AxisRole
+from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout
 from planner.sharding.limits import SMALL, STEP_SPLITS
 from planner.space.layers import layer_starts
@@ -115,8 +115,7 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
 
 def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterator[str]:
     """Ranks along the axes that cut operators."""
-    sizes = [axis.size for axis, role in zip(sharding.axes, _roles(sharding), strict=True) if role is AxisRole.TENSOR]
-    width = math.prod(sizes)
+    width = math.prod(axis.size for axis in sharding.axes if axis.role is AxisRole.TENSOR)
     if backend.structure.powers_of_two and any(axis.size & (axis.size - 1) for axis in sharding.axes):
         yield f"groups of {sharding.ranks} ranks, no power of two"
     if graph is not None and width > 1:
@@ -125,16 +124,12 @@ def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterato
             yield f"{width} ranks for {count} {backend.structure.head_groups}"
 
 
-def _roles(sharding: Sharding) -> tuple[AxisRole, ...]:
-    return tuple(Axis(axis.name, axis.size).role for axis in sharding.axes)
-
-
 def _in_groups(plan: Plan, backend: Backend) -> Iterator[str]:
     """How the ranks of a group share operators, other than by the columns, rows and heads of tensor parallel layers and
     the experts of mixtures."""
     found: dict[str, list[str]] = {}
     for sharding in plan.shardings:
-        roles = _roles(sharding)
+        roles = sharding.roles
         unknown = [role for role in roles if role not in backend.structure.axes]
         dealt = ("batch", AxisRole.TENSOR) in zip(sharding.boundaries, roles, strict=True)
         if "free" in sharding.boundaries:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MEMORY_BITS = 52
 
 
-def careful_solver(work_limit: float, time_limit_s: float, seed: int = 0) -> cp_model.CpSolver:
+def careful_solver(work_limit: float = math.inf, time_limit_s: float = math.inf, seed: int = 0) -> cp_model.CpSolver:
     """A CP-SAT solver with one thread.
 
     Args:

@@ -125,8 +125,14 @@ def _decode(text: str | bytes, name: str) -> str:
         raise PlanError("not a text file", where=name, hint="a plan is a JSON file") from error
 
 
-def document(text: str | bytes, name: str) -> tuple[str, dict[str, Any]]:
+def document(text: str | bytes, name: str, kind: str = "plan", hint: str = MAKE_AGAIN) -> tuple[str, dict[str, Any]]:
     """The decoded text and the JSON object in it.
+
+    Args:
+        text: the JSON.
+        name: what errors call it (a file name).
+        kind: what the file is to be, in errors.
+        hint: how to come to a whole file.
 
     Raises:
         PlanError: no JSON object, a repeated key, or numbers out of range.
@@ -142,12 +148,14 @@ def document(text: str | bytes, name: str) -> tuple[str, dict[str, Any]]:
     try:
         read = read_json(content, pairs=pairs)
     except JsonError as error:
-        where, hint = f"{name}:{error.line}:{error.column}", f"the file may be cut off; {MAKE_AGAIN}"
-        raise PlanError(error.message, where=where, hint=hint) from error
+        where = f"{name}:{error.line}:{error.column}"
+        raise PlanError(error.message, where=where, hint=f"the file may be cut off; {hint}") from error
     if repeated:
-        raise PlanError(f"key {repeated[0]!r} appears twice in one object", where=name, hint="remove one of them")
+        line = content.count("\n", 0, content.rfind(json.dumps(repeated[0], ensure_ascii=False))) + 1
+        message = f"key {repeated[0]!r} appears twice in one object"
+        raise PlanError(message, where=f"{name}:{line}", hint="remove one of them")
     if not isinstance(read, dict):
-        raise PlanError("not a plan file", where=name, hint="a plan is a JSON object")
+        raise PlanError(f"not a {kind} file", where=name, hint=f"a {kind} file holds a JSON object")
     return content, read
 
 
