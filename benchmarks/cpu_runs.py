@@ -38,32 +38,33 @@ MODELS = {
 """By name: the bundled model, samples of a micro-batch, other sizes."""
 
 PLANS: tuple[tuple[str, int, dict[str, Any]], ...] = (
-    ("gpt", 8, {"pipeline": 1}),
-    ("gpt", 8, {"pipeline": 2}),
-    ("gpt", 8, {"pipeline": 4}),
-    ("gpt", 8, {"pipeline": 2, "data": 2}),
-    ("gpt", 8, {"pipeline": 2, "schedule": "gpipe"}),
-    ("gpt", 8, {"pipeline": 2, "recompute": True}),
+    ("gpt", 1, {"pipeline": 2}),
+    ("gpt", 2, {"tensor": 2}),
+    ("gpt", 2, {"pipeline": 4}),
+    ("llama", 3, {"pipeline": 4}),
+    ("gpt", 3, {"pipeline": 2, "data": 2}),
+    ("llama", 6, {"pipeline": 4, "schedule": "zb-h1"}),
+    ("gpt", 3, {"data": 2, "zero": 1}),
+    ("gpt", 6, {"pipeline": 2, "schedule": "gpipe"}),
     ("gpt", 8, {"pipeline": 2, "chunks": 2}),
-    ("gpt", 8, {"data": 2, "zero": 1}),
-    ("gpt", 8, {"tensor": 2}),
-    ("gpt", 8, {"pipeline": 2, "schedule": "zb-h1"}),
-    ("gpt", 8, {"data": 2, "zero": 2}),
-    ("llama", 8, {"pipeline": 1}),
-    ("llama", 8, {"pipeline": 2}),
-    ("llama", 8, {"pipeline": 4}),
-    ("llama", 8, {"pipeline": 4, "schedule": "zb-h1"}),
+    ("gpt", 10, {"pipeline": 2, "schedule": "zb-h1"}),
+    ("bert", 8, {"pipeline": 4}),
+    ("gpt", 8, {"pipeline": 1}),
+    ("llama", 9, {"pipeline": 1}),
+    ("bert", 8, {"pipeline": 2}),
+    ("llama", 24, {"pipeline": 2}),
     ("llama", 16, {"data": 2, "zero": 3}),
+    ("gpt", 20, {"data": 2, "zero": 2}),
+    ("gpt", 32, {"pipeline": 2, "recompute": True}),
     ("resnet50", 4, {"pipeline": 1}),
     ("resnet50", 8, {"pipeline": 2}),
-    ("bert", 8, {"pipeline": 2}),
-    ("bert", 8, {"pipeline": 4}),
 )
-"""Model, micro-batches of a copy, degrees."""
+"""Model, micro-batches of a copy, degrees. Iterations take a tenth of a second to several seconds, so far
+apart that runs differ by more than their noise."""
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
-STEPS = 6
-"""Iterations of each run; a stage's time is the median of all its passes."""
+STEPS, PASSES = 6, 24
+"""Least iterations of each run, and micro-batches; a stage's time is the median of all its passes."""
 NOISE = 0.06
 """Part by which two runs may differ and be equal, as in the tables of docs/accuracy.md."""
 
@@ -118,10 +119,11 @@ def waits_s(plan: planner.Plan, unsharded: planner.Plan) -> list[tuple[float, fl
 
 def times_here(plan: planner.Plan, model: Path, *, together: bool) -> list[Any]:
     """Times of all stages on this machine: of one rank of each stage at a time, or of all ranks together."""
+    steps = max(STEPS, -(-PASSES * plan.copies // plan.micro_batches.count))
     if together:
-        return list(planner.runtime.run(plan, model, steps=STEPS).times)
+        return list(planner.runtime.run(plan, model, steps=steps).times)
     ranks = dict.fromkeys(stage.replicas[0][0] for stage in plan.stages)
-    return [t for rank in ranks for t in planner.runtime.run(plan, model, steps=STEPS, alone=rank).times]
+    return [t for rank in ranks for t in planner.runtime.run(plan, model, steps=steps, alone=rank).times]
 
 
 def write(lines: list[str]) -> None:

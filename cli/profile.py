@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ _ANY = frozenset({"model", "dims", "micro_batch", "form", "top", "output"})
 _KEPT = frozenset({"attention", "no_dropout"})
 DEFAULT_TOP = 12
 _ANY_CLUSTER = "dgx-a100"
+_PARTS = (2, 4)
+"""Parts of the micro-batch that are measured beside it."""
+_COUNT, _STEPS = 4, 3
+"""Micro-batches and iterations of the runs that say what whole passes take."""
 
 
 @click.command("profile")
@@ -119,19 +124,38 @@ def _price(ctx: click.Context, graph: Any, model: str, options: dict[str, Any]) 
 
 
 def _within_passes(graph: Any, model: str, micro_batch: int, **attention: bool) -> Any:  # noqa: ANN401
-    """Times of operators within whole passes in torch on this machine's processor."""
-    import planner
+    """Times of operators within whole passes in torch on this machine's processor, of smaller micro-batches, too."""
+    smaller = []
+    for size in sorted({micro_batch // parts for parts in _PARTS} - {0, micro_batch}):
+        try:
+            smaller.append(_at_size(graph, model, size, **attention))
+        except planner.ModelError:  # the file is fixed at its batch
+            break
+    return replace(_at_size(graph, model, micro_batch, **attention), smaller=tuple(smaller))
 
+
+def _at_size(graph: Any, model: str, micro_batch: int, **attention: bool) -> Any:  # noqa: ANN401
+    """Times at one size of the micro-batch."""
     from .run import model_of_plan
 
-    # What is run needs a plan that says its inputs, outputs and loss; where it would train does not matter.
-    job = planner.Job(micro_batch, precision="fp32", optimizer="sgd", devices=1)
-    degrees = planner.Degrees(micro_batch=micro_batch)
-    plan = planner.predict(graph, planner.load_cluster(_ANY_CLUSTER), job, degrees).plan
-    seconds = planner.runtime.measure_passes(plan, model_of_plan(plan, model))
-    return planner.costs.passes_profile(
-        planner.rebatch(graph, micro_batch), seconds, machine=planner.hardware.machine_name(), **attention
-    )
+    def plan_of(schedule: str) -> planner.Plan:
+        """A plan of one rank: it says inputs, outputs and loss; where it would train does not matter."""
+        job = planner.Job(_COUNT * micro_batch, precision="fp32", optimizer="adam", devices=1)
+        degrees = planner.Degrees(micro_batch=micro_batch, schedule=schedule)
+        return planner.predict(graph, planner.load_cluster(_ANY_CLUSTER), job, degrees).plan
+
+    def rank_s(plan: planner.Plan) -> dict[str, float]:
+        run = planner.runtime.run(plan, file, steps=_STEPS, alone=0, device="cpu")
+        return {each.kind: each.measured_s for each in run.times}
+
+    whole, split = plan_of(""), plan_of("zb-h1")
+    file = model_of_plan(whole, model)
+    seconds, whole_s, split_s = planner.runtime.measure_passes(whole, file), rank_s(whole), rank_s(split)
+    rank = planner.costs.RankSeconds(whole_s["forward"], whole_s["backward"], split_s.get("weight gradient"))
+    graph, machine = planner.rebatch(graph, micro_batch), planner.hardware.machine_name()
+    found = planner.costs.passes_profile(graph, seconds, machine=machine, rank=rank, **attention)
+    moved_bytes = planner.costs.update_bytes("adam", planner.costs.precision("fp32")) * whole.model.parameters
+    return replace(found, update_byte_per_s=moved_bytes / whole_s["update"] if whole_s["update"] else 0.0)
 
 
 def _remark(precision: str, options: dict[str, Any]) -> str:

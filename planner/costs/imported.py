@@ -1,9 +1,10 @@
 """Prices that came with the graph: costs of its operators in a file, or a profile measured elsewhere.
 
 What `profile --output` measured or priced is a file: JSON with seconds by operator for one batch. Planning reads them
-in place of the roofline's; what is kept in memory, FLOPs and bytes are the rules' as ever. Seconds grow with the
-micro-batch in proportion to the batch that they are of, and a rank that does a part of an operator takes that part of
-its time. A profile measured elsewhere is read by an importer.
+in place of the roofline's; what is kept in memory, FLOPs and bytes are the rules' as ever. Where the file has several
+batches, seconds of a micro-batch between them lie on the line from one to the next; beyond them they grow in
+proportion. A rank that does a part of an operator takes as long as for that part of the micro-batch's samples. The file
+may say what an update of weights takes, too. A profile measured elsewhere is read by an importer.
 """
 
 from __future__ import annotations
@@ -25,21 +26,30 @@ from planner.operators.saved import element_bytes
 from planner.operators.types import Origin, SavedBytes
 
 FORMAT = "shardplan-costs/1"
-_ATTRIBUTE = "measured_s"
+_ATTRIBUTE, _UPDATE = "measured_s", "measured_update_byte_per_s"
 _FIELDS = ("forward_s", "backward_s", "weight_grad_s")
 
 
 def costs_document(graph: Graph, profile: Profile) -> dict[str, Any]:
     """Seconds of every operator as plain data, for JSON: forward, backward, and the weights' part of the latter."""
-    columns = (profile.forward_s, profile.backward_s, profile.weight_grad_s)
-    rows = zip(graph.nodes, *(column.tolist() for column in columns), strict=True)
-    return {
+    document = {
         "format": FORMAT,
         "model": graph.fingerprint,
         "of": f"{profile.device}, {profile.precision} ({profile.source})",
-        "batch": profile.micro_batch,
-        "operators": {node.key: seconds for node, *seconds in rows},
+        **_of_batch(graph, profile),
     }
+    if profile.smaller:
+        document["smaller"] = [_of_batch(graph, each) for each in profile.smaller]
+    if profile.update_byte_per_s:
+        document["update_byte_per_s"] = profile.update_byte_per_s
+    return document
+
+
+def _of_batch(graph: Graph, profile: Profile) -> dict[str, Any]:
+    """The batch of a profile, and seconds of every operator."""
+    columns = (profile.forward_s, profile.backward_s, profile.weight_grad_s)
+    rows = zip(graph.nodes, *(column.tolist() for column in columns), strict=True)
+    return {"batch": profile.micro_batch, "operators": {node.key: seconds for node, *seconds in rows}}
 
 
 def with_costs(graph: Graph, text: str | bytes, name: str = "costs") -> Graph:
@@ -56,14 +66,15 @@ def with_costs(graph: Graph, text: str | bytes, name: str = "costs") -> Graph:
     document = _document(text, name)
     if document["model"] != graph.fingerprint:
         raise ModelError("the costs are of another model", where=name, hint="measure this one: profile --measure -o")
-    seconds, batch = document["operators"], float(document["batch"])
-    nodes = []
+    batches = sorted((*document.get("smaller", ()), document), key=lambda each: int(each["batch"]))
+    update, nodes = float(document.get("update_byte_per_s", 0.0)), []
     for node in graph.nodes:
-        row = seconds.get(node.key)
-        if not _is_row(row):
+        rows = [each["operators"].get(node.key) for each in batches]
+        if not all(map(_is_row, rows)):
             raise ModelError(f"no three times for operator {node.key!r}", where=name, hint="measure the model again")
-        times = tuple(float(value) / batch for value in row)
-        nodes.append(dataclasses.replace(node, attributes={**node.attributes, _ATTRIBUTE: times}))
+        times = tuple(float(value) for each, row in zip(batches, rows, strict=True) for value in (each["batch"], *row))
+        attributes = {**node.attributes, _ATTRIBUTE: times, _UPDATE: update}
+        nodes.append(dataclasses.replace(node, attributes=attributes))
     digest = hashlib.sha256(text if isinstance(text, bytes) else text.encode()).hexdigest()
     note = Note(NoteLevel.INFO, "own-costs", f"seconds of operators are those of {name}: {document['of']}")
     return dataclasses.replace(
@@ -82,10 +93,24 @@ def _document(text: str | bytes, name: str) -> Mapping[str, Any]:
     kinds: Mapping[str, type] = {"format": str, "model": str, "of": str, "batch": int, "operators": dict}
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ModelError(f"not a file of costs ({FORMAT})", where=name, hint="write one with `profile --measure -o`")
-    for field, kind in kinds.items():
-        if not isinstance(content.get(field), kind) or (field == "batch" and content[field] < 1):
+    smaller = content.get("smaller", [])
+    sound = {field: isinstance(content.get(field), kind) for field, kind in kinds.items()}
+    sound["batch"] = not sound["operators"] or _is_batch(content)
+    sound["smaller"] = isinstance(smaller, list) and all(map(_is_batch, smaller))
+    sound["update_byte_per_s"] = is_figure(content.get("update_byte_per_s", 0.0))
+    if sound["smaller"] and sound["batch"]:
+        sound["smaller"] = len({each["batch"] for each in (content, *smaller)}) == 1 + len(smaller)
+    for field, well in sound.items():
+        if not well:
             raise ModelError(f"{field} is missing or wrong", where=name, hint="measure the model again")
     return content
+
+
+def _is_batch(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("operators"), dict):
+        return False
+    batch = entry.get("batch")
+    return isinstance(batch, int) and batch >= 1
 
 
 def _is_row(row: object) -> bool:
@@ -97,9 +122,46 @@ def by_own_costs(graph: Graph, profile: Profile) -> Profile:
     rows = [node.attributes.get(_ATTRIBUTE) for node in graph.nodes]
     if not rows or any(row is None for row in rows):
         return profile
-    times = np.array(rows, dtype=np.float64).T * profile.micro_batch
-    seconds: dict[str, Any] = dict(zip(_FIELDS, times, strict=True))
-    return dataclasses.replace(profile, source="measured", by_share=None, **seconds)
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), -1, 1 + len(_FIELDS))
+    measured = _Measured(table[0, :, 0], np.moveaxis(table[:, :, 1:], 0, -1), profile.micro_batch)
+    seconds: dict[str, Any] = dict(zip(_FIELDS, measured.of(profile.micro_batch), strict=True))
+    update = _number(graph.nodes[0], _UPDATE)
+    return dataclasses.replace(
+        profile, source="measured", by_share=measured.at, update_byte_per_s=update, smaller=(), **seconds
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """Times of all nodes at some batches.
+
+    Attributes:
+        batches: float64 [batches], ascending.
+        seconds: float64 [batches, fields, nodes].
+        micro_batch: samples of the micro-batch of which `at` gives shares.
+    """
+
+    batches: np.ndarray
+    seconds: np.ndarray
+    micro_batch: int
+
+    def of(self, samples: float) -> np.ndarray:
+        """Seconds [fields, nodes] of a batch of so many samples, which need not be whole."""
+        batches, seconds = self.batches, self.seconds
+        if samples >= batches[-1] or len(batches) == 1:
+            return np.asarray(seconds[-1] * samples / batches[-1])
+        after = max(1, int(np.searchsorted(batches, samples)))
+        least, most = batches[after - 1], batches[after]
+        slope = (seconds[after] - seconds[after - 1]) / (most - least)
+        found = seconds[after - 1] + (samples - least) * slope
+        below = samples < least
+        return np.clip(found, seconds[0] * samples / least, seconds[0]) if below else np.asarray(found)
+
+    def at(self, share: float, pieces: int) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward seconds of a share of the micro-batch: from that share of its times up to all of it."""
+        whole, part = self.of(self.micro_batch)[:2], self.of(share * self.micro_batch)[:2]
+        forward_s, backward_s = np.clip(part, share * whole, whole)
+        return forward_s, backward_s
 
 
 def is_priced(graph: Graph) -> bool:

@@ -17,9 +17,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -48,6 +48,20 @@ Progress = Callable[[int, int, str], None]
 
 Seconds = tuple[float, float]
 """Seconds of a call's forward and backward pass; nan for a backward pass that was not run."""
+
+
+class RankSeconds(NamedTuple):
+    """Seconds that a rank takes for a micro-batch of the whole model, without anything that observes its operators.
+
+    Attributes:
+        forward_s: its forward.
+        backward_s: its backward.
+        weight_grad_s: the part of a split backward that gradients of weights take; by default as their FLOPs.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_grad_s: float | None = None
 
 
 class Runner(Protocol):
@@ -180,6 +194,7 @@ def passes_profile(
     seconds: Mapping[str, Seconds],
     *,
     machine: str,
+    rank: RankSeconds | None = None,
     fused_attention: bool = True,
     dropout: bool = True,
 ) -> Profile:
@@ -192,6 +207,8 @@ def passes_profile(
             last. Nodes that make equal calls, with gradients of the same operands, get their
             mean.
         machine: where it was measured.
+        rank: what a rank takes for whole passes: times of operators, which observing them makes longer, are scaled to
+            it. By default they stay as they are.
         fused_attention, dropout: as in `profile`, for the kept bytes.
 
     Raises:
@@ -214,7 +231,13 @@ def passes_profile(
     for nodes in alike.values():
         by_node[nodes] = by_node[nodes].mean(axis=0)
     by_node[last] += waiting
-    return _assemble(graph, specs, by_node, (machine, "fp32"), (), fused_attention=fused_attention, dropout=dropout)
+    if rank is not None:
+        by_node *= np.array(rank[:2]) / np.maximum(by_node.sum(axis=0), 1e-30)
+    found = _assemble(graph, specs, by_node, (machine, "fp32"), (), fused_attention=fused_attention, dropout=dropout)
+    if rank is None or rank.weight_grad_s is None or not found.weight_grad_s.any():
+        return found
+    scaled_s = found.weight_grad_s * rank.weight_grad_s / found.weight_grad_s.sum()
+    return replace(found, weight_grad_s=np.minimum(scaled_s, found.backward_s))
 
 
 def _is_free(spec: OpSpec) -> bool:

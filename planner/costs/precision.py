@@ -255,6 +255,11 @@ def supported_precision(name: str, device: Device) -> Precision:
     return chosen
 
 
+def update_bytes(optimizer: str, chosen: Precision) -> float:
+    """Bytes a parameter that an update moves: state read and written, gradient read, weight written."""
+    return 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.held_weight_bytes
+
+
 def optimizer_state_bytes(optimizer: str, chosen: Precision) -> int:
     """Bytes of optimizer state a parameter, master copy included.
 

@@ -35,6 +35,9 @@ class Profile:
         saved: per node, the storages it keeps for backward (fused-attention and dropout options applied).
         formats: the format that each node's matrix units multiply in; empty where times are not worked out here.
         notes: what the prices assume (a missing data type's stand-in, folded batch normalisation, no dropout nodes).
+        update_byte_per_s: measured rate at which an optimizer's step moves its bytes (`update_bytes`); 0 where it is
+            not known.
+        smaller: what was measured of smaller micro-batches beside it, ascending.
         by_share: seconds of all nodes, forward and backward, when each does that part of its work, its products in so
             many pieces; None where times are known for whole nodes alone. Read it through `at`.
     """
@@ -55,6 +58,8 @@ class Profile:
     saved: Sequence[tuple[SavedBytes, ...]]
     formats: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
+    update_byte_per_s: float = 0.0
+    smaller: tuple[Profile, ...] = ()
     by_share: Callable[[float, int], tuple[np.ndarray, np.ndarray]] | None = field(
         default=None, repr=False, compare=False
     )
@@ -67,7 +72,8 @@ class Profile:
 
         By the roofline a node has its floating-point operations and traffic scaled, runs at the efficiency of what is
         left, and has as many kernels to launch; never less than the share of its time, never more than all of it.
-        Measured and imported times are known for whole nodes alone: they scale linearly, which flatters small shares.
+        Measured times of several micro-batches say what a share of the samples takes, which stands for any share.
+        Others are known for whole nodes alone: they scale linearly, which flatters small shares.
         `at(1)` is `forward_s` and `backward_s` themselves.
 
         Args:

@@ -184,7 +184,18 @@ def assemble(
         plan = with_exchange(plan, scheme.exchange, scheme.step)
     needed = requirements(plan, divided=bool(staging.divided_modules()))
     told = {Requirement.LAYER_RECOMPUTE} if any(other.layers for other in plan.alternatives) else set[Requirement]()
+    if Requirement.SPLIT_BACKWARD in needed:
+        plan = _with_halves(plan, evaluation)
     return dataclasses.replace(plan, requires=needed, minor=minor_of({*needed, *told}))
+
+
+def _with_halves(plan: Plan, evaluation: Evaluation) -> Plan:
+    """The plan with the seconds of `W` of each stage, where the costs say them."""
+    stages = tuple(
+        dataclasses.replace(said, weight_grad_s=None if own.weight_grad_s is None else significant(own.weight_grad_s))
+        for said, own in zip(plan.predictions.stages, evaluation.stages, strict=True)
+    )
+    return dataclasses.replace(plan, predictions=dataclasses.replace(plan.predictions, stages=stages))
 
 
 def _configuration_section(

@@ -101,6 +101,12 @@ def _terms(stage: Stage, terms: StagePrediction) -> Iterator[str]:
     """Parts of a stage's times do not exceed the total that they are part of."""
     parts = [
         ("recompute_s", terms.recompute_s, "backward_s", terms.backward_s),
+        (
+            "recompute_s + weight_grad_s",
+            terms.recompute_s + (terms.weight_grad_s or 0.0),
+            "backward_s",
+            terms.backward_s,
+        ),
         ("tied_sync_s", terms.tied_sync_s, "exposed_sync_s", terms.exposed_sync_s),
         ("exposed_sync_s", terms.exposed_sync_s, "sync_s + tied_sync_s", terms.sync_s + terms.tied_sync_s),
     ]

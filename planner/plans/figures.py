@@ -96,6 +96,8 @@ class StagePrediction:
             none are. `memory` has what of them is on the device at a time.
         move_s: copying these there, or back; what work does not hide is in `forward_s` and `backward_s`. Left out with
             `host_bytes`.
+        weight_grad_s: the part of `backward_s` that `W` takes where the backward is split; left out where it is not,
+            and half of the backward without recomputation where a plan that splits it does not say it.
     """
 
     forward_s: float
@@ -116,6 +118,7 @@ class StagePrediction:
     inside_bytes: int = 0
     host_bytes: int = 0
     move_s: float = 0.0
+    weight_grad_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

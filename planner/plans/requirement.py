@@ -117,10 +117,11 @@ OF_MINOR_2 = frozenset({Requirement.OFFLOAD, Requirement.SHARDED_GROUPS})
 """Requirements of what files have since minor version 2: readers of before refuse their keys."""
 OF_MINOR_3 = frozenset({Requirement.LAYER_RECOMPUTE})
 """Those since minor version 3, likewise."""
+OF_MINOR_4 = frozenset({Requirement.SPLIT_BACKWARD})
+"""Those since minor version 4, likewise."""
 
 
 def minor_of(needed: Collection[Requirement]) -> int:
     """The least minor version of the schema that can say these requirements."""
-    if OF_MINOR_3.intersection(needed):
-        return 3
-    return 2 if OF_MINOR_2.intersection(needed) else int(not OF_MINOR_1.isdisjoint(needed))
+    minors = {1: OF_MINOR_1, 2: OF_MINOR_2, 3: OF_MINOR_3, 4: OF_MINOR_4}
+    return max((minor for minor, words in minors.items() if words.intersection(needed)), default=0)

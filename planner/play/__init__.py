@@ -18,3 +18,4 @@ from planner.play.times import Conditions as Conditions
 from planner.play.times import StageTimes as StageTimes
 from planner.play.times import Trace as Trace
 from planner.play.times import Transfers as Transfers
+from planner.play.times import weight_part_s as weight_part_s

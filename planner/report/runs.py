@@ -101,13 +101,12 @@ def measured_timeline(
     stages = tuple(
         replace(
             prediction, forward_s=times[at, "forward"], backward_s=times[at, "backward"], update_s=times[at, "update"],
-            recompute_s=0.0,
+            recompute_s=0.0, weight_grad_s=times.get((at, "weight gradient")),
         )
         for at, prediction in enumerate(plan.predictions.stages)
     )  # fmt: skip
-    weight_grad_s = [times.get((at, "weight gradient"), times[at, "backward"] / 2) for at in range(len(stages))]
     played = replace(plan, predictions=replace(plan.predictions, stages=stages))
-    return simulate(played, weight_grad_s=weight_grad_s)
+    return simulate(played)
 
 
 def _memory(run: RunReport) -> Section:

@@ -7,6 +7,7 @@ the host's memory, so that reading them does not wait for the device.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import resource
 import time
@@ -47,6 +48,22 @@ def seeded(text: str, device: torch.device = HOST) -> torch.Generator | None:
     return generator
 
 
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Parameters of glibc's mallopt."""
+
+
+def _keep_freed_memory() -> None:
+    """Keep what tensors free for the next ones, where the C library can.
+
+    Else each pass gives its activations back to the system and has them zeroed page by page anew: a tenth of the time
+    of a ResNet-50 on a processor.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_TRIM_THRESHOLD, -1)
+        library.mallopt(_M_MMAP_MAX, 0)
+
+
 class Device:
     """The machine's processor. Time is that of the rank's thread, so that ranks may share cores.
 
@@ -67,6 +84,7 @@ class Device:
 
     def used(self) -> AbstractContextManager[object]:
         """Context in which a rank works on the device."""
+        _keep_freed_memory()
         return nullcontext()
 
     def updating(self) -> AbstractContextManager[object]:
@@ -277,6 +295,12 @@ class Clock:
         if not self._device.counts_waiting:
             yield
             return
+        with self.standing_in():
+            yield
+
+    @contextlib.contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Context in which a rank that runs alone makes up what others would have sent, whose time is not counted."""
         since = self._device.moment()
         yield
         self._pauses.append((since, self._device.moment()))

@@ -59,7 +59,8 @@ class Group:
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Tensors of all ranks, which are shaped alike, in a new first dimension."""
         if self._handle is None:
-            return torch.stack([x] * self.size)
+            with self._clock.standing_in():
+                return torch.stack([x] * self.size)
         with self._clock.waiting():
             sent = x.to(self._wire).contiguous()
             gathered = sent.new_empty(self.size, *sent.shape)
@@ -79,7 +80,8 @@ class Group:
     def gather_into(self, whole: torch.Tensor, share: torch.Tensor) -> None:
         """Put the equal shares of all ranks one after the other into a flat tensor, which may hold the own share."""
         if self._handle is None:
-            whole.view(self.size, -1).copy_(share)
+            with self._clock.standing_in():
+                whole.view(self.size, -1).copy_(share)
             return
         if whole.device != self._wire:
             whole.copy_(self.gather(share).flatten())
@@ -93,8 +95,9 @@ class Group:
         With `in_place` the share may lie in the tensor that was given.
         """
         if self._handle is None:
-            share = whole.chunk(self.size)[self.place]
-            return share if in_place else share.clone()
+            with self._clock.standing_in():
+                share = whole.chunk(self.size)[self.place]
+                return share if in_place else share.clone()
         with self._clock.waiting():
             sent = whole.to(self._wire)
             share = sent.new_empty(whole.numel() // self.size)
@@ -174,7 +177,7 @@ class Exchange:
     def post(self, shape: Sequence[int], dtype: torch.dtype, peer: int) -> Callable[[], torch.Tensor]:
         """Expect the next tensor from a rank; what is returned waits for it."""
         if self.alone:
-            return lambda: torch.zeros(shape, dtype=dtype, device=self.device.name)
+            return lambda: self._stand_in(shape, dtype)
         wired = torch.uint8 if dtype is torch.bool else dtype
         room = torch.empty(shape, dtype=wired, device=self.device.wire)
         work = dist.irecv(room, peer, group=self._directions.get((peer, self.rank), self.processes))
@@ -185,3 +188,8 @@ class Exchange:
                 return self.device.place(room).to(dtype)
 
         return arrived
+
+    def _stand_in(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeros in place of a tensor from another rank."""
+        with self.clock.standing_in():
+            return torch.zeros(shape, dtype=dtype, device=self.device.name)

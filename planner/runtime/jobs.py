@@ -13,6 +13,7 @@ import torch
 
 from planner.errors import UsageError
 from planner.plans import Plan
+from planner.play import weight_part_s
 from planner.runtime.data import Data, data_by_name, loss_by_name
 from planner.runtime.device import Device, DeviceChoice, choose
 from planner.runtime.launch import Link, in_process, run_ranks, scratch
@@ -260,7 +261,7 @@ def _times(plan: Plan, by_rank: dict[int, dict[str, list[float]]]) -> tuple[Acti
         for kind, words, predicted in (
             ("forward", ("F",), prediction.forward_s - forward_s),
             ("backward", ("B", "I", "W", "R"), prediction.backward_s - (both_s - forward_s + repeated_s)),
-            ("weight gradient", ("W",), (prediction.backward_s - prediction.recompute_s) / 2),
+            ("weight gradient", ("W",), weight_part_s(prediction)),
             ("update", ("U",), prediction.update_s - plan.summed_s(stage.index)),
         ):
             if kind == "weight gradient" and not any(f"W{stage.index}" in times for times in rank_times):

@@ -6,6 +6,7 @@ partial sum, `S2~3` each third of dimension 2 sharded by itself. Pieces are as e
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class AxisLayout(NamedTuple):
 Layout = tuple[AxisLayout, ...]
 
 
+@functools.cache
 def parse(text: str, axes: int) -> Layout:
     """Parse a layout as a plan writes it; "" is replicated on every axis.
 
@@ -55,7 +57,8 @@ def whole(axes: int) -> Layout:
     return (AxisLayout("R"),) * axes
 
 
-def gradient_as_read(read: Layout, cuts: Sequence[bool]) -> Layout:
+@functools.cache
+def gradient_as_read(read: Layout, cuts: tuple[bool, ...]) -> Layout:
     """Layout of an operand's gradient as an operator's backward makes it.
 
     Args:
@@ -69,11 +72,13 @@ def gradient_as_read(read: Layout, cuts: Sequence[bool]) -> Layout:
     )
 
 
+@functools.cache
 def gradient_as_written(written: Layout) -> Layout:
     """Layout in which an operator's backward reads a result's gradient: replicated where that is a partial sum."""
     return tuple(AxisLayout("R") if part.kind == "P" else part for part in written)
 
 
+@functools.cache
 def gradient_at_rest(value: Layout, gradient: Layout) -> Layout:
     """Layout in which gradients of a tensor are summed between operators: pieces as large as those of the value."""
     return tuple(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,15 +19,17 @@ import torch
 from planner.costs.measured import Seconds
 from planner.plans import Plan
 from planner.runtime.data import loss_by_name, synthetic
-from planner.runtime.fusing import fused
 from planner.runtime.interpreter import run
-from planner.runtime.model_file import read_model, require_rules
+from planner.runtime.launch import Link, run_ranks
+from planner.runtime.model_file import ModelFile, read_model
 from planner.runtime.operators import Context
-from planner.runtime.stages import runs_gates
+from planner.runtime.stages import stage_program
 from planner.runtime.trainer import model_of
 
 PASSES = 7
 """Forward and backward passes that are measured, after a first one that is not."""
+
+_LONGEST_PASS_S = 600.0
 
 LOSS = ""
 """Name under which the loss is counted."""
@@ -36,10 +38,11 @@ LOSS = ""
 def measure_passes(plan: Plan, model: object, *, passes: int = PASSES, seed: int = 0) -> dict[str, Seconds]:
     """Median thread CPU seconds of each operator within whole passes of a model in fp32, by its results' names.
 
-    The operators are those of the model file, in the order in which they run; the loss comes last (`LOSS`).
+    The operators are those of the model file, in the order in which they run; the loss comes last (`LOSS`). They run in
+    a process of their own, as a rank does.
 
     Args:
-        plan: any plan of the model with the micro-batch that is measured; says inputs, outputs and loss.
+        plan: a plan of the model on one rank with the micro-batch that is measured; says inputs, outputs and loss.
         model: the model file, or the model in memory.
         passes: how many passes to measure.
         seed: of weights without data, and of the inputs.
@@ -47,48 +50,43 @@ def measure_passes(plan: Plan, model: object, *, passes: int = PASSES, seed: int
     Raises:
         PlanError: the plan is of another model.
         ModelError: an operator has no torch rule, or cannot be computed.
+        RunError: the process failed.
     """
     model_file = model_of(plan, read_model(model, seed=seed))
-    outputs = [spec.name for spec in plan.model.outputs]
-    steps = model_file.cone(outputs, model_file.inputs)
-    require_rules(steps)
-    listed = {node for stage in plan.stages for node in plan.stage_nodes(stage.index)}
-    kernels = fused(steps, outputs, listed=listed, gates=runs_gates(plan))
+    measure = partial(_measure, plan, model_file, passes, seed)
+    (found,) = run_ranks(plan, measure, timeout_s=_LONGEST_PASS_S, alone=0)
+    return dict(found)
+
+
+def _measure(plan: Plan, model_file: ModelFile, passes: int, seed: int, _: int, link: Link) -> dict[str, Seconds]:
+    """As `measure_passes`, in the process of a rank."""
+    outputs, program = [spec.name for spec in plan.model.outputs], stage_program(plan, model_file, 0)
+    steps = program.steps
     names = {n for step in steps for n in step.inputs if n in model_file.weights or n in model_file.constants}
     weights = {name: model_file.weight(name, torch.float32) for name in sorted(names)}
     leaves = [w.requires_grad_() for name, w in weights.items() if model_file.trained(name) and w.is_floating_point()]
     data, loss = synthetic(plan, model_file, torch.float32, seed), loss_by_name("auto", plan)
     clock = _Clock()
-    with _one_thread():
-        for number in range(passes + 1):
-            batch = data(0, number)
-            given = {**weights, **{name: batch[name] for name in model_file.inputs if name in batch}}
+    for number in range(passes + 1):
+        link.at(number, "")
+        batch = data(0, number)
+        given = {**weights, **{name: batch[name] for name in model_file.inputs if name in batch}}
 
-            def observed(name: str, value: torch.Tensor) -> torch.Tensor:
-                value = model_file.fitted(name, value)
-                clock.forward_until(name)
-                if value.requires_grad:
-                    value.register_hook(lambda gradient: clock.backward_from(name))
-                return value
+        def observed(name: str, value: torch.Tensor) -> torch.Tensor:
+            value = model_file.fitted(name, value)
+            clock.forward_until(name)
+            if value.requires_grad:
+                value.register_hook(lambda gradient: clock.backward_from(name))
+            return value
 
-            clock.begin(counted=number > 0)
-            context = Context(torch.float32, seed, number, adds_in_place=True)
-            results = run(kernels, given, context, wanted=outputs, fitted=observed)
-            clock.backward(loss(results, batch), leaves)
+        clock.begin(counted=number > 0)
+        context = Context(torch.float32, seed, number, adds_in_place=True)
+        results = run(program.kernels, given, context, wanted=outputs, fitted=observed)
+        clock.backward(loss(results, batch), leaves)
     return {
         name: (clock.median(clock.forward_s, name), clock.median(clock.backward_s, name))
         for name in (*(name for step in steps for name in step.outputs if name), LOSS)
     }
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _Clock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,6 +134,8 @@ class ShardedStage:
         self._plan, self._model, self._program, self._mesh = plan, model, program, mesh
         self._shapes = shapes
         self._whole = whole(mesh.axes)
+        self._place = functools.cache(functools.partial(plan.layout_of, stage=program.index))
+        self.layouts = functools.cache(self._layouts)
         self.computed_whole: set[str] = set()
         wanted = (*(b.tensor for b in program.sent), *program.outputs)
         operators = tuple(self._divide())
@@ -144,9 +147,9 @@ class ShardedStage:
             units += [_Layer(tuple(own), read, tuple(results))] if layer else own
         self._units = _with_last_reads(in_order(units), wanted)
 
-    def layouts(self, tensor: str) -> tuple[Layout, Layout]:
+    def _layouts(self, tensor: str) -> tuple[Layout, Layout]:
         """Layouts of a tensor and of its gradient between operators; replicated where the plan gives none."""
-        place = self._plan.layout_of(tensor, self._program.index)
+        place = self._place(tensor)
         if place is None or (tensor in place.parameters and not place.dims):
             return self._whole, self._whole
         value = parse(place.value, self._mesh.axes)
@@ -350,7 +353,7 @@ class ShardedStage:
 
     def _settle(self, name: str, value: torch.Tensor, written: Layout, tensors: dict[str, _RestingTensor]) -> None:
         """Move a result to its layout between operators, and store it."""
-        place = self._plan.layout_of(name, self._program.index)
+        place = self._place(name)
         at, gradient = self.layouts(name) if place is not None else (gradient_as_written(written),) * 2
         moved = relaid(value, (written, at), (gradient, gradient_as_written(written)), self._shapes[name], self._mesh)
         tensors[name] = _RestingTensor(moved, at, gradient)
@@ -375,11 +378,9 @@ class ShardedStage:
         step = operator.steps[0]
         if len(operator.reads) > len(step.inputs):
             return None
-        reads = tuple(operator.reads[p] if p < len(operator.reads) else self._whole for p in range(len(step.inputs)))
+        reads = (*operator.reads, *(self._whole for _ in step.inputs[len(operator.reads) :]))
+        writes = (*operator.writes[: len(step.outputs)], *(self._whole for _ in step.outputs[len(operator.writes) :]))
         held = tuple(tensors[name].piece if name and self._has_values(tensors[name]) else None for name in step.inputs)
-        writes = tuple(
-            operator.writes[k] if k < len(operator.writes) else self._whole for k in range(len(step.outputs))
-        )
         cut = CutOperator(step, reads, writes, self._shapes, self._mesh, held)
         pieces = [
             self._read(tensors[name], layout, gradient_as_read(layout, operator.cuts), name) if name else None
@@ -389,6 +390,8 @@ class ShardedStage:
         if formed is None:
             return None
         local, operands = formed
+        if local is step and len(set(step.inputs)) == len(operands):
+            return run_step(step, dict(zip(step.inputs, operands, strict=True)), context)
         names = tuple(f"#{p}" if x is not None else "" for p, x in enumerate(operands))
         values = {f"#{p}": x for p, x in enumerate(operands) if x is not None}
         return run_step(Step(local.op, names, local.outputs, local.attributes, local.opset), values, context)
@@ -423,7 +426,7 @@ class ShardedStage:
 
     def _cuttable(self, operator: _PlannedOperator, layout: Layout, rank: int) -> int:
         """How many operands of a group can be cut as its result is, of those that resting somewhere by the plan."""
-        placed = [n for n in operator.inputs if self._plan.layout_of(n, self._program.index) is not None]
+        placed = [n for n in operator.inputs if self._place(n) is not None]
         shapes = [self._shapes[name] for name in placed]
         return sum(len(s) == rank and all(s[p.dim] > 1 for p in layout if p.kind == "S") for s in shapes)
 

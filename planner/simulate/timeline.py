@@ -18,7 +18,7 @@ from planner.plans.orders import decode
 from planner.plans.readings import counterparts, has_closed_form, leaders, malformed, schedule_of, work_of
 from planner.plans.types import Plan
 from planner.plans.validate import require_sound
-from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run
+from planner.play import Conditions, Cost, StageTimes, Trace, Transfers, run, weight_part_s
 from planner.play.measure import Steady, find_period
 from planner.play.memory import MemoryCurve, StageBytes, held_units, memory_curve, peak_in_flight
 from planner.schedules import ActionKind, Pipeline
@@ -105,9 +105,7 @@ class Timeline:
         return self.trace.makespan_s
 
 
-def simulate(
-    plan: Plan, *, transfers: Transfers | str | None = None, weight_grad_s: Sequence[float] | None = None
-) -> Timeline:
+def simulate(plan: Plan, *, transfers: Transfers | str | None = None) -> Timeline:
     """Simulate a plan's actions in time and memory; O(actions of one copy).
 
     Each rank runs the actions that the plan lists for it, with the plan's own times by stage. Synchronisation takes the
@@ -118,7 +116,6 @@ def simulate(
         plan: the plan.
         transfers: "blocking" (a transfer occupies the worker of the stage after the boundary, as the search charges) or
             "overlapped" (only the link); by default as the plan says.
-        weight_grad_s: by stage, the part of a split backward that WEIGHT_GRAD takes; by default half.
 
     Raises:
         PlanError: stages, ranks or predictions contradict each other; actions are missing, repeated, read weights that
@@ -130,7 +127,7 @@ def simulate(
         raise PlanError(defects[0], where="schedule", hint="plan again")
     transfers = Transfers(plan.schedule.transfers if transfers is None else transfers)
     ranks, copies = leaders(plan)
-    times = times_of(plan, weight_grad_s)
+    times = times_of(plan)
     steady = _steady(plan, ranks, copies, times, transfers) if plan.schedule.continuous else None
     trace = steady.trace if steady else _drained(plan, ranks, times, transfers)
     idle = np.flatnonzero(np.bincount(trace.program.worker, minlength=len(ranks)) == 0)
@@ -255,8 +252,8 @@ def _inside_s(plan: Plan) -> np.ndarray:
     return inside_s / plan.schedule.parts
 
 
-def times_of(plan: Plan, weight_grad_s: Sequence[float] | None = None) -> StageTimes:
-    """Durations of actions by stage; a weight gradient takes half of its backward where its own time is not given."""
+def times_of(plan: Plan) -> StageTimes:
+    """Durations of actions by stage."""
     stages = plan.predictions.stages
     recompute = [s.recompute_s for s in stages]
     backward = [s.backward_s - (s.recompute_s if _repeats(plan) else 0.0) for s in stages]
@@ -266,7 +263,7 @@ def times_of(plan: Plan, weight_grad_s: Sequence[float] | None = None) -> StageT
         [s.receive_s for s in stages],
         [s.exposed_sync_s for s in stages],
         [s.update_s for s in stages],
-        [(s.backward_s - s.recompute_s) / 2 for s in stages] if weight_grad_s is None else weight_grad_s,
+        [weight_part_s(s) for s in stages],
         return_s=[s.return_s for s in stages],
         recompute_s=recompute,
         evict_s=_evict_s(plan),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from planner.costs.precision import Precision, optimizer_state_bytes
+from planner.costs.precision import Precision, update_bytes
 from planner.costs.types import Profile
 from planner.graph import Chain, Graph, per_graph
 from planner.hardware.types import Device
@@ -72,11 +72,16 @@ def block_costs(
     storages = block_storages(chain, profiles[0])
     sizes = {name: wire_bytes(graph, name, chosen) for name in chain.crossing_tensors}
     gradients = {name: size if name in differentiable else 0.0 for name, size in sizes.items()}
-    step_s = np.array([update_s_per_element(d, chosen, optimizer) for d in devices])
+    rates = zip(devices, (p.update_byte_per_s for p in profiles), strict=True)
+    step_s = np.array([update_s_per_element(device, chosen, optimizer, own) for device, own in rates])
+
+    def of_backward(seconds: Sequence[np.ndarray]) -> np.ndarray:
+        return np.array([[float(own[list(b.nodes)].sum()) for b in chain.blocks] for own in seconds])
+
     return BlockCosts(
         micro_batch=profiles[0].micro_batch,
         forward_s=np.array([block_seconds(chain, p.forward_s) for p in profiles]),
-        backward_s=np.array([[float(p.backward_s[list(b.nodes)].sum()) for b in chain.blocks] for p in profiles]),
+        backward_s=of_backward([p.backward_s for p in profiles]),
         update_s=step_s[:, None] * elements[None, :],
         parameter_elements=elements,
         saved_bytes=kept_table([own.items() for own in storages]),
@@ -89,6 +94,7 @@ def block_costs(
         ties=ties,
         repeated=None if head < 0 else np.arange(n) != head,
         kept_bytes=None if head < 0 else head_bytes(chain, storages[head].items()),
+        weight_grad_s=of_backward([p.weight_grad_s for p in profiles]),
     )
 
 
@@ -104,10 +110,10 @@ def block_seconds(chain: Chain, forward_s: np.ndarray) -> list[float]:
     return [float(forward_s[[*b.nodes, *side]].sum()) for b, side in zip(chain.blocks, side_nodes, strict=True)]
 
 
-def update_s_per_element(device: Device, chosen: Precision, optimizer: str) -> float:
-    """Seconds a parameter of the memory-bound optimizer step: state read and written, gradient read, weight written."""
-    moved_bytes = 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.held_weight_bytes
-    return moved_bytes / (device.memory_byte_per_s * device.memory_efficiency.fractions[-1])
+def update_s_per_element(device: Device, chosen: Precision, optimizer: str, measured_byte_per_s: float) -> float:
+    """Seconds a parameter of the optimizer step, at a measured rate, or where that is 0 at the memory's."""
+    byte_per_s = measured_byte_per_s or device.memory_byte_per_s * device.memory_efficiency.fractions[-1]
+    return update_bytes(optimizer, chosen) / byte_per_s
 
 
 def range_table(uses: Iterable[tuple[float, Sequence[int]]], n: int) -> tuple[np.ndarray, np.ndarray]:

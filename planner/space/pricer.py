@@ -41,7 +41,13 @@ from planner.space.jobs import (
     settled,
 )
 from planner.space.repeats import EvenRepeats, KeptStorages, RepeatedModules, Reruns
-from planner.space.sharded import Training, on_all_types, sharded_block_costs, sharded_repeats
+from planner.space.sharded import (
+    Training,
+    on_all_types,
+    sharded_block_costs,
+    sharded_repeats,
+    sharded_weight_grad_s,
+)
 from planner.space.types import BlockCosts, Job
 
 BlockDecision = Mapping[str, Choice] | None
@@ -394,6 +400,7 @@ class Pricer:
             boundary_bytes=no_bytes,
             gradient_boundary_bytes=no_bytes,
             workspace_bytes=one_rank.workspace_bytes / ranks,
+            weight_grad_s=None,
             ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in one_rank.ties),
             kept_bytes=None if one_rank.kept_bytes is None else one_rank.kept_bytes / ranks,
             ranks=ranks,
@@ -480,8 +487,15 @@ class Pricer:
         """Costs of a sharding under the next free number of its micro-batch size; the same on all device types."""
         numbered = self._shardings_by_size.setdefault(inner.micro_batch, [])
         number = len(numbered) + 1
-        training = replace(self._training, device=self.cluster.devices[device_type])
+        prices = self.profiles(inner.micro_batch)[device_type]
+        training = replace(
+            self._training,
+            device=self.cluster.devices[device_type],
+            update_byte_per_s=prices.update_byte_per_s,
+        )
         costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
+        of_weights_s = sharded_weight_grad_s(self.costs(inner.micro_batch), sharded, device_type)
+        costs = replace(costs, weight_grad_s=of_weights_s)
         types = len(self.cluster.devices)
         repeats = sharded_repeats(inner, sharded, self._reruns, types)
         costs = replace(on_all_types(costs, types), selective=repeats)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +35,15 @@ _SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GAT
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The device type, number formats and optimizer that the costs of a sharded chain depend on."""
+    """The device type, number formats and optimizer that the costs of a sharded chain depend on.
+
+    `update_byte_per_s` is as in `Profile`.
+    """
 
     device: Device
     precision: Precision
     optimizer: str
+    update_byte_per_s: float = 0.0
 
 
 def sharded_block_costs(
@@ -63,7 +68,8 @@ def sharded_block_costs(
     elements, ties = tied_parameters([own.parameters for own in sharded.held], _multiplicities(inner, sharded))
     elements += [own.parameter_elements for own in sharded.held]
     inner_replicas = tuple(_inner_replicas(inner, sharded))
-    step_s = update_s_per_element(training.device, training.precision, training.optimizer)
+    device, byte_per_s = training.device, training.update_byte_per_s
+    step_s = update_s_per_element(device, training.precision, training.optimizer, byte_per_s)
     tensors = _boundary_tensors(inner, sharded)
     forward = _crossing(inner, tensors, frozenset(tensors))
     backward = _crossing(inner, tensors, differentiable)
@@ -94,6 +100,19 @@ def sharded_block_costs(
         shard_elements=_shard_elements(elements, inner_replicas) if inner_replicas else None,
         inner_replicas=inner_replicas,
     )
+
+
+def sharded_weight_grad_s(whole: BlockCosts, sharded: ShardedCosts, device_type: int = 0) -> np.ndarray:
+    """[1, n] seconds in which a rank computes gradients of weights.
+
+    They are taken to be the same part of its work in a block as of all work of the block on one device.
+    """
+    if whole.weight_grad_s is None:
+        return sharded.backward_s[None, :] / 2
+    work_s = whole.forward_s[device_type] + whole.backward_s[device_type]
+    own_s = sharded.forward_s + sharded.backward_s - sharded.communication_s
+    of_weights_s = whole.weight_grad_s[device_type] / np.maximum(work_s, 1e-30) * own_s
+    return np.asarray(np.minimum(of_weights_s, sharded.backward_s)[None, :])
 
 
 def _shard_elements(elements: np.ndarray, inner_replicas: Sequence[InnerReplicas]) -> np.ndarray:
@@ -160,10 +179,10 @@ def on_all_types(costs: BlockCosts, types: int) -> BlockCosts:
     """Repeat the costs of the first device type for all types."""
     if types == 1:
         return costs
-    forward_s, backward_s, update_s = (
-        np.repeat(seconds[:1], types, axis=0) for seconds in (costs.forward_s, costs.backward_s, costs.update_s)
-    )
-    return replace(costs, forward_s=forward_s, backward_s=backward_s, update_s=update_s)
+    names = ("forward_s", "backward_s", "update_s", "weight_grad_s")
+    known = {name: seconds for name in names if (seconds := getattr(costs, name)) is not None}
+    rows: dict[str, Any] = {name: np.repeat(seconds[:1], types, axis=0) for name, seconds in known.items()}
+    return replace(costs, **rows)
 
 
 def sharding_label(inner: InnerCosts, sharded: ShardedCosts) -> str:

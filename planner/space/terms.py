@@ -274,6 +274,7 @@ def _terms(
         unit_bytes=unit_bytes,
         host_bytes=host_bytes,
         move_s=move_s,
+        weight_grad_s=None if costs.weight_grad_s is None else slowest_s(costs.weight_grad_s),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import schedules
-from planner.play import Conditions, StageTimes, Trace, Transfers
+from planner.play import Conditions, StageTimes, Trace, Transfers, weight_part_s
 from planner.play.measure import play_schedule
 from planner.schedules import Schedule
 from planner.space.configuration import Configuration
@@ -38,10 +38,7 @@ class Timing:
 
 
 def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed: Collection[int] = ()) -> StageTimes:
-    """Durations of actions by stage; where recomputation is an action of its own, backwards are without it.
-
-    A weight gradient takes half of its backward without recomputation.
-    """
+    """Durations of actions by stage; where recomputation is an action of its own, backwards are without it."""
     recompute_s = np.array([t.recompute_s for t in stages])
     separate_s = recompute_s if len(recomputed) else np.zeros_like(recompute_s)
     return StageTimes.of(
@@ -50,7 +47,7 @@ def times_of_terms(schedule: Schedule, stages: Sequence[StageTerms], recomputed:
         [t.receive_s for t in stages],
         [t.exposed_sync_s for t in stages],
         [t.update_s for t in stages],
-        [(t.backward_s - t.recompute_s) / 2 for t in stages],
+        [weight_part_s(t) for t in stages],
         return_s=[t.return_s for t in stages],
         recompute_s=recompute_s,
         evict_s=[t.evict_s for t in stages],
@@ -103,7 +100,7 @@ def least_s(configuration: Configuration, schedule: Schedule, stages: Sequence[S
         (np.array([t.forward_s for t in stages]) + receive_s).tolist(),
         (np.array([t.backward_s for t in stages]) + return_s).tolist(),
         [t.exposed_sync_s + t.update_s for t in stages],
-        [(t.backward_s - t.recompute_s) / 2 for t in stages],
+        [weight_part_s(t) for t in stages],
         (receive_s + return_s).tolist(),
     )
     if schedule.drains or len(stages) < 2:

@@ -160,6 +160,7 @@ class StageTerms:
             schedule evicts none.
         host_bytes: activations of each micro-batch in flight that one rank keeps in the host's memory.
         move_s: time to copy these there, or back; the part that no work hides is in `forward_s` and `backward_s`.
+        weight_grad_s: the part of `backward_s` that computes gradients of weights; None where it is not known.
     """
 
     forward_s: float
@@ -178,6 +179,7 @@ class StageTerms:
     evict_s: float = 0.0
     host_bytes: float = 0.0
     move_s: float = 0.0
+    weight_grad_s: float | None = None
 
     @property
     def total_s(self) -> float:
@@ -421,6 +423,7 @@ class BlockCosts:
         steps: variables that data parallelism exchanges, for exchange schemes (`ExchangedStep`). None where they are
             not known, as where ranks share operators.
         selective: prices of selective recomputation; None where they are not known.
+        weight_grad_s: [t, n] seconds of `backward_s` that compute gradients of weights; None where they are not known.
     """
 
     micro_batch: int
@@ -450,6 +453,7 @@ class BlockCosts:
     inner_replicas: tuple[InnerReplicas, ...] = ()
     steps: ExchangedStep | None = field(default=None, repr=False, compare=False)
     selective: Selective | None = field(default=None, repr=False, compare=False)
+    weight_grad_s: np.ndarray | None = None
 
     @property
     def exchanged_elements(self) -> np.ndarray:

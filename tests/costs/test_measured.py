@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.costs import measure, passes_profile
+from planner.costs import RankSeconds, measure, passes_profile
 from planner.costs.measured import machine_name
 from planner.costs.one_node import one_node_model
 from planner.errors import ModelError, UsageError
@@ -135,6 +135,19 @@ def test_every_moment_of_whole_passes_is_counted() -> None:
     assert found.forward_s.tolist() == [1.0, 2.5, 3.0]
     assert found.backward_s.tolist() == [2.0, 3.5, 4.5]
     assert found.weight_grad_s.tolist() == [2.0, 1.75, 2.25]  # nobody wants the gradient of x
+
+
+def test_times_within_passes_are_scaled_to_those_of_a_rank() -> None:
+    tensors = {name: f"{kind} 8 8" for kind, names in (("x", "xhy"), ("w", "ab")) for name in names}
+    nodes = [node("MatMul", "x a", "h"), node("MatMul", "h b", "y")]
+    graph = replace(calls.graph(tensors, nodes), batch=8, opset=20)
+    seconds = {"h": (1.0, 2.0), "y": (3.0, 4.0)}
+    found = passes_profile(graph, seconds, machine="here", rank=RankSeconds(2.0, 3.0))
+    assert found.forward_s.tolist() == [0.5, 1.5]
+    assert found.backward_s.tolist() == [1.0, 2.0]
+    assert found.weight_grad_s.tolist() == [1.0, 1.0]  # all of the first, half of the second
+    split = passes_profile(graph, seconds, machine="here", rank=RankSeconds(2.0, 3.0, 1.5))
+    assert split.weight_grad_s.tolist() == [0.75, 0.75]
 
 
 def test_passes_of_another_model_are_refused() -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 import planner
 from cli.main import app
 from planner.costs import costs_document, with_costs
+from planner.simulate.timeline import times_of
 
 MODEL = ["gpt2", "--dim", "seq=64"]
 
@@ -44,6 +45,63 @@ def test_seconds_come_back_and_grow_with_the_batch(graph: planner.Graph, device:
         assert np.array_equal(read.forward_flops, by_rule.forward_flops)
 
 
+def test_times_of_several_batches_are_joined_by_lines(graph: planner.Graph, device: planner.Device) -> None:
+    """Forward seconds 3, 5 and 8 of 1, 2 and 4 samples; backward twice that, a third of it for weights."""
+    known = {1: 3, 2: 5, 4: 8}
+    seconds = {batch: {node.key: [s, 2 * s, 2 * s / 3] for node in graph.nodes} for batch, s in known.items()}
+    whole = {**document(graph, device), "batch": 4, "operators": seconds[4]}
+    smaller = [{"batch": batch, "operators": seconds[batch]} for batch in (1, 2)]
+    own = with_costs(graph, json.dumps({**whole, "smaller": smaller}))
+
+    def forward_s(size: int, share: float = 1.0) -> float:
+        forward, backward = planner.profile(own, device, micro_batch=size).at(share)
+        assert np.allclose(backward, 2 * forward, rtol=1e-12)
+        (found,) = set(forward.round(9).tolist())
+        return float(found)
+
+    assert [forward_s(size) for size in (1, 2, 3, 4, 8)] == [3.0, 5.0, 6.5, 8.0, 16.0]
+    assert [forward_s(4, share) for share in (0.75, 0.5, 0.25)] == [6.5, 5.0, 3.0]
+    assert [forward_s(1, share) for share in (0.5, 0.25)] == [2.0, 1.5]  # on the line through the first two
+    weights = planner.profile(own, device, micro_batch=3).weight_grad_s
+    assert np.allclose(weights, 2 * 6.5 / 3, rtol=1e-12)
+
+
+def test_no_share_takes_longer_than_the_whole(graph: planner.Graph, device: planner.Device) -> None:
+    seconds = {batch: {node.key: [s, s, 0.0] for node in graph.nodes} for batch, s in ((1, 6), (2, 5))}
+    whole = {**document(graph, device), "batch": 2, "operators": seconds[2]}
+    own = with_costs(graph, json.dumps({**whole, "smaller": [{"batch": 1, "operators": seconds[1]}]}))
+    assert set(planner.profile(own, device, micro_batch=2).at(0.5)[0].tolist()) == {5.0}
+
+
+@pytest.mark.parametrize(("optimizer", "moved_bytes"), [("adam", 24), ("sgd", 8), ("momentum", 16)])
+def test_a_measured_rate_says_what_an_update_takes(
+    graph: planner.Graph, device: planner.Device, optimizer: str, moved_bytes: int
+) -> None:
+    own = with_costs(graph, json.dumps({**document(graph, device), "update_byte_per_s": 2e9}))
+    job = planner.Job(4, precision="fp32", optimizer=optimizer, devices=2)
+    for degrees in (planner.Degrees(data=1), planner.Degrees(tensor=2)):
+        plan = planner.predict(own, planner.load_cluster("dgx-a100"), job, degrees).plan
+        (stage,) = plan.predictions.stages
+        held = stage.memory.weights_bytes / 4
+        update_s = stage.update_s - plan.summed_s(0)
+        assert update_s == pytest.approx(moved_bytes * held / 2e9, rel=1e-3)
+
+
+def test_a_split_backward_takes_what_gradients_of_weights_take(graph: planner.Graph, device: planner.Device) -> None:
+    """A third of each backward is for weights: so in the plan, and in its simulation."""
+    seconds = {node.key: [1.0, 3.0, 1.0] for node in graph.nodes}
+    own = with_costs(graph, json.dumps({**document(graph, device), "operators": seconds}))
+    job = planner.Job(8, precision="fp32", devices=2)
+    degrees = planner.Degrees(pipeline=2, schedule="zb-h1", micro_batch=2)
+    plan = planner.predict(own, planner.load_cluster("dgx-a100"), job, degrees).plan
+    for stage in plan.predictions.stages:
+        assert stage.weight_grad_s == pytest.approx(stage.backward_s / 3, rel=1e-6)
+    times = times_of(plan)
+    assert times.weight_grad_s.tolist() == [stage.weight_grad_s for stage in plan.predictions.stages]
+    whole = planner.predict(own, planner.load_cluster("dgx-a100"), job, planner.Degrees(pipeline=2, micro_batch=2)).plan
+    assert {stage.weight_grad_s for stage in whole.predictions.stages} == {None}
+
+
 def test_costs_make_another_model_of_it(graph: planner.Graph, device: planner.Device) -> None:
     text = json.dumps(document(graph, device))
     assert with_costs(graph, text).fingerprint not in (graph.fingerprint, "")
@@ -57,6 +115,10 @@ def test_costs_make_another_model_of_it(graph: planner.Graph, device: planner.De
         ({"model": "0" * 64}, "of another model"),
         ({"batch": 0}, "batch is missing or wrong"),
         ({"operators": {}}, "no three times for operator"),
+        ({"smaller": [{"batch": 1}]}, "smaller is missing or wrong"),
+        ({"smaller": [{"batch": 2, "operators": {}}]}, "smaller is missing or wrong"),
+        ({"smaller": [{"batch": 1, "operators": {}}]}, "no three times for operator"),
+        ({"update_byte_per_s": -1.0}, "update_byte_per_s is missing or wrong"),
     ],
 )
 def test_other_files_are_refused(

@@ -81,7 +81,7 @@ class Judge:
         """How long an action works."""
         t = self.terms[stage]
         backward = t["backward_s"] - (t["recompute_s"] if self.repeats else 0.0)
-        weight = (t["backward_s"] - t["recompute_s"]) / 2
+        weight = t.get("weight_grad_s", (t["backward_s"] - t["recompute_s"]) / 2)
         if self.schedule.get("side_by_side") and kind in "FB":
             return float(t["forward_s"] + backward)
         known = {"F": t["forward_s"], "B": backward, "I": backward - weight, "W": weight, "R": t["recompute_s"]}

@@ -20,6 +20,7 @@ import planner  # noqa: E402
 from planner import runtime  # noqa: E402
 from planner.runtime import device as devices  # noqa: E402
 from planner.runtime import interpreter, jobs  # noqa: E402
+from planner.runtime.groups import Group  # noqa: E402
 from tests.runtime import cases  # noqa: E402
 
 PLACED = (
@@ -186,6 +187,23 @@ def test_waiting_for_others_is_not_counted() -> None:
     clock.begin("")
     clock.read()
     assert clock.seconds == {"F0": [2.0, 1.0], "B0": [1.0]}
+
+
+def test_what_stands_in_for_others_is_not_counted() -> None:
+    """Not on a processor either, where time does not pass while a rank waits."""
+    device = _Ticks()
+    device.counts_waiting = False
+    clock = devices.Clock(device)
+    alone = Group(None, 2, 1, devices.HOST, clock)
+    x, whole = torch.arange(4.0), torch.zeros(8)
+    clock.begin("F0")
+    assert alone.gather(x).tolist() == [[0, 1, 2, 3]] * 2
+    alone.gather_into(whole, x)
+    assert whole.tolist() == [0, 1, 2, 3] * 2
+    assert alone.scatter_sum(whole).tolist() == [0, 1, 2, 3]
+    clock.begin("")
+    clock.read()
+    assert clock.seconds == {"F0": [7.0 - 3.0]}  # three stand-ins, of one tick each
 
 
 def test_ranks_can_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
+import resource
+from pathlib import Path
 
+import onnx
 import pytest
+from click.testing import CliRunner
 
 import planner
+from cli.main import app
 from planner.runtime import measure_passes
 from tests.runtime import cases
 
@@ -22,11 +26,11 @@ def _plan(name: str) -> planner.Plan:
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "resnet"])
 def test_all_moments_of_the_passes_are_counted_with_operators(name: str) -> None:
-    before, threads = time.thread_time(), torch.get_num_threads()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = measure_passes(_plan(name), cases.model(name), passes=5)
-    spent = time.thread_time() - before
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     profile = planner.costs.passes_profile(cases.graph(name), seconds, machine="here")
-    assert torch.get_num_threads() == threads
     assert min(min(times) for times in seconds.values()) >= 0.0
     total = sum(map(sum, seconds.values()))
     assert float(profile.forward_s.sum() + profile.backward_s.sum()) == pytest.approx(total)
@@ -47,3 +51,21 @@ def test_a_plan_is_predicted_with_them() -> None:
     (stage,) = plan.predictions.stages
     assert stage.forward_s == pytest.approx(float(profile.forward_s.sum()), rel=1e-6)
     assert stage.backward_s == pytest.approx(float(profile.backward_s.sum()), rel=1e-6)
+
+
+def test_the_command_measures_ranks_too(tmp_path: Path) -> None:
+    """Smaller micro-batches, the second half of a split backward, and the update, beside the operators."""
+    model, costs = tmp_path / "model.onnx", tmp_path / "costs.json"
+    onnx.save(cases.model("gpt"), model)
+    words = ["profile", str(model), "--measure", "--device", "cpu", "--micro-batch", "4", "-o", str(costs)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    document = json.loads(costs.read_text())
+    assert [each["batch"] for each in (*document["smaller"], document)] == [1, 2, 4]
+    assert document["update_byte_per_s"] > 0
+    for each in (*document["smaller"], document):
+        forward_s, backward_s, weight_grad_s = map(sum, zip(*each["operators"].values(), strict=True))
+        assert forward_s > 0
+        assert 0 < weight_grad_s < backward_s
+    priced = planner.costs.with_costs(planner.load_graph(str(model)), costs.read_text())
+    found = planner.profile(priced, planner.load_device("a100-sxm-80gb"), micro_batch=4)
+    assert float(found.forward_s.sum()) == pytest.approx(sum(row[0] for row in document["operators"].values()))
