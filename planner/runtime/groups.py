@@ -79,7 +79,8 @@ class Group:
     def gather_into(self, whole: torch.Tensor, share: torch.Tensor) -> None:
         """Put the equal shares of all ranks one after the other into a flat tensor, which may hold the own share."""
         if self._handle is None:
-            whole.view(self.size, -1).copy_(share)
+            for piece in whole.chunk(self.size):
+                piece.copy_(share)
             return
         if whole.device != self._wire:
             whole.copy_(self.gather(share).flatten())
