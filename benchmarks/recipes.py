@@ -240,8 +240,8 @@ def plan_rows(predictions: Sequence[Prediction], backend: str, limit_s: float) -
 
 
 def _own_plan(best: Prediction, backend: str) -> planner.Plan:
-    """The plan of a row's job within a framework, under its software; the row's CP, which is looked at on demand only, is
-    among those allowed."""
+    """The plan of a row's job within a framework, under its software; the row's CP, which is looked at on demand only,
+    is among those allowed."""
     statement = best.recipe.statement
     if statement is None:
         raise planner.UsageError(f"{best.recipe.key} is not stated", hint="plan rows that are")

@@ -81,7 +81,8 @@ class Group:
         """Put the equal shares of all ranks one after the other into a flat tensor, which may hold the own share."""
         if self._handle is None:
             with self._clock.standing_in():
-                whole.view(self.size, -1).copy_(share)
+                for piece in whole.chunk(self.size):
+                    piece.copy_(share)
             return
         if whole.device != self._wire:
             whole.copy_(self.gather(share).flatten())

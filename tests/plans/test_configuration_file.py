@@ -169,7 +169,7 @@ def test_a_configuration_that_disagrees_is_found(path: tuple[Any, ...], value: A
 
 def test_a_file_of_version_1_is_read_as_one_of_version_2() -> None:
     now = make_plan(chosen=decision((2, 1), (0, 3), micro_batches=8))
-    then = dataclasses.replace(now.options, schedules=("1f1b", "gpipe"), zero=(0, 1))  # all that was weighed at that time
+    then = dataclasses.replace(now.options, schedules=("1f1b", "gpipe"), zero=(0, 1))  # all that was weighed then
     now = seal(dataclasses.replace(now, options=then, headline=None))
     assert json.loads(VERSION1.read_text())["version"] == 1
     read = loads(VERSION1.read_text())

@@ -103,7 +103,7 @@ def test_offloaded_tensors_leave_the_device() -> None:
         plan = planner.predict(graph, cluster, job, planner.Degrees(micro_batch=2, offload=offload)).plan
         peaks.append(_run_on_meta(plan, model, 0).memory()[1])
         moved_bytes = plan.predictions.stages[0].host_bytes
-    assert peaks[0] - peaks[1] > 0.9 * moved_bytes > 0
+    assert peaks[0] - peaks[1] > 0.85 * moved_bytes > 0  # what is brought back first is there at the peak
 
 
 def test_bytes_are_counted_as_long_as_a_tensor_lives() -> None:
