@@ -230,9 +230,8 @@ class Frontier:
 
     @property
     def next_s(self) -> float:
-        """Known lower bound of the entry that `pop` looks at next; infinite if the queue is empty."""
-        heap = self._heap or self._after_first
-        return heap[0][0] if heap else math.inf
+        """Known lower bound of the entry that `pop` looks at before those that are put back; infinite if there is none."""
+        return self._heap[0][0] if self._heap else math.inf
 
     def pop(self, cutoff_s: float) -> ProblemGroup | OpenProblem | None:
         """Remove and return the entry with the lowest bound, narrow slices first; None if the queue is empty.
