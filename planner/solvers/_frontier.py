@@ -230,7 +230,7 @@ class Frontier:
 
     @property
     def next_s(self) -> float:
-        """Known lower bound of the entry that `pop` looks at before those that are put back; infinite if there is none."""
+        """Known bound of the entry that `pop` looks at before those that are put back; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def pop(self, cutoff_s: float) -> ProblemGroup | OpenProblem | None:
