@@ -11,6 +11,7 @@ import numpy as np
 from planner.hardware import ALGORITHMS, Cluster, Collective, Terms
 from planner.solvers.types import Key
 from planner.space import BlockCosts, InnerReplicas, Job
+from planner.space.types import Structure
 from tests.space.instances import chain, cluster
 
 PER_RANK = ("parameter_elements", "saved_bytes", "checkpoint_bytes", "workspace_bytes")
@@ -172,6 +173,8 @@ def random_joint(seed: int) -> tuple[Ways, Cluster, Job]:
         micro_batches=(1, 2),
         max_stages=int(rng.choice([0, 0, 2, 3])),
         overlap=float(rng.choice([0.0, 0.5])),
+        zero=tuple(sorted(rng.choice(4, 2, replace=False).tolist())),
+        structure=Structure(some_layers=False),  # enumeration recomputes whole stages
     )
     return Ways(plain, ways), machine, job
 

@@ -58,7 +58,7 @@ def _ratios(name: str, degrees: dict[str, Any]) -> list[float]:
 )
 def test_tensors_take_what_the_plan_says(name: str, degrees: dict[str, Any]) -> None:
     for ratio in _ratios(name, degrees):
-        assert 0.95 < ratio < 1.03, ratio
+        assert 0.93 < ratio < 1.03, ratio
 
 
 def test_ranks_that_share_operators_take_what_the_plan_says() -> None:
