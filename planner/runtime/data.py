@@ -179,7 +179,7 @@ def loss_by_name(name: str, plan: Plan) -> Loss:
         UsageError: there is no such loss.
     """
     losses = {"graph": _graph_loss, "labels": _labels, "squares": _squares}
-    name = _default_loss(plan) if name == "auto" else name
+    name = {"auto": _default_loss(plan)}.get(name, name)
     last = plan.model.outputs[-1].name if plan.model.outputs else ""
     if name == "next-token":
         return SampleMean(lambda outputs, batch: _next_tokens(outputs, batch, last))
