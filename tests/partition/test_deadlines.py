@@ -19,7 +19,7 @@ import planner
 from benchmarks.instances.iteration import synthetic_iteration_problem
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from planner.importers import operator_graph_from, piper_from_document
-from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, Search, solve_partition
+from planner.solvers.partition import PARTITION_SOLVERS, Deadline, OutOfTime, Search, search_partition, solve_partition
 from planner.solvers.partition.types import NEVER
 from planner.space.partition import (
     PartitionProblem,
@@ -108,6 +108,16 @@ def test_a_named_solver_that_finds_nothing_in_time_leaves_the_trivial_plan() -> 
     result = solve_partition(problem, solver="piper-dp", time_limit_s=1e-6)
     assert result.solver.startswith("trivial plan")
     assert not result.proven
+
+
+@pytest.mark.parametrize("limit_s", [-1e-5, 0.0])
+def test_a_search_within_another_that_begins_too_late_has_the_trivial_plan(limit_s: float) -> None:
+    problem = problems()[6]
+    result = search_partition(problem, time_limit_s=limit_s)
+    assert not result.proven
+    assert result.objective == min(problem.judge(plan).objective for _, plan in problem.trivial())
+    with pytest.raises(planner.errors.UsageError, match="leaves no time"):
+        solve_partition(problem, time_limit_s=limit_s)
 
 
 @pytest.mark.parametrize("work", [-1.0, 0.0])

@@ -92,6 +92,8 @@ def solve_partition(
         InfeasibleError: no plan was found; says whether none exists, and which limits rule every plan out.
         RuntimeError: a plan breaks a limit, or an objective or bound is wrong; a bug of a solver.
     """
+    if not time_limit_s > 0:
+        raise UsageError(f"a time limit of {time_limit_s:g} s leaves no time", hint="give a positive limit")
     result = search_partition(problem, solver=solver, time_limit_s=time_limit_s, start=start, progress=progress)
     if result.decision is None:
         raise _no_plan(problem, result, time_limit_s, solver if reasons else None)
@@ -106,9 +108,10 @@ def search_partition(
     start: Any = None,  # noqa: ANN401
     progress: Progress | None = None,
 ) -> Result:
-    """Like `solve_partition`, but returns a result without a decision where that raises InfeasibleError."""
-    if not time_limit_s > 0:
-        raise UsageError(f"a time limit of {time_limit_s:g} s leaves no time", hint="give a positive limit")
+    """Like `solve_partition`, but returns a result without a decision where that raises InfeasibleError.
+
+    Where no time is left (zero or less), the result holds the best trivial plan.
+    """
     names = _solver_names(problem, solver)
     search = Search(problem, time_limit_s, progress)
     search.alone = len(names) == 1
@@ -170,8 +173,7 @@ def _no_plan(problem: PartitionProblem, result: Result, time_limit_s: float, sol
     deadline = Deadline(min(_ALL_TRIALS_S, time_limit_s))
 
     def trial(changed: PartitionProblem) -> Any:  # noqa: ANN401
-        left_s = min(deadline.left_s, _TRIAL_S)
-        return search_partition(changed, solver=solver, time_limit_s=left_s).decision if left_s > 0 else None
+        return search_partition(changed, solver=solver, time_limit_s=min(deadline.left_s, _TRIAL_S)).decision
 
     reasons = [text for text in (_memory_reason(problem, trial), _order_reason(problem, trial)) if text]
     if not reasons:
