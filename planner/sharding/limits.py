@@ -139,6 +139,25 @@ def attention_heads(graph: Graph) -> tuple[int, int]:
     return heads, groups
 
 
+def deals_heads(heads: int, groups: int, sizes: Sequence[int]) -> bool:
+    """Whether axes can deal out attention heads: each divides the key-value heads left, or, once none are, their heads.
+
+    Args:
+        heads: attention heads.
+        groups: key-value heads.
+        sizes: ranks along each tensor axis, outermost first.
+    """
+    left, shared = groups, heads // groups
+    for size in sizes:
+        if left % size == 0:
+            left //= size
+        elif left == 1 and shared % size == 0:
+            shared //= size
+        else:
+            return False
+    return True
+
+
 def layer_strategies(
     candidates: Sequence[Strategy], call: OpCall, spec: OpSpec, options: Options, sizes: Sequence[int], elements: int
 ) -> tuple[Strategy, ...]:
@@ -155,8 +174,20 @@ def layer_strategies(
     if not options.as_layers:
         return tuple(candidates)
     axes = [axis for axis, size in enumerate(sizes) if size > 1 and options.role(axis) is AxisRole.TENSOR]
-    fitting = tuple(s for s in candidates if all(_in_layers(s, call, spec, axis, sizes, elements) for axis in axes))
+    fitting = tuple(
+        s for s in candidates
+        if all(_in_layers(s, call, spec, axis, sizes, elements) for axis in axes)
+        and _cut_alike(s, call, axes)
+    )  # fmt: skip
     return fitting or tuple(candidates)
+
+
+def _cut_alike(strategy: Strategy, call: OpCall, axes: Sequence[int]) -> bool:
+    """Whether all tensor axes that cut a matrix cut it along one dimension: by columns or by rows, never by both."""
+    reads = dict(strategy.reads)
+    matrices = [p for p, t in enumerate(call.inputs) if t is not None and t.kind is TensorKind.PARAMETER]
+    cuts = [{reads[p][a].dim for a in axes if reads[p][a].cuts} for p in matrices if p in reads]
+    return all(len(dims) < 2 for dims in cuts)
 
 
 def _in_layers(strategy: Strategy, call: OpCall, spec: OpSpec, axis: int, sizes: Sequence[int], elements: int) -> bool:

@@ -15,7 +15,7 @@ from planner.hardware.types import Cluster
 from planner.operators import JointCut, OpCall, rule_of
 from planner.operators.specs import call_classes, graph_specs
 from planner.sharding.choices import expert_dims
-from planner.sharding.limits import attention_heads
+from planner.sharding.limits import attention_heads, deals_heads
 from planner.sharding.mesh import Axis, AxisRole
 from planner.space.layers import layers_of_choice
 from planner.space.placement import aligned
@@ -128,9 +128,10 @@ NARROWEST_EXPERTS = 4
 def meshes_for(graph: Graph, cluster: Cluster, job: Job) -> tuple[MeshAxes, ...]:
     """Meshes of two ranks and more that suit a cluster, smallest first.
 
-    Tensor axes: inside a node one of 2, 4, 8 .. ranks. Ranks of several nodes share operators only in models of which
-    most weights are tables (of these a sample uses a few, so little is exchanged when they are spread), or where the
-    job says so: one axis over all ranks, and two, the nodes and the ranks of a node. Beside them an axis that deals out
+    Tensor axes: inside a node one of 2, 4, 8 .. ranks, or two where there are more ranks than key-value heads: those
+    heads, and the ranks that share one. Ranks of several nodes share operators only in models of which most weights are
+    tables (of these a sample uses a few, so little is exchanged when they are spread), or where the job says so: one
+    axis over all ranks, and two, the nodes and the ranks of a node. Beside them an axis that deals out
     long sequences, and one that deals out experts, each of any power of two ranks that divides what it deals out, and
     over any number of nodes. Where the devices that may be used are of several types there are no meshes. The job's own
     meshes and widths go before the rest.
@@ -162,7 +163,8 @@ def _structured(graph: Graph, structure: Structure, mesh: MeshAxes) -> bool:
     count = {"heads": heads, "key-value heads": groups}.get(structure.head_groups, 0)
     roles_allowed = not structure.axes or {axis.role for axis in mesh} <= {AxisRole(name) for name in structure.axes}
     sizes_allowed = not structure.powers_of_two or all(axis.size & (axis.size - 1) == 0 for axis in mesh)
-    return roles_allowed and sizes_allowed and count % tensor_ranks(mesh) == 0
+    dealt = not count or deals_heads(heads, groups, [axis.size for axis in mesh if not axis.role.deals])
+    return roles_allowed and sizes_allowed and dealt and count % tensor_ranks(mesh) == 0
 
 
 def _tensor_meshes(graph: Graph, cluster: Cluster, job: Job, devices: int, *, spread: bool) -> set[tuple[int, ...]]:
@@ -172,8 +174,10 @@ def _tensor_meshes(graph: Graph, cluster: Cluster, job: Job, devices: int, *, sp
         meshes = set(job.meshes)
     else:
         node = cluster.node_size or (cluster.levels[0].size if cluster.levels else 1)
+        heads, groups = attention_heads(graph)
         for ranks in _widths(cluster, max(node, spread and spread_ranks(graph), *job.tensor_parallel), devices):
-            meshes.add((ranks,))
+            shares = groups > 1 and ranks > groups and ranks % groups == 0 and heads % ranks == 0
+            meshes.add((groups, ranks // groups) if shares else (ranks,))
             if ranks > node > 1 and ranks % node == 0:
                 meshes.add((ranks // node, node))
     return {mesh for mesh in meshes if not job.tensor_parallel or math.prod(mesh) in job.tensor_parallel}

@@ -224,6 +224,33 @@ def test_more_ranks_than_heads_need_the_model() -> None:
     assert attention_heads(planner.load_graph("llama3-8b", dims={"seq": 128})) == (32, 8)
 
 
+@functools.cache
+def few_keys() -> Graph:
+    """Two layers of eight heads, of which two have keys and values of their own."""
+    sizes = {"layers": 2, "hidden": 64, "heads": 8, "kv-heads": 2, "ffn": 128, "vocab": 128}
+    config = models.changed("llama", {name: str(size) for name, size in sizes.items()})
+    return graph_from_proto(models.build_config(config, seq=16)[0], name="few-keys")
+
+
+def test_ranks_beyond_the_key_value_heads_share_them_as_megatron_does() -> None:
+    job = dataclasses.replace(JOB, tensor_parallel=(4,), backends=("megatron",))
+    plan = planner.plan(few_keys(), four(1e11, 10**9), job)
+    (sharding,) = plan.shardings
+    assert [axis.size for axis in sharding.axes] == [2, 2]
+    assert plan.runs_on == ("megatron",)
+    split = {o.operator: o.splits for entry in sharding.blocks for o in entry.operators}
+    assert {splits for name, splits in split.items() if name.endswith("attention")} == {("g", "r")}
+    places = {p.tensor: p.value for entry in sharding.blocks for p in entry.tensors if p.optimizer}
+    assert {v for name, v in places.items() if ".q_proj" in name or ".k_proj" in name or ".v_proj" in name} == {"S1S1"}
+    assert {v for name, v in places.items() if ".o_proj" in name} == {"S0S0"}
+    assert lacking(plan, "megatron") == []
+
+
+def test_ranks_along_one_axis_beyond_the_key_value_heads_are_no_tensor_parallel_layers() -> None:
+    plan = planner.plan(few_keys(), four(1e11, 10**9), dataclasses.replace(JOB, meshes=((4,),), backends=("any",)))
+    assert "4 ranks along one axis for 2 key-value heads" in lacks(plan, BACKENDS.get("megatron"), few_keys())
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -14,7 +14,7 @@ from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
 from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout
-from planner.sharding.limits import SMALL, STEP_SPLITS
+from planner.sharding.limits import SMALL, STEP_SPLITS, attention_heads, deals_heads
 from planner.space.layers import layer_starts
 from planner.systems.backends import PIPELINE, Backend
 
@@ -115,13 +115,16 @@ def _of_stages(plan: Plan, backend: Backend) -> Iterator[str]:
 
 def _width(sharding: Sharding, backend: Backend, graph: Graph | None) -> Iterator[str]:
     """Ranks along the axes that cut operators."""
-    width = math.prod(axis.size for axis in sharding.axes if axis.role is AxisRole.TENSOR)
+    sizes = [axis.size for axis in sharding.axes if axis.role is AxisRole.TENSOR]
+    width = math.prod(sizes)
     if backend.structure.powers_of_two and any(axis.size & (axis.size - 1) for axis in sharding.axes):
         yield f"groups of {sharding.ranks} ranks, no power of two"
     if graph is not None and width > 1:
-        count = backend.heads_dealt(graph)
+        count, (heads, groups) = backend.heads_dealt(graph), attention_heads(graph)
         if count % width:
             yield f"{width} ranks for {count} {backend.structure.head_groups}"
+        elif count and not deals_heads(heads, groups, sizes):
+            yield f"{width} ranks along one axis for {groups} key-value heads"
 
 
 def _in_groups(plan: Plan, backend: Backend) -> Iterator[str]:
@@ -167,6 +170,7 @@ def _in_entry(
     for words, names in (
         ("weights gathered inside a group in every pass", gathered),
         ("weights of products whole on all ranks of a group", _whole_weights(plan, entry, sharding, roles)),
+        ("weights cut by columns and by rows", _cut_both_ways(entry, tensor, len(roles))),
         ("queries or keys cut by the sequence", by_steps),
     ):
         if names:
@@ -190,6 +194,12 @@ def _whole_weights(plan: Plan, entry: ShardedBlock, sharding: Sharding, roles: S
         if even and any(size > 1 and not part.cuts for size, part in axes):
             found.append(place.tensor)
     return found
+
+
+def _cut_both_ways(entry: ShardedBlock, axes: Sequence[int], count: int) -> list[str]:
+    """Weights that one tensor axis (of `count` axes of the mesh) cuts along another dimension than the next."""
+    places = ((place, parse_layout(place.value, count)) for place in entry.tensors if place.optimizer)
+    return [place.tensor for place, layout in places if len({layout[a].dim for a in axes if layout[a].cuts}) > 1]
 
 
 _INSIDE = frozenset({
