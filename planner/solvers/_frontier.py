@@ -20,6 +20,7 @@ from planner.solvers.critical_path import BoundedProblem
 from planner.solvers.types import Floors, Key, Refinement
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.problem import StageProblem, alike, least_of
+from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
 
 MAX_TYPE_CHANGES = 8
@@ -163,6 +164,8 @@ class Frontier:
         unpriced: floors of unpriced shardings with their keys.
         refine: prices the shardings of a floor (`Shardings.refine`); returns None if that is not worth it.
         first: costs whose problems come before all others.
+        least: by micro-batch size, key of a floor and a lower bound in seconds, lower bound on the costs of shardings
+            that are not among the priced ones of the floor; None if there are none or no bound depends on them.
 
     Attributes:
         count: number of problems queued so far.
@@ -179,8 +182,10 @@ class Frontier:
         unpriced: Floors = (),
         refine: Callable[[int, Key], Refinement | None] | None = None,
         first: Sequence[BlockCosts] = (),
+        least: Callable[[int, Key, float], BlockCosts | None] = lambda *_: None,
     ) -> None:
-        self._formulator, self._cluster, self._job, self._refine = formulator, cluster, job, refine
+        self._formulator, self._cluster, self._job = formulator, cluster, job
+        self._refine, self._least_of = refine, least
         self._objective, self._least_s = objective, math.inf
         self._halvings = _FINE_HALVINGS if objective.counts_passing else _HALVINGS
         self._heap: list[_Entry] = []
@@ -266,10 +271,10 @@ class Frontier:
             bound_s, tight = self._tightened(floors, entry.bound_s, cutoff_s)
             self._push(replace(entry, bound_s=bound_s), tight=tight)
             return
-        closer, priced, lower_bound = refined
+        closer, priced = refined
         for floor, key in closer:
             self._add_unpriced(floor, key, entry.bound_s)
-        if lower_bound is not None:
+        if priced and (lower_bound := self._least_of(entry.floor.micro_batch, entry.key, entry.bound_s)) is not None:
             self._add((lower_bound,), entry.bound_s, only_bounds=True)
         for shardings in alike(priced):
             self._add(shardings, entry.bound_s)
@@ -363,8 +368,8 @@ class Frontier:
             if used // copies >= fewest_stages
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
-        work_s = compute_s(costs)
-        least_s = {zero: work_s if self._any_fits(costs, zero) else math.inf for zero in set(job.zero)}
+        work_s, alone = compute_s(costs), Ranges(costs, alone=True)
+        least_s = {zero: work_s if self._any_fits(costs, alone, zero) else math.inf for zero in set(job.zero)}
         groups = []
         for copies, width in sorted(slices):
             bounds = {zero: max(batches // copies * work_s / width, s) for zero, s in least_s.items()}
@@ -375,12 +380,13 @@ class Frontier:
             groups.append(ProblemGroup(min(bounds.values()), shardings, costs, tasks))
         return groups
 
-    def _any_fits(self, costs: BlockCosts, zero: int) -> bool:
+    def _any_fits(self, costs: BlockCosts, alone: Ranges, zero: int) -> bool:
         """True if each block fits the largest device alone and all fit in the allowed number of stages."""
-        largest = max(d.usable_bytes for d in self._cluster.devices)
-        holds = np.triu(fits(self._formulator.least_bytes(costs, zero), largest))
-        most_stages = self._max_stages()
-        return bool(holds.diagonal().all()) and (most_stages == math.inf or _fewest_stages(holds) <= most_stages)
+        largest, most_stages = max(d.usable_bytes for d in self._cluster.devices), self._max_stages()
+        if most_stages < math.inf:
+            holds = fits(self._formulator.least_bytes(self._formulator.ranges(costs), costs.ranks, zero), largest)
+            return _fewest_stages(np.triu(holds)) <= most_stages
+        return bool(fits(self._formulator.least_bytes(alone, costs.ranks, zero), largest).all())
 
     def _max_stages(self) -> float:
         """Largest number of stages that the job allows; infinite without a limit."""

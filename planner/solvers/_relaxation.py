@@ -317,4 +317,6 @@ class FeasibilityTest:
 
 def _first(holds: np.ndarray) -> np.ndarray:
     """Index of the first true along the last axis; the axis length if there is none."""
-    return np.asarray(np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1]))
+    first = np.asarray(holds.argmax(axis=-1))
+    first[~np.take_along_axis(holds, first[..., None], axis=-1)[..., 0]] = holds.shape[-1]
+    return first

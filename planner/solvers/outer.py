@@ -129,7 +129,7 @@ class _Search:
             schedule_of,
             self._costs_by_size,
             self._candidates,
-            self._refine_for_decisions,
+            self._refine,
             self._account.lower_other,
         )
 
@@ -175,7 +175,7 @@ class _Search:
             first = []
         refine = self._refine if self._thorough else self._refine_within_effort
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, LongestChain(), single_device, floors, refine, first)
+        frontier = Frontier(*setting, LongestChain(), single_device, floors, refine, first, self._least)
         self._search_by_critical_path(frontier, any_plan=any_plan)
 
     def _search_shapes(self, single_device: Sequence[BlockCosts], floors: Floors, *, any_plan: bool) -> None:
@@ -198,7 +198,7 @@ class _Search:
 
     def _shapes_promise(self, single_device: Sequence[BlockCosts]) -> bool:
         """True if by its estimate a shape of priced shardings is faster than the best plan so far."""
-        groups = [(costs,) for costs in single_device] + [tuple(priced) for _, priced, _ in self._refined.values()]
+        groups = [(costs,) for costs in single_device] + [tuple(priced) for _, priced in self._refined.values()]
         return self._shapes.estimate_s(filter(None, groups)) < self._candidates.best_s
 
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
@@ -272,17 +272,20 @@ class _Search:
     def _refine(self, micro_batch: int, key: Key) -> Refinement:
         """Price the shardings of a floor, once, and make them known to the judge."""
         if self._shardings is None or (micro_batch, key) in self._refined:
-            return self._refined.get((micro_batch, key), ((), (), None))
-        closer, priced = self._shardings.refine(micro_batch, key)
-        lower_bound = self._shardings.least(micro_batch, key) if priced else None
-        self._offer(micro_batch, [*priced, *([] if lower_bound is None else [lower_bound])])
-        self._refined[micro_batch, key] = closer, priced, lower_bound
-        return closer, priced, lower_bound
+            return self._refined.get((micro_batch, key), ((), ()))
+        self._refined[micro_batch, key] = closer, priced = self._shardings.refine(micro_batch, key)
+        self._offer(micro_batch, priced)
+        return closer, priced
 
-    def _refine_for_decisions(self, micro_batch: int, key: Key) -> Refinement:
-        """`_refine` without the bound of unpriced shardings, for searches that only look for decisions."""
-        closer, priced, _ = self._refine(micro_batch, key)
-        return closer, priced, None
+    def _least(self, micro_batch: int, key: Key, bound_s: float) -> BlockCosts | None:
+        """`Shardings.least` made known to the judge; None if no bound depends on it, since it is known to be this high.
+        """
+        if self._shardings is None or bound_s >= self._account.settled_s:
+            self._account.lower(bound_s, only_bounds=True)
+            return None
+        least = self._shardings.least(micro_batch, key)
+        self._offer(micro_batch, [] if least is None else [least])
+        return least
 
     def _offer(self, micro_batch: int, costs: Sequence[BlockCosts]) -> None:
         """Make shardings known to the judge."""
@@ -318,7 +321,7 @@ class _Search:
     ) -> None:
         """Find the fastest decisions by the closed form and simulate the best of them."""
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, ClosedForm(), single_device, floors, self._refine_for_decisions, first)
+        frontier = Frontier(*setting, ClosedForm(), single_device, floors, self._refine, first)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
@@ -386,6 +389,9 @@ class _Search:
         """
         bounded_before: list[StageProblem] = []
         only = group.only_bounds
+        if only and group.bound_s >= self._account.settled_s:
+            self._account.close(len(group.tasks), group.bound_s, only_bounds=True)
+            return
         for tasks in by_zero(group):
             cutoff_s = self._cutoff_s
             problem = self._worth_solving(frontier, group, tasks[0], cutoff_s)
