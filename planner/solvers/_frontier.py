@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -196,6 +196,7 @@ class Frontier:
         self._reach: dict[_ReachKey, _Reach] = {}
         self._tests: dict[_ReachKey, FeasibilityTest] = {}
         self._added: set[tuple[int, int]] = set()
+        self._last_reached = (0, 0, 0)
         for shardings in alike(first):
             self._add(shardings)
         if first:
@@ -259,7 +260,7 @@ class Frontier:
     def _price(self, entry: UnpricedShardings, cutoff_s: float, *, tight: bool) -> None:
         """Replace unpriced shardings by priced ones or closer floors, if one of them may beat the cutoff."""
         floors = self._groups((entry.floor,))
-        if not any(self._may_beat(floor, cutoff_s) for floor in floors):
+        if not self._may_beat(floors, cutoff_s):
             bounds_s = (max(f.bound_s, cutoff_s) for f in floors)
             self.left_out_s = min(self.left_out_s, min(bounds_s, default=math.inf))
             return
@@ -279,12 +280,18 @@ class Frontier:
         for shardings in alike(priced):
             self._add(shardings, entry.bound_s)
 
-    def _may_beat(self, entry: ProblemGroup, cutoff_s: float) -> bool:
-        """True unless simple bounds show that no decision of the group is below the cutoff."""
-        if entry.bound_s >= cutoff_s:
-            return False
-        first_by_zero = {task.zero: task for task in reversed(entry.tasks)}
-        return any(self.may_reach(task, entry.costs, cutoff_s) for task in first_by_zero.values())
+    def _may_beat(self, groups: Sequence[ProblemGroup], cutoff_s: float) -> bool:
+        """True unless simple bounds show that no decision of the groups is below the cutoff.
+
+        What was below it for other shardings is tested first.
+        """
+        tasks = [(task, group.costs) for group in groups for task in _first_by_zero(group)]
+        tasks.sort(key=lambda each: _place(each[0]) != self._last_reached)
+        for task, costs in tasks:
+            if task.bound_s < cutoff_s and self.may_reach(task, costs, cutoff_s):
+                self._last_reached = _place(task)
+                return True
+        return False
 
     def may_reach(self, task: SearchTask, costs: BlockCosts, time_s: float) -> bool:
         """False if simple bounds show that no decision of a problem takes less than a time, wherever its stages lie."""
@@ -327,11 +334,7 @@ class Frontier:
         Bisects on a logarithmic scale between `low_s` and the cutoff. The lowest bound found so far is tried first,
         because only the lowest of all bounds matters.
         """
-        problems = [
-            (task, entry.costs)
-            for entry in entries
-            for task in {task.zero: task for task in reversed(entry.tasks)}.values()
-        ]
+        problems = [(task, entry.costs) for entry in entries for task in _first_by_zero(entry)]
         least_s = self._least_s
 
         def possible(time_s: float) -> bool:
@@ -426,6 +429,15 @@ def _fewest_stages(holds: np.ndarray) -> float:
     for i in range(n):
         np.minimum(fewest[i + 1 :], np.where(holds[i, i:], fewest[i] + 1, math.inf), out=fewest[i + 1 :])
     return float(fewest[n])
+
+
+def _first_by_zero(group: ProblemGroup) -> Iterable[SearchTask]:
+    """The first task of each ZeRO stage, which has every decision of the others."""
+    return {task.zero: task for task in reversed(group.tasks)}.values()
+
+
+def _place(task: SearchTask) -> tuple[int, int, int]:
+    return task.copies, task.slice_devices, task.zero
 
 
 def by_zero(group: ProblemGroup) -> list[list[SearchTask]]:

@@ -206,7 +206,7 @@ class Formulator:
         return costs.layers if self._some_layers and len(costs.layers.ends) else None
 
     def least_bytes(self, ranges: Ranges, ranks: int, zero: int) -> np.ndarray:
-        """[n, n] lower bound on the bytes of a device of a stage of blocks i..j, at any place; [1, n] of blocks alone."""
+        """[n, n] lower bound on the bytes of a device of a stage of blocks i..j anywhere; [1, n] of blocks alone."""
         return np.asarray(self._least_resident(ranges, zero, ranks) + ranges.least_activations(self._job.recompute))
 
     def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:

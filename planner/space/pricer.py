@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -53,6 +53,9 @@ from planner.space.types import BlockCosts, Job
 BlockDecision = Mapping[str, Choice] | None
 """The decision about every operator, tensor and weight of a block; None for blocks without one."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 FloorKey = tuple[Any, ...]
 """A mesh, or a mesh and the layout of the tensors between blocks on it."""
 
@@ -83,6 +86,19 @@ class Sharded:
     costs: BlockCosts
 
 
+def _kept(make: Callable[Concatenate[Pricer, P], T]) -> Callable[Concatenate[Pricer, P], T]:
+    """Keep what a method makes: for its pricer, and for those like it with the same limits on how a block is shared."""
+
+    @functools.wraps(make)
+    def kept(pricer: Pricer, /, *arguments: P.args, **named: P.kwargs) -> T:
+        key = (make.__name__, *pricer.limits, *arguments, *named.items())
+        if key not in pricer.known:
+            pricer.known[key] = make(pricer, *arguments, **named)
+        return cast(T, pricer.known[key])
+
+    return kept
+
+
 class Pricer:
     """A model's costs on a cluster, by micro-batch size and mesh.
 
@@ -108,18 +124,19 @@ class Pricer:
         self._differentiable = frozenset(needs_gradient(graph))
         self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
         self._inner: InnerCache = InnerCache() if like is None else like._inner
-        self._floor_numbers = itertools.count(-1, -1)
-        self._inner_costs_seen: list[InnerCosts] = []
+        self.known: dict[tuple[object, ...], Any] = {} if like is None else like.known
+        self._floor_numbers: Iterator[int] = itertools.count(-1, -1) if like is None else like._floor_numbers
         self._shardings_by_size: dict[int, list[Sharded]] = {} if like is None else like._shardings_by_size
         self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
         self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
         self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
         self._reruns: Callable[[], Reruns] = like._reruns if like else functools.cache(self._find_reruns)
-        self._inner_on = functools.cache(self._inner_costs)
-        self._shardings_on = functools.cache(self._shardings)
-        self._finer_on = functools.cache(self._memory_shardings)
-        self._floors_on = functools.cache(self._boundary_floors)
-        self.least = functools.cache(self._leanest_floor)
+
+    @property
+    def limits(self) -> tuple[object, ...]:
+        """Limits of the job on how a block is shared."""
+        structure = self._job.structure
+        return bool(structure.axes), structure.between_layers, self._job.forbid
 
     @functools.cached_property
     def meshes(self) -> tuple[MeshAxes, ...]:
@@ -280,7 +297,9 @@ class Pricer:
         if not self.meshes:
             return "every replica one device"
         shapes = ", ".join(map(axes_text, self.meshes))
-        given_up = sorted({words for inner in self._inner_costs_seen for words in inner.given_up})
+        kind = Pricer._inner_on.__name__, *self.limits
+        made = [inner for (*own, _, mesh), inner in self.known.items() if (*own,) == kind and mesh in self.meshes]
+        given_up = sorted({words for inner in made for words in inner.given_up})
         alone = "every replica one device, or " if allows_single_devices(self._job) else ""
         return (
             f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
@@ -291,8 +310,7 @@ class Pricer:
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, FloorKey]]:
         """By mesh, lower bounds on the costs of any sharding: no communication, and everything split evenly."""
         meshes = [mesh for mesh in self.meshes if micro_batch % self._dealt_ways(mesh) == 0]
-        by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(ranks_of, meshes))}
-        return [(by_ranks[ranks_of(mesh)], (mesh,)) for mesh in meshes]
+        return [(self._floor(micro_batch, ranks_of(mesh)), (mesh,)) for mesh in meshes]
 
     @staticmethod
     def _dealt_ways(mesh: MeshAxes) -> int:
@@ -339,14 +357,10 @@ class Pricer:
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
         """More shardings on the mesh and boundaries of a given one, picked by finer steps of the price of memory."""
         entry = self.entry(micro_batch, number)
-        return self._finer_on(micro_batch, entry.inner.mesh.axes, entry.sharded.boundaries)
+        return self._shardings_on(micro_batch, entry.inner.mesh.axes, entry.sharded.boundaries, True)
 
-    def _memory_shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
-        inner = self._inner_on(micro_batch, mesh)
-        picks = sharded_costs(inner, boundaries=(boundary,), finer=True)
-        return tuple(self._numbered(inner, picked) for picked in picks)
-
-    def _leanest_floor(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
+    @_kept
+    def least(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
         """Lower bounds on time and memory of all shardings on a mesh with one layout of boundaries.
 
         The number of these costs is negative, since no plan can have them. None where one of the offered shardings is
@@ -383,6 +397,7 @@ class Pricer:
             selective=floor.selective,
         )
 
+    @_kept
     def _floor(self, micro_batch: int, ranks: int) -> BlockCosts:
         """Lower bounds without communication: an even share of everything on each rank."""
         one_rank = self.costs(micro_batch)
@@ -430,7 +445,8 @@ class Pricer:
         least_s = np.where(np.isfinite(each_s), each_s, 0.0) * micro_batch / largest
         return replace(floor, backward_s=np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s))
 
-    def _boundary_floors(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, FloorKey]]:
+    @_kept
+    def _floors_on(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, FloorKey]]:
         """Floors with the communication inside blocks, one for each layout of boundaries."""
         floor, inner = self._floor(micro_batch, ranks_of(mesh)), self._inner_on(micro_batch, mesh)
         floors: list[tuple[BlockCosts, FloorKey]] = []
@@ -441,14 +457,13 @@ class Pricer:
                 floors.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
         return floors
 
-    def _inner_costs(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
+    @_kept
+    def _inner_on(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
         as_layers = bool(self._job.structure.axes)
         between = self._job.structure.between_layers
         allowed = tuple(boundary for boundary in LAYER_BOUNDARIES if not between or boundary.value in between)
         boundaries = allowed if as_layers else InnerOptions().boundaries
-        inner = self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
-        self._inner_costs_seen.append(inner)
-        return inner
+        return self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
 
     def _inner_with(
         self,
@@ -477,10 +492,13 @@ class Pricer:
             cache=self._inner,
         )
 
-    def _shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
-        """The shardings on a mesh worth trying, fastest first."""
+    @_kept
+    def _shardings_on(
+        self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries, finer: bool = False
+    ) -> tuple[BlockCosts, ...]:
+        """The shardings on a mesh worth trying, fastest first; `finer`: for more prices of memory."""
         inner = self._inner_on(micro_batch, mesh)
-        picks = sharded_costs(inner, boundaries=(boundary,))
+        picks = sharded_costs(inner, boundaries=(boundary,), finer=finer)
         return tuple(self._numbered(inner, picked) for picked in picks)
 
     def _numbered(self, inner: InnerCosts, sharded: ShardedCosts, device_type: int = 0) -> BlockCosts:

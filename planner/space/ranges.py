@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,8 @@ from planner.space.blocks import range_sums, range_table, repeated_bytes
 from planner.space.layers import Layers, choice_of_layers
 from planner.space.repeats import RecomputeChoice, lists_of, recompute_choices, selective_costs
 from planner.space.types import BlockCosts
+
+_Table = Callable[[np.ndarray], np.ndarray]
 
 PARTS = 4
 """Ranges of the number of recomputed layers that bounds tell apart."""
@@ -94,8 +96,9 @@ class Ranges:
 
     def __init__(self, costs: BlockCosts, *, alone: bool = False) -> None:
         self._costs, self._alone = costs, alone
-        self._sums, self._maxima = (np.asarray, np.asarray) if alone else (range_sums, range_maxima)
-        self._table = np.diagonal if alone else np.asarray
+        self._sums: _Table = np.asarray if alone else range_sums
+        self._maxima: _Table = np.asarray if alone else range_maxima
+        self._table: _Table = np.diagonal if alone else np.asarray
         self._ways: dict[tuple[str, bool], tuple[StageWay, ...]] = {}
         self.forward_s, self.backward_s = self._sums(costs.forward_s), self._sums(costs.backward_s)
         block_sums = self._sums(costs.parameter_elements)
@@ -257,8 +260,7 @@ class StageNeeds:
         By way to recompute, micro-batches in flight and last block.
         """
         for each in set(kept.tolist()) - self._first.keys():
-            holds = self.limit >= each
-            self._first[each] = np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1])
+            self._first[each] = first_true(self.limit >= each)
         return np.stack([self._first[each] for each in kept.tolist()], axis=1)
 
 
@@ -322,6 +324,13 @@ def _min_of_longer(table: np.ndarray) -> np.ndarray:
 
 def _by_last(table: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(table.T)
+
+
+def first_true(holds: np.ndarray) -> np.ndarray:
+    """Index of the first true along the last axis; the axis length if there is none."""
+    first = np.asarray(holds.argmax(axis=-1))
+    first[~np.take_along_axis(holds, first[..., None], axis=-1)[..., 0]] = holds.shape[-1]
+    return first
 
 
 def range_maxima(values: np.ndarray) -> np.ndarray:
