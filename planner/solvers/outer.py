@@ -43,6 +43,7 @@ from planner.solvers.types import (
     Floors,
     Judge,
     Key,
+    KnownPlan,
     Measure,
     Progress,
     Refinement,
@@ -70,6 +71,7 @@ def search(
     diagnose: bool = True,
     own: Schedule | None = None,
     cutoff_s: float = math.inf,
+    known: Sequence[KnownPlan] = (),
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, with a lower bound on the time of all decisions.
 
@@ -85,6 +87,7 @@ def search(
         diagnose: if nothing fits, find out why and what would.
         own: an unregistered schedule, which the job allows by its name.
         cutoff_s: decisions that take at least as long are of no interest, in seconds; the bound is no higher.
+        known: simulated decisions of a narrower space to begin with; the answer is no slower.
 
     Raises:
         JobError: no allowed micro-batch size divides the global batch, or the job leaves no choice.
@@ -97,6 +100,8 @@ def search(
     measure = simulated_s or critical_s
     candidates = Candidates(measure, cutoff_s)
     run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own))
+    for candidate, costs in known:
+        run.begin_with(candidate, costs)
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
@@ -132,6 +137,12 @@ class _Search:
             self._refine,
             self._account.lower_other,
         )
+
+    def begin_with(self, candidate: Candidate, costs: Sequence[BlockCosts]) -> None:
+        """Collect a decision that is known already, with the costs of its stages' shardings."""
+        self._offer(candidate.decision.micro_batch, costs)
+        seconds = candidate.simulated_s
+        self._candidates.add(candidate.decision, candidate.evaluation, least_s=seconds, seconds=seconds)
 
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search and assemble its answer."""
@@ -278,8 +289,7 @@ class _Search:
         return closer, priced
 
     def _least(self, micro_batch: int, key: Key, bound_s: float) -> BlockCosts | None:
-        """`Shardings.least` made known to the judge; None if no bound depends on it, since it is known to be this high.
-        """
+        """`Shardings.least` made known to the judge; None if no bound depends on it, being this high at the least."""
         if self._shardings is None or bound_s >= self._account.settled_s:
             self._account.lower(bound_s, only_bounds=True)
             return None

@@ -17,6 +17,9 @@ Judge = Callable[[Configuration], Evaluation]
 Measure = Callable[[Configuration, Evaluation], float]
 """Simulated iteration time of an evaluated configuration, in seconds."""
 
+KnownPlan = tuple[Candidate, Sequence[BlockCosts]]
+"""A simulated candidate, and the costs of its stages' shardings."""
+
 Progress = Callable[[int, int, float, float], None]
 """Called with problems done, problems in total, best time so far and bound, both in seconds."""
 

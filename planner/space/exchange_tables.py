@@ -109,9 +109,7 @@ class ExchangeTables:
             copy_bytes=self._precision.copy_bytes,
         )
         element_bytes = kept.weights + kept.gradients + kept.optimizer + kept.gathered
-        return np.asarray(
-            element_bytes * ranges.elements + kept.transient * largest + ranges.workspace_bytes
-        )
+        return np.asarray(element_bytes * ranges.elements + kept.transient * largest + ranges.workspace_bytes)
 
     def least_terms(
         self, placements: Placements, task: tuple[int, int, int], replicas: Sequence[int], phase: Phase

@@ -147,6 +147,11 @@ class Pricer:
         """A sharding by its number among those of a micro-batch size."""
         return self._shardings_by_size[micro_batch][number - 1]
 
+    def costs_of(self, configuration: Configuration) -> list[BlockCosts]:
+        """Costs of the shardings of a configuration's stages."""
+        size, numbers = configuration.micro_batch, {stage.sharding for stage in configuration.stages}
+        return [self.entry(size, number).costs if number else self.costs(size) for number in sorted(numbers)]
+
     def stage_shardings(self, configuration: Configuration) -> dict[int, StageSharding]:
         """The shardings of a configuration's stages, by their numbers."""
         numbers = sorted({stage.sharding for stage in configuration.stages} - {0})
@@ -498,7 +503,8 @@ class Pricer:
     ) -> tuple[BlockCosts, ...]:
         """The shardings on a mesh worth trying, fastest first; `finer`: for more prices of memory."""
         inner = self._inner_on(micro_batch, mesh)
-        picks = sharded_costs(inner, boundaries=(boundary,), finer=finer)
+        known = [each for each in inner.boundaries if each == boundary]
+        picks = sharded_costs(inner, boundaries=known, finer=finer)
         return tuple(self._numbered(inner, picked) for picked in picks)
 
     def _numbered(self, inner: InnerCosts, sharded: ShardedCosts, device_type: int = 0) -> BlockCosts:
