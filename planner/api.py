@@ -394,31 +394,33 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
         backends = backends_of(freer) if freer.backends else ()
         if contradiction(freer, backends, pricer.graph):
             return None
-        return _feasible_s(pricer.graph, pricer.cluster, within_limits(freer, backends))
+        return _feasible_s(pricer, within_limits(freer, backends))
 
     conflicting = conflict(asked, attempt)
     if conflicting is not None:
         return conflicting
     free, words = without(asked, LIMITS), in_words(asked)
     try:
-        seconds = _feasible_s(pricer.graph, pricer.cluster, free, diagnose=True)
+        seconds = _feasible_s(pricer, free, diagnose=True)
     except InfeasibleError as error:
         return InfeasibleError(f"{error.problem.message}, with or without {words}", hint=error.problem.hint)
     example = "" if seconds is None else f" ({seconds:.3g} s an iteration, say)"
     return InfeasibleError(f"no plan has all of {words}, nor all but two of them", hint=f"lift more of them{example}")
 
 
-def _feasible_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False) -> float | None:
-    """Seconds of some feasible plan of a job; None where there is none and `diagnose` is off.
+def _feasible_s(like: Pricer, job: Job, *, diagnose: bool = False) -> float | None:
+    """Seconds of some feasible plan of a job that differs from a pricer's in limits; None where there is none.
+
+    With `diagnose` it is an error that there is none.
 
     Raises:
         InfeasibleError: nothing fits, if that is to be diagnosed.
     """
     try:
-        sized, sizes = allowed_sizes(graph, job)
+        _, sizes = allowed_sizes(like.graph, job)
         job = dataclasses.replace(job, micro_batches=sizes)
-        pricer = Pricer(sized, cluster, job)
-        answer = search(pricer.costs, cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
+        pricer = Pricer(like.graph, like.cluster, job, like=like)
+        answer = search(pricer.costs, pricer.cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
     except InfeasibleError:
         if diagnose:
             raise

@@ -367,8 +367,9 @@ class Frontier:
             (copies, used // copies)
             for used in self._device_counts(costs.ranks)
             for copies in range(1, used + 1)
-            if batches % copies == 0 and formulator.replica_options(batches // copies, copies, used // copies)
-            if used // copies >= fewest_stages
+            if batches % copies == 0
+            if (options := formulator.replica_options(batches // copies, copies, used // copies))
+            if used // copies >= fewest_stages * options[0]
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
         work_s, alone = compute_s(costs), Ranges(costs, alone=True)
