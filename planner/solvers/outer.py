@@ -97,11 +97,12 @@ def search(
     Larger micro-batches are assumed to need no less memory: sizes are not priced beyond one for which a single block
     does not fit, or for which one micro-batch takes longer than the best plan.
     """
-    measure = simulated_s or critical_s
-    candidates = Candidates(measure, cutoff_s)
+    candidates = Candidates(simulated_s or critical_s, cutoff_s)
     run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own))
     for candidate, costs in known:
-        run.begin_with(candidate, costs)
+        run.offer(candidate.decision.micro_batch, costs)
+        seconds = candidate.simulated_s
+        candidates.add(candidate.decision, candidate.evaluation, least_s=seconds, seconds=seconds)
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
@@ -138,12 +139,6 @@ class _Search:
             self._account.lower_other,
         )
 
-    def begin_with(self, candidate: Candidate, costs: Sequence[BlockCosts]) -> None:
-        """Collect a decision that is known already, with the costs of its stages' shardings."""
-        self._offer(candidate.decision.micro_batch, costs)
-        seconds = candidate.simulated_s
-        self._candidates.add(candidate.decision, candidate.evaluation, least_s=seconds, seconds=seconds)
-
     def answer(self, *, any_plan: bool, diagnose: bool) -> Answer:
         """Run the search and assemble its answer."""
         self._account.lower(self._candidates.best_s)
@@ -154,7 +149,7 @@ class _Search:
             if candidate.evaluation.feasible:
                 self._candidates.add(candidate.decision, candidate.evaluation, play=self._thorough)
         if not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job):
-            single_device, floors = priced if self._allows_single_device else [], self._floors()
+            single_device, floors = priced if allows_single_devices(self._job) else [], self._floors()
             if not self._thorough:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
             self._search_closed_form(single_device, floors, first, any_plan=any_plan)
@@ -201,16 +196,12 @@ class _Search:
         if closed_form_schedules and self._candidates:
             best = self._candidates.best()
             waiting = len(best.stages) > 1 and waits(best, self._judge(best.micro_batch)(best))
-            if any_plan or not (waiting or self._shapes_promise(single_device)):
+            groups = [(costs,) for costs in single_device] + [tuple(priced) for _, priced in self._refined.values()]
+            if not waiting and self._shapes.estimate_s(filter(None, groups)) >= self._candidates.best_s:
                 return
         self._searched_job = self._job
         thorough = self._thorough and bool(closed_form_schedules)
         self._shapes.run(single_device, floors, any_plan=any_plan, thorough=thorough, report=self._report)
-
-    def _shapes_promise(self, single_device: Sequence[BlockCosts]) -> bool:
-        """True if by its estimate a shape of priced shardings is faster than the best plan so far."""
-        groups = [(costs,) for costs in single_device] + [tuple(priced) for _, priced in self._refined.values()]
-        return self._shapes.estimate_s(filter(None, groups)) < self._candidates.best_s
 
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
         """The error to raise if nothing fits, diagnosed for schedules with a closed form if there are any."""
@@ -224,14 +215,9 @@ class _Search:
         sharded = [c for c in self._costs_by_size.get(size, {}).values() if c.sharding > 0]
         if self._shardings is not None:
             sharded += [c for c in self._shardings.even_split(size) if c.ranks > 1]
-            self._offer(size, sharded)
+            self.offer(size, sharded)
         leanest = sorted(sharded, key=lambda c: (float(c.parameter_elements.sum()), float(c.saved_bytes[0, -1])))[:1]
-        return leanest + (priced if self._allows_single_device or not leanest else [])
-
-    @property
-    def _allows_single_device(self) -> bool:
-        """True if the job allows replicas of a single device."""
-        return allows_single_devices(self._job)
+        return leanest + (priced if allows_single_devices(self._job) or not leanest else [])
 
     def _price(self, trivial: TrivialPlans) -> list[BlockCosts]:
         """Price micro-batch sizes, smallest first, with their trivial plans, until larger sizes cannot win."""
@@ -244,7 +230,7 @@ class _Search:
             if priced and not any_block_fits(self._cluster, costs):
                 break
             priced.append(costs)
-            self._offer(size, [costs])
+            self.offer(size, [costs])
             trivial.add(costs)
         return priced
 
@@ -258,7 +244,7 @@ class _Search:
             if trivial.best_s() <= near_s / self._formulator.devices():
                 break
             for costs in self._shardings.even_split(size):
-                self._offer(size, [costs])
+                self.offer(size, [costs])
                 trivial.add_sharded(costs)
                 priced_splits.append(costs)
         return priced_splits
@@ -282,11 +268,10 @@ class _Search:
 
     def _refine(self, micro_batch: int, key: Key) -> Refinement:
         """Price the shardings of a floor, once, and make them known to the judge."""
-        if self._shardings is None or (micro_batch, key) in self._refined:
-            return self._refined.get((micro_batch, key), ((), ()))
-        self._refined[micro_batch, key] = closer, priced = self._shardings.refine(micro_batch, key)
-        self._offer(micro_batch, priced)
-        return closer, priced
+        if self._shardings is not None and (micro_batch, key) not in self._refined:
+            self._refined[micro_batch, key] = _, priced = self._shardings.refine(micro_batch, key)
+            self.offer(micro_batch, priced)
+        return self._refined.get((micro_batch, key), ((), ()))
 
     def _least(self, micro_batch: int, key: Key, bound_s: float) -> BlockCosts | None:
         """`Shardings.least` made known to the judge; None if no bound depends on it, being this high at the least."""
@@ -294,10 +279,10 @@ class _Search:
             self._account.lower(bound_s, only_bounds=True)
             return None
         least = self._shardings.least(micro_batch, key)
-        self._offer(micro_batch, [] if least is None else [least])
+        self.offer(micro_batch, [] if least is None else [least])
         return least
 
-    def _offer(self, micro_batch: int, costs: Sequence[BlockCosts]) -> None:
+    def offer(self, micro_batch: int, costs: Sequence[BlockCosts]) -> None:
         """Make shardings known to the judge."""
         self._costs_by_size.setdefault(micro_batch, {}).update((sharding.sharding, sharding) for sharding in costs)
 
@@ -353,7 +338,7 @@ class _Search:
         number = max(stage.sharding for stage in best.stages)
         if self._shardings is not None and number and best.schedule in self._closed_form_job.schedules:
             finer = self._shardings.finer(best.micro_batch, number)
-            self._offer(best.micro_batch, finer)
+            self.offer(best.micro_batch, finer)
             self._search_by_closed_form((), (), finer, any_plan=False)
 
     def _recompute_fewer_layers(self) -> None:

@@ -65,6 +65,8 @@ LEANEST_MARGIN = 0.998
 LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
 """Layouts of tensors between the tensor parallel layers of frameworks."""
 
+_SHARED_EVENLY = ("parameter_elements", "saved_bytes", "checkpoint_bytes", "workspace_bytes")
+
 MOST_MESHES = 2
 """Number of meshes on which a first plan is searched."""
 
@@ -133,8 +135,8 @@ class Pricer:
         self._reruns: Callable[[], Reruns] = like._reruns if like else functools.cache(self._find_reruns)
 
     @property
-    def limits(self) -> tuple[object, ...]:
-        """Limits of the job on how a block is shared."""
+    def limits(self) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+        """Limits of the job on how a block is shared: as layers of frameworks, what lies between, what is not split."""
         structure = self._job.structure
         return bool(structure.axes), structure.between_layers, self._job.forbid
 
@@ -174,7 +176,7 @@ class Pricer:
             InfeasibleError: the decision is not legal.
         """
         axes = tuple(map(Axis, mesh_names(mesh), mesh))
-        inner = self._inner_with(micro_batch, axes, (Boundary.FREE,), device_type)
+        inner = self._inner_with(micro_batch, axes, (Boundary.FREE,), device_type=device_type)
         return self._numbered(inner, decided_costs(inner, [decision] * len(inner.blocks)), device_type)
 
     def decided(
@@ -223,27 +225,15 @@ class Pricer:
     def _costs(self, micro_batch: int) -> BlockCosts:
         """Costs of replicas of one device."""
         graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
-        costs = block_costs(
-            self.chain,
-            graph,
-            profiles,
-            self.cluster.devices,
-            precision(self._job.precision),
-            self._job.optimizer,
-            self._differentiable,
-        )
-        return replace(
-            costs, steps=functools.partial(self._step, micro_batch), selective=self._single_device_repeats(micro_batch)
-        )
+        formats, optimizer = self._training.precision, self._job.optimizer
+        costs = block_costs(self.chain, graph, profiles, self.cluster.devices, formats, optimizer, self._differentiable)
+        selective = self._single_device_repeats(micro_batch)
+        return replace(costs, steps=functools.partial(self._step, micro_batch), selective=selective)
 
     def _single_device_repeats(self, micro_batch: int) -> RepeatedModules:
         """Prices of recomputing modules where every replica is one device."""
-        graph, profiles, number_formats = (
-            self.graph_at(micro_batch),
-            self.profiles(micro_batch),
-            precision(self._job.precision),
-        )
-        blocks = self.chain.blocks
+        graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
+        blocks, number_formats = self.chain.blocks, self._training.precision
 
         def forward_s(b: int, places: tuple[int, ...]) -> np.ndarray:
             nodes = [blocks[b].nodes[place] for place in places]
@@ -377,24 +367,22 @@ class Pricer:
         floors = [floor for floor, own in self._floors_on(micro_batch, key[0]) if own == key]
         inner, training = self._inner_on(micro_batch, key[0]), self._training
         number = next(self._floor_numbers)
-        lean = [
-            sharded_block_costs(inner, each, training, self._differentiable, number)
-            for each in leanest_costs(inner, key[1])
-        ]
+        leanest = leanest_costs(inner, key[1])
+        lean = [sharded_block_costs(inner, each, training, self._differentiable, number) for each in leanest]
         floor, fastest = floors[0], self._shardings_on(micro_batch, *key)[0]
-        if all((fastest.saved_bytes <= c.saved_bytes).all() for c in lean) and all(
-            (fastest.parameter_elements <= c.parameter_elements).all() for c in lean
-        ):
+        saved_bytes = np.minimum.reduce([each.saved_bytes for each in lean])
+        elements = np.minimum.reduce([each.parameter_elements for each in lean])
+        if (fastest.saved_bytes <= saved_bytes).all() and (fastest.parameter_elements <= elements).all():
             return None
         return replace(
             lean[0],
             forward_s=floor.forward_s,
             backward_s=floor.backward_s,
             update_s=floor.update_s,
-            parameter_elements=LEANEST_MARGIN * np.minimum.reduce([each.parameter_elements for each in lean]),
+            parameter_elements=LEANEST_MARGIN * elements,
             shard_elements=_least_shards(lean),
             inner_replicas=(),
-            saved_bytes=LEANEST_MARGIN * np.minimum.reduce([each.saved_bytes for each in lean]),
+            saved_bytes=LEANEST_MARGIN * saved_bytes,
             workspace_bytes=floor.workspace_bytes,
             ties=floor.ties,
             kept_bytes=floor.kept_bytes,
@@ -407,19 +395,15 @@ class Pricer:
         """Lower bounds without communication: an even share of everything on each rank."""
         one_rank = self.costs(micro_batch)
         forward_s, backward_s = self.profiles(micro_batch)[0].at(1 / ranks)
-        blocks = self.chain.blocks
-        no_bytes = np.zeros(len(blocks) + 1)
+        no_bytes = np.zeros(len(self.chain.blocks) + 1)
         return replace(
             one_rank,
+            **{name: getattr(one_rank, name) / ranks for name in _SHARED_EVENLY},
             forward_s=np.array([block_seconds(self.chain, forward_s)]),
-            backward_s=np.array([[float(backward_s[list(b.nodes)].sum()) for b in blocks]]),
+            backward_s=np.array([[float(backward_s[list(b.nodes)].sum()) for b in self.chain.blocks]]),
             update_s=one_rank.update_s[:1] / ranks,
-            parameter_elements=one_rank.parameter_elements / ranks,
-            saved_bytes=one_rank.saved_bytes / ranks,
-            checkpoint_bytes=one_rank.checkpoint_bytes / ranks,
             boundary_bytes=no_bytes,
             gradient_boundary_bytes=no_bytes,
-            workspace_bytes=one_rank.workspace_bytes / ranks,
             weight_grad_s=None,
             ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in one_rank.ties),
             kept_bytes=None if one_rank.kept_bytes is None else one_rank.kept_bytes / ranks,
@@ -464,22 +448,19 @@ class Pricer:
 
     @_kept
     def _inner_on(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
-        as_layers = bool(self._job.structure.axes)
-        between = self._job.structure.between_layers
+        as_layers, between, _ = self.limits
         allowed = tuple(boundary for boundary in LAYER_BOUNDARIES if not between or boundary.value in between)
-        boundaries = allowed if as_layers else InnerOptions().boundaries
-        return self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
+        return self._inner_with(micro_batch, mesh, allowed if as_layers else InnerOptions().boundaries, as_layers)
 
     def _inner_with(
         self,
         micro_batch: int,
         mesh: MeshAxes,
         boundaries: tuple[Boundary, ...],
-        device_type: int = 0,
-        *,
         as_layers: bool = False,
+        device_type: int = 0,
     ) -> InnerCosts:
-        job, number_formats = self._job, precision(self._job.precision)
+        job, number_formats = self._job, self._training.precision
         state = optimizer_state_bytes(job.optimizer, number_formats)
         return inner_costs(
             self.chain,
@@ -511,12 +492,8 @@ class Pricer:
         """Costs of a sharding under the next free number of its micro-batch size; the same on all device types."""
         numbered = self._shardings_by_size.setdefault(inner.micro_batch, [])
         number = len(numbered) + 1
-        prices = self.profiles(inner.micro_batch)[device_type]
-        training = replace(
-            self._training,
-            device=self.cluster.devices[device_type],
-            update_byte_per_s=prices.update_byte_per_s,
-        )
+        device, prices = self.cluster.devices[device_type], self.profiles(inner.micro_batch)[device_type]
+        training = replace(self._training, device=device, update_byte_per_s=prices.update_byte_per_s)
         costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
         of_weights_s = sharded_weight_grad_s(self.costs(inner.micro_batch), sharded, device_type)
         costs = replace(costs, weight_grad_s=of_weights_s)
