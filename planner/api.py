@@ -12,6 +12,7 @@ True
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -31,7 +32,7 @@ from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, chunks_
 from planner.registry import did_you_mean
 from planner.schedules import OrderError, Schedule, custom_schedule, read_orders
 from planner.sharding import unmatched
-from planner.solvers import Answer, comparable, search
+from planner.solvers import Answer, KnownPlan, comparable, search
 from planner.solvers.diagnosis import conflict, limited
 from planner.solvers.shapes import schedules_with
 from planner.space import Configuration
@@ -134,9 +135,19 @@ def plan(
     backends, reason = _backends(graph, job, own)
     task = _Task(graph, cluster, job, own, progress, strict_ops, provenance)
     if not backends:
+        _know_usual(task)
         free_plan = task.find_plan()
         return seal(dataclasses.replace(free_plan, free_choice=FreeChoice(reason=reason))) if reason else free_plan
     return _for_backends(task, backends)
+
+
+def _know_usual(task: _Task) -> None:
+    """Search within the limits of the usual frameworks, so that the search without limits begins with what is found."""
+    job = dataclasses.replace(task.job, backends=())
+    usual = backends_of(job)
+    if task.own is None and contradiction(job, usual, task.graph) is None:
+        with contextlib.suppress(InfeasibleError, JobError):
+            dataclasses.replace(task, job=job, progress=None).find_plan(usual)
 
 
 def _backends(graph: Graph, job: Job, own: Schedule | None) -> tuple[tuple[Backend, ...], str]:
@@ -169,6 +180,7 @@ class _Task:
     provenance: Provenance | None
     pricers: list[Pricer] = dataclasses.field(default_factory=list)
     last_progress: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
+    known: list[KnownPlan] = dataclasses.field(default_factory=list)
 
     def report(self, done: int, total: int, best_s: float, bound_s: float) -> None:
         """Report the progress of the search, and remember it."""
@@ -188,6 +200,8 @@ class _Task:
     def find_plan(self, backends: Sequence[Backend] = (), cutoff_s: float = math.inf) -> Plan:
         """The fastest plan; for frameworks, within their limits, the simplest of the plans that are about as fast.
 
+        What was found for frameworks is known to the search without them, which is thus never slower.
+
         Raises:
             InfeasibleError: nothing fits, or nothing that takes less than a time is found.
         """
@@ -202,8 +216,10 @@ class _Task:
             self.report if self.progress else None,
             self.own,
             cutoff_s,
+            () if backends else self.known,
         )
         best, simulated_s, others = _decide(answer, simplest=bool(backends))
+        self.known.extend((candidate, pricer.costs_of(candidate.decision)) for candidate in (answer.best, best))
         written = dataclasses.replace(job, structure=Structure(), backends=job.backends if backends else ())
         return assemble_priced(
             pricer,
@@ -339,7 +355,13 @@ def _check_counts(pricer: Pricer, job: Job) -> None:
 
 
 def _searched(
-    pricer: Pricer, job: Job, asked: Job | None, progress: Progress | None, own: Schedule | None, cutoff_s: float
+    pricer: Pricer,
+    job: Job,
+    asked: Job | None,
+    progress: Progress | None,
+    own: Schedule | None,
+    cutoff_s: float,
+    known: Sequence[KnownPlan],
 ) -> Answer:
     """The search's answer.
 
@@ -357,6 +379,7 @@ def _searched(
             diagnose=not limited(job),
             own=own,
             cutoff_s=cutoff_s,
+            known=known,
         )
     except InfeasibleError as error:
         if not limited(job) or own is not None or asked is None:
@@ -371,31 +394,33 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
         backends = backends_of(freer) if freer.backends else ()
         if contradiction(freer, backends, pricer.graph):
             return None
-        return _feasible_s(pricer.graph, pricer.cluster, within_limits(freer, backends))
+        return _feasible_s(pricer, within_limits(freer, backends))
 
     conflicting = conflict(asked, attempt)
     if conflicting is not None:
         return conflicting
     free, words = without(asked, LIMITS), in_words(asked)
     try:
-        seconds = _feasible_s(pricer.graph, pricer.cluster, free, diagnose=True)
+        seconds = _feasible_s(pricer, free, diagnose=True)
     except InfeasibleError as error:
         return InfeasibleError(f"{error.problem.message}, with or without {words}", hint=error.problem.hint)
     example = "" if seconds is None else f" ({seconds:.3g} s an iteration, say)"
     return InfeasibleError(f"no plan has all of {words}, nor all but two of them", hint=f"lift more of them{example}")
 
 
-def _feasible_s(graph: Graph, cluster: Cluster, job: Job, *, diagnose: bool = False) -> float | None:
-    """Seconds of some feasible plan of a job; None where there is none and `diagnose` is off.
+def _feasible_s(like: Pricer, job: Job, *, diagnose: bool = False) -> float | None:
+    """Seconds of some feasible plan of a job that differs from a pricer's in limits; None where there is none.
+
+    With `diagnose` it is an error that there is none.
 
     Raises:
         InfeasibleError: nothing fits, if that is to be diagnosed.
     """
     try:
-        sized, sizes = allowed_sizes(graph, job)
+        _, sizes = allowed_sizes(like.graph, job)
         job = dataclasses.replace(job, micro_batches=sizes)
-        pricer = Pricer(sized, cluster, job)
-        answer = search(pricer.costs, cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
+        pricer = Pricer(like.graph, like.cluster, job, like=like)
+        answer = search(pricer.costs, pricer.cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
     except InfeasibleError:
         if diagnose:
             raise

@@ -13,4 +13,5 @@ from planner.solvers.outer import search as search
 from planner.solvers.sizes import micro_batch_sizes as micro_batch_sizes
 from planner.solvers.types import Answer as Answer
 from planner.solvers.types import Judge as Judge
+from planner.solvers.types import KnownPlan as KnownPlan
 from planner.solvers.types import Solution as Solution

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from planner.solvers._candidates import SAME
+from planner.solvers._effort import MAX_RAISED
 from planner.solvers._frontier import OpenProblem
 from planner.solvers.shapes import MAX_ACTIONS
 from planner.space.formulate import ALL_DIVISORS_UP_TO
@@ -26,6 +27,12 @@ class Account:
         self.closed = 0
         self.open: list[OpenProblem] = []
         self.bound_s = self._reachable_s = self._one_stage_s = math.inf
+
+    @property
+    def settled_s(self) -> float:
+        """Bound from which on further unpriced shardings change no bound: more are open below it than are solved."""
+        left_open = sorted(entry.bound_s for entry in self.open)[MAX_RAISED:]
+        return min([self._one_stage_s, *left_open])
 
     @property
     def lowest_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from planner.solvers.critical_path import BoundedProblem
 from planner.solvers.types import Floors, Key, Refinement
 from planner.space.formulate import ALL_DIVISORS_UP_TO, Formulator
 from planner.space.problem import StageProblem, alike, least_of
+from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Job
 
 MAX_TYPE_CHANGES = 8
@@ -163,6 +164,8 @@ class Frontier:
         unpriced: floors of unpriced shardings with their keys.
         refine: prices the shardings of a floor (`Shardings.refine`); returns None if that is not worth it.
         first: costs whose problems come before all others.
+        least: by micro-batch size, key of a floor and a lower bound in seconds, lower bound on the costs of shardings
+            that are not among the priced ones of the floor; None if there are none or no bound depends on them.
 
     Attributes:
         count: number of problems queued so far.
@@ -179,8 +182,10 @@ class Frontier:
         unpriced: Floors = (),
         refine: Callable[[int, Key], Refinement | None] | None = None,
         first: Sequence[BlockCosts] = (),
+        least: Callable[[int, Key, float], BlockCosts | None] = lambda *_: None,
     ) -> None:
-        self._formulator, self._cluster, self._job, self._refine = formulator, cluster, job, refine
+        self._formulator, self._cluster, self._job = formulator, cluster, job
+        self._refine, self._least_of = refine, least
         self._objective, self._least_s = objective, math.inf
         self._halvings = _FINE_HALVINGS if objective.counts_passing else _HALVINGS
         self._heap: list[_Entry] = []
@@ -191,6 +196,7 @@ class Frontier:
         self._reach: dict[_ReachKey, _Reach] = {}
         self._tests: dict[_ReachKey, FeasibilityTest] = {}
         self._added: set[tuple[int, int]] = set()
+        self._last_reached = (0, 0, 0)
         for shardings in alike(first):
             self._add(shardings)
         if first:
@@ -254,7 +260,7 @@ class Frontier:
     def _price(self, entry: UnpricedShardings, cutoff_s: float, *, tight: bool) -> None:
         """Replace unpriced shardings by priced ones or closer floors, if one of them may beat the cutoff."""
         floors = self._groups((entry.floor,))
-        if not any(self._may_beat(floor, cutoff_s) for floor in floors):
+        if not self._may_beat(floors, cutoff_s):
             bounds_s = (max(f.bound_s, cutoff_s) for f in floors)
             self.left_out_s = min(self.left_out_s, min(bounds_s, default=math.inf))
             return
@@ -266,20 +272,26 @@ class Frontier:
             bound_s, tight = self._tightened(floors, entry.bound_s, cutoff_s)
             self._push(replace(entry, bound_s=bound_s), tight=tight)
             return
-        closer, priced, lower_bound = refined
+        closer, priced = refined
         for floor, key in closer:
             self._add_unpriced(floor, key, entry.bound_s)
-        if lower_bound is not None:
+        if priced and (lower_bound := self._least_of(entry.floor.micro_batch, entry.key, entry.bound_s)) is not None:
             self._add((lower_bound,), entry.bound_s, only_bounds=True)
         for shardings in alike(priced):
             self._add(shardings, entry.bound_s)
 
-    def _may_beat(self, entry: ProblemGroup, cutoff_s: float) -> bool:
-        """True unless simple bounds show that no decision of the group is below the cutoff."""
-        if entry.bound_s >= cutoff_s:
-            return False
-        first_by_zero = {task.zero: task for task in reversed(entry.tasks)}
-        return any(self.may_reach(task, entry.costs, cutoff_s) for task in first_by_zero.values())
+    def _may_beat(self, groups: Sequence[ProblemGroup], cutoff_s: float) -> bool:
+        """True unless simple bounds show that no decision of the groups is below the cutoff.
+
+        What was below it for other shardings is tested first.
+        """
+        tasks = [(task, group.costs) for group in groups for task in _first_by_zero(group)]
+        tasks.sort(key=lambda each: _place(each[0]) != self._last_reached)
+        for task, costs in tasks:
+            if task.bound_s < cutoff_s and self.may_reach(task, costs, cutoff_s):
+                self._last_reached = _place(task)
+                return True
+        return False
 
     def may_reach(self, task: SearchTask, costs: BlockCosts, time_s: float) -> bool:
         """False if simple bounds show that no decision of a problem takes less than a time, wherever its stages lie."""
@@ -322,11 +334,7 @@ class Frontier:
         Bisects on a logarithmic scale between `low_s` and the cutoff. The lowest bound found so far is tried first,
         because only the lowest of all bounds matters.
         """
-        problems = [
-            (task, entry.costs)
-            for entry in entries
-            for task in {task.zero: task for task in reversed(entry.tasks)}.values()
-        ]
+        problems = [(task, entry.costs) for entry in entries for task in _first_by_zero(entry)]
         least_s = self._least_s
 
         def possible(time_s: float) -> bool:
@@ -359,12 +367,13 @@ class Frontier:
             (copies, used // copies)
             for used in self._device_counts(costs.ranks)
             for copies in range(1, used + 1)
-            if batches % copies == 0 and formulator.replica_options(batches // copies, copies, used // copies)
-            if used // copies >= fewest_stages
+            if batches % copies == 0
+            if (options := formulator.replica_options(batches // copies, copies, used // copies))
+            if used // copies >= fewest_stages * options[0]
             if used // copies <= widest or batches % (2 * copies) or 2 * copies > used
         }
-        work_s = compute_s(costs)
-        least_s = {zero: work_s if self._any_fits(costs, zero) else math.inf for zero in set(job.zero)}
+        work_s, alone = compute_s(costs), Ranges(costs, alone=True)
+        least_s = {zero: work_s if self._any_fits(costs, alone, zero) else math.inf for zero in set(job.zero)}
         groups = []
         for copies, width in sorted(slices):
             bounds = {zero: max(batches // copies * work_s / width, s) for zero, s in least_s.items()}
@@ -375,12 +384,13 @@ class Frontier:
             groups.append(ProblemGroup(min(bounds.values()), shardings, costs, tasks))
         return groups
 
-    def _any_fits(self, costs: BlockCosts, zero: int) -> bool:
+    def _any_fits(self, costs: BlockCosts, alone: Ranges, zero: int) -> bool:
         """True if each block fits the largest device alone and all fit in the allowed number of stages."""
-        largest = max(d.usable_bytes for d in self._cluster.devices)
-        holds = np.triu(fits(self._formulator.least_bytes(costs, zero), largest))
-        most_stages = self._max_stages()
-        return bool(holds.diagonal().all()) and (most_stages == math.inf or _fewest_stages(holds) <= most_stages)
+        largest, most_stages = max(d.usable_bytes for d in self._cluster.devices), self._max_stages()
+        if most_stages < math.inf:
+            holds = fits(self._formulator.least_bytes(self._formulator.ranges(costs), costs.ranks, zero), largest)
+            return _fewest_stages(np.triu(holds)) <= most_stages
+        return bool(fits(self._formulator.least_bytes(alone, costs.ranks, zero), largest).all())
 
     def _max_stages(self) -> float:
         """Largest number of stages that the job allows; infinite without a limit."""
@@ -420,6 +430,15 @@ def _fewest_stages(holds: np.ndarray) -> float:
     for i in range(n):
         np.minimum(fewest[i + 1 :], np.where(holds[i, i:], fewest[i] + 1, math.inf), out=fewest[i + 1 :])
     return float(fewest[n])
+
+
+def _first_by_zero(group: ProblemGroup) -> Iterable[SearchTask]:
+    """The first task of each ZeRO stage, which has every decision of the others."""
+    return {task.zero: task for task in reversed(group.tasks)}.values()
+
+
+def _place(task: SearchTask) -> tuple[int, int, int]:
+    return task.copies, task.slice_devices, task.zero
 
 
 def by_zero(group: ProblemGroup) -> list[list[SearchTask]]:

@@ -20,7 +20,7 @@ from planner.solvers._objectives import NewStage, Objective, Prefix
 from planner.solvers._stages import StagePrices
 from planner.space.formulate import warm_up_tables
 from planner.space.problem import StageProblem
-from planner.space.ranges import StageNeeds
+from planner.space.ranges import StageNeeds, first_true
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +286,7 @@ class FeasibilityTest:
         """
         resources, needs = self._resources, self._needs
         limit_s = cutoff_s * (1 + _ROUNDING)
-        fast = [_first(least_s <= limit_s) for least_s in self._least_s]
+        fast = [first_true(least_s <= limit_s) for least_s in self._least_s]
         n, options = needs.plain_s.shape[0], np.arange(len(resources.replicas))
         first = np.full(resources.devices + 1, n)
         for x in range(int(resources.replicas[0]), resources.devices + 1):
@@ -312,9 +312,4 @@ class FeasibilityTest:
         filling = self._filling[o, self._passing[behind]]
         wait_s = np.maximum(later_s[:, None] - filling[:, None] * needs.forward_s[last], 0.0)
         turns = (self._resources.micro_batches // self._resources.replicas[o])[:, None]
-        return _first(needs.before_s + turns * (needs.plain_s[last] + needs.transfer_s) + wait_s <= limit_s)
-
-
-def _first(holds: np.ndarray) -> np.ndarray:
-    """Index of the first true along the last axis; the axis length if there is none."""
-    return np.asarray(np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1]))
+        return first_true(needs.before_s + turns * (needs.plain_s[last] + needs.transfer_s) + wait_s <= limit_s)

@@ -43,6 +43,7 @@ from planner.solvers.types import (
     Floors,
     Judge,
     Key,
+    KnownPlan,
     Measure,
     Progress,
     Refinement,
@@ -70,6 +71,7 @@ def search(
     diagnose: bool = True,
     own: Schedule | None = None,
     cutoff_s: float = math.inf,
+    known: Sequence[KnownPlan] = (),
 ) -> Answer:
     """Find the fastest decision for a job on a cluster, with a lower bound on the time of all decisions.
 
@@ -85,6 +87,7 @@ def search(
         diagnose: if nothing fits, find out why and what would.
         own: an unregistered schedule, which the job allows by its name.
         cutoff_s: decisions that take at least as long are of no interest, in seconds; the bound is no higher.
+        known: simulated decisions of a narrower space to begin with; the answer is no slower.
 
     Raises:
         JobError: no allowed micro-batch size divides the global batch, or the job leaves no choice.
@@ -94,9 +97,12 @@ def search(
     Larger micro-batches are assumed to need no less memory: sizes are not priced beyond one for which a single block
     does not fit, or for which one micro-batch takes longer than the best plan.
     """
-    measure = simulated_s or critical_s
-    candidates = Candidates(measure, cutoff_s)
+    candidates = Candidates(simulated_s or critical_s, cutoff_s)
     run = _Search(costs_for, cluster, settled(job, cluster), shardings, progress, candidates, schedules_with(own))
+    for candidate, costs in known:
+        run.offer(candidate.decision.micro_batch, costs)
+        seconds = candidate.simulated_s
+        candidates.add(candidate.decision, candidate.evaluation, least_s=seconds, seconds=seconds)
     return run.answer(any_plan=any_plan, diagnose=diagnose)
 
 
@@ -129,7 +135,7 @@ class _Search:
             schedule_of,
             self._costs_by_size,
             self._candidates,
-            self._refine_for_decisions,
+            self._refine,
             self._account.lower_other,
         )
 
@@ -143,7 +149,7 @@ class _Search:
             if candidate.evaluation.feasible:
                 self._candidates.add(candidate.decision, candidate.evaluation, play=self._thorough)
         if not self._closed_form_job.schedules or state_fits(priced[0], self._cluster, self._job):
-            single_device, floors = priced if self._allows_single_device else [], self._floors()
+            single_device, floors = priced if allows_single_devices(self._job) else [], self._floors()
             if not self._thorough:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
             self._search_closed_form(single_device, floors, first, any_plan=any_plan)
@@ -175,7 +181,7 @@ class _Search:
             first = []
         refine = self._refine if self._thorough else self._refine_within_effort
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, LongestChain(), single_device, floors, refine, first)
+        frontier = Frontier(*setting, LongestChain(), single_device, floors, refine, first, self._least)
         self._search_by_critical_path(frontier, any_plan=any_plan)
 
     def _search_shapes(self, single_device: Sequence[BlockCosts], floors: Floors, *, any_plan: bool) -> None:
@@ -190,16 +196,12 @@ class _Search:
         if closed_form_schedules and self._candidates:
             best = self._candidates.best()
             waiting = len(best.stages) > 1 and waits(best, self._judge(best.micro_batch)(best))
-            if any_plan or not (waiting or self._shapes_promise(single_device)):
+            groups = [(costs,) for costs in single_device] + [tuple(priced) for _, priced in self._refined.values()]
+            if not waiting and self._shapes.estimate_s(filter(None, groups)) >= self._candidates.best_s:
                 return
         self._searched_job = self._job
         thorough = self._thorough and bool(closed_form_schedules)
         self._shapes.run(single_device, floors, any_plan=any_plan, thorough=thorough, report=self._report)
-
-    def _shapes_promise(self, single_device: Sequence[BlockCosts]) -> bool:
-        """True if by its estimate a shape of priced shardings is faster than the best plan so far."""
-        groups = [(costs,) for costs in single_device] + [tuple(priced) for _, priced, _ in self._refined.values()]
-        return self._shapes.estimate_s(filter(None, groups)) < self._candidates.best_s
 
     def _nothing_fits(self, priced: list[BlockCosts]) -> InfeasibleError:
         """The error to raise if nothing fits, diagnosed for schedules with a closed form if there are any."""
@@ -213,14 +215,9 @@ class _Search:
         sharded = [c for c in self._costs_by_size.get(size, {}).values() if c.sharding > 0]
         if self._shardings is not None:
             sharded += [c for c in self._shardings.even_split(size) if c.ranks > 1]
-            self._offer(size, sharded)
+            self.offer(size, sharded)
         leanest = sorted(sharded, key=lambda c: (float(c.parameter_elements.sum()), float(c.saved_bytes[0, -1])))[:1]
-        return leanest + (priced if self._allows_single_device or not leanest else [])
-
-    @property
-    def _allows_single_device(self) -> bool:
-        """True if the job allows replicas of a single device."""
-        return allows_single_devices(self._job)
+        return leanest + (priced if allows_single_devices(self._job) or not leanest else [])
 
     def _price(self, trivial: TrivialPlans) -> list[BlockCosts]:
         """Price micro-batch sizes, smallest first, with their trivial plans, until larger sizes cannot win."""
@@ -233,7 +230,7 @@ class _Search:
             if priced and not any_block_fits(self._cluster, costs):
                 break
             priced.append(costs)
-            self._offer(size, [costs])
+            self.offer(size, [costs])
             trivial.add(costs)
         return priced
 
@@ -247,7 +244,7 @@ class _Search:
             if trivial.best_s() <= near_s / self._formulator.devices():
                 break
             for costs in self._shardings.even_split(size):
-                self._offer(size, [costs])
+                self.offer(size, [costs])
                 trivial.add_sharded(costs)
                 priced_splits.append(costs)
         return priced_splits
@@ -271,20 +268,21 @@ class _Search:
 
     def _refine(self, micro_batch: int, key: Key) -> Refinement:
         """Price the shardings of a floor, once, and make them known to the judge."""
-        if self._shardings is None or (micro_batch, key) in self._refined:
-            return self._refined.get((micro_batch, key), ((), (), None))
-        closer, priced = self._shardings.refine(micro_batch, key)
-        lower_bound = self._shardings.least(micro_batch, key) if priced else None
-        self._offer(micro_batch, [*priced, *([] if lower_bound is None else [lower_bound])])
-        self._refined[micro_batch, key] = closer, priced, lower_bound
-        return closer, priced, lower_bound
+        if self._shardings is not None and (micro_batch, key) not in self._refined:
+            self._refined[micro_batch, key] = _, priced = self._shardings.refine(micro_batch, key)
+            self.offer(micro_batch, priced)
+        return self._refined.get((micro_batch, key), ((), ()))
 
-    def _refine_for_decisions(self, micro_batch: int, key: Key) -> Refinement:
-        """`_refine` without the bound of unpriced shardings, for searches that only look for decisions."""
-        closer, priced, _ = self._refine(micro_batch, key)
-        return closer, priced, None
+    def _least(self, micro_batch: int, key: Key, bound_s: float) -> BlockCosts | None:
+        """`Shardings.least` made known to the judge; None if no bound depends on it, being this high at the least."""
+        if self._shardings is None or bound_s >= self._account.settled_s:
+            self._account.lower(bound_s, only_bounds=True)
+            return None
+        least = self._shardings.least(micro_batch, key)
+        self.offer(micro_batch, [] if least is None else [least])
+        return least
 
-    def _offer(self, micro_batch: int, costs: Sequence[BlockCosts]) -> None:
+    def offer(self, micro_batch: int, costs: Sequence[BlockCosts]) -> None:
         """Make shardings known to the judge."""
         self._costs_by_size.setdefault(micro_batch, {}).update((sharding.sharding, sharding) for sharding in costs)
 
@@ -318,7 +316,7 @@ class _Search:
     ) -> None:
         """Find the fastest decisions by the closed form and simulate the best of them."""
         setting = self._formulator, self._cluster, self._closed_form_job
-        frontier = Frontier(*setting, ClosedForm(), single_device, floors, self._refine_for_decisions, first)
+        frontier = Frontier(*setting, ClosedForm(), single_device, floors, self._refine, first)
         while not (any_plan and self._candidates):
             group = frontier.pop(self._candidates.best_form_s)
             if not isinstance(group, ProblemGroup):
@@ -340,7 +338,7 @@ class _Search:
         number = max(stage.sharding for stage in best.stages)
         if self._shardings is not None and number and best.schedule in self._closed_form_job.schedules:
             finer = self._shardings.finer(best.micro_batch, number)
-            self._offer(best.micro_batch, finer)
+            self.offer(best.micro_batch, finer)
             self._search_by_closed_form((), (), finer, any_plan=False)
 
     def _recompute_fewer_layers(self) -> None:
@@ -386,6 +384,9 @@ class _Search:
         """
         bounded_before: list[StageProblem] = []
         only = group.only_bounds
+        if only and group.bound_s >= self._account.settled_s:
+            self._account.close(len(group.tasks), group.bound_s, only_bounds=True)
+            return
         for tasks in by_zero(group):
             cutoff_s = self._cutoff_s
             problem = self._worth_solving(frontier, group, tasks[0], cutoff_s)

@@ -296,13 +296,13 @@ def _hull(shardings: Sequence[BlockCosts], job: Job) -> tuple[np.ndarray, np.nda
 
     Every block picks its sharding and its recomputation independently of the others.
     """
-    options, at = [], np.arange(len(shardings[0].parameter_elements))
+    options = []
     for costs in shardings:
-        both_s = (costs.forward_s + costs.backward_s).mean(axis=0)
-        for choice in Ranges(costs).ways(job.recompute, whole_stages=job.whole_stages):
-            saved_bytes, repeat_s = costs.saved_bytes[at, at], choice.repeat_s[:, at, at].mean(axis=0)
-            kept_bytes = np.where(repeat_s > 0, np.minimum(choice.saved_bytes[at, at], saved_bytes), saved_bytes)
-            options.append((kept_bytes, both_s + repeat_s))
+        both_s, ranges = (costs.forward_s + costs.backward_s).mean(axis=0), Ranges(costs, alone=True)
+        for choice in ranges.ways(job.recompute, whole_stages=job.whole_stages):
+            repeat_s = choice.repeat_s.mean(axis=0)
+            lean_bytes = np.minimum(choice.saved_bytes, ranges.saved_bytes)
+            options.append((np.where(repeat_s > 0, lean_bytes, ranges.saved_bytes), both_s + repeat_s))
     bytes_by_option, s_by_option = (np.array(column) for column in zip(*options, strict=True))
     steps: list[tuple[float, float, float]] = []
     least_bytes = least_s = 0.0

@@ -279,7 +279,7 @@ class ShapeSearch:
 
     def _expand(self, heap: list[_Entry], group: ShardingGroup, refined: Refinement) -> None:
         """Replace a floor by the closer floors and the priced shardings that it stands for."""
-        closer, priced, _ = refined
+        closer, priced = refined
         for floor, key in closer:
             self._push(heap, ShardingGroup((floor,), key))
         if priced:

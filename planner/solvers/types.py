@@ -17,6 +17,9 @@ Judge = Callable[[Configuration], Evaluation]
 Measure = Callable[[Configuration, Evaluation], float]
 """Simulated iteration time of an evaluated configuration, in seconds."""
 
+KnownPlan = tuple[Candidate, Sequence[BlockCosts]]
+"""A simulated candidate, and the costs of its stages' shardings."""
+
 Progress = Callable[[int, int, float, float], None]
 """Called with problems done, problems in total, best time so far and bound, both in seconds."""
 
@@ -41,8 +44,8 @@ Key = tuple[object, ...]
 Floors = Sequence[tuple[BlockCosts, Key]]
 """Lower bounds on the costs of families of shardings, with the families' keys."""
 
-Refinement = tuple[Floors, Sequence[BlockCosts], BlockCosts | None]
-"""(closer floors with their keys, priced shardings, lower bound of those that were not offered if any)."""
+Refinement = tuple[Floors, Sequence[BlockCosts]]
+"""(closer floors with their keys, priced shardings)."""
 
 
 class Shardings(Protocol):
@@ -64,7 +67,7 @@ class Shardings(Protocol):
     def even_split(self, micro_batch: int) -> Sequence[BlockCosts]:
         """Shardings for a first plan, each with the others that stages can mix with it."""
 
-    def refine(self, micro_batch: int, key: Key) -> tuple[Floors, Sequence[BlockCosts]]:
+    def refine(self, micro_batch: int, key: Key) -> Refinement:
         """Replace a floor by closer floors, or by priced shardings, each with a number of its own."""
 
     def least(self, micro_batch: int, key: Key) -> BlockCosts | None:

@@ -17,6 +17,7 @@ from planner.registry import did_you_mean
 from planner.space.blocks import range_sums
 from planner.space.ranges import Ranges, framed
 from planner.space.types import BlockCosts, Job, StageChoice
+from planner.units import plural
 
 
 def balanced(stage_s: np.ndarray | Sequence[np.ndarray], fits: Sequence[np.ndarray]) -> tuple[int, ...] | None:
@@ -79,7 +80,7 @@ def pinned_blocks(job: Job, names: Sequence[str]) -> tuple[tuple[int, int], ...]
     numbered list of modules. Where a module was cut into several blocks, all of them are pinned.
 
     Raises:
-        JobError: a name that no block has.
+        JobError: a name that no block has, or a stage with more stages before it (or behind it) than blocks.
     """
     modules = [_PART.sub("", name) for name in names]
     pins: dict[tuple[int, int], None] = {}
@@ -88,6 +89,11 @@ def pinned_blocks(job: Job, names: Sequence[str]) -> tuple[tuple[int, int], ...]
         if not blocks:
             hint = did_you_mean(wanted, list(dict.fromkeys(modules)))
             raise JobError(f"no block is called {wanted!r}, which is to be kept on stage {stage}", hint=hint)
+        stages, there = (stage, blocks[0]) if stage >= 0 else (-stage - 1, len(names) - 1 - blocks[-1])
+        if stages > there:
+            side, nearest = ("before", there) if stage >= 0 else ("behind", -there - 1)
+            said = f"{plural(stages, 'stage')} {side} it would share {plural(there, 'block')}"
+            raise JobError(f"{wanted!r} cannot be on stage {stage}: {said}", hint=f"keep it on stage {nearest}, say")
         pins.update(dict.fromkeys((b, stage) for b in blocks))
     _check_order(tuple(pins), modules)
     return tuple(sorted(pins))

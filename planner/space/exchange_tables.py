@@ -15,7 +15,7 @@ from planner.hardware.collectives import Terms
 from planner.hardware.types import Collective
 from planner.space.blocks import range_sums
 from planner.space.placement import Placement, Placements
-from planner.space.ranges import Ranges, range_maxima
+from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts
 
 _CACHED_BYTES = 2**27
@@ -90,13 +90,13 @@ class ExchangeTables:
         return np.where(elements > 0, _cheapest_s(terms, elements * step.payload(self._precision)), 0.0)
 
     def resident(
-        self, ranges: Ranges, parameter_elements: np.ndarray, parts: Callable[[RankGroup | None], np.ndarray], zero: int
+        self, ranges: Ranges, largest: np.ndarray | float, parts: Callable[[RankGroup | None], np.ndarray], zero: int
     ) -> np.ndarray:
         """[.., n, n] bytes of weights, gradients, optimizer state and workspace of a stage's device.
 
         Args:
             ranges: sums over blocks i..j.
-            parameter_elements: [n] elements of each block; the largest sets the transient buffers.
+            largest: [n, n] elements of the largest block of a stage, which sets the transient buffers.
             parts: [..] number of shards that a group makes.
             zero: ZeRO stage.
         """
@@ -109,9 +109,7 @@ class ExchangeTables:
             copy_bytes=self._precision.copy_bytes,
         )
         element_bytes = kept.weights + kept.gradients + kept.optimizer + kept.gathered
-        return np.asarray(
-            element_bytes * ranges.elements + kept.transient * range_maxima(parameter_elements) + ranges.workspace_bytes
-        )
+        return np.asarray(element_bytes * ranges.elements + kept.transient * largest + ranges.workspace_bytes)
 
     def least_terms(
         self, placements: Placements, task: tuple[int, int, int], replicas: Sequence[int], phase: Phase

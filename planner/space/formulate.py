@@ -20,7 +20,7 @@ from planner.space.jobs import overlap_of, precision_of
 from planner.space.layers import Layers
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
-from planner.space.ranges import Ranges, StageNeeds, stage_needs
+from planner.space.ranges import Ranges, StageNeeds, range_maxima, stage_needs
 from planner.space.repeats import allows_some_layers
 from planner.space.tied_weights import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
@@ -50,7 +50,7 @@ class Formulator:
         self._placements: dict[int, Placements] = {}
         self._tied: dict[tuple[int, int, int, tuple[int, ...]], TiedEnds] = {}
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
-        self._ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
+        self._known_ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
         self._used = min(job.devices or cluster.device_count, cluster.device_count)
 
     def devices(self, ranks: int = 1) -> int:
@@ -101,7 +101,7 @@ class Formulator:
         job = self._job
         width, micro_batches = self._slice_share(costs, copies, slice_devices)
         options = self.replica_options(micro_batches, copies, width)
-        placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self._range_tables(costs)
+        placement, ranges = self.placements(costs.ranks).lay_out(copies, width, options), self.ranges(costs)
         piped = 0 if zero in (job.structure.zero_in_pipelines or job.zero) else 1
         in_flight, passing, filling = warm_up_tables(schedule, placement.replicas, width, micro_batches)
         return StageProblem(
@@ -182,7 +182,7 @@ class Formulator:
             "update_s": slowest(ranges.update_s)[placement.place_kind] / update_shards + ranges.step_s,
             "saved_bytes": np.stack([np.stack([way.saved_bytes] * len(kinds)) for way in ways]),
             "working_bytes": np.stack([np.stack([way.working_bytes] * len(kinds)) for way in ways]),
-            "resident_bytes": self._exchanges.resident(ranges, costs.parameter_elements, shards_of, zero)
+            "resident_bytes": self._exchanges.resident(ranges, range_maxima(costs.parameter_elements), shards_of, zero)
             + self._buffers(placement, costs)
             + np.where(self._allowed_stages(costs), 0.0, np.inf),
         }
@@ -205,15 +205,13 @@ class Formulator:
         """The layers of which a stage may recompute the first ones; None where it recomputes all or none."""
         return costs.layers if self._some_layers and len(costs.layers.ends) else None
 
-    def least_bytes(self, costs: BlockCosts, zero: int) -> np.ndarray:
-        """[n, n] lower bound on the bytes of a device of a stage of blocks i..j, at any place."""
-        ranges = self._range_tables(costs)
-        resident = self._least_resident(ranges, zero, costs.ranks)
-        return np.asarray(resident + ranges.least_activations(self._job.recompute))
+    def least_bytes(self, ranges: Ranges, ranks: int, zero: int) -> np.ndarray:
+        """[n, n] lower bound on the bytes of a device of a stage of blocks i..j anywhere; [1, n] of blocks alone."""
+        return np.asarray(self._least_resident(ranges, zero, ranks) + ranges.least_activations(self._job.recompute))
 
     def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
         """Lower bounds on time and memory of stages of blocks i..j, at any place."""
-        ranges = self._range_tables(costs)
+        ranges = self.ranges(costs)
         key = (id(ranges), zero)
         cached = self._needs.get(key)
         if cached is None or cached[0] is not ranges:
@@ -244,15 +242,15 @@ class Formulator:
 
     def _least_resident(self, ranges: Ranges, zero: int, ranks: int) -> np.ndarray:
         """[n, n] bytes of weights, gradients, optimizer state and workspace, ZeRO sharding over all devices."""
-        no_elements = np.zeros(ranges.elements.shape[-1])
         devices = self.devices(ranks)
-        return self._exchanges.resident(ranges, no_elements, lambda group: np.asarray(devices if group else 1), zero)
+        return self._exchanges.resident(ranges, 0.0, lambda group: np.asarray(devices if group else 1), zero)
 
-    def _range_tables(self, costs: BlockCosts) -> Ranges:
-        cached = self._ranges.get(id(costs))
+    def ranges(self, costs: BlockCosts) -> Ranges:
+        """Costs of ranges of blocks; of the last few costs they are kept."""
+        cached = self._known_ranges.get(id(costs))
         if cached is None or cached[0] is not costs:
             cached = (costs, Ranges(costs))
-            _remember(self._ranges, id(costs), cached)
+            _remember(self._known_ranges, id(costs), cached)
         return cached[1]
 
     def _tied_tables(self, placement: Placement, costs: BlockCosts) -> dict[str, Any]:

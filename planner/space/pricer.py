@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -53,6 +53,9 @@ from planner.space.types import BlockCosts, Job
 BlockDecision = Mapping[str, Choice] | None
 """The decision about every operator, tensor and weight of a block; None for blocks without one."""
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 FloorKey = tuple[Any, ...]
 """A mesh, or a mesh and the layout of the tensors between blocks on it."""
 
@@ -61,6 +64,8 @@ LEANEST_MARGIN = 0.998
 
 LAYER_BOUNDARIES = (Boundary.REPLICATED, Boundary.SEQUENCE)
 """Layouts of tensors between the tensor parallel layers of frameworks."""
+
+_SHARED_EVENLY = ("parameter_elements", "saved_bytes", "checkpoint_bytes", "workspace_bytes")
 
 MOST_MESHES = 2
 """Number of meshes on which a first plan is searched."""
@@ -81,6 +86,19 @@ class Sharded:
     inner: InnerCosts
     sharded: ShardedCosts
     costs: BlockCosts
+
+
+def _kept(make: Callable[Concatenate[Pricer, P], T]) -> Callable[Concatenate[Pricer, P], T]:
+    """Keep what a method makes: for its pricer, and for those like it with the same limits on how a block is shared."""
+
+    @functools.wraps(make)
+    def kept(pricer: Pricer, /, *arguments: P.args, **named: P.kwargs) -> T:
+        key = (make.__name__, *pricer.limits, *arguments, *named.items())
+        if key not in pricer.known:
+            pricer.known[key] = make(pricer, *arguments, **named)
+        return cast(T, pricer.known[key])
+
+    return kept
 
 
 class Pricer:
@@ -108,18 +126,19 @@ class Pricer:
         self._differentiable = frozenset(needs_gradient(graph))
         self._training = Training(cluster.devices[0], precision(job.precision), job.optimizer)
         self._inner: InnerCache = InnerCache() if like is None else like._inner
-        self._floor_numbers = itertools.count(-1, -1)
-        self._inner_costs_seen: list[InnerCosts] = []
+        self.known: dict[tuple[object, ...], Any] = {} if like is None else like.known
+        self._floor_numbers: Iterator[int] = itertools.count(-1, -1) if like is None else like._floor_numbers
         self._shardings_by_size: dict[int, list[Sharded]] = {} if like is None else like._shardings_by_size
         self.graph_at: Callable[[int], Graph] = like.graph_at if like else functools.cache(self._graph_at)
         self.profiles: Callable[[int], tuple[Profile, ...]] = like.profiles if like else functools.cache(self._profiles)
         self.costs: Callable[[int], BlockCosts] = like.costs if like else functools.cache(self._costs)
         self._reruns: Callable[[], Reruns] = like._reruns if like else functools.cache(self._find_reruns)
-        self._inner_on = functools.cache(self._inner_costs)
-        self._shardings_on = functools.cache(self._shardings)
-        self._finer_on = functools.cache(self._memory_shardings)
-        self._floors_on = functools.cache(self._boundary_floors)
-        self.least = functools.cache(self._leanest_floor)
+
+    @property
+    def limits(self) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+        """Limits of the job on how a block is shared: as layers of frameworks, what lies between, what is not split."""
+        structure = self._job.structure
+        return bool(structure.axes), structure.between_layers, self._job.forbid
 
     @functools.cached_property
     def meshes(self) -> tuple[MeshAxes, ...]:
@@ -129,6 +148,11 @@ class Pricer:
     def entry(self, micro_batch: int, number: int) -> Sharded:
         """A sharding by its number among those of a micro-batch size."""
         return self._shardings_by_size[micro_batch][number - 1]
+
+    def costs_of(self, configuration: Configuration) -> list[BlockCosts]:
+        """Costs of the shardings of a configuration's stages."""
+        size, numbers = configuration.micro_batch, {stage.sharding for stage in configuration.stages}
+        return [self.entry(size, number).costs if number else self.costs(size) for number in sorted(numbers)]
 
     def stage_shardings(self, configuration: Configuration) -> dict[int, StageSharding]:
         """The shardings of a configuration's stages, by their numbers."""
@@ -152,7 +176,7 @@ class Pricer:
             InfeasibleError: the decision is not legal.
         """
         axes = tuple(map(Axis, mesh_names(mesh), mesh))
-        inner = self._inner_with(micro_batch, axes, (Boundary.FREE,), device_type)
+        inner = self._inner_with(micro_batch, axes, (Boundary.FREE,), device_type=device_type)
         return self._numbered(inner, decided_costs(inner, [decision] * len(inner.blocks)), device_type)
 
     def decided(
@@ -201,27 +225,15 @@ class Pricer:
     def _costs(self, micro_batch: int) -> BlockCosts:
         """Costs of replicas of one device."""
         graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
-        costs = block_costs(
-            self.chain,
-            graph,
-            profiles,
-            self.cluster.devices,
-            precision(self._job.precision),
-            self._job.optimizer,
-            self._differentiable,
-        )
-        return replace(
-            costs, steps=functools.partial(self._step, micro_batch), selective=self._single_device_repeats(micro_batch)
-        )
+        formats, optimizer = self._training.precision, self._job.optimizer
+        costs = block_costs(self.chain, graph, profiles, self.cluster.devices, formats, optimizer, self._differentiable)
+        selective = self._single_device_repeats(micro_batch)
+        return replace(costs, steps=functools.partial(self._step, micro_batch), selective=selective)
 
     def _single_device_repeats(self, micro_batch: int) -> RepeatedModules:
         """Prices of recomputing modules where every replica is one device."""
-        graph, profiles, number_formats = (
-            self.graph_at(micro_batch),
-            self.profiles(micro_batch),
-            precision(self._job.precision),
-        )
-        blocks = self.chain.blocks
+        graph, profiles = self.graph_at(micro_batch), self.profiles(micro_batch)
+        blocks, number_formats = self.chain.blocks, self._training.precision
 
         def forward_s(b: int, places: tuple[int, ...]) -> np.ndarray:
             nodes = [blocks[b].nodes[place] for place in places]
@@ -280,7 +292,9 @@ class Pricer:
         if not self.meshes:
             return "every replica one device"
         shapes = ", ".join(map(axes_text, self.meshes))
-        given_up = sorted({words for inner in self._inner_costs_seen for words in inner.given_up})
+        kind = Pricer._inner_on.__name__, *self.limits
+        made = [inner for (*own, _, mesh), inner in self.known.items() if (*own,) == kind and mesh in self.meshes]
+        given_up = sorted({words for inner in made for words in inner.given_up})
         alone = "every replica one device, or " if allows_single_devices(self._job) else ""
         return (
             f"{alone}operators shared by the ranks of a mesh of {shapes}, alike in all stages; "
@@ -291,8 +305,7 @@ class Pricer:
     def floors(self, micro_batch: int) -> list[tuple[BlockCosts, FloorKey]]:
         """By mesh, lower bounds on the costs of any sharding: no communication, and everything split evenly."""
         meshes = [mesh for mesh in self.meshes if micro_batch % self._dealt_ways(mesh) == 0]
-        by_ranks = {ranks: self._floor(micro_batch, ranks) for ranks in dict.fromkeys(map(ranks_of, meshes))}
-        return [(by_ranks[ranks_of(mesh)], (mesh,)) for mesh in meshes]
+        return [(self._floor(micro_batch, ranks_of(mesh)), (mesh,)) for mesh in meshes]
 
     @staticmethod
     def _dealt_ways(mesh: MeshAxes) -> int:
@@ -339,14 +352,10 @@ class Pricer:
     def finer(self, micro_batch: int, number: int) -> Sequence[BlockCosts]:
         """More shardings on the mesh and boundaries of a given one, picked by finer steps of the price of memory."""
         entry = self.entry(micro_batch, number)
-        return self._finer_on(micro_batch, entry.inner.mesh.axes, entry.sharded.boundaries)
+        return self._shardings_on(micro_batch, entry.inner.mesh.axes, entry.sharded.boundaries, True)
 
-    def _memory_shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
-        inner = self._inner_on(micro_batch, mesh)
-        picks = sharded_costs(inner, boundaries=(boundary,), finer=True)
-        return tuple(self._numbered(inner, picked) for picked in picks)
-
-    def _leanest_floor(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
+    @_kept
+    def least(self, micro_batch: int, key: FloorKey) -> BlockCosts | None:
         """Lower bounds on time and memory of all shardings on a mesh with one layout of boundaries.
 
         The number of these costs is negative, since no plan can have them. None where one of the offered shardings is
@@ -358,24 +367,22 @@ class Pricer:
         floors = [floor for floor, own in self._floors_on(micro_batch, key[0]) if own == key]
         inner, training = self._inner_on(micro_batch, key[0]), self._training
         number = next(self._floor_numbers)
-        lean = [
-            sharded_block_costs(inner, each, training, self._differentiable, number)
-            for each in leanest_costs(inner, key[1])
-        ]
+        leanest = leanest_costs(inner, key[1])
+        lean = [sharded_block_costs(inner, each, training, self._differentiable, number) for each in leanest]
         floor, fastest = floors[0], self._shardings_on(micro_batch, *key)[0]
-        if all((fastest.saved_bytes <= c.saved_bytes).all() for c in lean) and all(
-            (fastest.parameter_elements <= c.parameter_elements).all() for c in lean
-        ):
+        saved_bytes = np.minimum.reduce([each.saved_bytes for each in lean])
+        elements = np.minimum.reduce([each.parameter_elements for each in lean])
+        if (fastest.saved_bytes <= saved_bytes).all() and (fastest.parameter_elements <= elements).all():
             return None
         return replace(
             lean[0],
             forward_s=floor.forward_s,
             backward_s=floor.backward_s,
             update_s=floor.update_s,
-            parameter_elements=LEANEST_MARGIN * np.minimum.reduce([each.parameter_elements for each in lean]),
+            parameter_elements=LEANEST_MARGIN * elements,
             shard_elements=_least_shards(lean),
             inner_replicas=(),
-            saved_bytes=LEANEST_MARGIN * np.minimum.reduce([each.saved_bytes for each in lean]),
+            saved_bytes=LEANEST_MARGIN * saved_bytes,
             workspace_bytes=floor.workspace_bytes,
             ties=floor.ties,
             kept_bytes=floor.kept_bytes,
@@ -383,23 +390,20 @@ class Pricer:
             selective=floor.selective,
         )
 
+    @_kept
     def _floor(self, micro_batch: int, ranks: int) -> BlockCosts:
         """Lower bounds without communication: an even share of everything on each rank."""
         one_rank = self.costs(micro_batch)
         forward_s, backward_s = self.profiles(micro_batch)[0].at(1 / ranks)
-        blocks = self.chain.blocks
-        no_bytes = np.zeros(len(blocks) + 1)
+        no_bytes = np.zeros(len(self.chain.blocks) + 1)
         return replace(
             one_rank,
+            **{name: getattr(one_rank, name) / ranks for name in _SHARED_EVENLY},
             forward_s=np.array([block_seconds(self.chain, forward_s)]),
-            backward_s=np.array([[float(backward_s[list(b.nodes)].sum()) for b in blocks]]),
+            backward_s=np.array([[float(backward_s[list(b.nodes)].sum()) for b in self.chain.blocks]]),
             update_s=one_rank.update_s[:1] / ranks,
-            parameter_elements=one_rank.parameter_elements / ranks,
-            saved_bytes=one_rank.saved_bytes / ranks,
-            checkpoint_bytes=one_rank.checkpoint_bytes / ranks,
             boundary_bytes=no_bytes,
             gradient_boundary_bytes=no_bytes,
-            workspace_bytes=one_rank.workspace_bytes / ranks,
             weight_grad_s=None,
             ties=tuple(replace(tie, elements=tie.elements / ranks) for tie in one_rank.ties),
             kept_bytes=None if one_rank.kept_bytes is None else one_rank.kept_bytes / ranks,
@@ -430,7 +434,8 @@ class Pricer:
         least_s = np.where(np.isfinite(each_s), each_s, 0.0) * micro_batch / largest
         return replace(floor, backward_s=np.maximum(floor.backward_s, least_s[None, :] - floor.forward_s))
 
-    def _boundary_floors(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, FloorKey]]:
+    @_kept
+    def _floors_on(self, micro_batch: int, mesh: MeshAxes) -> list[tuple[BlockCosts, FloorKey]]:
         """Floors with the communication inside blocks, one for each layout of boundaries."""
         floor, inner = self._floor(micro_batch, ranks_of(mesh)), self._inner_on(micro_batch, mesh)
         floors: list[tuple[BlockCosts, FloorKey]] = []
@@ -441,25 +446,21 @@ class Pricer:
                 floors.append((replace(floor, backward_s=backward_s), (mesh, boundary)))
         return floors
 
-    def _inner_costs(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
-        as_layers = bool(self._job.structure.axes)
-        between = self._job.structure.between_layers
+    @_kept
+    def _inner_on(self, micro_batch: int, mesh: MeshAxes) -> InnerCosts:
+        as_layers, between, _ = self.limits
         allowed = tuple(boundary for boundary in LAYER_BOUNDARIES if not between or boundary.value in between)
-        boundaries = allowed if as_layers else InnerOptions().boundaries
-        inner = self._inner_with(micro_batch, mesh, boundaries, as_layers=as_layers)
-        self._inner_costs_seen.append(inner)
-        return inner
+        return self._inner_with(micro_batch, mesh, allowed if as_layers else InnerOptions().boundaries, as_layers)
 
     def _inner_with(
         self,
         micro_batch: int,
         mesh: MeshAxes,
         boundaries: tuple[Boundary, ...],
-        device_type: int = 0,
-        *,
         as_layers: bool = False,
+        device_type: int = 0,
     ) -> InnerCosts:
-        job, number_formats = self._job, precision(self._job.precision)
+        job, number_formats = self._job, self._training.precision
         state = optimizer_state_bytes(job.optimizer, number_formats)
         return inner_costs(
             self.chain,
@@ -477,22 +478,22 @@ class Pricer:
             cache=self._inner,
         )
 
-    def _shardings(self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries) -> tuple[BlockCosts, ...]:
-        """The shardings on a mesh worth trying, fastest first."""
+    @_kept
+    def _shardings_on(
+        self, micro_batch: int, mesh: MeshAxes, boundary: Boundaries, finer: bool = False
+    ) -> tuple[BlockCosts, ...]:
+        """The shardings on a mesh worth trying, fastest first; `finer`: for more prices of memory."""
         inner = self._inner_on(micro_batch, mesh)
-        picks = sharded_costs(inner, boundaries=(boundary,))
+        known = [each for each in inner.boundaries if each == boundary]
+        picks = sharded_costs(inner, boundaries=known, finer=finer)
         return tuple(self._numbered(inner, picked) for picked in picks)
 
     def _numbered(self, inner: InnerCosts, sharded: ShardedCosts, device_type: int = 0) -> BlockCosts:
         """Costs of a sharding under the next free number of its micro-batch size; the same on all device types."""
         numbered = self._shardings_by_size.setdefault(inner.micro_batch, [])
         number = len(numbered) + 1
-        prices = self.profiles(inner.micro_batch)[device_type]
-        training = replace(
-            self._training,
-            device=self.cluster.devices[device_type],
-            update_byte_per_s=prices.update_byte_per_s,
-        )
+        device, prices = self.cluster.devices[device_type], self.profiles(inner.micro_batch)[device_type]
+        training = replace(self._training, device=device, update_byte_per_s=prices.update_byte_per_s)
         costs = sharded_block_costs(inner, sharded, training, self._differentiable, number)
         of_weights_s = sharded_weight_grad_s(self.costs(inner.micro_batch), sharded, device_type)
         costs = replace(costs, weight_grad_s=of_weights_s)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from planner.space.blocks import range_sums, range_table, repeated_bytes
 from planner.space.layers import Layers, choice_of_layers
 from planner.space.repeats import RecomputeChoice, lists_of, recompute_choices, selective_costs
 from planner.space.types import BlockCosts
+
+_Table = Callable[[np.ndarray], np.ndarray]
 
 PARTS = 4
 """Ranges of the number of recomputed layers that bounds tell apart."""
@@ -75,6 +77,10 @@ def first_layers_bytes(
 class Ranges:
     """Sums and maxima over blocks i..j; [.., n, n], by device type where times are; meaningful for i <= j.
 
+    Args:
+        costs: costs of the blocks.
+        alone: only of stages of one block, [.., n] everywhere.
+
     Attributes:
         forward_s, backward_s: seconds of all blocks, without recomputation.
         update_s: seconds of the optimizer step, unsharded.
@@ -88,33 +94,36 @@ class Ranges:
         exchanged: number of blocks that exchange elements in a pass (ZeRO-2 and 3), and of these elements.
     """
 
-    def __init__(self, costs: BlockCosts) -> None:
-        self._costs = costs
+    def __init__(self, costs: BlockCosts, *, alone: bool = False) -> None:
+        self._costs, self._alone = costs, alone
+        self._sums: _Table = np.asarray if alone else range_sums
+        self._maxima: _Table = np.asarray if alone else range_maxima
+        self._table: _Table = np.diagonal if alone else np.asarray
         self._ways: dict[tuple[str, bool], tuple[StageWay, ...]] = {}
-        self.forward_s = range_sums(costs.forward_s)
-        self.backward_s = range_sums(costs.backward_s)
-        block_sums = range_sums(costs.parameter_elements)
-        self.elements = block_sums - _repeated_elements(
-            [(tie.elements, tie.blocks) for tie in costs.ties], len(block_sums)
-        )
+        self.forward_s, self.backward_s = self._sums(costs.forward_s), self._sums(costs.backward_s)
+        block_sums = self._sums(costs.parameter_elements)
+        self.elements = block_sums - self._repeated([(tie.elements, tie.blocks) for tie in costs.ties])
         self.shard_elements, self.inner_shards = self.elements, np.ones((1, 1))
         if costs.shard_elements is not None:
             tied_shards = [(tie.shard_elements, tie.blocks) for tie in costs.ties]
-            self.shard_elements = range_sums(costs.shard_elements) - _repeated_elements(tied_shards, len(block_sums))
+            self.shard_elements = self._sums(costs.shard_elements) - self._repeated(tied_shards)
             held = self.shard_elements > 0
             self.inner_shards = np.divide(self.elements, self.shard_elements, out=np.ones_like(block_sums), where=held)
         self.inner = tuple(
-            range_sums(inner.elements)
-            - _repeated_elements([(tie.elements, tie.blocks) for tie in inner.ties], len(block_sums))
+            self._sums(inner.elements) - self._repeated([(tie.elements, tie.blocks) for tie in inner.ties])
             for inner in costs.inner_replicas
         )
         held = np.divide(self.elements, block_sums, out=np.zeros_like(block_sums), where=block_sums > 0)
-        self.update_s = range_sums(costs.update_s) * held
-        self.step_s = range_sums(_or_zeros(costs.step_s, block_sums))
-        self.workspace_bytes = range_maxima(costs.workspace_bytes)
-        self.saved_bytes = costs.saved_bytes
+        self.update_s = self._sums(costs.update_s) * held
+        self.step_s = self._sums(_or_zeros(costs.step_s, block_sums))
+        self.workspace_bytes = self._maxima(costs.workspace_bytes)
+        self.saved_bytes = self._table(costs.saved_bytes)
         exchanged = costs.exchanged_elements
-        self.exchanged = range_sums(exchanged > 0), range_sums(exchanged)
+        self.exchanged = self._sums(exchanged > 0), self._sums(exchanged)
+
+    def _repeated(self, tied: Sequence[tuple[float, tuple[int, ...]]]) -> np.ndarray:
+        """Tied elements that the sum over blocks i..j counts more than once."""
+        return self._table(np.triu(range_table(tied, len(self._costs.parameter_elements))[1]))
 
     def parts(self, replicas: np.ndarray, group: RankGroup | None) -> np.ndarray:
         """[.., n or 1, n or 1] number of shards that a group makes of stages with so many replicas [..]."""
@@ -134,7 +143,7 @@ class Ranges:
         """
         key = choice, whole_stages
         if key not in self._ways:
-            kept = range_sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
+            kept = self._sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
             ways = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
             if RecomputeChoice() in recompute_choices(choice):
                 no_recompute = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
@@ -148,20 +157,22 @@ class Ranges:
     def _selective(self, repeats: tuple[str, ...], kept: np.ndarray) -> StageWay:
         prices = selective_costs(self._costs, repeats)
         # By the time a module is recomputed, the micro-batch has freed the activations of the last block.
-        working = np.maximum(range_maxima(prices.working_bytes) - kept, 0.0)
-        return StageWay(False, repeats, range_sums(prices.repeat_s), prices.saved_bytes, working)
+        working = np.maximum(self._maxima(prices.working_bytes) - kept, 0.0)
+        return StageWay(False, repeats, self._sums(prices.repeat_s), self._table(prices.saved_bytes), working)
 
     def _layers(self, kept: np.ndarray, *, whole_stages: bool) -> StageWay:
         costs = self._costs
         if whole_stages:
             saved = np.broadcast_to(costs.boundary_bytes[:-1, None], costs.saved_bytes.shape)
-            return StageWay(True, (), self.forward_s, saved, costs.saved_bytes)
-        repeat_s = range_sums(costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated)
-        working = np.maximum(repeated_bytes(costs) - kept, 0.0)
-        return StageWay(True, (), repeat_s, costs.checkpoint_bytes + kept, working)
+            return StageWay(True, (), self.forward_s, self._table(saved), self.saved_bytes)
+        repeat_s = self._sums(costs.forward_s if costs.repeated is None else costs.forward_s * costs.repeated)
+        working = np.maximum(self._table(repeated_bytes(costs)) - kept, 0.0)
+        return StageWay(True, (), repeat_s, self._table(costs.checkpoint_bytes) + kept, working)
 
     def _first_layers(self, all_layers: StageWay, layers: int) -> StageWay:
-        """The way to recompute the first so many layers of a stage."""
+        """The way to recompute the first so many layers of a stage; one block is of one layer at most."""
+        if self._alone:
+            return replace(all_layers, layers=layers)
         count = len(self.saved_bytes)
         first, last = (np.broadcast_to(np.arange(count)[axis], (count, count)) for axis in ((..., None), (None, ...)))
         last = np.maximum(first, last)
@@ -249,8 +260,7 @@ class StageNeeds:
         By way to recompute, micro-batches in flight and last block.
         """
         for each in set(kept.tolist()) - self._first.keys():
-            holds = self.limit >= each
-            self._first[each] = np.where(holds.any(axis=-1), holds.argmax(axis=-1), holds.shape[-1])
+            self._first[each] = first_true(self.limit >= each)
         return np.stack([self._first[each] for each in kept.tolist()], axis=1)
 
 
@@ -312,13 +322,15 @@ def _min_of_longer(table: np.ndarray) -> np.ndarray:
     return np.asarray(np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1])
 
 
-def _repeated_elements(tied: Sequence[tuple[float, tuple[int, ...]]], count: int) -> np.ndarray:
-    """[n, n] tied elements that the sum over blocks i..j counts more than once."""
-    return np.triu(range_table(tied, count)[1])
-
-
 def _by_last(table: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(table.T)
+
+
+def first_true(holds: np.ndarray) -> np.ndarray:
+    """Index of the first true along the last axis; the axis length if there is none."""
+    first = np.asarray(holds.argmax(axis=-1))
+    first[~np.take_along_axis(holds, first[..., None], axis=-1)[..., 0]] = holds.shape[-1]
+    return first
 
 
 def range_maxima(values: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -414,6 +414,7 @@ class EvenRepeats:
     ranks: int
     reruns: Callable[[], Reruns]
     forward_s: np.ndarray
+    _known: dict[tuple[tuple[str, ...], ...], RepeatCosts] = field(default_factory=dict, repr=False)
 
     @property
     def offered(self) -> tuple[tuple[str, ...], ...]:
@@ -422,6 +423,11 @@ class EvenRepeats:
 
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         """Lower bounds for lists of modules."""
+        if (repeats, offload) not in self._known:
+            self._known[repeats, offload] = self._price(repeats, offload)
+        return self._known[repeats, offload]
+
+    def _price(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> RepeatCosts:
         whole, reruns = self.whole(repeats, offload), self.reruns()
         seconds = [
             float(self.forward_s[[block.nodes[place] for place in rerun.places]].sum())

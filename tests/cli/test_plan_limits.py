@@ -69,6 +69,8 @@ def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
         (("--mesh", "2y2"), 2, "is not a mesh such as 8 or 2x8"),
         (("--keep", "layer3"), 2, "layer3 on stage 0"),
         (("--keep", "layer77 on stage 0"), 5, "no block is called 'layer77'"),
+        (("--keep", "layer0 on stage 9"), 5, "'layer0' cannot be on stage 9: 9 stages before it would share"),
+        (("--keep", "layer11 on stage -9"), 5, "'layer11' cannot be on stage -9: 8 stages behind it would share"),
         (("--forbid", "MatMull:k"), 5, "did you mean 'MatMul'"),
         (("--system", "chimera", "--schedule", "1f1b"), 2, "--system chooses its own schedule"),
         (("--system", "chimra"), 2, "did you mean 'chimera'"),

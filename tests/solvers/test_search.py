@@ -7,7 +7,8 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,6 +17,9 @@ from hypothesis import strategies as st
 from planner.errors import InfeasibleError, JobError
 from planner.hardware import Cluster
 from planner.solvers import comparable, search
+from planner.solvers._account import Account
+from planner.solvers._effort import MAX_RAISED
+from planner.solvers._frontier import OpenProblem
 from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
@@ -121,6 +125,26 @@ def test_ample_memory_and_fast_links_give_plain_data_parallelism() -> None:
     answer = search(PLAIN, cluster((4,), (1e12,)), Job(global_batch=16, precision="fp32"))
     assert [(s.start, s.stop, s.replicas) for s in answer.best.decision.stages] == [(0, 6, 4)]
     assert (answer.best.decision.copies, answer.best.decision.zero) == (1, 0)
+
+
+def test_a_search_that_begins_with_a_decision_is_no_slower() -> None:
+    machine, job = cluster((4,), (1e4,)), Job(global_batch=16, precision="fp32")
+    known, limited = search(PLAIN, machine, job).best, dataclasses.replace(job, recompute="always")
+    alone = search(PLAIN, machine, limited)
+    begun = search(PLAIN, machine, limited, known=[(known, [PLAIN(known.decision.micro_batch)])])
+    assert known.simulated_s is not None
+    assert alone.best.simulated_s is not None
+    assert begun.best.decision == known.decision
+    assert begun.best.simulated_s == known.simulated_s < alone.best.simulated_s
+    assert begun.certificate.bound_s <= known.simulated_s
+
+
+@pytest.mark.parametrize(("open_s", "settled_s"), [([], 9.0), ([3.0] * MAX_RAISED, 9.0), ([1, 2, 3, 4, 5, 6, 7, 8], 7)])
+def test_bounds_of_unpriced_shardings_are_settled(open_s: list[float], settled_s: float) -> None:
+    account = Account()
+    account.lower(9.0)
+    account.open += [cast(OpenProblem, SimpleNamespace(bound_s=bound_s)) for bound_s in open_s]
+    assert account.settled_s == settled_s
 
 
 def test_trivial_plans_are_priced_even_when_they_do_not_fit() -> None:

@@ -16,6 +16,7 @@ from planner.space.evaluate_many import evaluate_many
 from planner.space.formulate import Formulator
 from planner.space.layers import Layers, choice_of_layers, layers_of_choice
 from planner.space.pricer import Pricer
+from planner.space.ranges import Ranges
 from planner.space.types import BlockCosts, Configuration, Evaluation, Job, StageChoice, Structure
 
 NAMES = ("wte", "h.0[1/2]", "h.0[2/2]", "h.1[1/2]", "h.1[2/2]", "h.2[1/2]", "h.2[2/2]", "lm_head")
@@ -37,6 +38,21 @@ NAMES = ("wte", "h.0[1/2]", "h.0[2/2]", "h.1[1/2]", "h.1[2/2]", "h.2[1/2]", "h.2
 )
 def test_which_blocks_are_kept_behind_the_first_layers(start: int, stop: int, layers: int, kept_from: int) -> None:
     assert int(Layers.of(NAMES).kept_from(start, stop, layers)) == kept_from
+
+
+@pytest.mark.parametrize("choice", ["auto", "layers", "always", "layers:3", "layernorm"])
+def test_single_blocks_are_the_diagonal_of_all_ranges(choice: str) -> None:
+    pricer = Pricer(planner.load_graph("gpt2"), planner.load_cluster("dgx-h100", devices=8), Job(64))
+    for costs in (pricer.costs(2), *pricer.even_split(2), pricer.floors(2)[0][0]):
+        alone, ranges = Ranges(costs, alone=True), Ranges(costs)
+        pairs = [(alone, ranges, ("elements", "shard_elements", "update_s", "workspace_bytes", "saved_bytes"))]
+        for whole_stages in (False, True):
+            ways = (each.ways(choice, whole_stages=whole_stages) for each in (alone, ranges))
+            pairs += [(*both, ("repeat_s", "saved_bytes", "working_bytes")) for both in zip(*ways, strict=True)]
+        for one, several, names in pairs:
+            for name in names:
+                diagonal = np.diagonal(getattr(several, name), axis1=-2, axis2=-1)
+                np.testing.assert_allclose(getattr(one, name), diagonal, rtol=1e-9, atol=1e-7)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 8), (2, 6), (1, 7), (3, 8)])
