@@ -145,7 +145,7 @@ def test_a_symbolic_batch_needs_no_size(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)
 def test_every_light_model_of_the_onnx_package_plans(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", path, "-H", "dgx-a100", "-b", 64, "--format", "json") == 0
+    assert run("plan", path, "-H", "dgx-a100", "--devices", 2, "-b", 64, "--format", "json") == 0
     plan = planner.load_plan(capsys.readouterr().out)
     assert plan.coverage.by_fallback == 0
     assert planner.plans.validate(plan) == []
