@@ -197,7 +197,8 @@ def test_names_in_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytes
 
 
 def test_ways_to_share_operators_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("llama3-70b", "-H", "dgx-h100", "--nodes", 8, "--for", "any", "--zero", 1)
+    limits = ("--for", "any", "--zero", 1, "--pp", 8, "--micro-batch", 1)
+    asked = ("llama3-70b", "-H", "dgx-h100", "--nodes", 4, *limits)
     assert run("plan", *asked, "-o", tmp_path / "x.json") == 0
     said = capsys.readouterr().out
     assert said.count("every operator shared by groups of 4 ranks: mesh tensor 4") == 1
