@@ -19,8 +19,8 @@ from tests.cli.plan_files import run as command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 CI = ROOT / "docs" / "ci"
-JOB = tuple("plan model.onnx -H cluster.yaml --nodes 2 -b 64".split())
-PLAN = (*JOB, *"--pp 1 --tp 1 -q -o m.plan.json".split())
+JOB = ("plan", "model.onnx", "-H", "cluster.yaml", "--nodes", "2", "-b", "64")
+PLAN = (*JOB, "--pp", "1", "--tp", "1", "-q", "-o", "m.plan.json")
 
 
 @dataclass(frozen=True)
