@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import stat
@@ -13,25 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.plan_files import run as command_line
+
 ROOT = Path(__file__).resolve().parents[2]
 CI = ROOT / "docs" / "ci"
-PLAN = (
-    "plan",
-    "model.onnx",
-    "-H",
-    "cluster.yaml",
-    "--nodes",
-    "2",
-    "-b",
-    "64",
-    "--pp",
-    "1",
-    "--tp",
-    "1",
-    "-q",
-    "-o",
-    "m.plan.json",
-)
+JOB = ("plan", "model.onnx", "-H", "cluster.yaml", "--nodes", "2", "-b", "64")
+PLAN = (*JOB, "--pp", "1", "--tp", "1", "-q", "-o", "m.plan.json")
 
 
 @dataclass(frozen=True)
@@ -46,10 +35,11 @@ class Repository:
         return subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False)
 
     def shardplan(self, *words: str, code: int = 0) -> str:
-        """Run the command line there; its output."""
-        done = self.run("shardplan", *words)
-        assert done.returncode == code, done.stderr + done.stdout
-        return done.stdout
+        """Run the command line there, in this process; its output."""
+        out = io.StringIO()
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
+            assert command_line(*words) == code, out.getvalue()
+        return out.getvalue()
 
     def edit(self, name: str, change: Callable[[str], str]) -> None:
         """Change a file."""
@@ -152,16 +142,15 @@ def test_half_of_a_bandwidth(topic: Repository) -> None:
 
 def test_a_broken_profile(topic: Repository) -> None:
     topic.edit("cluster.yaml", lambda text: text.replace("port:", "prot:", 1))
-    assert topic.run("shardplan", *PLAN).returncode == 4
+    topic.shardplan(*PLAN, code=4)
     assert topic.commit().returncode == 1
-    assert topic.run("shardplan", "check", "m.plan.json", "--replan").returncode == 4
+    topic.shardplan("check", "m.plan.json", "--replan", code=4)
 
 
 def test_a_plan_that_no_longer_fits(topic: Repository) -> None:
     topic.edit("cluster.yaml", lambda text: re.sub(r"  memory: \{value: [^,]+,", "  memory: {value: 2300 MiB,", text))
-    done = topic.run("shardplan", *PLAN[:-3], "--format", "json")
-    assert done.returncode == 6
-    (topic.folder / "m.plan.json").write_text(done.stdout)
+    said = topic.shardplan(*JOB, "--devices", "1", "--format", "json", code=6)
+    (topic.folder / "m.plan.json").write_text(said)
     assert topic.commit().returncode == 1  # the hook wants a plan
     code, annotations, comment = topic.compare()
     assert code == 1
@@ -192,7 +181,7 @@ def test_a_plan_cut_off_fails(topic: Repository) -> None:
 
 
 def test_a_plan_of_a_revision_is_migrated_to_a_file_of_a_name(topic: Repository) -> None:
-    assert topic.run("shardplan", "migrate", "main:m.plan.json").returncode == 2
+    topic.shardplan("migrate", "main:m.plan.json", code=2)
     topic.shardplan("migrate", "main:m.plan.json", "-o", "other.json")
     assert (topic.folder / "other.json").read_bytes() == (topic.folder / "m.plan.json").read_bytes()
     (topic.folder / "other.json").unlink()

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 import planner
 from tests.cli.plan_files import run
 
-BLOCKS, WIDTH, BATCH = 8, 64, 16
+BLOCKS, WIDTH, BATCH = 4, 64, 8
 ORDERS = "worker,kind,stage,micro_batch\n" + "".join(
     f"{worker},{kind},{worker},{m}\n" for worker in (0, 1) for kind in ("F", "B") for m in range(4)
 )

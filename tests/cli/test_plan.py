@@ -145,7 +145,7 @@ def test_a_symbolic_batch_needs_no_size(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)
 def test_every_light_model_of_the_onnx_package_plans(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("plan", path, "-H", "dgx-a100", "-b", 64, "--format", "json") == 0
+    assert run("plan", path, "-H", "dgx-a100", "--devices", 2, "-b", 64, "--format", "json") == 0
     plan = planner.load_plan(capsys.readouterr().out)
     assert plan.coverage.by_fallback == 0
     assert planner.plans.validate(plan) == []
@@ -197,7 +197,8 @@ def test_names_in_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytes
 
 
 def test_ways_to_share_operators_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("llama3-70b", "-H", "dgx-h100", "--nodes", 8, "--for", "any", "--zero", 1)
+    limits = ("--for", "any", "--zero", 1, "--pp", 8, "--micro-batch", 1)
+    asked = ("llama3-70b", "-H", "dgx-h100", "--nodes", 4, *limits)
     assert run("plan", *asked, "-o", tmp_path / "x.json") == 0
     said = capsys.readouterr().out
     assert said.count("every operator shared by groups of 4 ranks: mesh tensor 4") == 1

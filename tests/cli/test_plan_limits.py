@@ -33,9 +33,8 @@ def test_a_mesh_of_two_axes(tmp_path: Path) -> None:
 
 
 def test_a_layer_stays_where_it_was_put(tmp_path: Path) -> None:
-    plan = planned(
-        tmp_path, "--tp", "1", "--pp", "3", "--uniform", "--keep", "layer0 on stage 1", "--keep", "layer11=-1"
-    )
+    limits = ("--devices", 6, "--tp", 1, "--pp", 3, "--uniform", "--for", "any")
+    plan = planned(tmp_path, *limits, "--keep", "layer0 on stage 1", "--keep", "layer11=-1")
     assert len({len(stage.replicas) for stage in plan.stages}) == 1
     assert plan.stages[0].modules == ("transformer.wte", "transformer")
     assert plan.stages[1].modules[0].startswith("transformer.h.0-")

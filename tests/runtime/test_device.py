@@ -59,6 +59,8 @@ def _states(stage: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", PLACED)
 def test_all_tensors_of_a_plan_lie_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in cases.CASES if case.name == name)
+    if case.batch == 8 and "dualpipe" not in name:  # which needs two micro-batches a stage
+        case = dataclasses.replace(case, batch=4)
     plan, brought = cases.plan(case), []
     bring = interpreter.brought
 

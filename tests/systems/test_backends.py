@@ -72,6 +72,19 @@ def test_plans_are_made_for_three_frameworks_where_nobody_says_for_what() -> Non
     )
 
 
+@functools.cache
+def gpt2() -> Graph:
+    """GPT-2 of 512 tokens."""
+    return planner.load_graph("gpt2", dims={"seq": 512})
+
+
+@functools.cache
+def planned_in_pairs(name: str) -> Plan:
+    """GPT-2 for a framework: pairs of ranks share the operators of one stage."""
+    job = Job(64, backends=(name,), tensor_parallel=(2,), pipeline_stages=(1,), zero=(0,))
+    return planner.plan(gpt2(), planner.load_cluster("dgx-h100"), job)
+
+
 @pytest.mark.parametrize(
     ("name", "lies"),
     [
@@ -81,14 +94,11 @@ def test_plans_are_made_for_three_frameworks_where_nobody_says_for_what() -> Non
     ],
 )
 def test_tensors_between_layers_lie_as_a_framework_has_them(name: str, lies: set[str]) -> None:
-    graph, cluster = planner.load_graph("gpt2", dims={"seq": 512}), planner.load_cluster("dgx-h100")
-    shape: dict[str, Any] = {"tensor_parallel": (2,), "pipeline_stages": (1,), "zero": (0,)}
-    limited = planner.plan(graph, cluster, Job(64, backends=(name,), **shape))
+    limited, sequence = planned_in_pairs(name), planned_in_pairs("megatron")
     assert {boundary for own in limited.shardings for boundary in own.boundaries} <= lies
     assert name in limited.runs_on
-    sequence = planner.plan(graph, cluster, Job(64, backends=("megatron",), **shape))
     assert {boundary for own in sequence.shardings for boundary in own.boundaries} == {"sequence"}
-    said = list(lacks(sequence, BACKENDS.get(name), graph))
+    said = list(lacks(sequence, BACKENDS.get(name), gpt2()))
     assert said == (["tensors between layers cut by the sequence"] if "sequence" not in lies else [])
 
 
@@ -102,13 +112,19 @@ def planned(*names: str, **limits: Any) -> Plan:
     return planner.plan(deep(), four(1e9, 10**8), dataclasses.replace(JOB, backends=names, **limits))
 
 
+@functools.cache
+def planned_on(machine: str, name: str) -> Plan:
+    """A GPT of one layer on one of the machines, for a framework or for any."""
+    job = Job(global_batch=4, micro_batches=(1, 2), precision="bf16", backends=(name,))
+    return planner.plan(gpt(), four(*MACHINES[machine]), job)
+
+
 @pytest.mark.parametrize("name", backend_names())
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_plan_for_a_framework_is_taken_by_it_and_no_faster_than_any(name: str, machine: str) -> None:
-    devices, job = four(*MACHINES[machine]), Job(global_batch=4, micro_batches=(1, 2), precision="bf16")
-    free = planner.plan(gpt(), devices, dataclasses.replace(job, backends=("any",)))
+    devices, free = four(*MACHINES[machine]), planned_on(machine, "any")
     try:
-        plan = planner.plan(gpt(), devices, dataclasses.replace(job, backends=(name,)))
+        plan = planned_on(machine, name)
     except planner.InfeasibleError:
         assert machine == "scarce"
         return

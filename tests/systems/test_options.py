@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 import planner
@@ -16,6 +18,11 @@ def setting(model: str, hardware: str, batch: int, *, nodes: int | None = None, 
     return Setting(planner.Pricer(graph, cluster, job), cluster, job)
 
 
+TABLES = "dlrm", "dgx-a100", 65536, "1f1b", "data-parallel", "parallax", "auto"
+"""A model whose largest tables no device holds."""
+
+
+@cache
 def rows(
     model: str, hardware: str, batch: int, *systems: str, nodes: int | None = None, **options: str
 ) -> dict[str, SystemRow]:
@@ -92,7 +99,7 @@ def test_a_straight_pipeline_sends_its_boundaries_alone() -> None:
 
 def test_tables_on_servers_leave_the_devices_and_never_win_silently() -> None:
     """24 billion parameters with 16 bytes of state do not fit a device; their servers hold them in host memory."""
-    found = rows("dlrm", "dgx-a100", 65536, "data-parallel", "parallax", "auto")
+    found = rows(*TABLES)
     assert "361 GiB of 75.2 GiB" in found["data-parallel"].reason
     row = found["parallax"]
     assert row.feasible
@@ -119,7 +126,7 @@ def test_micro_batches_reach_the_largest_that_a_device_holds() -> None:
 
 def test_the_best_of_all_may_share_operators_among_ranks() -> None:
     """The largest tables do not fit one device, so every plan without sharing fails, and eight ranks share them."""
-    found = rows("dlrm", "dgx-a100", 65536, "1f1b", "auto")
+    found = rows(*TABLES)
     assert not found["1f1b"].feasible
     row = found["auto"]
     assert row.plan.startswith("DP 1 x TP 8 x PP 1")

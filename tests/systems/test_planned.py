@@ -13,6 +13,7 @@ from planner.hardware import Cluster
 from planner.plans import Plan, counterparts, dumps, leaders, loads, validate
 from planner.simulate import simulate
 from planner.systems import SystemRow, compare_systems, names, plan_system, plans_of
+from tests.systems.test_systems import compared
 
 JOB = planner.Job(global_batch=64, precision="fp32")
 HALF = planner.Job(global_batch=64, precision="fp16")
@@ -27,8 +28,7 @@ def loaded(model: str = "gnmt-8", hardware: str = "v100-pcie-4") -> tuple[Graph,
 @cache
 def planned() -> tuple[dict[str, SystemRow], dict[str, Plan], dict[str, str]]:
     """Rows, plans, and why there is none."""
-    graph, cluster = loaded()
-    found = compare_systems(planner.Pricer(graph, cluster, JOB), cluster, JOB, systems=sorted(names()))
+    found = compared("gnmt-8", "v100-pcie-4", 64, "fp32")
     return {row.system: row for row in found.rows}, *plans_of(found)
 
 
