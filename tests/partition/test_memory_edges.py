@@ -36,7 +36,6 @@ from tests.partition import (
     test_iteration,
     test_latency,
     test_layerwise,
-    test_layerwise_pipeline,
 )
 from tests.partition.checks import by_cp_sat
 from tests.partition.max_load_instances import problems as max_load_problems
@@ -159,13 +158,6 @@ def test_latency_plans(problem: Any, at: int, distance: float) -> None:
 @EXAMPLES
 @given(test_layerwise._instances(), AT, apart())
 def test_layerwise_strategies(problem: Any, at: int, distance: float) -> None:
-    agree(problem, at, distance, search_partition)
-
-
-@EXAMPLES
-@given(test_layerwise_pipeline._instances(), SCALES, AT, apart())
-def test_layerwise_pipelines(problem: Any, factor: float, at: int, distance: float) -> None:
-    problem = scaled(problem, factor, "fixed_bytes", "activation_bytes")
     agree(problem, at, distance, search_partition)
 
 

@@ -19,13 +19,13 @@ from planner.space.partition.chain_schedules import twobw as twobw
 from planner.space.partition.chain_schedules import uniform_links as uniform_links
 from planner.space.partition.iteration import IterationDecision as IterationDecision
 from planner.space.partition.iteration import IterationProblem as IterationProblem
-from planner.space.partition.iteration import LayerChoice as LayerChoice
-from planner.space.partition.iteration import LayerDecision as LayerDecision
 from planner.space.partition.iteration import MeshStage as MeshStage
 from planner.space.partition.iteration import boundary_levels as boundary_levels
 from planner.space.partition.latency import LatencyDecision as LatencyDecision
 from planner.space.partition.latency import LatencyProblem as LatencyProblem
 from planner.space.partition.latency import latency_problem as latency_problem
+from planner.space.partition.layerwise import LayerChoice as LayerChoice
+from planner.space.partition.layerwise import LayerDecision as LayerDecision
 from planner.space.partition.max_load import MaxLoadDecision as MaxLoadDecision
 from planner.space.partition.max_load import MaxLoadProblem as MaxLoadProblem
 from planner.space.partition.max_load import max_load_problem as max_load_problem
