@@ -1,9 +1,9 @@
 """Layer-wise strategies exactly, by Pareto labels along the layers.
 
 A label is a strategy of each of the first layers; it has a last strategy, memory and time. It dominates another if it
-needs no more memory and no more time, even with the costliest switch to the other's strategy. At a price p of memory, a chain DP gives the least (time + p memory) of the remaining layers,
-which bounds every label from below; a label whose bound is not below the best plan is dropped. The work depends on the
-number of labels, not on the size of the memory.
+needs no more memory and no more time, even with the costliest switch to the other's strategy. At a price p of memory, a
+chain DP gives the least (time + p memory) of the remaining layers, which bounds every label from below; a label whose
+bound is not below the best plan is dropped. The work depends on the number of labels, not on the size of the memory.
 """
 
 from __future__ import annotations
