@@ -5,17 +5,13 @@ from __future__ import annotations
 from planner.space.partition.chain import ChainDecision as ChainDecision
 from planner.space.partition.chain import ChainStages as ChainStages
 from planner.space.partition.chain import Pipeline as Pipeline
-from planner.space.partition.chain_schedules import ASYNCHRONOUS as ASYNCHRONOUS
 from planner.space.partition.chain_schedules import SYNCHRONOUS as SYNCHRONOUS
 from planner.space.partition.chain_schedules import BaPipeSchedule as BaPipeSchedule
-from planner.space.partition.chain_schedules import TwoBWSchedule as TwoBWSchedule
 from planner.space.partition.chain_schedules import bapipe as bapipe
 from planner.space.partition.chain_schedules import features_in_flight as features_in_flight
 from planner.space.partition.chain_schedules import hetpipe as hetpipe
 from planner.space.partition.chain_schedules import in_flight as in_flight
 from planner.space.partition.chain_schedules import pipeline_s as pipeline_s
-from planner.space.partition.chain_schedules import stage_kept as stage_kept
-from planner.space.partition.chain_schedules import twobw as twobw
 from planner.space.partition.chain_schedules import uniform_links as uniform_links
 from planner.space.partition.iteration import IterationDecision as IterationDecision
 from planner.space.partition.iteration import IterationProblem as IterationProblem
