@@ -95,18 +95,17 @@ def plan_recipe(
     *,
     algorithm: str = CHEAPEST,
     efficiency: float = 1.0,
-    method: str = "",
 ) -> MessagePlan:
     """One message a bucket, a leg for each step of a recipe, by one algorithm or the cheapest for each leg.
 
     A message passes each step once; the traffic is that of all micro-batches of a training step. Transfers are named
-    after `method`, or after the algorithm. O(buckets * steps + ranks * levels).
+    after the algorithm. O(buckets * steps + ranks * levels).
     """
     buckets = pack(step, bucket_bytes)
     moved: dict[tuple[str, ExchangeStep], float] = {}
     messages = []
     for bucket in buckets:
-        name_of_transfer, legs = method, []
+        name_of_transfer, legs = "", []
         for part in recipe.steps:
             payload = part.payload(bucket)
             name, seconds = priced(fabric, part, payload, algorithm, efficiency)

@@ -1,5 +1,7 @@
 """In-network all-reduce: the switches add, so a port passes the payload once each way for any number of machines.
 
+No hardware profile says whether its switches can add: whoever asks for this scheme has some that do.
+
 Devices of a machine scatter first and gather afterwards, or with `inside` their own switch adds as well. On a network
 of several levels each switch passes one sum upward (Graham et al., SHARP, COMHPC 2016).
 """
@@ -34,7 +36,6 @@ class InNetwork(Scheme):
     efficiency: float = 1.0
 
     key = "in-network"
-    assumes = "switches that add what passes them"
     facts = SchemeSummary(
         decides="buckets of 25 MB; whether machines' own switches add",
         time="2 latency a level + M/B",

@@ -46,7 +46,6 @@ class WaveSynchronous(ThroughServers):
 
     key = method = "wsp"
     recipe = through_servers(Content.WEIGHTS)
-    per_tensor = False
     facts = SchemeSummary(
         decides="clock distance D, where the servers are",
         time="between waves max(w, x, (w+x)/(D+1)), w a wave's work and x its exchange",
