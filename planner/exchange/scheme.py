@@ -199,25 +199,6 @@ class MessagePlan:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SchemeSummary:
-    """The row of a scheme in the table of schemes.
-
-    Attributes:
-        decides: what it decides, in a few words.
-        time: seconds of M bytes on n machines (or ranks) with links of B bytes/s each way.
-        traffic: bytes a machine sends, and receives.
-        source: where it was published.
-        memory: what a rank keeps.
-    """
-
-    decides: str
-    time: str
-    traffic: str
-    source: str
-    memory: str = "all of it"
-
-
 class Scheme(Protocol):
     """One way to exchange gradients and weights: a frozen dataclass of its options, registered in `SCHEMES`.
 
@@ -228,8 +209,6 @@ class Scheme(Protocol):
 
     key: ClassVar[str]
     """The name it is registered by."""
-    facts: ClassVar[SchemeSummary]
-    """Its row in the table of schemes."""
     zero: ClassVar[int | None] = None
     """The ZeRO stage by which jobs and plans choose the scheme; None where they cannot."""
 

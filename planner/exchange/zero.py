@@ -23,7 +23,7 @@ from planner.exchange import SCHEMES
 from planner.exchange.collectives import plan_recipe
 from planner.exchange.fabric import Fabric
 from planner.exchange.recipe import Content, ExchangeStep, Group, Phase, Recipe
-from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, SchemeSummary
+from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme
 from planner.exchange.types import Step
 from planner.hardware import Collective
 
@@ -56,13 +56,6 @@ class ShardedOptimizer(Sharded):
     recipe = Recipe(
         (ExchangeStep(Collective.REDUCE_SCATTER, Content.GRADIENTS), _GATHER_ONCE), optimizer=Group.REPLICAS
     )
-    facts = SchemeSummary(
-        decides="nothing",
-        time="(n-1)/n M/B to scatter, as much to gather",
-        traffic="2(n-1)/n M",
-        source="Rajbhandari et al., ZeRO, SC 2020",
-        memory="optimizer state 1/n",
-    )
 
 
 SCHEMES.register("zero1", ShardedOptimizer())
@@ -75,13 +68,6 @@ class ShardedGradients(Sharded):
     key = "zero2"
     zero = 2
     recipe = Recipe((_SCATTER, _GATHER_ONCE), gradients=Group.REPLICAS, optimizer=Group.REPLICAS)
-    facts = SchemeSummary(
-        decides="nothing",
-        time="(n-1)/n M/B to scatter each micro-batch, as much to gather once",
-        traffic="2(n-1)/n M; (m+1)(n-1)/n M for m micro-batches",
-        source="Rajbhandari et al., ZeRO, SC 2020",
-        memory="optimizer state and gradients 1/n",
-    )
 
 
 SCHEMES.register("zero2", ShardedGradients())
@@ -98,13 +84,6 @@ class ShardedWeights(Sharded):
         weights=Group.REPLICAS,
         gradients=Group.REPLICAS,
         optimizer=Group.REPLICAS,
-    )
-    facts = SchemeSummary(
-        decides="nothing; units are gathered one ahead",
-        time="(n-1)/n M/B for each of two gathers and a scatter",
-        traffic="3(n-1)/n M a micro-batch",
-        source="Rajbhandari et al., SC 2020; Zhao et al., FSDP, VLDB 2023",
-        memory="all 1/n, and the gathered units",
     )
 
 

@@ -31,7 +31,6 @@ from planner.exchange import (
     Group,
     Phase,
     Recipe,
-    SchemeSummary,
     Step,
     Variable,
     fabric_of,
@@ -69,7 +68,6 @@ class Hybrid(Sharded):
     key = "hybrid"
     zero = NUMBER
     recipe = Recipe((GATHER, AGAIN, SCATTER, ACROSS), Group.INSIDE, Group.INSIDE, Group.INSIDE)
-    facts = SchemeSummary("", "", "", "", "")
 
 
 @pytest.fixture(autouse=True, scope="module")
