@@ -30,7 +30,7 @@ def affine(fabric: Fabric, step: ExchangeStep, algorithm: str) -> tuple[float, f
     equivalent = (algorithms.ALGORITHMS[algorithm].alone if _single_level(fabric) else "") or algorithm
     measured = algorithms.ALGORITHMS[equivalent].measured
     cluster = fabric.cluster if measured else unmeasured(fabric.cluster)
-    terms = step_terms(cluster, step, fabric.ranks, fabric.concurrent)
+    terms = step_terms(cluster, step, fabric.ranks)
     for name in (MEASURED, equivalent, DIRECT):
         column = ALGORITHMS.index(name)
         if np.isfinite(terms.latency_s[column]):
@@ -49,7 +49,7 @@ def priced(
         ValueError: the ranks cannot use the algorithm.
     """
     if algorithm == CHEAPEST:
-        terms = step_terms(fabric.cluster, step, fabric.ranks, fabric.concurrent)
+        terms = step_terms(fabric.cluster, step, fabric.ranks)
         name = terms.algorithm(payload_bytes)
         return (next(iter(algorithms.ALGORITHMS)) if name == MEASURED else name), float(terms.seconds(payload_bytes))
     costs = affine(fabric, step, algorithm)

@@ -114,7 +114,7 @@ def _scatter(fabric: Fabric, positions: np.ndarray, levels: list[int]) -> tuple[
     """The ports that a reduce-scatter among some ranks keeps busy, and its cost."""
     ports = np.unique(fabric.rank_ports[np.ix_(np.asarray(levels, dtype=np.int64), positions)])
     ranks = [fabric.ranks[i] for i in positions]
-    terms = collective_terms(fabric.cluster, Collective.REDUCE_SCATTER, ranks, fabric.concurrent)
+    terms = collective_terms(fabric.cluster, Collective.REDUCE_SCATTER, ranks)
     return np.concatenate([ports, ports + len(fabric.ports)]), terms
 
 
