@@ -47,7 +47,7 @@ def algorithm_rows() -> str:
 
 
 def _schedules(text: str) -> str:
-    return with_table(with_table(text, schedule_rows()), measured_rows())
+    return with_table(with_table(text, schedule_rows(text)), measured_rows())
 
 
 def rule_rows() -> str:
