@@ -18,7 +18,6 @@ from benchmarks.backends_page import with_backends
 from benchmarks.formulas_page import formulas_page
 from benchmarks.schedules_page import measured_rows, schedule_rows
 from benchmarks.systems_page import with_outputs, with_sections
-from planner.exchange import SCHEMES
 from planner.hardware.algorithms import ALGORITHMS
 from planner.plans import RULES, plan_schema
 
@@ -38,15 +37,6 @@ def with_table(text: str, table: str) -> str:
     return before + table.rstrip() + (rest[end:] if end >= 0 else "\n")
 
 
-def scheme_rows() -> str:
-    """What each exchange scheme decides, its time, bytes and memory, and where it was published."""
-    facts = ((name, scheme.facts) for name, scheme in SCHEMES.items())
-    rows = [f"| `{name}` | {f.decides} | {f.time} | {f.traffic} | {f.memory} | {f.source} |" for name, f in facts]
-    return (
-        "\n".join(["| scheme | decides | time | bytes | memory of a rank | source |", "|---" * 6 + "|", *rows]) + "\n"
-    )
-
-
 def algorithm_rows() -> str:
     """What each algorithm of collectives does, as the first line of its function says it."""
     rows = [
@@ -57,7 +47,7 @@ def algorithm_rows() -> str:
 
 
 def _schedules(text: str) -> str:
-    return with_table(with_table(text, schedule_rows()), measured_rows())
+    return with_table(with_table(text, schedule_rows(text)), measured_rows())
 
 
 def rule_rows() -> str:
@@ -69,7 +59,6 @@ def rule_rows() -> str:
 PAGES: dict[str, Callable[[str], str]] = {
     "backends.md": with_backends,
     "diff.md": lambda text: with_table(text, rule_rows()),
-    "exchange.md": lambda text: with_table(text, scheme_rows()),
     "formulas.md": lambda _: formulas_page(),
     "hardware.md": lambda text: with_table(text, algorithm_rows()),
     "plan.schema.json": lambda _: json.dumps(plan_schema(), indent=1, ensure_ascii=False) + "\n",

@@ -16,22 +16,23 @@ VARIANTS = (
 """Options that have a row of their own in the measured table."""
 
 
-def schedule_rows() -> str:
-    """What each schedule decides, its idle time, memory, versions, staleness, and where it was published."""
-    rows = [
-        "| name | decides; options | idle time | keeps | versions | staleness | source |",
-        "|---|---|---|---|---|---|---|",
-    ]
+HEADER = "| name | decides; options | idle time | keeps | versions | staleness | source |"
+
+
+def schedule_rows(page: str) -> str:
+    """The table of schedules: idle time, what is kept, versions and staleness as each says them, and its publication.
+
+    What stands in the second column, and after a semicolon in the others, is written by hand and left as it is.
+    """
+    table = page.partition(HEADER)[2].partition("\n\n")[0]
+    cells_of = {line.split("`")[1]: line.strip("| ").split(" | ") for line in table.splitlines() if "`" in line[:4]}
+    rows = [HEADER, "|---|---|---|---|---|---|---|"]
     for name, schedule in SCHEDULES.items():
-        f = schedule.facts
-        noted = (
-            (idle_cell(schedule), f.idle_note),
-            (kept_cell(schedule), f.kept_note),
-            (printed(f.versions), ""),
-            (printed(f.staleness), f.staleness_note),
-        )
-        cells = (f"`{name}`", f.decides, *("; ".join(filter(None, pair)) for pair in noted), f.source)
-        rows.append(f"| {' | '.join(cells)} |")
+        f, written = schedule.facts, cells_of.get(name, [""] * 7)
+        said = (idle_cell(schedule), kept_cell(schedule), printed(f.versions), printed(f.staleness))
+        notes = (cell.partition("; ")[2] for cell in written[2:6])
+        cells = ("; ".join(filter(None, pair)) for pair in zip(said, notes, strict=True))
+        rows.append(f"| {' | '.join((f'`{name}`', written[1], *cells, f.source))} |")
     return "\n".join(rows) + "\n"
 
 

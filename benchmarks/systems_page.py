@@ -1,7 +1,7 @@
-"""docs/systems.md: paragraphs that come from the data of each system, and what the commands of the page print.
+"""docs/systems.md: what a backend must know of each system, and what the commands of the page print.
 
-In each system's section the paragraphs **Decides.**, **A backend must know.** and **Decided here.** come from the
-system's data; a system without a section gets one, in the order of names. Under a `$ shardplan` line stands what that
+In each system's section the paragraph **A backend must know.** comes from the system's data; a system without a section
+gets one, in the order of names. Under a `$ shardplan` line stands what that
 command prints (without the meaning of the columns, which stands once at the top). The other paragraphs are written
 by hand and left alone.
 """
@@ -36,22 +36,8 @@ def command_output(line: str) -> str:
 
 def generated(system: System) -> dict[str, str]:
     """The paragraphs of a section that say what the system's data says."""
-    semantics = "Synchronous" if system.semantics.value == "sync" else "Asynchronous"
-    schedules = ", ".join(f"`{name}`" for name in system.schedules) or ("none" if system.limits else "as allowed")
-    usual = "as layouts need" if system.layouts else "all-reduce of each stage"
-    exchange = f"`{system.exchange}`" if system.exchange else usual
-    decides = (
-        f"{system.chooses}. Cut: {system.cut}. Sharding: {system.sharding}. Schedule: {schedules}; "
-        f"exchange: {exchange}. {semantics}; staleness: {system.staleness}. Source: {system.source}."
-    )
     backend = "; ".join(f"{topic.replace('_', ' ')}: {text}" for topic, text in system.backend.items())
-    options = "; ".join(f"`{system.key}:{name}={value or '...'}`" for name, value in system.tunable.items())
-    here = "; ".join(system.open) + "." if system.open else "nothing was left open."
-    return {
-        "Decides.": decides,
-        "A backend must know.": backend + ".",
-        "Decided here.": here + (f" Options, with their usual values: {options}." if options else ""),
-    }
+    return {"A backend must know.": backend + "."}
 
 
 def examples(text: str) -> Iterator[tuple[str, str]]:

@@ -40,8 +40,7 @@ def synthetic_layerwise_problem(
     switch = 0.002 * ratio
     least = float(memory.min(axis=1).sum())
     fastest = float(memory[np.arange(layers), time_s.argmin(axis=1)].sum())
-    names = tuple(entry[3] for entry in table)
-    return LayerChoice(time_s, memory, switch, least + fraction * (fastest - least), strategy_names=names)
+    return LayerChoice(time_s, memory, switch, least + fraction * (fastest - least))
 
 
 def _strategies() -> list[tuple[float, float, int, str]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from planner.exchange import SCHEMES
 from planner.exchange.collectives import affine, plan_recipe
 from planner.exchange.fabric import Fabric
-from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, SchemeSummary
+from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme
 from planner.exchange.types import Step
 
 
@@ -43,12 +43,6 @@ class Ring(OneAlgorithm):
     """One ring over all ranks."""
 
     key = "ring"
-    facts = SchemeSummary(
-        decides="buckets of 25 MB in order of arrival",
-        time="2(n-1) latency + 2(n-1)/n M/B",
-        traffic="2(n-1)/n M",
-        source="Patarasuk and Yuan, JPDC 2009",
-    )
 
 
 SCHEMES.register("ring", Ring())
@@ -59,12 +53,6 @@ class Tree(OneAlgorithm):
     """Two binary trees over all ranks, along the levels of the topology."""
 
     key = "tree"
-    facts = SchemeSummary(
-        decides="buckets of 25 MB in order of arrival",
-        time="2 log2(n) latency + 2 M/B",
-        traffic="at most 2 M",
-        source="Sanders, Speck and Traeff, Parallel Computing 2009",
-    )
 
 
 SCHEMES.register("tree", Tree())
@@ -75,12 +63,6 @@ class Hierarchical(OneAlgorithm):
     """A ring on each level of the topology."""
 
     key = "hierarchical"
-    facts = SchemeSummary(
-        decides="buckets of 25 MB in order of arrival; levels of the topology",
-        time="2(g-1) latency + 2(g-1)/g M/B inside, then 2(m-1) latency + 2(m-1)/m M/B across",
-        traffic="2(m-1)/m M a machine, 2(g-1)/g M a device inside",
-        source="Jia et al., 2018 (arXiv 1807.11205)",
-    )
 
     def supports(self, fabric: Fabric) -> str:
         """Requires the same number of ranks in every machine."""
@@ -104,12 +86,6 @@ class AllReduce(Scheme):
 
     key = "all-reduce"
     zero = 0
-    facts = SchemeSummary(
-        decides="buckets of 25 MB; ring, tree or hierarchical for each",
-        time="the least of the three",
-        traffic="2(n-1)/n M to 2 M",
-        source="Li et al., PyTorch Distributed, VLDB 2020",
-    )
 
     def plan_messages(self, fabric: Fabric, step: Step) -> MessagePlan:
         """One message a bucket; O(variables + ranks * levels)."""

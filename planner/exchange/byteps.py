@@ -14,7 +14,7 @@ from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Servers
 from planner.exchange.formulas import byteps_shares
-from planner.exchange.scheme import SchemeSummary, pack
+from planner.exchange.scheme import pack
 from planner.exchange.servers import SUMMED_ON_SERVERS, Inside, PushPull, ThroughServers, Transport
 from planner.exchange.types import Step
 
@@ -41,12 +41,6 @@ class BytePS(ThroughServers):
 
     key = method = "byteps"
     recipe = SUMMED_ON_SERVERS
-    facts = SchemeSummary(
-        decides="shares of the CPU and GPU machines; how a machine sums inside",
-        time="2n(n-1)/(n^2+kn-2k) M/B",
-        traffic="2n(n-1)/(n^2+kn-2k) M, every machine",
-        source="Jiang et al., OSDI 2020",
-    )
 
     def added_servers(self, machines: int) -> Servers:
         """As many as `cpu_machines` says."""

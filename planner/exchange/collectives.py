@@ -30,7 +30,7 @@ def affine(fabric: Fabric, step: ExchangeStep, algorithm: str) -> tuple[float, f
     equivalent = (algorithms.ALGORITHMS[algorithm].alone if _single_level(fabric) else "") or algorithm
     measured = algorithms.ALGORITHMS[equivalent].measured
     cluster = fabric.cluster if measured else unmeasured(fabric.cluster)
-    terms = step_terms(cluster, step, fabric.ranks, fabric.concurrent)
+    terms = step_terms(cluster, step, fabric.ranks)
     for name in (MEASURED, equivalent, DIRECT):
         column = ALGORITHMS.index(name)
         if np.isfinite(terms.latency_s[column]):
@@ -49,7 +49,7 @@ def priced(
         ValueError: the ranks cannot use the algorithm.
     """
     if algorithm == CHEAPEST:
-        terms = step_terms(fabric.cluster, step, fabric.ranks, fabric.concurrent)
+        terms = step_terms(fabric.cluster, step, fabric.ranks)
         name = terms.algorithm(payload_bytes)
         return (next(iter(algorithms.ALGORITHMS)) if name == MEASURED else name), float(terms.seconds(payload_bytes))
     costs = affine(fabric, step, algorithm)
@@ -95,18 +95,17 @@ def plan_recipe(
     *,
     algorithm: str = CHEAPEST,
     efficiency: float = 1.0,
-    method: str = "",
 ) -> MessagePlan:
     """One message a bucket, a leg for each step of a recipe, by one algorithm or the cheapest for each leg.
 
     A message passes each step once; the traffic is that of all micro-batches of a training step. Transfers are named
-    after `method`, or after the algorithm. O(buckets * steps + ranks * levels).
+    after the algorithm. O(buckets * steps + ranks * levels).
     """
     buckets = pack(step, bucket_bytes)
     moved: dict[tuple[str, ExchangeStep], float] = {}
     messages = []
     for bucket in buckets:
-        name_of_transfer, legs = method, []
+        name_of_transfer, legs = "", []
         for part in recipe.steps:
             payload = part.payload(bucket)
             name, seconds = priced(fabric, part, payload, algorithm, efficiency)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import HardwareError, JobError
-from planner.hardware import Cluster, Level
+from planner.hardware import Cluster
 from planner.hardware.tiers import child_sizes
 
 HOST_SUM_BYTE_PER_S = 40e9
@@ -27,21 +27,19 @@ HOST_SUM_BYTE_PER_S = 40e9
 class Servers:
     """Machines without accelerators that take part in the exchange, on the level that joins the group.
 
+    Their network ports are as fast as the slowest of the group's machines.
+
     Attributes:
         count: number of servers.
-        byte_per_s: achievable bandwidth of a server's network port, each direction; None for that of a machine of the
-            group.
         sum_byte_per_s: rate at which a server sums what it receives.
     """
 
     count: int
-    byte_per_s: float | None = None
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
     def __post_init__(self) -> None:
-        rates = (self.sum_byte_per_s, 1.0 if self.byte_per_s is None else self.byte_per_s)
-        if self.count < 0 or not all(rate > 0 for rate in rates):
-            raise JobError("servers need a count of 0 or more and rates above 0", hint="give rates in bytes a second")
+        if self.count < 0 or not self.sum_byte_per_s > 0:
+            raise JobError("servers need a count of 0 or more and a rate above 0", hint="give it in bytes a second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,6 @@ class Fabric:
         cluster: where the ranks are.
         ranks: the group, ascending.
         servers: machines without accelerators that take part.
-        concurrent: groups of this shape that exchange at the same time through the same ports.
 
     Endpoints are the machines of the group, then the servers, numbered in this order.
     """
@@ -79,7 +76,6 @@ class Fabric:
     cluster: Cluster
     ranks: tuple[int, ...]
     servers: Servers = Servers(0)
-    concurrent: int = 1
 
     def __post_init__(self) -> None:
         if not self.ranks or list(self.ranks) != sorted(set(self.ranks)):
@@ -89,8 +85,6 @@ class Fabric:
                 f"ranks {self.ranks[0]}..{self.ranks[-1]} are not all in a cluster of {self.cluster.device_count}",
                 hint="use ranks of the cluster, or more nodes",
             )
-        if self.concurrent < 1:
-            raise JobError(f"{self.concurrent} concurrent groups", hint="use at least 1")
         if self.servers.count and not self._network_levels():
             raise HardwareError(
                 f"{self.cluster.name} has no network for servers to be on", hint="give it more nodes, or no servers"
@@ -147,23 +141,16 @@ class Fabric:
             level, size = self.cluster.levels[i], self.child_size(i)
             children, counts = np.unique(np.asarray(self.ranks) // size, return_counts=True)
             width = max(1, int(np.unique(children // level.size, return_counts=True)[1].max()))
+            rate, network = level.device_rate(width), not self.inside(i)
             ports += [
-                LinkPort(i, int(child), int(held), self._rate(level, size, int(held), width), not self.inside(i))
+                LinkPort(i, int(child), int(held), level.efficiency * min(level.byte_per_s, int(held) * rate), network)
                 for child, held in zip(children, counts, strict=True)
             ]
-        server_rate = self.servers.byte_per_s
-        if self.servers.count and server_rate is None:
+        if self.servers.count:
             first = self._network_levels()[0]
-            server_rate = min(port.byte_per_s for port in ports if port.level == first)
-        return (
-            *ports,
-            *(LinkPort(self.top, -1 - s, 0, float(server_rate or 0.0), True) for s in range(self.servers.count)),
-        )
-
-    def _rate(self, level: Level, child: int, held: int, width: int) -> float:
-        """Bandwidth of a child with `held` ranks into a level, after the share of sibling groups."""
-        siblings = max(1, min(self.concurrent, child // held))
-        return level.efficiency * min(level.byte_per_s / siblings, held * level.device_rate(width))
+            slowest = min(port.byte_per_s for port in ports if port.level == first)
+            ports += [LinkPort(self.top, -1 - s, 0, slowest, True) for s in range(self.servers.count)]
+        return tuple(ports)
 
     @functools.cached_property
     def rank_ports(self) -> np.ndarray:

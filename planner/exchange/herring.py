@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric
-from planner.exchange.scheme import MEGABYTE, MessagePlan, SchemeSummary, fuse
+from planner.exchange.scheme import MEGABYTE, MessagePlan, fuse
 from planner.exchange.servers import SUMMED_ON_SERVERS, PushPull, ThroughServers, even
 from planner.exchange.types import Step
 
@@ -35,12 +35,6 @@ class Herring(ThroughServers):
 
     key = method = "herring"
     recipe = SUMMED_ON_SERVERS
-    facts = SchemeSummary(
-        decides="fusion buffers of 25 MB, an equal shard of each on every machine",
-        time="2(n-1)/n M/(eta B), eta the transport's efficiency",
-        traffic="2(n-1)/n M",
-        source="Thangakrishnan et al., SC 2020",
-    )
 
     def pushes(self, fabric: Fabric, step: Step) -> list[PushPull]:
         """One message a buffer."""

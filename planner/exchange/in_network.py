@@ -1,5 +1,7 @@
 """In-network all-reduce: the switches add, so a port passes the payload once each way for any number of machines.
 
+No hardware profile says whether its switches can add: whoever asks for this scheme has some that do.
+
 Devices of a machine scatter first and gather afterwards, or with `inside` their own switch adds as well. On a network
 of several levels each switch passes one sum upward (Graham et al., SHARP, COMHPC 2016).
 """
@@ -12,7 +14,7 @@ import numpy as np
 
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import Fabric, Traffic, nothing
-from planner.exchange.scheme import MEGABYTE, Bucket, Leg, Message, MessagePlan, Scheme, SchemeSummary, dense_note, pack
+from planner.exchange.scheme import MEGABYTE, Bucket, Leg, Message, MessagePlan, Scheme, dense_note, pack
 from planner.exchange.servers import Inside, MachineSum, machine_sum
 from planner.exchange.types import Step
 
@@ -34,13 +36,6 @@ class InNetwork(Scheme):
     efficiency: float = 1.0
 
     key = "in-network"
-    assumes = "switches that add what passes them"
-    facts = SchemeSummary(
-        decides="buckets of 25 MB; whether machines' own switches add",
-        time="2 latency a level + M/B",
-        traffic="M",
-        source="Graham et al., SHARP, COMHPC 2016",
-    )
 
     def supports(self, fabric: Fabric) -> str:
         """Requires a switch on every level that is crossed; a mesh has none."""

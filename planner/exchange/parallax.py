@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from planner.exchange import SCHEMES
 from planner.exchange.collectives import plan_recipe
 from planner.exchange.fabric import Fabric
-from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, SchemeSummary, merge
+from planner.exchange.scheme import MEGABYTE, MessagePlan, Scheme, merge
 from planner.exchange.servers import (
     UPDATED_ON_SERVERS,
     PushPull,
@@ -46,13 +46,6 @@ class Parallax(Scheme):
 
     key = "parallax"
     sparse_recipe = UPDATED_ON_SERVERS
-    facts = SchemeSummary(
-        decides="servers for sparse variables, all-reduce for dense ones; partitions of a sparse variable",
-        time="all-reduce of the dense bytes, then 2(n-1)/n alpha M/B of the sparse ones",
-        traffic="2(n-1)/n M dense, 2(n-1)/n alpha M sparse when evenly placed",
-        source="Kim et al., EuroSys 2019",
-        memory="dense variables and the rows looked up; sparse variables and their state on the servers",
-    )
 
     def by_servers(self, step: Step) -> tuple[str, ...]:
         """Names of the variables that go through servers."""

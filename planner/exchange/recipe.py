@@ -127,15 +127,12 @@ class Recipe:
         gradients: the group over which gradients are sharded while they accumulate; the gradients of one unit are
             complete on a rank before they are scattered.
         optimizer: the group over which the optimizer state and its update are sharded.
-        gathered_units: number of units whose weights are gathered at a time, where weights are sharded: the one at work
-            and those gathered ahead of it; 0 where all stay gathered.
     """
 
     steps: tuple[ExchangeStep, ...]
     weights: RankGroup | None = None
     gradients: RankGroup | None = None
     optimizer: RankGroup | None = None
-    gathered_units: int = 2
 
     @property
     def held(self) -> tuple[RankGroup | None, RankGroup | None, RankGroup | None]:
@@ -155,6 +152,9 @@ class Recipe:
 SUMMED = Recipe((ExchangeStep(Collective.ALL_REDUCE, Content.GRADIENTS),))
 """One all-reduce of the gradients an iteration."""
 
+
+GATHERED_UNITS = 2
+"""Units whose weights are gathered at a time, where weights are sharded: the one at work and the next."""
 
 Count = TypeVar("Count", float, np.ndarray)
 
@@ -332,14 +332,12 @@ class ModelStateBytes:
 
     Attributes:
         weights, gradients, optimizer: state between the passes.
-        gathered: weights that stay gathered.
         transient: gathered weights and unscattered gradients of the units at work.
     """
 
     weights: float | np.ndarray
     gradients: float | np.ndarray
     optimizer: float | np.ndarray
-    gathered: float | np.ndarray
     transient: float | np.ndarray
 
 
@@ -369,13 +367,10 @@ def kept_bytes(
     weights, gradients = parts(recipe.weights), parts(recipe.gradients)
     gathered_bytes = sizes.weight_bytes + copy_bytes
     transient = largest * sizes.gradient_bytes * (np.asarray(gradients) > 1)
-    if recipe.gathered_units:
-        transient = transient + recipe.gathered_units * largest * gathered_bytes * (np.asarray(weights) > 1)
-    stays = 0 if recipe.gathered_units else elements * gathered_bytes * (np.asarray(weights) > 1)
+    transient = transient + GATHERED_UNITS * largest * gathered_bytes * (np.asarray(weights) > 1)
     return ModelStateBytes(
         weights=elements * (sizes.weight_bytes / weights + copy_bytes * (np.asarray(weights) == 1)),
         gradients=elements * (sizes.gradient_bytes / gradients + spare_bytes),
         optimizer=elements * state_bytes / parts(recipe.optimizer),
-        gathered=stays,
         transient=transient,
     )

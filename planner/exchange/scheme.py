@@ -176,7 +176,7 @@ MEGABYTE = 1e6
 POSITIVE_OPTIONS = ("efficiency", "sum_byte_per_s", "partition_bytes")
 """Options that must be above 0 in every scheme that has them."""
 
-COUNT_OPTIONS = ("clock_distance", "prefetch", "partitions")
+COUNT_OPTIONS = ("clock_distance", "partitions")
 """Options that must not be negative in any scheme that has them."""
 
 
@@ -199,25 +199,6 @@ class MessagePlan:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SchemeSummary:
-    """The row of a scheme in the table of schemes.
-
-    Attributes:
-        decides: what it decides, in a few words.
-        time: seconds of M bytes on n machines (or ranks) with links of B bytes/s each way.
-        traffic: bytes a machine sends, and receives.
-        source: where it was published.
-        memory: what a rank keeps.
-    """
-
-    decides: str
-    time: str
-    traffic: str
-    source: str
-    memory: str = "all of it"
-
-
 class Scheme(Protocol):
     """One way to exchange gradients and weights: a frozen dataclass of its options, registered in `SCHEMES`.
 
@@ -228,14 +209,8 @@ class Scheme(Protocol):
 
     key: ClassVar[str]
     """The name it is registered by."""
-    facts: ClassVar[SchemeSummary]
-    """Its row in the table of schemes."""
     zero: ClassVar[int | None] = None
     """The ZeRO stage by which jobs and plans choose the scheme; None where they cannot."""
-    per_tensor: ClassVar[bool] = True
-    """Whether some variables can travel by this scheme and others by another."""
-    assumes: ClassVar[str] = ""
-    """Hardware features that the scheme requires and no profile states; empty for none."""
 
     @property
     def name(self) -> str:
@@ -304,23 +279,10 @@ def scheduled(scheme: Scheme, step: Step, plan: MessagePlan) -> Exchange:
     transfers = play(plan.messages, ports)
     at_once = play([dataclasses.replace(m, ready_s=0.0) for m in plan.messages], ports)
     end_s = max((t.end_s for t in transfers), default=0.0)
-    seconds = max((t.end_s for t in at_once), default=0.0)
-    return exchange_of(scheme, step, plan, seconds, end_s - step.backward_s, transfers)
-
-
-def exchange_of(
-    scheme: Scheme,
-    step: Step,
-    plan: MessagePlan,
-    seconds: float,
-    exposed_s: float,
-    transfers: tuple[Transfer, ...] = (),
-) -> Exchange:
-    """The exchange of a message plan whose times are known; negative exposed time counts as 0."""
     return Exchange(
         scheme=scheme.name,
-        seconds=seconds,
-        exposed_s=max(0.0, exposed_s),
+        seconds=max((t.end_s for t in at_once), default=0.0),
+        exposed_s=max(0.0, end_s - step.backward_s),
         traffic=plan.traffic,
         memory=scheme.memory(plan.traffic.fabric, step),
         staleness=scheme.staleness(step),

@@ -27,7 +27,7 @@ from planner.errors import UsageError
 from planner.exchange import SCHEMES
 from planner.exchange.fabric import HOST_SUM_BYTE_PER_S, Fabric, Traffic, nothing, push_traffic, rank_traffic
 from planner.exchange.recipe import Content, ElementBytes, ExchangeStep, Group, Recipe
-from planner.exchange.scheme import Bucket, Leg, Message, MessagePlan, Scheme, SchemeSummary, dense_note
+from planner.exchange.scheme import Bucket, Leg, Message, MessagePlan, Scheme, dense_note
 from planner.exchange.types import MemoryFactors, Step
 from planner.hardware import Collective, Terms, collective_terms, moved_bytes
 
@@ -114,7 +114,7 @@ def _scatter(fabric: Fabric, positions: np.ndarray, levels: list[int]) -> tuple[
     """The ports that a reduce-scatter among some ranks keeps busy, and its cost."""
     ports = np.unique(fabric.rank_ports[np.ix_(np.asarray(levels, dtype=np.int64), positions)])
     ranks = [fabric.ranks[i] for i in positions]
-    terms = collective_terms(fabric.cluster, Collective.REDUCE_SCATTER, ranks, fabric.concurrent)
+    terms = collective_terms(fabric.cluster, Collective.REDUCE_SCATTER, ranks)
     return np.concatenate([ports, ports + len(fabric.ports)]), terms
 
 
@@ -396,13 +396,6 @@ class ColocatedServers(ParameterServers):
     sum_byte_per_s: float = HOST_SUM_BYTE_PER_S
 
     key = "ps-colocated"
-    facts = SchemeSummary(
-        decides="a server for each variable, or equal shards",
-        time="2(n-1)/n M/B with equal shards; (n-1) times the fullest server's bytes with whole variables",
-        traffic="2(n-1)/n M with equal shards",
-        source="Li et al., OSDI 2014",
-        memory="weights and gradients; optimizer state on the servers",
-    )
 
 
 SCHEMES.register("ps-colocated", ColocatedServers())
@@ -413,13 +406,6 @@ class SeparateServers(ParameterServers):
     """The servers of the fabric hold the weights."""
 
     key = "ps-separate"
-    facts = SchemeSummary(
-        decides="a server for each variable, or equal shards",
-        time="max(M/B, n/k M/B) for k servers",
-        traffic="M a worker, n/k M a server",
-        source="Li et al., OSDI 2014; bound: Jiang et al., OSDI 2020",
-        memory="weights and gradients; optimizer state on the servers",
-    )
 
     def supports(self, fabric: Fabric) -> str:
         """Requires a fabric with servers."""

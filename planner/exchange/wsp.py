@@ -16,7 +16,7 @@ from planner.exchange import SCHEMES
 from planner.exchange.fabric import Fabric, Servers
 from planner.exchange.formulas import wsp_period_s, wsp_staleness
 from planner.exchange.recipe import Content
-from planner.exchange.scheme import MessagePlan, Scheme, SchemeSummary
+from planner.exchange.scheme import MessagePlan, Scheme
 from planner.exchange.servers import PushPull, ServerPlacement, ThroughServers, place_variables, through_servers
 from planner.exchange.types import Exchange, Staleness, Step
 
@@ -46,14 +46,6 @@ class WaveSynchronous(ThroughServers):
 
     key = method = "wsp"
     recipe = through_servers(Content.WEIGHTS)
-    per_tensor = False
-    facts = SchemeSummary(
-        decides="clock distance D, where the servers are",
-        time="between waves max(w, x, (w+x)/(D+1)), w a wave's work and x its exchange",
-        traffic="2(n-1)/n M a wave",
-        source="Park et al., HetPipe, USENIX ATC 2020",
-        memory="all of it; a copy of the weights on the servers",
-    )
 
     def staleness(self, step: Step) -> Staleness:
         """Updates that weights lack, in mini-batches: of the virtual worker itself, and of all workers."""

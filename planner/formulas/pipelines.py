@@ -18,7 +18,6 @@ from planner.exchange.formulas import all_reduce_bytes
 from planner.registry import chosen
 from planner.schedules import ActivationUnit, Pipeline, Schedule, evaluate, get, names, printed
 from planner.solvers.partition.cluster_chains import equal_shares, paired_types
-from planner.space.partition import TwoBWSchedule, stage_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,11 +337,12 @@ def pipedream_2bw_stage_bytes(
     50.0
     """
     whole(stages=stages)
-    order = chosen("schedule", schedule, {s.value: s for s in TwoBWSchedule})
-    if order is TwoBWSchedule.GPIPE:
+    versions = chosen("schedule", schedule, {"2bw": 2, "dream": stages, "flush": 1, "gpipe": 1})
+    if schedule == "gpipe":
         whole(micro_batches=micro_batches or 0)
-    kept = stage_kept(order, stages, order.in_flight(stages, micro_batches or stages), recompute=recompute)
-    return kept.bytes(weight_bytes / stages, activation_bytes / stages, input_bytes)
+    count = micro_batches or stages if schedule == "gpipe" else stages
+    kept_bytes = activation_bytes / stages + count * input_bytes if recompute else count * activation_bytes / stages
+    return versions * weight_bytes / stages + kept_bytes
 
 
 def pipemare_throughput(stages: int, micro_batches: int, synchronous_share: float) -> float:

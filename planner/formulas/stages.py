@@ -36,7 +36,7 @@ _BAPIPE = {
     "fbp": BaPipeSchedule.FBP_AS,
     "sno": BaPipeSchedule.SNO,
     "so": BaPipeSchedule.SO,
-    **{s.value: s for s in BaPipeSchedule if s is not BaPipeSchedule.DATA_PARALLEL},
+    **{s.value: s for s in BaPipeSchedule},
 }
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from planner.registry import Registry
 from planner.schedules.compiling import compile_orders as compile_orders
 from planner.schedules.custom_orders import custom_schedule as custom_schedule
-from planner.schedules.orders import with_transfers as with_transfers
 from planner.schedules.orders_file import parse_action as parse_action
 from planner.schedules.orders_file import read_orders as read_orders
 from planner.schedules.program import peak_versions as peak_versions

@@ -167,10 +167,8 @@ class Gems(BidirectionalSchedule):
 
     key = "gems"
     facts = Facts(
-        decides="two directions, one micro-batch at a time",
         source="Jain et al., SC 2020",
         kept="1",
-        kept_note="with 2 stages' weights",
         idle="(p-m)*(F+B)+(m-1)*max(p*F+B, F+p*B)",
     )
 
@@ -232,11 +230,9 @@ class Chimera(BidirectionalSchedule):
 
     key = "chimera"
     facts = Facts(
-        decides="2f pipelines in two directions; pairs, over, eager",
         source="Li and Hoefler, SC 2021",
         kept="2*p if doubled or halved else p-p/(2*pairs)+1+min(i % (p/pairs), p/pairs-1-i % (p/pairs))",
         kept_bound=True,
-        kept_note="for m >= p, with 2 pairs stages' weights",
         idle="(p-2)*B/2 if halved else (p-2)*B if doubled else "
         "(p-m)*(F+B)+2*(ceil(m/(2*pairs))-1)*B if m < p else max(p/pairs-2, 0)*(B+(ceil(m/p)-1)*max(B-F, 0))",
         idle_holds="B == 2*F and m % (2*p if doubled else p) == 0 and pairs < 2 if doubled or halved else "

@@ -62,7 +62,6 @@ class Interleaved(ChunkedSchedule):
 
     key = "interleaved"
     facts = Facts(
-        decides="1F1B over v chunks a worker; chunks, group",
         source="Narayanan et al., SC 2021",
         kept="min(m*chunks, 2*(p-i-1)+(chunks-1)*min(max(group, p), m)+1)",
     )
@@ -140,7 +139,6 @@ class Hanayo(ChunkedSchedule):
 
     key = "hanayo"
     facts = Facts(
-        decides="zigzag over the workers in W waves; waves",
         source="Liu et al., SC 2023",
         kept="2*waves*p",
         kept_bound=True,
@@ -189,7 +187,6 @@ class Seq1F1B(StagePerWorkerSchedule, ReplicatedSchedule):
     key = "seq1f1b"
     activation_unit = ActivationUnit.SUB_SEQUENCE
     facts = Facts(
-        decides="1F1B over k sub-sequences of a micro-batch; splits",
         source="Sun et al., 2024",
         kept="min(m*splits, p-1-i+splits)",
         idle="(p-1)*(F+B)/splits",

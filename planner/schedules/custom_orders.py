@@ -47,7 +47,7 @@ class CustomOrders(Schedule):
     weights: WeightPolicy
 
     key = "custom"
-    facts = Facts(decides="its own orders", source="the user", kept="0", kept_bound=True, idle="0")
+    facts = Facts(source="the user", kept="0", kept_bound=True, idle="0")
 
     @property
     def name(self) -> str:

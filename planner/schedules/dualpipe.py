@@ -69,13 +69,10 @@ class DualPipe(BidirectionalSchedule):
     key = "dualpipe"
     split_backward = True
     facts = Facts(
-        decides="two directions, forward and backward as overlapped pairs",
         source="DeepSeek-AI, 2024",
         kept="p+1",
-        kept_note="with 2 stages' weights",
         idle="(p/2-1)*(F+B+B-3*W)",
         idle_holds="W <= F and B-W == F",
-        idle_note="with the time of a pair for F+B where pairs overlap",
     )
 
     def refuses(self, pipeline: Pipeline) -> str:
@@ -117,12 +114,10 @@ class DualPipeV(ChunkedSchedule):
     key = "dualpipe-v"
     split_backward = True
     facts = Facts(
-        decides="V of two chunks a worker, forward and backward as overlapped pairs",
         source="Sea AI Lab and DeepSeek-AI, 2025",
         kept="2*p+1",
         idle="(p-1)*(F+2*B-3*W)",
         idle_holds="W <= F and B-W == F",
-        idle_note="with the time of a pair for F+B where pairs overlap",
     )
 
     chunks_per_worker = 2

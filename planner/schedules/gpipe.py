@@ -37,10 +37,8 @@ class GPipe(StagePerWorkerSchedule):
     key = "gpipe"
     closed_form = True
     facts = Facts(
-        decides="all forwards, then all backwards; recompute, early",
         source="Huang et al., NeurIPS 2019",
         kept="m",
-        kept_note="their inputs and one whole with recompute",
     )
 
     def supports(self, pipeline: Pipeline) -> str:

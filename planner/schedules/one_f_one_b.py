@@ -108,7 +108,6 @@ class OneFOneB(OneForwardOneBackward):
     key = "1f1b"
     closed_form = True
     facts = Facts(
-        decides="one forward, one backward; flush",
         source="Narayanan et al., SOSP 2019 and ICML 2021",
         kept="min(m, p-i)",
     )
@@ -158,10 +157,8 @@ class Dapple(OneFOneB):
     closed_form = False
     warm_up_per_stage = 2
     facts = Facts(
-        decides="backwards as early as possible; policy_of, most",
         source="Fan et al., PPoPP 2021",
         kept="min(m, p-i, most or p)",
-        kept_note="2(p-i)-1 by policy b",
         idle_holds="(most or p) >= p",
     )
 
@@ -196,7 +193,6 @@ class BaPipeAs(OneForwardOneBackward):
 
     key = "bapipe-as"
     facts = Facts(
-        decides="1F1B, transfers streamed into the computation",
         source="Zhao et al., 2020 (BaPipe)",
         kept="min(m, p-i)",
     )
@@ -208,10 +204,8 @@ class BaPipeSno(OneForwardOneBackward):
 
     key = "bapipe-sno"
     facts = Facts(
-        decides="1F1B, transfers not overlapped",
         source="Zhao et al., 2020 (BaPipe)",
         kept="min(m, p-i)",
-        idle_note="and (p+m-2-ceil((m-1)/p)) 2SR of transfers",
     )
 
 
@@ -225,10 +219,8 @@ class BaPipeSo(OneForwardOneBackward):
     key = "bapipe-so"
     warm_up_per_stage = 2
     facts = Facts(
-        decides="1F1B with a double warm-up, transfers overlapped",
         source="Zhao et al., 2020 (BaPipe)",
         kept="min(m, 2*(p-i)-1)",
-        idle_note="and (p-1) 2SR of transfers",
     )
 
 
@@ -250,7 +242,6 @@ class BaPipeFbp(StagePerWorkerSchedule):
 
     key = "bapipe-fbp"
     facts = Facts(
-        decides="forward and backward units side by side; fill_overlap",
         source="Zhao et al., 2020 (BaPipe)",
         kept="min(m, (1 if fill_overlap else 2)*(p-i))",
         idle="(p-1 if fill_overlap else 2*p-1)*(F+B)",
@@ -313,10 +304,8 @@ class BPipe(ReplicatedSchedule, OneForwardOneBackward):
 
     key = "bpipe"
     facts = Facts(
-        decides="1F1B, evicts activations to the mirrored worker",
         source="Kim et al., ICML 2023",
         kept="min(m, p-i, ceil((p+2)/2))",
-        kept_note="of its own, and what the mirrored worker has too many of",
     )
 
     def in_flight(self, pipeline: Pipeline) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Build and transform orders: alternate passes, list scheduling, replicas, further iterations, explicit transfers.
+"""Build and transform orders: alternate passes, list scheduling, replicas, further iterations.
 
 Schedules that are published as a priority rule rather than a pattern are built by a list scheduler with actions of
 equal length: each free worker takes the most urgent action that can run.
@@ -7,23 +7,14 @@ equal length: each free worker takes the most urgent action that can run.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeVar
 
 from planner.errors import PlanError
-from planner.schedules.types import Action, ActionKind, Work
+from planner.schedules.types import Action, ActionKind
 
-_MOVES = (
-    ActionKind.SEND_ACTIVATION,
-    ActionKind.RECEIVE_ACTIVATION,
-    ActionKind.SEND_GRADIENT,
-    ActionKind.RECEIVE_GRADIENT,
-)
-_GRADIENTS = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
-Pass = tuple[bool, int, int, int]
-"""(True for a forward, stage, micro-batch, part)."""
 T = TypeVar("T")
 
 
@@ -79,76 +70,6 @@ def follow_on(
 def _numbered(action: Action) -> bool:
     """True if the number of an action is that of a micro-batch."""
     return action.kind not in (ActionKind.SYNC, ActionKind.UPDATE, ActionKind.LAUNCH_SYNC)
-
-
-def with_transfers(work: Work) -> Work:
-    """Add a RECEIVE before each action that needs a tensor of another worker, and a SEND after the one that makes it.
-
-    Sends never wait for their receiver. Simulated with overlapped transfers, this takes as long as the orders without
-    them: there, too, a transfer begins when its tensor is made, and only its user waits. Sends and receives that the
-    orders already have stay where they are. O(actions).
-    """
-    home: dict[Pass | None, int] = {}
-    for worker, lane in zip(work.lane_workers, work.lanes, strict=True):
-        for action in lane:
-            if action.kind is ActionKind.FORWARD or action.kind in _GRADIENTS:
-                home[_pass(action)] = worker
-    return replace(
-        work,
-        lanes=tuple(
-            tuple(_with_transfers(lane, worker, home))
-            for worker, lane in zip(work.lane_workers, work.lanes, strict=True)
-        ),
-    )
-
-
-def _with_transfers(lane: Sequence[Action], worker: int, home: Mapping[Pass | None, int]) -> Iterator[Action]:
-    """One lane with its sends and receives; `home` is the worker that runs each pass."""
-    stated = {action for action in lane if action.kind in _MOVES}
-    for group in _groups(lane):
-        incoming = [a for a in group if home.get(_producer(a), worker) != worker]
-        outgoing = [a for a in group if home.get(_consumer(a), worker) != worker]
-        receives = (_transfer(a, ActionKind.RECEIVE_ACTIVATION, ActionKind.RECEIVE_GRADIENT) for a in incoming)
-        sends = (_transfer(a, ActionKind.SEND_ACTIVATION, ActionKind.SEND_GRADIENT) for a in outgoing)
-        yield from (move for move in receives if move not in stated)
-        yield from group
-        yield from (move for move in sends if move not in stated)
-
-
-def _groups(lane: Sequence[Action]) -> Iterator[list[Action]]:
-    """Split a lane into groups of actions that run as one."""
-    group: list[Action] = []
-    for action in lane:
-        if group and not action.paired:
-            yield group
-            group = []
-        group.append(action)
-    if group:
-        yield group
-
-
-def _pass(action: Action, by: int = 0) -> Pass:
-    """The pass of an action, or the one `by` stages further."""
-    return action.kind is ActionKind.FORWARD, action.stage + by, action.micro_batch, action.part
-
-
-def _producer(action: Action) -> Pass | None:
-    """The pass whose tensor an action needs."""
-    if action.kind is ActionKind.FORWARD:
-        return _pass(action, -1)
-    return _pass(action, 1) if action.kind in _GRADIENTS else None
-
-
-def _consumer(action: Action) -> Pass | None:
-    """The pass that needs the tensor of an action."""
-    if action.kind is ActionKind.FORWARD:
-        return _pass(action, 1)
-    return _pass(action, -1) if action.kind in _GRADIENTS else None
-
-
-def _transfer(action: Action, activation: ActionKind, gradient: ActionKind) -> Action:
-    kind = activation if action.kind is ActionKind.FORWARD else gradient
-    return Action(kind, action.stage, action.micro_batch, action.part)
 
 
 @dataclass(frozen=True, slots=True)

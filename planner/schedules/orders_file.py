@@ -1,7 +1,6 @@
 """User-written orders as files: one action per row (CSV), or one text of actions per lane (JSON).
 
-CSV has the columns `worker` and `action`, or `worker`, `kind`, `stage`, `micro_batch` and, where wanted, `part`,
-`version`, `peer`, `paired` and `lane`; rows of a worker stand in its order:
+CSV has the columns `worker`, `action` and, where wanted, `lane`; rows of a worker stand in its order:
 
     worker,action
     0,F0.0
@@ -23,7 +22,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
@@ -36,8 +35,7 @@ from planner.schedules.custom_orders import COUNTED, check_numbers, check_whole
 from planner.schedules.types import Action, ActionKind, OrderError, Work
 
 _WORD = re.compile(r"(\+?)([A-Z]+)([0-9]+)(?:\.([0-9]+))?(?:/([0-9]+))?(?:@([0-9]+))?(?:>([0-9]+))?")
-_COLUMNS = ("worker", "lane", "action", "kind", "stage", "micro_batch", "part", "version", "peer", "paired")
-_NUMBERS = ("stage", "micro_batch", "part", "version", "peer")
+_COLUMNS = ("worker", "lane", "action")
 _SETTINGS = tuple(f.name for f in fields(Work) if f.name != "lanes")
 _LANES = 'write {"lanes": ["F0.0 B0.0", ...]}'
 _HINT = "write kind, stage and micro-batch, like F2.5"
@@ -57,12 +55,11 @@ class _Source:
         return f"{self.path}:{self.lines[lane][index]}"
 
 
-def read_orders(path: str | Path, *, check: bool = True) -> Work:
+def read_orders(path: str | Path) -> Work:
     """Read orders from a CSV or JSON file and check that they can run; O(actions).
 
     Args:
         path: the file; a name that does not end in `.csv` is read as JSON.
-        check: check for missing actions, wrong orders, weights that are not held, and deadlocks.
 
     Raises:
         PlanError: the file cannot be read, or the orders cannot run; `where` names the line.
@@ -73,14 +70,12 @@ def read_orders(path: str | Path, *, check: bool = True) -> Work:
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"cannot read orders: {error}", where=str(path), hint="name a CSV or JSON file") from error
     work, source = (_read_csv if path.suffix.lower() == ".csv" else _read_json)(text, path)
-    if check:
-        try:
-            check_numbers(work)
-            check_whole(compile_orders(work))
-        except OrderError as error:
-            raise PlanError(
-                error.problem.message, where=source.where(error.lane, error.index), hint=error.problem.hint
-            ) from error
+    try:
+        check_numbers(work)
+        check_whole(compile_orders(work))
+    except OrderError as error:
+        where = source.where(error.lane, error.index)
+        raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
     return work
 
 
@@ -93,15 +88,10 @@ def parse_action(word: str) -> Action:
     match = _WORD.fullmatch(word)
     if match is None or match[2] not in set(ActionKind):
         raise PlanError(f"cannot read action {word!r}", hint=_HINT)
-    return _action(ActionKind(match[2]), [-1 if g is None else int(g) for g in match.groups()[2:]], bool(match[1]))
-
-
-def _action(kind: ActionKind, numbers: Sequence[int], paired: bool) -> Action:
-    """An action from its numbers (`_NUMBERS`); refuses a missing stage or micro-batch."""
-    stage, micro_batch, part, version, peer = numbers
-    if stage < 0 or (micro_batch < 0 and kind not in COUNTED):
-        raise PlanError(f"{kind} needs a {'stage' if stage < 0 else 'micro-batch'}", hint=_HINT)
-    return Action(kind, stage, micro_batch, part, version, peer, paired)
+    kind, (stage, micro_batch, part, version, peer) = ActionKind(match[2]), (int(g or -1) for g in match.groups()[2:])
+    if micro_batch < 0 and kind not in COUNTED:
+        raise PlanError(f"{kind} needs a micro-batch", hint=_HINT)
+    return Action(kind, stage, micro_batch, part, version, peer, bool(match[1]))
 
 
 def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
@@ -110,17 +100,20 @@ def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
     unknown = [name for name in names if name not in _COLUMNS]
     if unknown:
         raise PlanError(f"unknown column {unknown[0]!r}", where=f"{path}:1", hint=did_you_mean(unknown[0], _COLUMNS))
-    if "worker" not in names or not ("action" in names or {"kind", "stage"} <= set(names)):
-        raise PlanError("columns are missing", where=f"{path}:1", hint="give worker and action, or worker, kind, stage")
+    if not {"worker", "action"} <= set(names):
+        raise PlanError("columns are missing", where=f"{path}:1", hint="give worker and action")
     lanes: dict[tuple[int, int], list[Action]] = {}
     lines: dict[tuple[int, int], list[int]] = {}
     for row in reader:
         where = f"{path}:{reader.line_num}"
         cells = {(name or "").strip(): (value or "").strip() for name, value in row.items() if isinstance(value, str)}
         try:
-            _check_row(row, names)
-            key = _number(cells, "worker", required=True), max(_number(cells, "lane"), 0)
-            action = parse_action(cells["action"]) if "action" in names else _from_cells(cells)
+            if None in row:
+                raise PlanError(f"more cells than the {len(names)} columns", hint="one action a row")
+            if "action" not in cells:
+                raise PlanError("the action is missing", hint=_HINT)
+            key = _number("worker", cells.get("worker", "")), _number("lane", cells.get("lane") or "0")
+            action = parse_action(cells["action"])
         except PlanError as error:
             raise PlanError(error.problem.message, where=where, hint=error.problem.hint) from error
         lanes.setdefault(key, []).append(action)
@@ -134,33 +127,8 @@ def _read_csv(text: str, path: Path) -> tuple[Work, _Source]:
     return work, _Source(path, tuple(tuple(lines[key]) for key in keys))
 
 
-def _check_row(row: Mapping[str | None, object], names: Sequence[str]) -> None:
-    """Refuse a row with more cells than columns, or without its action."""
-    if None in row:
-        raise PlanError(f"more cells than the {len(names)} columns", hint="one action a row")
-    if "action" in names and all(row[name] is None for name in row if (name or "").strip() == "action"):
-        raise PlanError("the action is missing", hint=_HINT)
-
-
-def _from_cells(cells: Mapping[str, str]) -> Action:
-    """An action from a row with a column for each field."""
-    word = cells.get("kind", "")
-    if word not in set(ActionKind):
-        known = {kind.name.lower(): kind for kind in ActionKind}
-        if word.lower() not in known:
-            raise PlanError(f"unknown kind {word!r}", hint=did_you_mean(word, [*known, *ActionKind]))
-        word = known[word.lower()]
-    paired = cells.get("paired", "").lower()
-    if paired not in ("", "0", "1", "true", "false"):
-        raise PlanError(f"cannot read paired {paired!r}", hint="use true or false")
-    return _action(ActionKind(word), [_number(cells, name) for name in _NUMBERS], paired in ("1", "true"))
-
-
-def _number(cells: Mapping[str, str], name: str, *, required: bool = False) -> int:
-    """A cell as a number from 0; -1 if it is empty and not required."""
-    text = cells.get(name, "")
-    if not text and not required:
-        return -1
+def _number(name: str, text: str) -> int:
+    """A cell as a number from 0."""
     if not text.isdecimal():
         raise PlanError(f"cannot read {name} {text!r}", hint="use a number from 0")
     return int(text)

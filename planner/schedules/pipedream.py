@@ -106,11 +106,9 @@ class PipeDream(ContinuousSchedule):
     key = "pipedream"
     updates_each = True
     facts = Facts(
-        decides="1F1B without flush, update after each backward; vertical, paced",
         source="Narayanan et al., SOSP 2019",
         kept="p-i",
         idle="0",
-        idle_note="once full",
         versions="p if vertical else p-i",
         staleness="p-1 if vertical else p-1-i",
     )
@@ -161,14 +159,11 @@ class TwoBufferedWeights(ContinuousSchedule):
 
     key = "pipedream-2bw"
     facts = Facts(
-        decides="1F1B without flush, update every m micro-batches, m >= p; uniform",
         source="Narayanan et al., ICML 2021",
         kept="p-i",
         idle="0",
-        idle_note="once full",
         versions="2",
         staleness="1",
-        staleness_note="0 at the last stage with uniform=false",
     )
 
     weight_policy = WeightPolicy.DOUBLE_BUFFER
@@ -223,15 +218,12 @@ class HetPipe(ContinuousSchedule):
 
     key = "hetpipe"
     facts = Facts(
-        decides="waves of Nm mini-batches, clock distance D; concurrent, distance",
         source="Park et al., ATC 2020",
         kept="min(concurrent or p, max(concurrent or p, p)-i)",
         idle="0",
         idle_holds="(concurrent or p) >= p",
-        idle_note="once full",
         versions="concurrent or p",
         staleness="(concurrent or p)-1",
-        staleness_note="of its own, of others (D+1)Nm+Nm-2",
     )
 
     weight_policy = WeightPolicy.VERTICAL

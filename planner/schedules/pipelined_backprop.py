@@ -47,13 +47,10 @@ class PipelinedBackprop(ContinuousSchedule):
     key = "pipelined-backprop"
     updates_each = True
     facts = Facts(
-        decides="update after every sample, no flush, no stash; mitigation, momentum",
         source="Kosson et al., MLSys 2021; Chen et al. 2018 (SpecTrain)",
         kept="2*(p-i)-1",
         idle="0",
-        idle_note="once full",
         staleness="2*(p-1-i)",
-        staleness_note="of the forward, 0 of the backward",
     )
 
     weight_policy = WeightPolicy.NEWEST
@@ -120,14 +117,10 @@ class PipeMare(ContinuousSchedule):
 
     key = "pipemare"
     facts = Facts(
-        decides="no flush, no stash; T1, T2, T3 by stage; synchronous_epochs, decay, annealing_steps",
         source="Yang et al., MLSys 2021",
         kept="2*(p-i)",
-        kept_note="and a buffer for T2",
         idle="0",
-        idle_note="once full",
         staleness="ceil((2*(p-i)-1)/m)",
-        staleness_note="of the forward, (2(p-i)-1)/m on average; 0 of the backward",
     )
 
     weight_policy = WeightPolicy.NEWEST

@@ -37,30 +37,22 @@ class Facts:
     and W: seconds of the forward, the whole backward and its weight gradient of one stage for one micro-batch.
 
     Attributes:
-        decides: what the schedule decides, in a few words, and its options.
         source: its publication.
         kept: most activation units that worker i keeps.
-        kept_note: remark on `kept` for the documentation.
         kept_bound: `kept` is an upper bound that some worker may stay below.
         idle: idle seconds of the busiest worker in an iteration; the bubble is idle / (work + idle).
         idle_holds: condition on times and micro-batches under which `idle` is exact; empty for always.
-        idle_note: remark on `idle`.
         versions: weight versions that stage i keeps.
         staleness: updates between reading the weights in a forward and applying the gradient, at stage i.
-        staleness_note: remark on `versions` and `staleness`.
     """
 
-    decides: str
     source: str
     kept: str
-    kept_note: str = ""
     kept_bound: bool = False
     idle: str = "(p-1)*(F+B)"
     idle_holds: str = ""
-    idle_note: str = ""
     versions: str = "1"
     staleness: str = "0"
-    staleness_note: str = ""
 
 
 def evaluate(text: str, terms: Terms) -> Any:  # noqa: ANN401

@@ -238,13 +238,11 @@ class ZeroBubbleV(FoldedBlock):
 
     key = "zb-v"
     facts = Facts(
-        decides="V of two chunks a worker, split backward",
         source="Qi et al., ICLR 2024",
         kept="2*p",
         kept_bound=True,
         idle="0",
         idle_holds="F == W and B == 2*W and m >= 2*p",
-        idle_note="by worker's span",
     )
 
     def block(self, workers: int) -> Block:
@@ -261,13 +259,11 @@ class VHalf(FoldedBlock):
 
     key = "v-half"
     facts = Facts(
-        decides="V of two chunks a worker, split backward, half the memory",
         source="Qi et al., NeurIPS 2024",
         kept="2*floor((p+2)/2)",
         kept_bound=True,
         idle="max(3*p-(4 if p % 2 else 7), 0)*F",
         idle_holds="F == W and B == 2*W and m >= p and p > 2",
-        idle_note="by worker's span",
     )
 
     def block(self, workers: int) -> Block:
@@ -288,13 +284,11 @@ class VMin(FoldedBlock):
 
     key = "v-min"
     facts = Facts(
-        decides="V of two chunks a worker, split backward, least memory",
         source="Qi et al., NeurIPS 2024",
         kept="2*floor((p+4)/3)",
         kept_bound=True,
         idle="max(4*p-(5 if p % 3 else 7), 0)*F",
         idle_holds="F == W and B == 2*W and m >= p and p > 2",
-        idle_note="by worker's span",
     )
 
     def block(self, workers: int) -> Block:
@@ -378,13 +372,11 @@ class ZeroBubbleH1(SplitBackward):
 
     key = "zb-h1"
     facts = Facts(
-        decides="splits the backward, weight gradients fill gaps; limit",
         source="Qi et al., ICLR 2024",
         kept="min(m, limit or p)",
         kept_bound=True,
         idle="(p-1)*(F+B-2*W)",
         idle_holds="limit == 0 and W <= min(F, B-W) and m >= p",
-        idle_note="by worker's span",
     )
 
     def worker_orders(self, pipeline: Pipeline) -> Iterable[Iterable[Action]]:
@@ -407,13 +399,11 @@ class ZeroBubbleH2(SplitBackward):
 
     key = "zb-h2"
     facts = Facts(
-        decides="splits the backward, warms up twice as far; limit",
         source="Qi et al., ICLR 2024",
         kept="min(m, limit or 2*p-1)",
         kept_bound=True,
         idle="(p-1)*max(F+B-3*W, 0)",
         idle_holds="limit == 0 and W <= min(F, B-W) and m >= 2*p-1",
-        idle_note="by worker's span",
     )
 
 

@@ -331,13 +331,11 @@ class LimitedSolution:
         seconds: seconds of the choice; inf where none fits.
         choices: choice of each variable; empty where none fits.
         bound_s: lower bound on the seconds of any choice that fits.
-        price: the price that gave the bound, in seconds a byte.
     """
 
     seconds: float = math.inf
     choices: tuple[int, ...] = ()
     bound_s: float = 0.0
-    price: float = 0.0
 
     def closed(self, close: float = CLOSE) -> bool:
         """Whether the choice is optimal to a relative gap."""
@@ -387,8 +385,7 @@ class _PriceSearch:
             return max(low for low, _ in ends), min(high for _, high in ends)
         if not tilt:
             bounds = least.totals - np.asarray(prices) * self.limit
-            if bounds.max() > self.best.bound_s:
-                self.best.bound_s, self.best.price = float(bounds.max()), float(prices[int(bounds.argmax())])
+            self.best.bound_s = max(self.best.bound_s, float(bounds.max()))
         low, high = -1, len(prices)
         while high - low > 1:
             middle = (low + high) // 2

@@ -97,7 +97,7 @@ def _state_bytes(shape: Shape, cluster: Cluster, job: Job) -> tuple[np.ndarray, 
     # Infinitely many replicas leave no sharded part: what remains is held whole.
     sharded, held_whole = kept(replicas, 1.0, 0.0), kept(math.inf, 1.0, 0.0)
     versions = np.array(shape.schedule.weight_versions(shape.pipeline), float)
-    fixed = float(held_whole.gradients + held_whole.optimizer + held_whole.gathered)
+    fixed = float(held_whole.gradients + held_whole.optimizer)
     buffers = shape.schedule.weight_buffers * precision.weight_bytes
     by_element = versions * float(held_whole.weights) + fixed + buffers
     by_shard_element = versions * float(sharded.weights - held_whole.weights)

@@ -314,7 +314,7 @@ class _Batch:
                 recipe, self.precision, state_bytes, parts.__getitem__, self.elements[members], largest[members],
                 self.precision.spare_bytes, self.precision.copy_bytes,
             )  # fmt: skip
-            total[members] += kept.weights + kept.gradients + kept.optimizer + kept.gathered + kept.transient
+            total[members] += kept.weights + kept.gradients + kept.optimizer + kept.transient
         reserve, capacity = self._devices()
         all_fit = fits(total, capacity - reserve).all(axis=1)
         fullest = ((total + reserve) / capacity).argmax(axis=1)

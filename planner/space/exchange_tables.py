@@ -108,7 +108,7 @@ class ExchangeTables:
             spare_bytes=self._precision.spare_bytes,
             copy_bytes=self._precision.copy_bytes,
         )
-        element_bytes = kept.weights + kept.gradients + kept.optimizer + kept.gathered
+        element_bytes = kept.weights + kept.gradients + kept.optimizer
         return np.asarray(element_bytes * ranges.elements + kept.transient * largest + ranges.workspace_bytes)
 
     def least_terms(

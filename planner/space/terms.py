@@ -104,7 +104,7 @@ class Replicas:
             gradients=float(kept.gradients),
             optimizer=float(kept.optimizer) + buffers * elements * self.precision.weight_bytes,
             activations=activations,
-            workspace=others[0] + float(kept.gathered + kept.transient),
+            workspace=others[0] + float(kept.transient),
             reserve=others[1],
         )
 

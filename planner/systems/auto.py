@@ -8,14 +8,7 @@ register(
     System(
         key="auto",
         title="auto",
-        cut="any contiguous stages, replicas, copies, recomputation and ZeRO-1; and what the named systems choose",
-        sharding="groups of ranks that share every operator of a stage, and what the named systems choose",
         solver=by_search,
-        staleness="none by default; with `--semantics any` that of the system it takes",
-        chooses=(
-            "the fastest of the own search (proven best of its space by the closed form, then simulated) "
-            "and of all other systems in the comparison"
-        ),
         source="this planner",
         limits=None,
         takes=PRICED | {*LIMITS, "overlap"},
@@ -23,9 +16,5 @@ register(
         backend={
             "plan": "`shardplan plan --system auto` writes it, as `compare --write-plans` does for every row",
         },
-        open=(
-            "asynchronous systems take part only with `--semantics any`, rows whose updates differ never",
-            "the own search counts transfers and the exchange at the end in full; data-parallel rows overlap them",
-        ),
     ),
 )

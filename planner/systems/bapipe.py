@@ -41,13 +41,7 @@ register(
     System(
         key="bapipe",
         title="BaPipe",
-        cut="one pipeline over all devices, balanced for each device's own speed, or data parallelism",
         solver=propose,
-        staleness="none: the pipeline drains before every update",
-        chooses=(
-            "1F1B-SO where twice the features fit and transfers matter, else 1F1B-SNO; min-max partition,"
-            " layers moved off over-full stages; plain data parallelism where that is faster"
-        ),
         source="Zhao et al., 2020",
         limits=Limits(schedules=("bapipe-sno", "bapipe-so"), transfers=Transfers.OVERLAPPED),
         exchange="all-reduce",
@@ -55,10 +49,5 @@ register(
             "weight_versions": "1",
             "update": "once per mini-batch",
         },
-        open=(
-            "no published code: schedules, forms and memory as recalled and reproduced by simulation",
-            "coarse partition first and splitting a layer across neighbours are not needed here: the "
-            "exact partition prices transfers",
-        ),
     ),
 )

@@ -8,14 +8,7 @@ register(
     System(
         key="gshard",
         title="GShard",
-        cut="none: one program on all devices",
-        sharding="any layouts on a mesh of all devices",
         solver=by_layouts,
-        staleness="none",
-        chooses=(
-            "layouts that need least time, annotated tensors as written; with experts, their weights "
-            "along the experts and tokens exchanged by all-to-all"
-        ),
         source="Lepikhin et al., ICLR 2021",
         layouts=Layouts("gshard", within_memory="leanest"),
         backend={
@@ -26,10 +19,5 @@ register(
             ),
             "auxiliary_loss": "balances the load of the experts",
         },
-        open=(
-            "layouts are completed by least time within memory, without annotations; memory gets the price at "
-            "which they fit",
-            "every expert is taken to receive its share of the tokens",
-        ),
     ),
 )

@@ -143,17 +143,8 @@ register(
     System(
         key="hetpipe",
         title="HetPipe",
-        cut=(
-            "virtual workers of one node each (NP), of the same share of every type (ED), or of a fast and "
-            "a slow type each (HD); order of devices and cuts within one chosen together"
-        ),
         solver=propose,
         semantics=Semantics.ASYNC,
-        staleness="s_local = Nm - 1 own updates; s_global = (D+1)(s_local+1) + s_local - 1 of others",
-        chooses=(
-            "the allocation policy, the order of unlike devices and the cuts with the fastest slowest "
-            "stage, the largest number Nm of concurrent mini-batches that fits"
-        ),
         source="Park et al., USENIX ATC 2020",
         limits=Limits(schedules=("hetpipe",)),
         exchange="wsp",
@@ -168,15 +159,6 @@ register(
                 " evenly on all nodes"
             ),
         },
-        open=(
-            "clock distance 0; larger distances do not change the pace of steady virtual workers",
-            "the hybrid policy (HD) joins the fastest type with the slowest and so on inwards, by the time of the"
-            " whole model, where virtual workers of a node's size come out; hetpipe:policy=HD asks for one",
-            "all virtual workers work at the pace of the slowest",
-            "pushes and pulls run beside the work: the slower of the two counts",
-            "a plan file has one cut for all virtual workers: where unlike ones are fastest with cuts of their own,"
-            " the best with one cut is written, and the file says what that costs",
-        ),
         tunable={"policy": ""},
     ),
 )

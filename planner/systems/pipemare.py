@@ -8,11 +8,8 @@ register(
     System(
         key="pipemare",
         title="PipeMare",
-        cut="one stage per device",
         solver=by_search,
         semantics=Semantics.ASYNC,
-        staleness="forward weights of stage i (1..P) are (2(P-i)+1)/N mini-batches old, backward weights current",
-        chooses="as many stages as devices; throughput has no bubble, so there is nothing else to choose",
         source="Yang et al., MLSys 2021",
         limits=Limits(schedules=("pipemare",), fewest_stages=2, stage_a_device=True, copies=False),
         backend={
@@ -23,10 +20,5 @@ register(
             ),
             "T3": "the first epochs synchronous",
         },
-        open=(
-            "the number of micro-batches is chosen by throughput",
-            "T3's synchronous epochs are not in the throughput",
-            "no replication: devices beyond the number of blocks stay idle",
-        ),
     ),
 )

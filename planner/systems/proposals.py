@@ -142,18 +142,12 @@ def task_of(setting: Setting) -> LayoutTask:
 
 def system_of(backend: Backend) -> System:
     """A training framework as a system: this planner's search within the limits of the framework."""
-    orders = " or ".join(backend.schedules)
     return System(
         key=backend.key,
         title=backend.title,
-        cut=f"stages of whole layers, equally replicated; {orders}" if orders else "none: replicas of the whole model",
-        sharding="columns, rows and heads of every layer" if backend.groups else "none: every tensor is whole",
         solver=by_search,
-        staleness="none",
-        chooses="the fastest plan that it takes as it is",
         source="; ".join(backend.sources.values()),
         limits=None,
         takes=PRICED | {*LIMITS, "overlap"} - {"backends"},
-        open=backend.notes,
         framework=backend,
     )

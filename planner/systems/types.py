@@ -73,23 +73,20 @@ cannot serve the job.
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A published system or a training framework: its part of the search space, its solver, and what is said of it.
+    """A published system or a training framework: its part of the search space, its solver, what a backend must know.
+
+    What it would choose and what its publication leaves open stands in docs/systems.md.
 
     Attributes:
         key: name in the registry.
         title: name in the publication.
-        cut: how the graph is split into stages and replicated, in words.
-        sharding: which layouts tensors may take, in words.
         solver: proposes configurations, in place of the system's own planner.
         semantics: synchronous or asynchronous.
-        staleness: age of the weights that a gradient was computed with, in words.
-        chooses: what its planner would choose, and why.
         source: the publication.
         limits: the points of the search space it may choose; None for all that the job allows.
         exchange: scheme of gradient exchange, a name in `planner.exchange`; "" for the usual all-reduce of each stage.
         layouts: search for layouts that shard every operator; None if it shards none.
         backend: what a training backend must know to run it faithfully, by topic.
-        open: what the publication leaves open, and what was decided here.
         takes: fields of a job that it follows; a job that sets another is refused.
         best_of_all: takes the fastest decision of the other systems if that beats its own.
         tunable: options that may follow the name (`byteps:cpu_machines=4`), with their defaults.
@@ -99,18 +96,13 @@ class System:
 
     key: str
     title: str
-    cut: str
     solver: Solver
-    staleness: str
-    chooses: str
     source: str
-    sharding: str = "none: every tensor is whole on its stage"
     semantics: Semantics = Semantics.SYNC
     limits: Limits | None = field(default_factory=Limits)
     exchange: str = ""
     layouts: Layouts | None = None
     backend: Mapping[str, str] = field(default_factory=dict)
-    open: tuple[str, ...] = ()
     takes: frozenset[str] = PRICED
     best_of_all: bool = False
     tunable: Mapping[str, str] = field(default_factory=dict)

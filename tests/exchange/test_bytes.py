@@ -14,7 +14,7 @@ def _step(size: float, **options: object) -> Step:
 
 
 def _assert_machines(fabric: Fabric, scheme: str, step: Step, played: w.Wires) -> None:
-    out_bytes, in_bytes = get(scheme).price(fabric, step).traffic.machine_bytes()
+    out_bytes, in_bytes = get(scheme).plan_messages(fabric, step).traffic.machine_bytes()
     endpoints = range(fabric.endpoints)
     assert out_bytes.tolist() == pytest.approx([played.machine_out[e] for e in endpoints])
     assert in_bytes.tolist() == pytest.approx([played.machine_in[e] for e in endpoints])
@@ -22,7 +22,7 @@ def _assert_machines(fabric: Fabric, scheme: str, step: Step, played: w.Wires) -
 
 def _assert_ranks(fabric: Fabric, scheme: str, step: Step, played: w.Wires) -> None:
     """The innermost level's ports are the ranks' own."""
-    traffic = get(scheme).price(fabric, step).traffic
+    traffic = get(scheme).plan_messages(fabric, step).traffic
     ports = [i for i, p in enumerate(fabric.ports) if p.level == 0]
     assert traffic.out_bytes[ports].tolist() == pytest.approx([played.rank_out[r] for r in fabric.ranks])
     assert traffic.in_bytes[ports].tolist() == pytest.approx([played.rank_in[r] for r in fabric.ranks])
@@ -311,7 +311,5 @@ def test_accumulation_in_shards_moves_more() -> None:
     """3 micro-batches on 4 ranks of 8 bytes: ZeRO-1 2, ZeRO-2 1 + 3, ZeRO-3 3 * 3 rounds of 6 bytes."""
     fabric = fabric_of(w.cluster_of(4))
     step = Step((Variable("w", 8.0),), micro_batches=3)
-    sent = {z: get(z).price(fabric, step).traffic.machine_bytes()[0][0] for z in ("zero1", "zero2", "zero3")}
+    sent = {z: get(z).plan_messages(fabric, step).traffic.machine_bytes()[0][0] for z in ("zero1", "zero2", "zero3")}
     assert sent == {"zero1": 12.0, "zero2": 24.0, "zero3": 54.0}
-    kept = get("zero3:keep_gathered=true").price(fabric, step).traffic.machine_bytes()[0][0]
-    assert kept == 36.0

@@ -27,13 +27,10 @@ from planner.errors import UsageError
 from planner.exchange import (
     SCHEMES,
     Content,
-    Exchange,
     ExchangeStep,
-    Fabric,
     Group,
     Phase,
     Recipe,
-    SchemeSummary,
     Step,
     Variable,
     fabric_of,
@@ -47,7 +44,7 @@ from planner.exchange import (
     sent_bytes,
     step_traffic,
 )
-from planner.exchange.zero import Sharded, price_sharded
+from planner.exchange.zero import Sharded
 from planner.hardware import Collective
 from planner.plans import validate
 from planner.solvers import chain_dp
@@ -71,11 +68,6 @@ class Hybrid(Sharded):
     key = "hybrid"
     zero = NUMBER
     recipe = Recipe((GATHER, AGAIN, SCATTER, ACROSS), Group.INSIDE, Group.INSIDE, Group.INSIDE)
-    facts = SchemeSummary("", "", "", "", "")
-
-    def price(self, fabric: Fabric, step: Step) -> Exchange:
-        """Played as ZeRO-3 is."""
-        return price_sharded(self, fabric, step, self.bucket_bytes, 1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -183,21 +175,18 @@ def test_bytes_and_memory_by_closed_form() -> None:
     assert sent_bytes(Hybrid.recipe, Sizes(), parts, 500.0, passes=3) == 3 * 3000 + 1000
     assert phase_s(MACHINE, Hybrid.recipe, Phase.BACKWARD, ranks, Sizes(), 500.0) == pytest.approx(200)
     kept = kept_bytes(Hybrid.recipe, Sizes(), 8.0, parts, 500.0, largest=100.0)
-    assert (kept.weights, kept.gradients, kept.optimizer, kept.gathered) == (1000, 1000, 2000, 0)
+    assert (kept.weights, kept.gradients, kept.optimizer) == (1000, 1000, 2000)
     assert kept.transient == 100 * 4 + 2 * 100 * 4
-    stays = dataclasses.replace(Hybrid.recipe, gathered_units=0)
-    kept = kept_bytes(stays, Sizes(), 8.0, parts, 500.0, largest=100.0)
-    assert (kept.gathered, kept.transient) == (2000, 400)
 
 
 def test_bytes_by_link() -> None:
     """A rank sends 3 * 1,000 B inside; a machine's two ranks 1,000 B each across."""
     fabric = fabric_of(MACHINE)
-    found = get("hybrid").price(fabric, Step((Variable("w", 2000.0),), backward_s=2.0, forward_s=1.0))
-    inside, across = found.traffic.by_level()
+    step = Step((Variable("w", 2000.0),), backward_s=2.0, forward_s=1.0)
+    inside, across = get("hybrid").plan_messages(fabric, step).traffic.by_level()
     assert (inside.out_bytes, across.out_bytes) == pytest.approx((3000, 2000))
-    assert found.seconds == pytest.approx(3 * 100 + 2000)
-    assert found.memory.weights == found.memory.optimizer == 0.5
+    memory = get("hybrid").memory(fabric, step)
+    assert memory.weights == memory.optimizer == 0.5
     one = step_traffic(fabric, ACROSS)
     assert one.machine_bytes()[0].tolist() == pytest.approx([1.0, 1.0])
 

@@ -1,4 +1,4 @@
-"""Seconds: closed forms on flat fabrics, overlap by hand, ZeRO's line of computation, WSP's waits."""
+"""Seconds: closed forms on flat fabrics, overlap by hand, WSP's waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from planner.errors import JobError, UsageError
 from planner.exchange import SCHEMES, Exchange, Fabric, Servers, Step, Variable, fabric_of, formulas, get, names
 from planner.exchange.scheme import Leg, Message, Scheme, fuse, pack, play
-from planner.exchange.zero import UnitPass, play_sharded
 from planner.hardware import Collective, collective_s, load_cluster
 from tests.exchange import wires as w
 
@@ -193,56 +192,6 @@ def test_phases_in_chunks_by_hand() -> None:
     assert play([Message(("m",), "x", 1, 0.0, legs, 1.0)], 2)[0].end_s == 7.0
 
 
-class TestShardedLine:
-    """ZeRO's one line of computation and one link."""
-
-    def test_without_prefetch_by_hand(self) -> None:
-        """gather 2, compute 3, gather 2, compute 3, scatter 1: nothing hidden."""
-        assert play_sharded([UnitPass(3, 2), UnitPass(3, 2, 1)], 0) == 11
-
-    def test_with_prefetch_by_hand(self) -> None:
-        """The second gather runs under the first computation."""
-        assert play_sharded([UnitPass(3, 2), UnitPass(3, 2, 1)], 1) == 9
-
-    def test_the_link_can_be_the_limit(self) -> None:
-        assert play_sharded([UnitPass(1, 5)] * 4, 3) == 21
-
-    @settings(deadline=None, max_examples=60)
-    @given(
-        st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=20),
-    )
-    def test_bounds(self, raw: list[tuple[float, float, float]]) -> None:
-        works = [UnitPass(*r) for r in raw]
-        compute_s, link_s = sum(w.compute_s for w in works), sum(w.gather_s + w.scatter_s for w in works)
-        for prefetch in range(5):
-            assert max(compute_s, link_s) - 1e-9 <= play_sharded(works, prefetch) <= compute_s + link_s + 1e-9
-
-    def test_prefetch_hides_gathers_in_a_uniform_model(self) -> None:
-        """8 units on 4 ranks of 8 bytes: a gather and a scatter take 6 s, forward 8 s and backward 16 s a unit.
-
-        With prefetch only the first gather (6) and the last scatter (6) are exposed. Without, all 16 gathers (96) are,
-        the last scatter, and the 7 others too (42), since the next unit's gather queues behind each.
-        """
-        variables = tuple(Variable(f"v{i}", 8.0, 16.0 * (i + 1)) for i in range(8))
-        step = Step(variables, backward_s=128.0, forward_s=64.0)
-        fabric = fabric_of(w.cluster_of(4))
-        ahead = get("zero3:bucket_bytes=8").price(fabric, step)
-        assert ahead.exposed_s == pytest.approx(12)
-        assert ahead.seconds == pytest.approx(24 * 6)
-        late = get("zero3:bucket_bytes=8,prefetch=0").price(fabric, step)
-        assert late.exposed_s == pytest.approx(96 + 42 + 6)
-        assert ahead.memory.transient_bytes == 3 * 8
-        assert late.memory.transient_bytes == 2 * 8
-
-    def test_optimizer_shards_gather_after_the_update(self) -> None:
-        """2 ranks, one gradient of 8 bytes ready halfway: its scatter (4 s) is hidden, the gather (4 s) is not."""
-        step = Step((Variable("a", 8.0, 5.0),), backward_s=10.0, forward_s=5.0)
-        fabric = fabric_of(w.cluster_of(2))
-        assert get("zero1").price(fabric, step).exposed_s == pytest.approx(4)
-        # the unit's forward is the second half of the forward, 2.5 s after its start: 1.5 s of the gather remain
-        assert get("zero1:overlap_gather=true").price(fabric, step).exposed_s == pytest.approx(1.5)
-
-
 class TestWSP:
     """Waves of virtual workers."""
 
@@ -313,14 +262,14 @@ def test_traffic_out_equals_traffic_in() -> None:
     step = Step((Variable("a", 1e6), Variable("e", 1e8, sparse=True, touched=0.5)))
     fabric = fabric_of(load_cluster("superpod-h100", nodes=8), servers=Servers(3))
     for name in names():
-        traffic = get(name).price(fabric, step).traffic
+        traffic = get(name).plan_messages(fabric, step).traffic
         assert traffic.out_bytes.sum() == pytest.approx(traffic.in_bytes.sum()), name
 
 
 def test_memory_of_the_schemes() -> None:
     fabric = fabric_of(w.cluster_of(4))
     step = Step((Variable("a", 30.0), Variable("e", 10.0, sparse=True, touched=0.5)))
-    factors = {n: get(n).price(fabric, step).memory for n in ("ring", "zero1", "zero2", "zero3", "parallax")}
+    factors = {n: get(n).memory(fabric, step) for n in ("ring", "zero1", "zero2", "zero3", "parallax")}
     kept = {n: (m.weights, m.gradients, m.optimizer) for n, m in factors.items()}
     assert kept == {
         "ring": (1, 1, 1),
@@ -338,7 +287,7 @@ def test_sharded_memory_is_the_published_one() -> None:
     fabric = fabric_of(w.cluster_of(64))
     step = Step((Variable("w", 2 * 7.5e9),))
     for name, gigabytes in (("zero1", 31.40625), ("zero2", 16.640625), ("zero3", 1.875)):
-        m = get(name).price(fabric, step).memory
+        m = get(name).memory(fabric, step)
         assert 7.5 * (2 * m.weights + 2 * m.gradients + 12 * m.optimizer) == pytest.approx(gigabytes, rel=1e-12)
 
 
@@ -348,13 +297,12 @@ def test_sharded_memory_is_the_published_one() -> None:
         (lambda: get("rong"), UsageError),
         (lambda: get("ring:bucket=3"), UsageError),
         (lambda: get("ring:bucket_bytes=many"), UsageError),
-        (lambda: get("zero1:overlap_gather=perhaps"), UsageError),
         (lambda: get("ps-colocated:placement=best"), UsageError),
         (lambda: get("ring:bucket_bytes=-1").price(_fabric(2), _step(1)), UsageError),
         (lambda: get("ring:efficiency=0").price(_fabric(2), _step(1)), UsageError),
         (lambda: get("herring:buffer_bytes=0").price(_fabric(2), _step(1)), UsageError),
         (lambda: get("parallax:partitions=-2").price(_fabric(2), _step(1)), UsageError),
-        (lambda: get("zero3:prefetch=-1").price(_fabric(2), _step(1)), UsageError),
+        (lambda: get("zero3").price(_fabric(2), _step(1)), UsageError),
         (lambda: get("wsp:clock_distance=-1").price(_fabric(2), _step(1)), UsageError),
         (lambda: get("ps-separate").price(_fabric(2), _step(1)), UsageError),
         (lambda: get("hierarchical").price(fabric_of(w.cluster_of(2, 2), [0, 1, 2]), _step(1)), UsageError),

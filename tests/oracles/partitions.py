@@ -79,10 +79,8 @@ def _of_meshes(problem: IterationProblem) -> Iterator[IterationDecision]:
 
 @every_plan.register
 def _of_layers(problem: LayerChoice) -> Iterator[LayerDecision]:
-    """Every cut with every combination of strategies."""
-    for inner in itertools.combinations(range(1, problem.layers), problem.stages - 1):
-        for chosen in itertools.product(range(problem.strategies), repeat=problem.layers):
-            yield LayerDecision(chosen, (0, *inner))
+    """Every combination of strategies."""
+    yield from itertools.product(range(problem.strategies), repeat=problem.layers)
 
 
 @every_plan.register

@@ -1,4 +1,4 @@
-"""BaPipe, PipeDream-2BW and HetPipe: published answers, prices by hand, the search against trying everything."""
+"""BaPipe and HetPipe: published answers, prices by hand, the search against trying everything."""
 
 from __future__ import annotations
 
@@ -14,25 +14,18 @@ from hypothesis import strategies as st
 from planner.errors import UsageError
 from planner.solvers.partition import search_partition
 from planner.space.partition import (
-    ASYNCHRONOUS,
     BaPipeSchedule,
     ChainDecision,
     ChainStages,
-    TwoBWSchedule,
-    Verdict,
     bapipe,
     features_in_flight,
     hetpipe,
     in_flight,
     pipeline_s,
-    stage_kept,
-    twobw,
     uniform_links,
 )
 from tests.oracles.partitions import by_force
 from tests.shared_data import shared_path
-
-ALL = tuple(BaPipeSchedule)
 
 
 def answers(family: str, name: str) -> list[dict[str, Any]]:
@@ -40,12 +33,9 @@ def answers(family: str, name: str) -> list[dict[str, Any]]:
     return [entry for entry in entries if entry["name"].startswith(name)]
 
 
-def plan_of(problem: ChainStages, boundaries: tuple[int, ...], **wanted: Any) -> ChainDecision:
-    """The plan with these boundaries in the one pipeline that has so many stages and the fields wanted."""
-    (pipeline,) = (
-        p for p in problem.pipelines
-        if p.stages == len(boundaries) - 1 and all(getattr(p, name) == value for name, value in wanted.items())
-    )  # fmt: skip
+def plan_of(problem: ChainStages, boundaries: tuple[int, ...]) -> ChainDecision:
+    """The plan with these boundaries."""
+    (pipeline,) = (p for p in problem.pipelines if p.stages == len(boundaries) - 1)
     return ChainDecision(boundaries, pipeline)
 
 
@@ -80,35 +70,35 @@ def test_known_parallel_units_of_bapipe() -> None:
 def bapipe_problem(**changes: Any) -> ChainStages:
     """Four layers of 1 s forward and 2 s backward on two devices; the middle cut carries ten times the bytes."""
     terms = {
-        "micro_batches": (1,),
-        "forward_s": np.ones((1, 2, 4)),
-        "backward_s": 2 * np.ones((1, 2, 4)),
-        "feature_bytes": np.array([[1.0, 2.0, 3.0, 4.0]]),
-        "boundary_bytes": np.array([[0.0, 1.0, 10.0, 1.0, 0.0]]),
+        "compute_s": 3 * np.ones((2, 4)),
+        "feature_bytes": np.array([1.0, 2.0, 3.0, 4.0]),
+        "boundary_bytes": np.array([0.0, 1.0, 10.0, 1.0, 0.0]),
         "weight_bytes": np.full(4, 8.0),
         "memory_bytes": np.full(2, 1e9),
         "bandwidth_byte_per_s": 2.0,
-        "global_batch": 4,
-        "schedules": (BaPipeSchedule.SNO,),
+        "micro_batches": 4,
+        "schedule": BaPipeSchedule.SNO,
     }
     return bapipe(**{**terms, **changes})
 
 
-def test_price_of_bapipe_by_hand() -> None:
-    problem = bapipe_problem(schedules=ALL)
+@pytest.mark.parametrize(
+    ("schedule", "middle", "seconds"),
+    [
+        (BaPipeSchedule.SNO, 2, 5 * 6 + (2 + 4 - 2 - 2) * 2 * 5),  # the cut in the middle takes 5 s one way; M 4, N 2
+        (BaPipeSchedule.SO, 2, 5 * 6 + 2 * 5),
+        (BaPipeSchedule.SNO, 1, 5 * 9 + 2 * 2 * 0.5),
+    ],
+)
+def test_price_of_bapipe_by_hand(schedule: BaPipeSchedule, middle: int, seconds: float) -> None:
+    problem = bapipe_problem(schedule=schedule)
+    assert problem.judge(plan_of(problem, (0, middle, 4))).objective == pytest.approx(seconds)
 
-    def price(schedule: BaPipeSchedule, middle: int = 2) -> float:
-        return problem.judge(plan_of(problem, (0, middle, 4), schedule=schedule)).objective
 
-    # cut in the middle takes 5 s one way; M = 4, N = 2
-    assert price(BaPipeSchedule.SNO) == pytest.approx(5 * 6 + (2 + 4 - 2 - 2) * 2 * 5)
-    assert price(BaPipeSchedule.SO) == pytest.approx(5 * 6 + 2 * 5)
-    assert price(BaPipeSchedule.AS) == pytest.approx(5 * 9)  # max(2, 5) + 4, or 2 + max(4, 5)
-    assert price(BaPipeSchedule.FBP_AS) == pytest.approx(7 * 10)
-    assert price(BaPipeSchedule.SNO, 1) == pytest.approx(5 * 9 + 2 * 2 * 0.5)
-    # data parallel: two samples on each, 2 * 1/2 * 32 / 2
-    plan = plan_of(problem, (0, 4), schedule=BaPipeSchedule.DATA_PARALLEL)
-    assert problem.judge(plan).objective == pytest.approx(2 * 12 + 16)
+def test_transfers_that_take_longer_than_the_work_set_the_pace_of_1f1b_so() -> None:
+    # 10 bytes at 1 byte a second: slots of 10 s instead of 6 s
+    problem = bapipe_problem(schedule=BaPipeSchedule.SO, bandwidth_byte_per_s=1.0)
+    assert problem.judge(plan_of(problem, (0, 2, 4))).objective == pytest.approx(5 * 10 + 2 * 10)
 
 
 def test_coarse_partition_avoids_the_heavy_cut() -> None:
@@ -119,90 +109,13 @@ def test_coarse_partition_avoids_the_heavy_cut() -> None:
     assert search_partition(bapipe_problem(bandwidth_byte_per_s=1e9)).decision.boundaries == (0, 2, 4)
 
 
-def test_memory_moves_layers_and_changes_the_schedule() -> None:
-    # stage 1 of two with two layers: 2 * 16 + 4 * 3 = 44 bytes under so, 2 * 16 + 2 * 3 = 38 under sno
-    for memory, schedule in ((44.0, BaPipeSchedule.SO), (38.0, BaPipeSchedule.SNO)):
+def test_memory_moves_layers() -> None:
+    # stage 0 of two with two layers under so: 2 * 16 + 3 * 3 = 41 bytes; stage 1: 2 * 16 + 7 = 39
+    for memory, boundaries in ((41.0, (0, 2, 4)), (40.0, (0, 1, 4))):
         problem = bapipe_problem(
-            schedules=(BaPipeSchedule.SO, BaPipeSchedule.SNO),
-            bandwidth_byte_per_s=200.0,
-            memory_bytes=np.array([memory, 48.0]),
+            schedule=BaPipeSchedule.SO, bandwidth_byte_per_s=200.0, memory_bytes=np.array([memory, 60.0])
         )
-        assert search_partition(problem).decision == plan_of(problem, (0, 2, 4), schedule=schedule)
-
-
-def test_known_memory_of_2bw() -> None:
-    (entry,) = answers("PipeDream-2BW", "worst stage memory")
-    given_, expect = entry["input"], entry["expect"]
-    depth = given_["d"]
-    for schedule in TwoBWSchedule:
-        held = schedule.in_flight(depth, given_["m_gpipe"])
-        for recompute in (False, True):
-            kept = stage_kept(schedule, depth, held, recompute=recompute)
-            found = kept.bytes(given_["W"] / depth, given_["A_total"] / depth, given_["A_in"])
-            assert found == pytest.approx(expect[schedule.value + ("+R" if recompute else "")])
-
-
-def twobw_problem(**changes: Any) -> ChainStages:
-    """Four equal blocks: a sample takes 1 s forward, 2 s backward, keeps 3 bytes; 2 bytes between, weights 4 each."""
-    samples = np.array([[1.0], [2.0]])
-    terms = {
-        "micro_batches": (1, 2),
-        "forward_s": samples * np.ones(4),
-        "backward_s": samples * np.full(4, 2.0),
-        "saved_bytes": samples * np.full(4, 3.0),
-        "boundary_bytes": samples * np.full(5, 2.0),
-        "weight_bytes": np.full(4, 4.0),
-        "devices": 4,
-        "global_batch": 8,
-        "bandwidth_byte_per_s": 8.0,
-    }
-    return twobw(**{**terms, **changes})
-
-
-def judged(problem: ChainStages, boundaries: tuple[int, ...], width: int, recompute: bool = False) -> Verdict:
-    return problem.judge(plan_of(problem, boundaries, width=width, micro_batch=1, recompute=recompute))
-
-
-def test_price_of_2bw_by_hand() -> None:
-    # 2 pipelines of 2 stages: 4 micro-batches, (2 + 4 + 2 / 8) s each; gradients 2 * 1/2 * 8 / 8 = 1 s
-    assert judged(twobw_problem(), (0, 2, 4), 2).objective == pytest.approx(4 * 6.25)
-    flush = twobw_problem(schedules=(TwoBWSchedule.FLUSH,))
-    assert judged(flush, (0, 2, 4), 2).objective == pytest.approx(5 * 6.25 + 1)
-    # recomputed: 2 s more a micro-batch
-    assert judged(twobw_problem(), (0, 2, 4), 2, recompute=True).objective == pytest.approx(4 * 8.25)
-
-
-def test_gradients_set_the_pace_when_micro_batches_are_few() -> None:
-    # one stage, four pipelines, two micro-batches of 12 s; gradients 2 * 3/4 * 16 / 0.1 = 240 s
-    assert judged(twobw_problem(bandwidth_byte_per_s=0.1), (0, 4), 4).objective == pytest.approx(240)
-
-
-def test_memory_of_2bw_by_stage() -> None:
-    needed = [v.needed for v in judged(twobw_problem(memory_bytes=1.0), (0, 2, 4), 1).violations]
-    assert needed == [2 * 8 + 2 * 6, 2 * 8 + 2 * 6]
-    by_stage = twobw_problem(memory_bytes=1.0, in_flight_by_stage=True, optimizer_per_weight=1.0)
-    assert [v.needed for v in judged(by_stage, (0, 2, 4), 1).violations] == [3 * 8 + 2 * 6, 3 * 8 + 6]
-
-
-def test_plans_of_2bw_that_do_not_come_out_are_none_of_its_pipelines() -> None:
-    def shapes(problem: ChainStages) -> set[tuple[int, int, int]]:
-        return {(p.width, p.stages, p.micro_batch) for p in problem.pipelines}
-
-    # at most four devices; micro-batches and pipelines divide the eight samples; equal stages of four layers
-    assert shapes(twobw_problem()) == {(1, d, b) for d in (1, 2, 4) for b in (1, 2)} | {
-        (2, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 1, 1), (4, 1, 2),
-    }  # fmt: skip
-    # two micro-batches do not fill four stages, unless the pipeline is drained
-    assert (1, 4, 1) not in shapes(twobw_problem(global_batch=2))
-    assert (1, 4, 1) in shapes(twobw_problem(global_batch=2, schedules=(TwoBWSchedule.FLUSH,)))
-
-
-def test_recompute_is_chosen_when_memory_is_short() -> None:
-    # two stages need 2 * 8 + 2 * 6 = 28 bytes, recomputed 2 * 8 + 6 + 2 * 2 = 26
-    result = search_partition(twobw_problem(memory_bytes=26.0, devices=2))
-    assert (result.decision.pipeline.stages, result.decision.pipeline.recompute) == (2, True)
-    assert result.proven
-    assert search_partition(twobw_problem(memory_bytes=1.0)).decision is None
+        assert search_partition(problem).decision == plan_of(problem, boundaries)
 
 
 def hetpipe_problem(**changes: Any) -> ChainStages:
@@ -285,13 +198,11 @@ def test_largest_number_of_mini_batches() -> None:
 def test_malformed() -> None:
     straight, mixed = bapipe_problem(), hetpipe_problem()
     pipeline = straight.pipelines[0]
-    equal = twobw_problem()
     for problem, plan, kind in (
         (straight, ChainDecision((0, 2), pipeline), "coverage"),
         (straight, ChainDecision((0, 1, 2, 4), pipeline), "devices"),
         (straight, ChainDecision((0, 2, 4), pipeline, (0, 1)), "devices"),
-        (straight, ChainDecision((0, 4), bapipe_problem(schedules=(BaPipeSchedule.AS,)).pipelines[-1]), "option"),
-        (equal, plan_of(equal, (0, 1, 4), width=1, micro_batch=1, recompute=False), "option"),
+        (straight, ChainDecision((0, 4), bapipe_problem(schedule=BaPipeSchedule.SO).pipelines[-1]), "option"),
         (mixed, ordered(mixed, (0, 2), (0,)), "coverage"),
         (mixed, ordered(mixed, (0, 4), (0,)), "devices"),
         (mixed, ordered(mixed, (0, 1, 2, 4), (0, 0, 1)), "devices"),
@@ -301,8 +212,8 @@ def test_malformed() -> None:
 
 
 @pytest.mark.parametrize("broken", [
-    lambda: bapipe_problem(forward_s=np.ones((1, 3, 4))),
-    lambda: twobw_problem(weight_bytes=np.ones(3)),
+    lambda: bapipe_problem(compute_s=np.ones((3, 4))),
+    lambda: bapipe_problem(weight_bytes=np.ones(3)),
     lambda: hetpipe_problem(compute_s=np.ones((3, 4))),
     lambda: hetpipe_problem(counts=(0, 0)),
 ])  # fmt: skip
@@ -323,49 +234,16 @@ def row(draw: st.DrawFn, columns: int, least: int = 0) -> np.ndarray:
 @st.composite
 def bapipe_problems(draw: st.DrawFn) -> ChainStages:
     layers, devices = draw(st.integers(1, 6)), draw(st.integers(1, 4))
-    sizes = draw(st.sampled_from([(1,), (1, 2), (2, 3)]))
     speeds = np.array(draw(st.lists(st.sampled_from([1.0, 2.0]), min_size=devices, max_size=devices)))
-    forward, backward, features = (row(draw, layers) for _ in range(3))
     return bapipe(
-        sizes,
-        np.array([[s * v * forward for v in speeds] for s in sizes]),
-        np.array([[s * v * backward for v in speeds] for s in sizes]),
-        np.array([s * features for s in sizes]),
-        np.array([s * row(draw, layers + 1) for s in sizes]),
+        speeds[:, None] * row(draw, layers),
+        row(draw, layers),
+        row(draw, layers + 1),
         row(draw, layers),
         np.array([draw(st.sampled_from([25.0, 60.0, 120.0, 1e9])) for _ in range(devices)]),
         bandwidth_byte_per_s=draw(st.sampled_from([0.5, 4.0, 100.0])),
-        global_batch=draw(st.sampled_from([2, 6, 12])),
-        schedules=draw(st.sampled_from([ASYNCHRONOUS, ALL, (BaPipeSchedule.SNO,), (BaPipeSchedule.SO,)])),
-        fill_overlap=draw(st.booleans()),
-        exact_features=draw(st.booleans()),
-    )
-
-
-@st.composite
-def twobw_problems(draw: st.DrawFn) -> ChainStages:
-    layers = draw(st.integers(1, 6))
-    sizes = draw(st.sampled_from([(1,), (1, 2), (2, 3)]))
-
-    def table(columns: int) -> np.ndarray:
-        figures = row(draw, columns)
-        return np.array([size * figures for size in sizes])
-
-    return twobw(
-        sizes,
-        table(layers),
-        table(layers),
-        table(layers),
-        table(layers + 1),
-        row(draw, layers),
-        devices=draw(st.integers(1, 5)),
-        global_batch=draw(st.sampled_from([2, 6, 12])),
-        bandwidth_byte_per_s=draw(st.sampled_from([0.5, 4.0, math.inf])),
-        memory_bytes=draw(st.sampled_from([15.0, 40.0, 80.0, math.inf])),
-        schedules=draw(st.sampled_from([(TwoBWSchedule.TWO_BW,), tuple(TwoBWSchedule), (TwoBWSchedule.FLUSH,)])),
-        equal=draw(st.booleans()),
-        optimizer_per_weight=draw(st.sampled_from([0.0, 2.0])),
-        in_flight_by_stage=draw(st.booleans()),
+        micro_batches=draw(st.sampled_from([1, 2, 6, 12])),
+        schedule=draw(st.sampled_from([BaPipeSchedule.SNO, BaPipeSchedule.SO])),
     )
 
 
@@ -381,14 +259,13 @@ def hetpipe_problems(draw: st.DrawFn) -> ChainStages:
         memory_bytes=np.array([draw(st.sampled_from([15.0, 40.0, 90.0, math.inf])) for _ in range(kinds)]),
         bandwidth_byte_per_s=np.array([row(draw, kinds, 1) for _ in range(kinds)]),
         concurrent=draw(st.integers(1, 5)),
-        stash_weights=draw(st.booleans()),
         optimizer_per_weight=draw(st.sampled_from([0.0, 2.0])),
         use_all=draw(st.booleans()),
     )
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.one_of(bapipe_problems(), twobw_problems(), hetpipe_problems()))
+@given(st.one_of(bapipe_problems(), hetpipe_problems()))
 def test_same_as_trying_everything(instance: ChainStages) -> None:
     oracle, result = by_force(instance), search_partition(instance)
     assert result.objective == pytest.approx(oracle.objective, rel=1e-9)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.instances.layerwise import synthetic_layerwise_problem
 from planner.errors import JobError
 from planner.solvers.partition import search_partition
-from planner.space.partition import LayerChoice, LayerDecision
+from planner.space.partition import LayerChoice
 from tests.oracles.partitions import by_force
 from tests.partition.checks import assert_equals_brute_force
 
@@ -33,8 +33,7 @@ def test_three_layers_by_hand(capacity: float, seconds: float, changes: int) -> 
     result = search_partition(_three_layers(capacity))
     assert result.objective == seconds
     assert result.proven
-    chosen = result.decision.strategies
-    assert sum(a != b for a, b in itertools.pairwise(chosen)) == changes
+    assert sum(a != b for a, b in itertools.pairwise(result.decision)) == changes
 
 
 def test_nothing_fits() -> None:
@@ -45,14 +44,14 @@ def test_nothing_fits() -> None:
 
 def test_judge_adds_times_switches_and_memory() -> None:
     problem = _three_layers(18)
-    verdict = problem.judge(LayerDecision((0, 1, 0)))
+    verdict = problem.judge((0, 1, 0))
     assert verdict.parts == (2 + 3.75 + 2.75,)
     (violation,) = verdict.violations
     assert (violation.kind, violation.needed, violation.available) == ("memory", 24, 18)
-    assert problem.judge(LayerDecision((0, 1))).violations[0].kind == "coverage"
-    assert problem.judge(LayerDecision((0, 1, 2))).violations[0].kind == "option"
+    assert problem.judge((0, 1)).violations[0].kind == "coverage"
+    assert problem.judge((0, 1, 2)).violations[0].kind == "option"
     blocked = replace(problem, time_s=np.array([[2.0, np.inf]] * 3))
-    assert {v.kind for v in blocked.judge(LayerDecision((0, 1, 0))).violations} == {"option", "memory"}
+    assert {v.kind for v in blocked.judge((0, 1, 0)).violations} == {"option", "memory"}
 
 
 @st.composite

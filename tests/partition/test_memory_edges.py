@@ -24,11 +24,9 @@ from planner.space.partition import (
     ChainStages,
     PipeDreamProblem,
     PlacedPipelineProblem,
-    TwoBWSchedule,
     bapipe,
     hetpipe,
     piper_problem,
-    twobw,
 )
 from tests.oracles.partitions import by_force
 from tests.partition import (
@@ -36,7 +34,6 @@ from tests.partition import (
     test_iteration,
     test_latency,
     test_layerwise,
-    test_layerwise_pipeline,
 )
 from tests.partition.checks import by_cp_sat
 from tests.partition.max_load_instances import problems as max_load_problems
@@ -44,37 +41,28 @@ from tests.partition.pipedream_cases import layer_graphs, memories
 from tests.partition.piper_instances import documents
 
 Solve = Callable[..., Any]
-FORWARD, BACKWARD, WEIGHTS = np.array([[1.0, 1.0, 1.2]]), np.array([[2.0, 2.0, 2.4]]), np.array([10.0, 10.0, 5.0])
+COMPUTE, WEIGHTS = np.array([[3.0, 3.0, 3.6]]), np.array([10.0, 10.0, 5.0])
 ROUNDING, BEYOND = 1 - 5e-13, 1 - 2e-9
-
-
-def two_bw(part: float) -> ChainStages:
-    """Two layers and one: 20 + 2 * 2 bytes, and (4 + 1) * 6 s; one and two: 5 * 6.6 s in less memory."""
-    return twobw(
-        (1,), FORWARD, BACKWARD, np.ones((1, 3)), np.zeros((1, 4)), WEIGHTS, devices=2, global_batch=4,
-        memory_bytes=24 * part, schedules=(TwoBWSchedule.FLUSH,), recompute=(False,), equal=False,
-    )  # fmt: skip
 
 
 def balanced(part: float) -> ChainStages:
     """Two layers and one: 2 * 20 + 2 * 2 bytes, and (4 + 1) * 6 s; one and two: 5 * 6.6 s in less memory."""
     return bapipe(
-        (1,), np.stack([FORWARD, FORWARD], axis=1), np.stack([BACKWARD, BACKWARD], axis=1), np.ones((1, 3)),
-        np.zeros((1, 4)), WEIGHTS, np.full(2, 44 * part), bandwidth_byte_per_s=1.0, global_batch=4,
-        schedules=(BaPipeSchedule.SNO,),
+        np.repeat(COMPUTE, 2, axis=0), np.ones(3), np.zeros(4), WEIGHTS, np.full(2, 44 * part),
+        bandwidth_byte_per_s=1.0, micro_batches=4, schedule=BaPipeSchedule.SNO,
     )  # fmt: skip
 
 
 def virtual_worker(part: float) -> ChainStages:
     """Two layers and one: two mini-batches in flight, 2 * (20 + 2) bytes, and 6 s; one and two: 6.6 s."""
     return hetpipe(
-        FORWARD + BACKWARD, WEIGHTS, np.ones(3), np.zeros(4), (2,), np.array([44 * part]), np.ones((1, 1)), concurrent=2
+        COMPUTE, WEIGHTS, np.ones(3), np.zeros(4), (2,), np.array([44 * part]), np.ones((1, 1)), concurrent=2
     )
 
 
 @pytest.mark.parametrize(
     ("problem", "seconds"),
-    [(two_bw(ROUNDING), 30.0), (two_bw(BEYOND), 33.0), (balanced(ROUNDING), 30.0), (balanced(BEYOND), 33.0),
+    [(balanced(ROUNDING), 30.0), (balanced(BEYOND), 33.0),
      (virtual_worker(ROUNDING), 6.0), (virtual_worker(BEYOND), 6.6)],
 )  # fmt: skip
 def test_a_stage_that_just_fits_and_one_that_just_does_not(problem: ChainStages, seconds: float) -> None:
@@ -136,7 +124,7 @@ def scaled(problem: Any, factor: float, *fields: str) -> Any:
 
 @EXAMPLES
 @given(
-    st.one_of(test_chain.twobw_problems(), test_chain.bapipe_problems(), test_chain.hetpipe_problems()),
+    st.one_of(test_chain.bapipe_problems(), test_chain.hetpipe_problems()),
     SCALES, AT, apart(),
 )  # fmt: skip
 def test_chains(problem: ChainStages, factor: float, at: int, distance: float) -> None:
@@ -159,13 +147,6 @@ def test_latency_plans(problem: Any, at: int, distance: float) -> None:
 @EXAMPLES
 @given(test_layerwise._instances(), AT, apart())
 def test_layerwise_strategies(problem: Any, at: int, distance: float) -> None:
-    agree(problem, at, distance, search_partition)
-
-
-@EXAMPLES
-@given(test_layerwise_pipeline._instances(), SCALES, AT, apart())
-def test_layerwise_pipelines(problem: Any, factor: float, at: int, distance: float) -> None:
-    problem = scaled(problem, factor, "fixed_bytes", "activation_bytes")
     agree(problem, at, distance, search_partition)
 
 

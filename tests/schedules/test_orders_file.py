@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.play import StageTimes, measure_orders
-from planner.schedules import Action, ActionKind, Pipeline, get, parse_action, read_orders
+from planner.schedules import Pipeline, get, parse_action, read_orders
 
 CSV = """worker,action
 0,F0.0
@@ -29,12 +29,6 @@ def test_csv_of_actions(tmp_path: Path) -> None:
     work = read_orders(written(tmp_path / "own.csv", CSV))
     assert [" ".join(map(str, lane)) for lane in work.lanes] == ["F0.0 B0.0", "F1.0 B1.0"]
     assert measure_orders(work, StageTimes.of([1.0, 1.0], [2.0, 2.0])).makespan_s == 6
-
-
-def test_csv_of_columns(tmp_path: Path) -> None:
-    text = "worker, kind, stage, micro_batch, version, paired\n0,forward,0,0,0,\n0,U,0,0,,\n0,B,0,0,0,\n0,U,0,1,,\n"
-    work = read_orders(written(tmp_path / "own.csv", text))
-    assert [str(a) for a in work.lanes[0]] == ["F0.0@0", "U0.0", "B0.0@0", "U0.1"]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +65,7 @@ def test_words_that_are_no_action(word: str) -> None:
         ("worker,action\n0,F0.0\n0\n", 3, "the action is missing"),
         ("worker,action\n0,F0.0,F0.1\n", 2, "more cells than the 2 columns"),
         ("worker,task\n0,F0.0\n", 1, "unknown column 'task'"),
-        ("worker,kind\n0,F\n", 1, "columns are missing"),
-        ("worker,kind,stage,micro_batch\n0,forwards,0,0\n", 2, "unknown kind 'forwards'"),
+        ("worker,lane\n0,0\n", 1, "columns are missing"),
         (
             "worker,action\n0,F0.0\n0,F0.1\n0,B0.0\n0,B0.1\n1,F1.0\n1,B1.0\n1,B1.1\n1,F1.1\n",
             8,
@@ -164,8 +157,3 @@ def test_missing_file_and_missing_worker(tmp_path: Path) -> None:
         read_orders(tmp_path / "none.csv")
     with pytest.raises(PlanError, match="worker 0 has no actions"):
         read_orders(written(tmp_path / "own.csv", CSV.replace("0,", "2,")))
-
-
-def test_unchecked_orders_are_read_as_they_are(tmp_path: Path) -> None:
-    work = read_orders(written(tmp_path / "own.json", '{"lanes": ["B0.0"]}'), check=False)
-    assert work.lanes == ((Action(ActionKind.BACKWARD, 0, 0),),)

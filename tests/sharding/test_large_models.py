@@ -40,11 +40,10 @@ def test_dlrm_fits_sixteen_devices(axes: dict[str, int]) -> None:
     """24 billion parameters at 16 bytes: 384 GB; whole tables would take 82 GB each on every device."""
     graph, setting = _load("dlrm", axes)
     assert 380e9 < 16 * graph.parameter_count() < 390e9
-    answer = get("ilp")(setting, memory_bytes=MEMORY)
+    answer = get("gshard")(setting, memory_bytes=MEMORY)
     assert answer.verdict.violations == []
     assert answer.verdict.memory_bytes <= MEMORY
     assert answer.verdict.weight_bytes >= 16 * graph.parameter_count() / 16
-    assert answer.gap < 1e-6
     large = [p.name for p in graph.parameters if p.elements > 1e9]
     for name in large:
         rest = answer.decision[name]
@@ -54,15 +53,15 @@ def test_dlrm_fits_sixteen_devices(axes: dict[str, int]) -> None:
 
 def test_dlrm_on_one_device_is_refused() -> None:
     _, setting = _load("dlrm", {"all": 1})
-    with pytest.raises(InfeasibleError, match="at least"):
-        get("ilp")(setting, memory_bytes=MEMORY)
+    with pytest.raises(InfeasibleError, match="fits"):
+        get("gshard")(setting, memory_bytes=MEMORY)
 
 
 def test_mixtral_fits_sixteen_devices() -> None:
     """46.7 billion parameters at 16 bytes: 747 GB."""
     graph, setting = _load("mixtral_8x7b_batched", {"node": 2, "local": 8})
     assert graph.parameter_count() == 46_702_792_704
-    answer = get("ilp")(setting, memory_bytes=MEMORY)
+    answer = get("gshard")(setting, memory_bytes=MEMORY)
     assert answer.verdict.violations == []
     assert answer.verdict.memory_bytes <= MEMORY
     experts = [

@@ -53,7 +53,7 @@ def test_experts_are_dealt_where_memory_asks_for_it(model: Graph) -> None:
     sized = rebatch(model, 8)
     times = np.array([1e-6, 0.0, 1e-3, 1e-6])
     setting = Setting(sized, ideal_mesh((4,)), forward_s=times, backward_s=2 * times, saved=((),) * 4)
-    answer = get("ilp")(setting, memory_bytes=20_000)
+    answer = get("gshard")(setting, memory_bytes=20_000)
     assert answer.verdict.violations == []
     assert answer.verdict.memory_bytes <= 20_000
     layouts = {n: layout_text(answer.decision[n].weight) for n in ("w1", "w2")}  # type: ignore[union-attr]

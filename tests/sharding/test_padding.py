@@ -110,7 +110,7 @@ def test_a_padded_product_costs_its_padding() -> None:
     assert shares["m",] == pytest.approx(3 / 5)
     assert shares["n",] == pytest.approx(4 / 7)
     assert shares["k",] == pytest.approx(2 / 3)
-    answer = get("ilp")(one)
+    answer = get("gshard")(one)
     assert answer.verdict.violations == []
     assert answer.decision["op:h0"].splits == ("n",)  # type: ignore[union-attr]
     assert answer.verdict.compute_s == pytest.approx(3e6 * 4 / 7)
@@ -120,7 +120,7 @@ def _uneven_block(options: Options) -> Setting:
     return setting(attention_block(batch=3, steps=9, width=27, heads=3, inner=30), (2,), 1e3, options=options)
 
 
-@pytest.mark.parametrize("name", ["ilp", "gshard", "mesh-tensorflow", "tofu"])
+@pytest.mark.parametrize("name", ["gshard", "mesh-tensorflow", "tofu"])
 def test_every_search_takes_the_option(name: str) -> None:
     assert get(name)(_uneven_block(PADDED)).verdict.violations == []
 
@@ -130,8 +130,8 @@ def test_a_vocabulary_that_does_not_divide_is_cut_where_padding_is_allowed() -> 
     what = graph(tensors, [node("Gather", "w ids", "e"), node("MatMul", "e p", "y")])
     limit = 50257 * 64 * 16 / 6
     with pytest.raises(InfeasibleError):
-        get("ilp")(setting(what, (3, 3), 1.0, sharded_states=False), memory_bytes=limit)
-    answer = get("ilp")(setting(what, (3, 3), 1.0, options=PADDED, sharded_states=False), memory_bytes=limit)
+        get("gshard")(setting(what, (3, 3), 1.0, sharded_states=False), memory_bytes=limit)
+    answer = get("gshard")(setting(what, (3, 3), 1.0, options=PADDED, sharded_states=False), memory_bytes=limit)
     assert answer.verdict.violations == []
     assert "S" in layout_text(rest_of(answer.decision["w"]).value)
     held = 5585 * 64 * 16

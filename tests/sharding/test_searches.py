@@ -27,7 +27,6 @@ from planner.sharding import (
 )
 from planner.sharding.elimination import Factor, minima, minimise, value
 from planner.sharding.searches import get, names
-from planner.sharding.searches.ilp import integer_program
 from tests.sharding.graphs import attention_block, products, setting, zero_choice
 
 
@@ -58,7 +57,7 @@ def test_tables_too_large_are_declined() -> None:
 
 
 @pytest.mark.parametrize("limit", [1.0, 0.8, 0.6, 0.45])
-def test_within_memory_the_ilp_equals_enumeration(limit: float) -> None:
+def test_within_memory_a_price_is_near_enumeration(limit: float) -> None:
     one = setting(products([4, 8], batch=4), (2,), 10.0, micro_batches=4)
     problem = formulate(one)
     every = [(value(problem.factors(), at), problem.memory(at)) for at in itertools.product(*map(range, problem.sizes))]
@@ -67,21 +66,12 @@ def test_within_memory_the_ilp_equals_enumeration(limit: float) -> None:
     fitting = [s for s, kept in every if kept <= room]
     if not fitting:
         with pytest.raises(InfeasibleError):
-            get("ilp")(one, memory_bytes=room)
+            get("gshard")(one, memory_bytes=room)
         return
-    answer = get("ilp")(one, memory_bytes=room)
-    assert answer.verdict.seconds == pytest.approx(min(fitting))
+    answer = get("gshard")(one, memory_bytes=room)
+    assert min(fitting) * (1 - 1e-9) <= answer.verdict.seconds <= min(fitting) * 1.1
     assert answer.verdict.memory_bytes <= room
     assert answer.verdict.violations == []
-
-
-def test_the_integer_program_alone_agrees() -> None:
-    problem = formulate(setting(products([4, 8, 4], batch=4), (2,), 10.0))
-    total, chosen = minimise(problem.sizes, problem.factors())
-    seconds, bound, picked = integer_program(problem, 2 * problem.memory(chosen))
-    assert seconds == pytest.approx(total)
-    assert bound == pytest.approx(total, rel=1e-5)
-    assert value(problem.factors(), picked) == pytest.approx(total)
 
 
 @settings(deadline=None, max_examples=30)
@@ -98,7 +88,7 @@ def test_the_judge_prices_any_choice_like_the_tables(data: st.DataObject) -> Non
 
 def test_the_judge_finds_what_is_wrong() -> None:
     one = setting(products([4, 8]), (2,))
-    good = get("ilp")(one).decision
+    good = get("gshard")(one).decision
     operator = good["op:h0"]
     assert isinstance(operator, Strategy)
     odd = {**good, "op:h0": replace(operator, share=0.1)}
@@ -118,10 +108,9 @@ def _gpt_block(**options: object) -> Setting:
 
 def test_exact_search_reproduces_or_beats_tensor_parallel_layers_on_8_devices() -> None:
     """Columns, heads, rows; between them the sequence is cut, gathered and scattered twice a block each way."""
-    layers = get("ilp")(_gpt_block(options=Options(as_layers=True), sharded_states=False))
-    best = get("ilp")(_gpt_block())
+    layers = get("gshard")(_gpt_block(options=Options(as_layers=True), sharded_states=False))
+    best = get("gshard")(_gpt_block())
     assert layers.verdict.violations == [] == best.verdict.violations
-    assert best.bound_s == pytest.approx(best.verdict.seconds)
     assert best.verdict.seconds <= layers.verdict.seconds * (1 + 1e-9)
     splits = {k: str(getattr(v, "splits", "")) for k, v in layers.decision.items() if k.startswith("op:")}
     assert [splits[f"op:{k}"] for k in ("q0", "k0", "v0", "a", "o", "u", "d")] == [
@@ -134,7 +123,7 @@ def test_exact_search_reproduces_or_beats_tensor_parallel_layers_on_8_devices() 
 def test_a_batch_over_devices_is_data_parallelism() -> None:
     """Large activations, small weights: every operator cuts the batch, every weight's gradient is all-reduced."""
     one = setting(products([8, 8, 8], batch=4096), (4,), 1e6, sharded_states=False)
-    answer = get("ilp")(one)
+    answer = get("gshard")(one)
     assert {s.splits for s in answer.decision.values() if isinstance(s, Strategy)} == {("m",)}
     weights = [w for w in answer.decision.values() if isinstance(w, WeightChoice)]
     assert all(layout_text(w.weight) == "R" for w in weights)
@@ -143,44 +132,41 @@ def test_a_batch_over_devices_is_data_parallelism() -> None:
 
 def test_little_memory_brings_sharded_states() -> None:
     one = setting(products([64, 64, 64], batch=4096), (4,), 1e9)
-    free = get("ilp")(one)
+    free = get("gshard")(one)
     weights = 2 * 64 * 64 * 16
     activations = free.verdict.activation_bytes
-    tight = get("ilp")(one, memory_bytes=activations + weights * 0.3)
+    tight = get("gshard")(one, memory_bytes=activations + weights * 0.3)
     rests = [w for w in tight.decision.values() if isinstance(w, WeightChoice)]
     assert any(w in (zero_choice(2), zero_choice(3)) or layout_text(w.optimizer) != "R" for w in rests)
     assert tight.verdict.memory_bytes <= activations + weights * 0.3
     assert tight.verdict.violations == []
 
 
-@pytest.mark.parametrize("name", ["ilp", "mesh-tensorflow", "mesh-tensorflow-memory", "tofu", "gshard"])
+@pytest.mark.parametrize("name", ["mesh-tensorflow", "mesh-tensorflow-memory", "tofu", "gshard"])
 def test_every_search_passes_the_judge(name: str) -> None:
     one = setting(attention_block(), {"data": 2, "model": 4}.values(), 50.0)
     answer = get(name)(one)
     assert answer.verdict.violations == []
     assert evaluate(one, answer.decision).seconds == pytest.approx(answer.verdict.seconds)
-    assert answer.verdict.seconds >= get("ilp")(one).verdict.seconds * (1 - 1e-9)
+    assert answer.verdict.seconds >= get("gshard")(one).verdict.seconds * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("gshard", (4,)), ("gshard", (2, 4))])
+@pytest.mark.parametrize("sizes", [(4,), (2, 4)])
 @pytest.mark.parametrize("fraction", [0.9, 0.6])
-def test_slower_layouts_of_a_rule_are_found_where_the_fastest_does_not_fit(
-    name: str, sizes: tuple[int, ...], fraction: float
-) -> None:
+def test_slower_layouts_are_found_where_the_fastest_does_not_fit(sizes: tuple[int, ...], fraction: float) -> None:
     one = setting(attention_block(), sizes)
-    fastest = get(name)(one)
+    fastest = get("gshard")(one)
     room = fraction * fastest.verdict.memory_bytes
-    answer = get(name)(one, memory_bytes=room)
+    answer = get("gshard")(one, memory_bytes=room)
     assert answer.verdict.violations == []
     assert answer.verdict.memory_bytes <= room
-    assert fastest.verdict.seconds <= answer.bound_s * (1 + 1e-9) <= answer.verdict.seconds * (1 + 2e-9)
+    assert fastest.verdict.seconds <= answer.verdict.seconds * (1 + 1e-9)
 
 
 def test_searches_are_found_by_name() -> None:
     assert set(names()) >= {
         "gshard",
-        "gshard-propagate",
-        "ilp",
+        "leanest",
         "mesh-tensorflow",
         "mesh-tensorflow-memory",
         "tofu",
@@ -191,5 +177,5 @@ def test_searches_are_found_by_name() -> None:
 
 def test_nothing_fits() -> None:
     one = setting(products([64, 64]), ideal_mesh((2,)))
-    with pytest.raises(InfeasibleError, match="at least"):
-        get("ilp")(one, memory_bytes=100.0)
+    with pytest.raises(InfeasibleError, match="no completion of layouts was found that fits"):
+        get("gshard")(one, memory_bytes=100.0)

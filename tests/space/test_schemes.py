@@ -45,14 +45,6 @@ def test_replicas_of_the_stage_are_as_good_as_copies() -> None:
     assert evaluate(costs(), PAIR, JOB, replicas) == evaluate(costs(), PAIR, JOB, copies)
 
 
-def test_state_in_shards_is_kept_in_shards() -> None:
-    """ZeRO-1 as a scheme: half of the update, and of Adam's 16 B, on each of two ranks."""
-    job = dataclasses.replace(JOB, optimizer="adam")
-    (stage,) = evaluate(costs(), PAIR, job, dataclasses.replace(WHOLE, exchange="zero1")).stages
-    assert stage.update_s == 0.25
-    assert (stage.memory.weights, stage.memory.optimizer) == (8.0, 8.0)
-
-
 STAGES = (StageChoice(0, 1, 1), StageChoice(1, 2, 1))
 
 
@@ -62,6 +54,7 @@ STAGES = (StageChoice(0, 1, 1), StageChoice(1, 2, 1))
         ({"stages": STAGES, "copies": 1, "micro_batches": 6}, "one stage of the whole model, not 2"),
         ({"zero": 1}, "and ZeRO-1 both say how gradients travel"),
         ({"devices": (1, 0)}, "serves devices in line"),
+        ({"exchange": "zero1"}, "choose it by its stage, --zero 1"),
         ({"exchange": "rings"}, "unknown exchange scheme 'rings'"),
         ({"exchange": "byteps:cpu_machines=some"}, "cannot read 'some'"),
         ({"exchange": "byteps:cpu_machines=1"}, "network"),

@@ -18,9 +18,15 @@ CHEAP = ("bert-large -H ethernet-25g", "dlrm -H dgx-a100", "--systems hetpipe:po
 def test_the_page_has_a_section_with_the_data_of_each_system(name: str) -> None:
     system, text = SYSTEMS.get(name), page_text("systems.md")
     section = text.partition(f"## {system.title} (`{name}`)")[2].partition("\n## ")[0]
-    for fact in (system.chooses, system.cut, system.source, system.staleness, *system.open, *system.backend.values()):
+    options = (f"`{name}:{option}=" for option in system.tunable)
+    for fact in (
+        system.source,
+        *system.backend.values(),
+        *(f"`{schedule}`" for schedule in system.schedules),
+        *options,
+    ):
         assert fact in section
-    for part in ("**Formulas.**", "**Modelled.**", "**Not modelled.**"):
+    for part in ("**Decides.**", "**Decided here.**", "**Formulas.**", "**Modelled.**", "**Not modelled.**"):
         assert part in section
     assert name == "auto" or any(name in command for command, _ in examples(section))
 

@@ -43,7 +43,6 @@ def test_a_system_names_what_exists(name: str) -> None:
     if system.layouts is not None:
         assert {system.layouts.search, system.layouts.within_memory or system.layouts.search} <= set(sharding_names())
     assert system.source
-    assert system.chooses
     assert system.backend
 
 

@@ -1,7 +1,7 @@
 """Searches over layouts, one file each, found by name.
 
 >>> from planner.sharding.searches import names
->>> "ilp" in names()
+>>> "gshard" in names()
 True
 """
 
@@ -24,27 +24,14 @@ class ShardingAnswer:
     Attributes:
         decision: strategy of each operator and resting layouts of each tensor and weight, by variable name.
         verdict: its cost by the judge.
-        bound_s: lower bound on the seconds of any decision of the search's space; 0 when nothing is proven.
-        method: how it was found.
-        states: number of states, in a unit of the method.
     """
 
     decision: dict[str, Choice]
     verdict: Verdict
-    bound_s: float
-    method: str
-    states: int = 0
 
     @staticmethod
     def of(
-        setting: Setting,
-        decision: dict[str, Choice],
-        memory_bytes: float | None,
-        method: str,
-        *,
-        bound_s: float = 0.0,
-        states: int = 0,
-        fixed: str = "",
+        setting: Setting, decision: dict[str, Choice], memory_bytes: float | None, *, fixed: str = ""
     ) -> ShardingAnswer:
         """The answer for a decision, with the judge's verdict.
 
@@ -52,9 +39,6 @@ class ShardingAnswer:
             setting: what is sharded.
             decision: strategies and layouts.
             memory_bytes: bytes that a rank may hold; None for no limit.
-            method: how it was found.
-            bound_s: lower bound on the seconds of any decision of the search's space.
-            states: number of states.
             fixed: for a search that cannot trade time for memory, the name of its decision in the error.
 
         Raises:
@@ -63,14 +47,7 @@ class ShardingAnswer:
         verdict = evaluate(setting, decision, memory_bytes=memory_bytes)
         if fixed and memory_bytes is not None and not fits(verdict.memory_bytes, memory_bytes):
             raise InfeasibleError(f"{fixed} does not fit the devices' memory", hint="use a larger mesh")
-        return ShardingAnswer(decision, verdict, bound_s, method, states)
-
-    @property
-    def gap(self) -> float:
-        """Relative gap: how much slower than the bound the answer is."""
-        if self.bound_s <= 0:
-            return 0.0 if self.verdict.seconds <= 0 else float("inf")
-        return max(0.0, self.verdict.seconds / self.bound_s - 1.0)
+        return ShardingAnswer(decision, verdict)
 
 
 class Search(Protocol):

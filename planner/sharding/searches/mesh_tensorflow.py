@@ -307,9 +307,7 @@ def mesh_tensorflow(setting: Setting, *, memory_bytes: float | None = None) -> S
                 f"no layout of named dimensions was found that fits {format_bytes(memory_bytes)} a device",
                 hint="use a larger mesh, more recomputation or a smaller micro-batch",
             )
-    method, states = "elimination over names", math.prod(named.sizes)
-    decision = named.decision(axes)
-    return ShardingAnswer.of(setting, decision, memory_bytes, method, states=states, fixed="the fastest layout")
+    return ShardingAnswer.of(setting, named.decision(axes), memory_bytes, fixed="the fastest layout")
 
 
 @SEARCHES.entry("mesh-tensorflow-memory")
@@ -325,5 +323,4 @@ def mesh_tensorflow_memory(setting: Setting, *, memory_bytes: float | None = Non
     place = {axis.name: a for a, axis in enumerate(setting.mesh.axes)}
     axis_of = [place[assignment[name]] if name in assignment else -1 for name in named.order]
     decision = named.decision([domain.index(a) for domain, a in zip(named.domains, axis_of, strict=True)])
-    states = len(named.order)
-    return ShardingAnswer.of(setting, decision, memory_bytes, "CP-SAT", states=states, fixed="the leanest layout")
+    return ShardingAnswer.of(setting, decision, memory_bytes, fixed="the leanest layout")

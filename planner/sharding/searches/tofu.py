@@ -4,7 +4,7 @@ Partition-n-reduce: an operator is cut along one dimension of its loop nest; a w
 operands and, where the dimension is reduced, partial results are added. One step cuts everything in p parts; the next
 step cuts each part again. Step i costs `groups_i * delta_i` bytes,
 groups being the parts made so far. Taking the best step each time is optimal where these never fall from step to step
-(Wang, Huang, Li, EuroSys 2019, theorem 1); `TofuPlan.monotone` says whether they do.
+(Wang, Huang, Li, EuroSys 2019, theorem 1).
 
 Coarsening: a tensor and its gradient are cut alike, so forward and backward are one group; tensors that an element-wise
 operator joins are cut alike; so are those of equal operators that share a weight (unrolled time steps). What is left is
@@ -13,7 +13,6 @@ nearly a chain, and its dynamic program is the elimination of one variable after
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -188,24 +187,14 @@ class TofuPlan:
 
     Attributes:
         steps: the steps in order.
-        groups: number of variables after coarsening.
-        tensors: number of tensors before coarsening.
     """
 
     steps: tuple[TofuStep, ...]
-    groups: int
-    tensors: int
 
     @property
     def total_bytes(self) -> float:
         """Bytes moved in one forward and backward pass by all workers together."""
         return sum(step.total_bytes for step in self.steps)
-
-    @property
-    def monotone(self) -> bool:
-        """Whether no step moves less than the one before, the condition under which the plan is optimal."""
-        totals = [step.total_bytes for step in self.steps]
-        return all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(totals))
 
     def layout(self, name: str) -> TensorLayout:
         """Layout of a tensor, one part a step; a tensor that the recursion does not know is replicated."""
@@ -336,7 +325,7 @@ def tofu_plan(
     steps: list[TofuStep] = []
     for p in prime_factors(ranks) if isinstance(ranks, int) else ranks:
         steps.append(recursion.step(p, math.prod(s.ranks for s in steps)))
-    return TofuPlan(tuple(steps), len(recursion.roots), len(recursion.shapes) - len(recursion.free))
+    return TofuPlan(tuple(steps))
 
 
 def _nearest(candidates: Sequence[Strategy], wanted: Sequence[str]) -> Strategy:
@@ -368,7 +357,7 @@ def tofu(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnsw
         for name in (*node.inputs, *node.outputs):
             if name:
                 _rest(decision, graph.tensors[name], plan, name in facts.carrying)
-    return ShardingAnswer.of(setting, decision, memory_bytes, "recursion", states=plan.groups, fixed="Tofu's plan")
+    return ShardingAnswer.of(setting, decision, memory_bytes, fixed="Tofu's plan")
 
 
 def _rest(decision: dict[str, Choice], tensor: Tensor, plan: TofuPlan, gradient: bool) -> None:

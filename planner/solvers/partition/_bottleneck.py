@@ -1,4 +1,4 @@
-"""Branch and bound on a bottleneck: the outer search of the solvers of iteration time, layer-wise cuts and chains."""
+"""Branch and bound on a bottleneck: the outer search of the solvers of iteration time and of chains."""
 
 from __future__ import annotations
 

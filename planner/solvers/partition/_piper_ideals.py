@@ -76,7 +76,7 @@ def cheapest_choices(
         raise OutOfTime
     if result.decision is None:
         return np.inf, np.zeros(0, dtype=np.int64)
-    choices = [useful[v][c] for v, c in zip(nodes, result.decision.strategies, strict=True)]
+    choices = [useful[v][c] for v, c in zip(nodes, result.decision, strict=True)]
     return border_seconds(problem, inside, data) + result.objective, np.array(choices, dtype=np.int64)
 
 

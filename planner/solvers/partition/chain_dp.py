@@ -1,8 +1,8 @@
 """`ChainStages` exactly: the best stages and devices of each pipeline, by a chain DP.
 
 For each pipeline, a DP over (devices used, type of the last one, layers placed) minimises the largest pace under the
-memory. If stages also pause the pipeline (transfers, an exchange after the drain), the DP runs with a limit on the
-pause, and `BottleneckSearch` branches on that limit to minimise the largest pace plus the largest pause.
+memory. If transfers also pause the pipeline, the DP runs with a limit on the pause, and `BottleneckSearch` branches on
+that limit to minimise the largest pace plus the largest pause.
 
 Sums over runs of layers equal the judge's `fsum` to the last bit.
 """
@@ -17,8 +17,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from planner.hardware.tiers import moved_bytes
-from planner.hardware.types import Collective
 from planner.memory import fits
 from planner.solvers.partition import PARTITION_SOLVERS, Deadline, PartitionSolver, Search
 from planner.solvers.partition._bottleneck import BottleneckSearch
@@ -67,7 +65,7 @@ Cut = tuple[float, tuple[int, ...], tuple[int, ...]]
 def solve_chain(search: Search) -> None:
     """Find the best plan over all pipelines and prove it; pipelines that cannot be better are skipped."""
     problem: ChainStages = search.problem
-    search.space = f"{'equal' if problem.equal else 'unequal'} stages in line"
+    search.space = "stages in line"
     for points, pipeline in enumerate(problem.pipelines, start=1):
         search.deadline.check()
         _offer_best(search, pipeline)
@@ -81,16 +79,10 @@ def _offer_best(search: Search, pipeline: Pipeline) -> None:
     stages = pipeline.stages
     if stages > problem.layers:
         return
-    if problem.equal and pipeline.line:
-        marks = tuple(range(0, problem.layers + 1, problem.layers // stages))
-        search.offer(ChainDecision(marks, pipeline))
-        return
-    forward_s, backward_s = problem.forward_s[pipeline.size], problem.backward_s[pipeline.size]
-    works = (t.forward * forward_s + t.backward * backward_s for t, *_ in pipeline.slot)
-    if pipeline.rounds * float(sum(works).min(axis=0).sum()) / stages >= search.objective * _SLACK:
+    if pipeline.rounds * float(problem.compute_s.min(axis=0).sum()) / stages >= search.objective * _SLACK:
         return
     tables = _Tables(problem, pipeline, search.deadline)
-    pauses = np.unique(tables.pause[tables.real]) if pipeline.stops or pipeline.drained else np.zeros(1)
+    pauses = np.unique(tables.pause[tables.real]) if pipeline.stops else np.zeros(1)
     limits = BottleneckSearch(pauses, 1.0, search.objective)
     while (step := limits.next_cap()) is not None:
         pace, marks, types = tables.split(step[0]) or (math.inf, (), ())
@@ -106,37 +98,25 @@ class _Tables:
         self.problem, self.pipeline, self.deadline = problem, pipeline, deadline
         marks = np.arange(problem.layers + 1)
         self.real = marks[:, None] < marks
-        size = pipeline.size
-        self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes[size])
-        self.crossing = problem.boundary_bytes[size].copy()
+        self.weights, self.saved = run_sums(problem.weight_bytes), run_sums(problem.saved_bytes)
+        self.crossing = problem.boundary_bytes.copy()
         self.crossing[0] = self.crossing[-1] = 0.0
-        self.work = [
-            (prefix_differences(f), prefix_differences(b))
-            for f, b in zip(problem.forward_s[size], problem.backward_s[size], strict=True)
-        ]
-        kind = pipeline.line[0][0] if pipeline.line else 0
-        moved = moved_bytes(Collective.ALL_REDUCE, self.weights, pipeline.width)
-        self.exchange_s = moved / problem.bandwidth_byte_per_s[kind, kind]
-        self.pause = np.broadcast_to(self._priced(0, -1, kind)[1], self.real.shape)
+        self.work = [prefix_differences(compute_s) for compute_s in problem.compute_s]
+        self.pause = np.broadcast_to(self._priced(0, -1, pipeline.line[0] if pipeline.line else 0)[1], self.real.shape)
         self._stages: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def _priced(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
         """Pace and pause of every run as the stage at a place; `last` is the device type before it, -1 for none."""
-        problem, line = self.problem, self.pipeline.line
-        rates = problem.bandwidth_byte_per_s
-        behind = line[place + 1][0] if place + 1 < len(line) else kind
+        line, rates = self.pipeline.line, self.problem.bandwidth_byte_per_s
+        behind = line[place + 1] if place + 1 < len(line) else kind
         entering = self.crossing[:, None] / rates[last if last >= 0 else kind, kind]
-        leaving = self.crossing[None, :] / rates[kind, behind]
-        slots = [self.pipeline.slot_s(*self.work[k], entering, leaving) for k in (line[place] if line else (kind,))]
-        return self.pipeline.pace_and_pause(np.maximum.reduce(slots), self.exchange_s, entering)
+        return self.pipeline.pace_and_pause(self.work[kind], entering, self.crossing[None, :] / rates[kind, behind])
 
     def _stage(self, place: int, last: int, kind: int) -> tuple[np.ndarray, np.ndarray]:
         """Pace (infinite where it does not fit) and pause of every run as the stage at a place; cached."""
         if (place, last, kind) not in self._stages:
-            received = self.problem.boundary_bytes[self.pipeline.size][:, None]
-            needed = self.pipeline.kept[place].bytes(self.weights, self.saved, received)
-            kinds = self.pipeline.line[place] if self.pipeline.line else (kind,)
-            within = self.real & fits(needed, float(self.problem.memory_bytes[list(kinds)].min()))
+            needed = self.pipeline.kept[place].bytes(self.weights, self.saved)
+            within = self.real & fits(needed, float(self.problem.memory_bytes[kind]))
             pace, pause = self._priced(place, last, kind)
             self._stages[place, last, kind] = np.where(within, pace, np.inf), pause
         return self._stages[place, last, kind]
@@ -144,7 +124,7 @@ class _Tables:
     def _states(self) -> Iterator[tuple[State, list[State]]]:
         """States in the order of devices used, each with its predecessors; none for a first stage."""
         if self.pipeline.line:
-            line: list[State] = [((place,), kinds[0]) for place, kinds in enumerate(self.pipeline.line)]
+            line: list[State] = [((place,), kind) for place, kind in enumerate(self.pipeline.line)]
             yield from ((state, line[max(place - 1, 0) : place]) for place, state in enumerate(line))
             return
         counts = self.problem.counts

@@ -89,17 +89,14 @@ def balanced_stages(
     types, (_, speeds) = cluster.device_types[:count], levels_of(cluster, count)
     held_bytes = precision.held_weight_bytes + precision.held_gradient_bytes + tables.state_bytes
     problem = bapipe(
-        (costs.micro_batch,),
-        costs.forward_s[types][None],
-        costs.backward_s[types][None],
-        np.diagonal(costs.saved_bytes)[None].copy(),
-        costs.boundary_bytes[None],
+        (costs.forward_s + costs.backward_s)[types],
+        np.diagonal(costs.saved_bytes).copy(),
+        costs.boundary_bytes,
         costs.parameter_elements * held_bytes / 2,
         np.array([float(cluster.devices[t].usable_bytes) for t in types]),
         min(speeds),
-        micro_batches * costs.micro_batch,
-        schedules=(schedule,),
-        exact_features=True,
+        micro_batches,
+        schedule,
     )
     decision = search_partition(problem, time_limit_s=TIME_LIMIT_S).decision
     return None if decision is None else decision.boundaries

@@ -1,9 +1,9 @@
 """Latency of one sample: list scheduling for a good plan, simple lower bounds, and an exact model for CP-SAT.
 
 List scheduling: a node's urgency is the length of the longest path from its start to the end of the graph. The most
-urgent ready node goes to the device where it finishes first, into an idle gap if there is one. Several definitions of
-path length are tried; then the best urgencies are perturbed at random. Lower bounds: the critical path, and the work
-between early and late nodes divided by the devices.
+urgent ready node goes to the device where it finishes first, into an idle gap if there is one. Then the best urgencies
+are perturbed at random. Lower bounds: the critical path, and the work between early and late nodes divided by the
+devices.
 
 Exact model: one optional interval per node and device, no overlap on a device, transfer delays between them. Times are
 integers in units of about 2^-40 of the known latency, rounded down, so that the bound is valid for the true times and
@@ -132,11 +132,9 @@ def solve_latency_by_list(search: Search) -> None:
     work_s = search.work_s * (1.0 if search.alone else _SHARE)
     random = np.random.default_rng(_SEED)
     affordable = max(1, int(_PLACES_PER_S * work_s / (problem.nodes * problem.devices)))
-    urgencies = _urgencies(problem, search.deadline)
-    leading = urgencies[0]
-    while rounds < min(_ROUNDS + len(urgencies), affordable) and search.objective > search.bound * (1 + 1e-12):
-        perturbed = leading * random.uniform(0.8, 1.25, problem.nodes)
-        urgency = urgencies[rounds] if rounds < len(urgencies) else perturbed
+    leading = (path_ms(problem, search.deadline, to_end=True) + problem.time_ms).min(axis=1)
+    while rounds < min(_ROUNDS, affordable) and search.objective > search.bound * (1 + 1e-12):
+        urgency = leading * random.uniform(0.8, 1.25, problem.nodes) if rounds else leading
         rounds += 1
         search.count(rounds=rounds)
         if search.offer(_schedule(graph, urgency, search.deadline)):
@@ -153,27 +151,6 @@ def _graph(problem: LatencyProblem) -> _Graph:
         depth[v] = place
     reads, readers = _neighbours(problem, backwards=True), _neighbours(problem, backwards=False)
     return _Graph(problem, reads, readers, groups, depth)
-
-
-def _urgencies(problem: LatencyProblem, deadline: Deadline) -> list[np.ndarray]:
-    """[n] each: longest paths to the end by shortest, mean and longest node times, with 0, 1 and 2 mean transfers."""
-    usable = np.isfinite(problem.time_ms)
-    times = np.where(usable, problem.time_ms, 0.0)
-    mean = times.sum(axis=1) / np.maximum(usable.sum(axis=1), 1)
-    shortest = np.where(usable.any(axis=1), problem.time_ms.min(axis=1), 0.0)
-    mean_hops = float(problem.hops.mean())
-    urgencies = [(path_ms(problem, deadline, to_end=True) + problem.time_ms).min(axis=1)]
-    order = numbered_line(problem.nodes, problem.edges.tolist())
-    readers = _neighbours(problem, backwards=False)
-    for base in (shortest, mean, times.max(axis=1)):
-        for weight in (0.0, mean_hops, 2 * mean_hops):
-            deadline.check()
-            urgency = np.zeros(problem.nodes)
-            for u in reversed(order):
-                longest_behind = max((float(urgency[v]) for v in readers[u]), default=0.0)
-                urgency[u] = base[u] + longest_behind + (weight * problem.transfer_ms[u] if readers[u] else 0.0)
-            urgencies.append(urgency)
-    return urgencies
 
 
 @dataclass

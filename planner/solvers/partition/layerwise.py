@@ -1,34 +1,21 @@
-"""Layer-wise strategies and pipeline cuts together, exactly.
+"""Layer-wise strategies exactly, by Pareto labels along the layers.
 
-Cuts: every possible stage (first layer, last layer, stages from the end) gets a lower bound on its time by Lagrangian
-relaxation at a few prices of memory. Branching on the longest stage finds the best cut by these bounds. Its stages are
-then solved exactly and the cut is searched again, until all stages of the best cut are exact; then no cut is better.
-
-One stage: Pareto labels along its layers. A label is a strategy of each of the first layers; it has a last strategy,
-memory and time. It dominates another if it needs no more memory and no more time, even with the costliest switch to
-the other's strategy. At a price p of memory, a chain DP gives the least (time + p memory) of the remaining layers,
-which bounds every label from below; a label whose bound is not below the best plan is dropped. The work depends on the
-number of labels, not on the size of the memory.
+A label is a strategy of each of the first layers; it has a last strategy, memory and time. It dominates another if it
+needs no more memory and no more time, even with the costliest switch to the other's strategy. At a price p of memory, a
+chain DP gives the least (time + p memory) of the remaining layers, which bounds every label from below; a label whose
+bound is not below the best plan is dropped. The work depends on the number of labels, not on the size of the memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from planner.memory import fits, room_bytes
-from planner.solvers.partition import (
-    PARTITION_SOLVERS,
-    RELATIVE_TOLERANCE,
-    Deadline,
-    PartitionSolver,
-    Search,
-    search_partition,
-)
-from planner.solvers.partition._bottleneck import STEP, BottleneckSearch
-from planner.space.partition import LayerChoice, LayerDecision
+from planner.solvers.partition import PARTITION_SOLVERS, RELATIVE_TOLERANCE, PartitionSolver, Search
+from planner.space.partition import LayerChoice
 
 _LABEL_STEP = 1e-11
 _SAME = 1e-13
@@ -54,11 +41,11 @@ class _Labelling:
 
     def offer(self, strategies: np.ndarray) -> None:
         """Offer the plan with these strategies."""
-        self.search.offer(LayerDecision(tuple(int(s) for s in strategies)))
+        self.search.offer(tuple(int(s) for s in strategies))
 
 
-def solve_one_stage(search: Search) -> None:
-    """Find the least time of one stage under the memory and prove it.
+def solve_layerwise(search: Search) -> None:
+    """Find the least time under the memory and prove it.
 
     O(L S^2) for each price of memory that is tried, and O(L n S) for n labels kept a layer.
     """
@@ -236,175 +223,6 @@ def _undominated(
         undominated[begin : begin + step] = best_s[np.arange(len(part)), state[part]] > seconds[part] * (1 + _SAME)
         floor = best_s[-1]
     return np.sort(order[undominated])
-
-
-_PRICES = 14
-_GRID_SPREAD = 30.0
-
-
-@dataclass
-class _Cutting:
-    search: Search
-    seconds: np.ndarray
-    """[p, L, L] seconds of a stage with k later stages, by (k, first layer, last layer); lower bounds until solved."""
-    solved: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
-    """By (in flight, first, last): the best strategies, empty if nothing fits."""
-    passes: int = 0
-
-    @property
-    def problem(self) -> LayerChoice:
-        """What is solved."""
-        return cast(LayerChoice, self.search.problem)
-
-
-def solve_layerwise(search: Search) -> None:
-    """Find the least iteration time and prove it.
-
-    O(L^2 S^2) for each price of memory and in-flight count, O(L^2 p) for each look at the cuts; one stage by labels.
-    """
-    problem: LayerChoice = search.problem
-    if problem.stages == problem.micro_batches == 1 and problem.activation_bytes is None:
-        solve_one_stage(search)
-        return
-    search.space = "all cuts into the given number of stages, all strategies of every layer"
-    # Each layer takes at least its least time, and the longest stage at least the mean of the stages.
-    least = float(problem.time_s.min(axis=1).sum())
-    search.prove(least * (1 + (problem.micro_batches - 1) / problem.stages) * (1 - STEP))
-    cutting = _Cutting(search, _stage_bounds(problem, search.deadline))
-    while True:
-        lowest, starts = _best_cut(cutting)
-        search.prove(min(lowest, search.objective))
-        search.count(stages_solved=len(cutting.solved), passes=cutting.passes)
-        if starts is None or search.bound >= search.objective * (1 - STEP) or not _solve_stages(cutting, starts):
-            break
-
-
-def _stage_keys(cutting: _Cutting, starts: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """(later stages, first layer, last layer) of each stage of a cut."""
-    ends = (*starts[1:], cutting.problem.layers)
-    return [(len(starts) - 1 - i, a, b - 1) for i, (a, b) in enumerate(zip(starts, ends, strict=True))]
-
-
-def _solve_stages(cutting: _Cutting, starts: tuple[int, ...]) -> bool:
-    """Solve the unsolved stages of a cut exactly and offer its plan; returns whether any was solved."""
-    problem = cutting.problem
-    strategies: list[int] = []
-    solved_before = len(cutting.solved)
-    for k, first, last in _stage_keys(cutting, starts):
-        in_flight = min(k + 1, problem.micro_batches)
-        key = in_flight, first, last
-        if key not in cutting.solved:
-            cutting.search.deadline.check()
-            result = search_partition(problem.part(first, last, in_flight), time_limit_s=cutting.search.deadline.left_s)
-            if not (result.proven or (result.decision is None and result.bound == np.inf)):
-                return False
-            cutting.solved[key] = result.decision.strategies if result.decision else ()
-            for same in range(problem.stages):
-                if min(same + 1, problem.micro_batches) == in_flight:
-                    cutting.seconds[same, first, last] = result.objective + problem.boundary_before(first)
-        strategies += cutting.solved[key]
-    if len(strategies) == problem.layers:
-        cutting.search.offer(LayerDecision(tuple(strategies), starts))
-    return len(cutting.solved) > solved_before
-
-
-def _best_cut(cutting: _Cutting) -> tuple[float, tuple[int, ...] | None]:
-    """The least iteration time with the present stage times, and its cut; None if there is none."""
-    values = np.unique(cutting.seconds[np.isfinite(cutting.seconds)])
-    ranges = BottleneckSearch(values, cutting.problem.micro_batches - 1)
-    best: tuple[float, tuple[int, ...] | None] = (np.inf, None)
-    while (step := ranges.next_cap()) is not None:
-        cutting.search.deadline.check()
-        cutting.passes += 1
-        cap, enough = step
-        total, longest, starts = _least_sum(cutting, cap)
-        if starts is None or total >= enough:
-            ranges.settle(np.inf, np.inf)
-            continue
-        ranges.settle(total, longest)
-        objective = total + (cutting.problem.micro_batches - 1) * longest
-        if objective < best[0]:
-            best = objective, starts
-    return min(best[0], ranges.bound), best[1]
-
-
-def _least_sum(cutting: _Cutting, cap: float) -> tuple[float, float, tuple[int, ...] | None]:
-    """The least sum of stage times under a cap, the longest stage and the first layers of the stages."""
-    layers, stages = cutting.problem.layers, cutting.problem.stages
-    capped = np.where(cutting.seconds <= cap, cutting.seconds, np.inf)
-    after = np.full((stages + 1, layers + 1), np.inf)
-    after[0, layers] = 0.0
-    take = np.zeros((stages, layers), dtype=np.int64)
-    for k in range(stages):
-        totals = capped[k] + after[k, 1:][None, :]
-        take[k] = totals.argmin(axis=1)
-        after[k + 1, :layers] = totals[np.arange(layers), take[k]]
-    if not np.isfinite(after[stages, 0]):
-        return np.inf, np.inf, None
-    starts, longest, first = [], 0.0, 0
-    for k in range(stages - 1, -1, -1):
-        starts.append(first)
-        last = int(take[k, first])
-        longest = max(longest, float(cutting.seconds[k, first, last]))
-        first = last + 1
-    return float(after[stages, 0]), longest, tuple(starts)
-
-
-def _stage_bounds(problem: LayerChoice, deadline: Deadline) -> np.ndarray:
-    """[p, L, L] lower bounds on stage times, the best over a few prices of memory; infinite where nothing fits."""
-    layers = problem.layers
-    bounds = np.full((problem.stages, layers, layers), np.inf)
-    for k in range(problem.stages):
-        in_flight = min(k + 1, problem.micro_batches)
-        if in_flight < k + 1:
-            bounds[k] = bounds[k - 1]
-            continue
-        memory = problem.kept_bytes(in_flight)
-        least_layer_bytes = np.where(np.isfinite(problem.time_s), memory, np.inf).min(axis=1)
-        sums = np.concatenate(([0.0], np.cumsum(least_layer_bytes)))
-        with np.errstate(invalid="ignore"):
-            # Subtract the rounding of a difference of two sums, so that this is a lower bound.
-            least_bytes = sums[None, 1:] - sums[:-1, None] - STEP * sums[-1]
-        bound_s = np.zeros((layers, layers))
-        for price in (0.0, *_price_grid(problem, memory)):
-            deadline.check()
-            np.maximum(bound_s, _interval_bounds(problem, memory, price), out=bound_s)
-        bound_s *= 1 - STEP
-        possible = np.triu(fits(least_bytes, problem.memory_bytes))
-        boundary = np.array([problem.boundary_before(layer) for layer in range(layers)])
-        bounds[k] = np.where(possible, bound_s + boundary[:, None], np.inf)
-    return bounds
-
-
-def _price_grid(problem: LayerChoice, memory: np.ndarray) -> np.ndarray:
-    """Prices around the seconds per byte of going from the fastest to the smallest strategies."""
-    times = problem.time_s
-    if not np.isfinite(times).any(axis=1).all():
-        return np.zeros(0)
-    layers = np.arange(problem.layers)
-    fast, small = times.argmin(axis=1), np.where(np.isfinite(times), memory, np.inf).argmin(axis=1)
-    extra_s = float((times[layers, small] - times[layers, fast]).sum())
-    saved_bytes = float((memory[layers, fast] - memory[layers, small]).sum())
-    if not np.isfinite(extra_s) or extra_s <= 0 or saved_bytes <= 0 or not np.isfinite(problem.memory_bytes):
-        return np.zeros(0)
-    return extra_s / saved_bytes * np.geomspace(1 / _GRID_SPREAD, _GRID_SPREAD, _PRICES)
-
-
-def _interval_bounds(problem: LayerChoice, memory: np.ndarray, price: float) -> np.ndarray:
-    """[L, L] Lagrangian bound of layers i..j: least time + price * (memory - capacity); 0 below the diagonal."""
-    layers, count = problem.time_s.shape
-    cost = problem.time_s + price * memory
-    room = price * room_bytes(problem.memory_bytes) if price else 0.0
-    bounds = np.zeros((layers, layers))
-    table = np.zeros((layers, count))
-    for layer in range(layers):
-        if layer:
-            switch = problem.switch_before(layer)
-            onward = np.stack([(table[:layer] + switch[:, s]).min(axis=1) for s in range(count)], axis=1)
-            table[:layer] = onward + cost[layer]
-        table[layer] = cost[layer]
-        bounds[: layer + 1, layer] = table[: layer + 1].min(axis=1) - room
-    return bounds
 
 
 PARTITION_SOLVERS.register("layerwise", PartitionSolver(LayerChoice, solve_layerwise))
