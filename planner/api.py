@@ -24,7 +24,7 @@ from planner.collection import uncollected
 from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, UsageError
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.types import Cluster, check_devices, with_devices, with_headroom
-from planner.importers import ImportOptions, graph_from_proto
+from planner.importers import graph_from_proto
 from planner.importers import load_graph as import_file
 from planner.operators.batching import batch_flow
 from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, chunks_of, gap_to, seal, summary
@@ -59,21 +59,17 @@ _BUNDLED_DIMS = ("batch", "seq")
 
 
 @uncollected()
-def load_graph(
-    model: str | Path, *, dims: Mapping[str, int] | None = None, options: ImportOptions | None = None
-) -> Graph:
+def load_graph(model: str | Path, *, dims: Mapping[str, int] | None = None) -> Graph:
     """Read a model file, or build a bundled model by name.
 
     Args:
         model: path of an ONNX file (or another known format), or a name from `bundled_names()`.
         dims: sizes of symbolic dimensions; for a bundled model `batch` and `seq`.
-        options: what the file leaves open.
 
     Raises:
         ModelError: no such file or name, or a file that cannot be read far enough to price it.
         UsageError: a dimension that the model does not have.
     """
-    chosen = options or ImportOptions()
     sizes = dict(dims or {})
     if str(model) in bundled_names() and not os.path.exists(model):
         unknown = [name for name in sizes if name not in _BUNDLED_DIMS]
@@ -82,7 +78,7 @@ def load_graph(
                 f"bundled models have no dimension {unknown[0]!r}", hint=did_you_mean(unknown[0], _BUNDLED_DIMS)
             )
         built = build_bundled(str(model), batch=sizes.get("batch", 1), seq=sizes.get("seq"))
-        return graph_from_proto(built, name=str(model), options=chosen)
+        return graph_from_proto(built, name=str(model))
     if not os.path.exists(model):
         near = did_you_mean(str(model), bundled_names())
         raise ModelError(
@@ -90,7 +86,7 @@ def load_graph(
             where=str(model),
             hint=f"an ONNX file, a config.json or a bundled name; {near}",
         )
-    return import_file(model, dims=sizes, options=chosen)
+    return import_file(model, dims=sizes)
 
 
 def plan(

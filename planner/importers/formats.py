@@ -30,22 +30,6 @@ HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """Choices that a file leaves open.
-
-    Attributes:
-        ties: which separate weight tensors are copies of each other. "auto" decides by the conventions of known model
-            families, "none" leaves all apart, and pairs of parameter names or labels `(copy, original)` say it exactly.
-        keep_final_softmax: price a Softmax that ends the graph; else it is left out, since training works on logits.
-        as_written: keep the operators that the file has; else those that an exporter wrote out as many become one.
-    """
-
-    ties: str | tuple[tuple[str, str], ...] = "auto"
-    keep_final_softmax: bool = False
-    as_written: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Format:
     """One kind of model file.
 
@@ -53,13 +37,14 @@ class Format:
         title: what a person calls it.
         suffixes: file name endings that usually mean this format, lower case with the dot.
         sniff: whether a file with these first bytes (at most `HEAD_BYTES`) is of this format.
-        load: reads the file; gets the path, sizes of symbolic axes and the options, and raises `ModelError`.
+        load: reads the file; gets the path, sizes of symbolic axes and whether operators stay as the file
+            has them (`load_graph`), and raises `ModelError`.
     """
 
     title: str
     suffixes: tuple[str, ...]
     sniff: Callable[[bytes], bool]
-    load: Callable[[Path, Mapping[str, int], ImportOptions], Graph]
+    load: Callable[[Path, Mapping[str, int], bool], Graph]
 
 
 FORMATS: Registry[Format] = Registry("planner.importers", "model format")
@@ -69,22 +54,20 @@ FORMATS: Registry[Format] = Registry("planner.importers", "model format")
 _NO_DIMS: Mapping[str, int] = {}
 
 
-def load_graph(
-    path: str | Path, *, dims: Mapping[str, int] | None = None, options: ImportOptions | None = None
-) -> Graph:
+def load_graph(path: str | Path, *, dims: Mapping[str, int] | None = None, as_written: bool = False) -> Graph:
     """Read a model file as a graph; the format is chosen by content, then by file name.
 
     Args:
         path: the model file. Weight files beside it are not needed and never read.
         dims: sizes of symbolic axes by name (`{"batch": 8}`), and trip counts of loops that do not say theirs.
-        options: choices that the file leaves open.
+        as_written: keep the operators that the file has; else those that an exporter wrote out as many become one.
 
     Raises:
         ModelError: the file is missing, of no known format, damaged, or leaves a needed shape open.
     """
     file = Path(path)
     with in_file(file):
-        return _format_of(file, _head(file)).load(file, dims or _NO_DIMS, options or ImportOptions())
+        return _format_of(file, _head(file)).load(file, dims or _NO_DIMS, as_written)
 
 
 @contextmanager

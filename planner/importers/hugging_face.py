@@ -10,7 +10,7 @@ from pathlib import Path
 from planner.bundled import build_configured
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph, Note, NoteLevel
-from planner.importers.formats import FORMATS, Format, ImportOptions
+from planner.importers.formats import FORMATS, Format
 from planner.importers.onnx import graph_from_proto
 from planner.registry import did_you_mean
 
@@ -22,7 +22,7 @@ def sniff(head: bytes) -> bool:
     return head.lstrip().startswith(b"{") and any(key in head for key in (b'"model_type"', b'"transformers_version"'))
 
 
-def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
+def load(path: Path, dims: Mapping[str, int], as_written: bool) -> Graph:
     """The graph of a configuration, for `batch` samples of `seq` tokens (4096 or what its positions allow).
 
     Raises:
@@ -43,7 +43,7 @@ def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
         model, notes = build_configured(document, name=name, batch=dims.get("batch", 1), seq=dims.get("seq"))
     except UsageError as error:
         raise ModelError(error.problem.message, hint=error.problem.hint) from None
-    graph = graph_from_proto(model, name=name, options=options)
+    graph = graph_from_proto(model, name=name, as_written=as_written)
     said = tuple(Note(NoteLevel.WARNING, "configuration", note, str(path)) for note in notes)
     return replace(graph, report=replace(graph.report, format="hugging_face", notes=(*said, *graph.report.notes)))
 
