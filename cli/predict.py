@@ -74,8 +74,10 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     "`layer_input`, with `--recompute always`. [default: none]",
 )  # fmt: skip
 @click.option(
-    "--starts", help="First block of the second and each further stage, such as 12,24,36. [default: equal layers]"
-)
+    "--starts",
+    type=_options.NUMBERS,
+    help="First block of the second and each further stage, such as 12,24,36. [default: equal layers]",
+)  # fmt: skip
 @click.option(
     "--pipeline-layout", "layout",
     help="Layers of each stage in Megatron's notation, 'Et*3|(t*4|)*6t*3L': E embedding, t layer, m multi-token "
@@ -233,7 +235,7 @@ def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
     layers = options["recompute_layers"] or 0
     given |= {"recompute": options["recompute"] == "always" or layers > 0, "repeats": _modules(options["recompute"])}
     given["offload"] = planner.recomputed_modules(options["offload"] or "")
-    return planner.Degrees(**{**given, "starts": _starts(options["starts"])})
+    return planner.Degrees(**given)
 
 
 def _modules(choice: str) -> tuple[str, ...]:
@@ -246,23 +248,6 @@ def _modules(choice: str) -> tuple[str, ...]:
     if not modules and choice not in ("never", "always"):
         raise click.BadParameter(f"{choice!r} is no single choice: never, always or modules", param_hint="--recompute")
     return modules
-
-
-def _starts(text: str | None) -> tuple[int, ...]:
-    """Read `12,24,36` into ascending numbers.
-
-    Raises:
-        click.BadParameter: the text is no ascending list of positive numbers.
-    """
-    if not text:
-        return ()
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise click.BadParameter(f"{text!r} is not a list of blocks such as 12,24,36", param_hint="--starts")
-    starts = tuple(map(int, parts))
-    if list(starts) != sorted(set(starts)) or starts[0] < 1:
-        raise click.BadParameter(f"{text!r} is not ascending from 1 on", param_hint="--starts")
-    return starts
 
 
 def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -5,25 +5,21 @@ Published instances of partition problems are JSON documents, read as dataclasse
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
 
+from planner.documents import adapter, readable
 from planner.errors import ModelError, Problem
 from planner.graph import Graph, Note, NoteLevel
 from planner.json_text import LARGEST_FIGURE, JsonError, read_json
 from planner.registry import Registry
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
 
 HEAD_BYTES = 4096
 """How much of a file's beginning a format may look at to recognise it."""
@@ -171,22 +167,14 @@ class Findings:
 
         try:
             target: Any = kind
-            read: T = _adapter(target).validate_json(json.dumps(document))
+            read: T = adapter(target).validate_json(json.dumps(document))
         except ValidationError as error:
             for each in error.errors(include_url=False):
-                path = "".join(f"[{key}]" if isinstance(key, int) else f".{key:.40}" for key in each["loc"])
                 fault = f"{each['msg'].removeprefix('Input ')}, not {each['input']!r:.40}"
-                self.wrong(path.removeprefix("."), "is missing" if each["type"] == "missing" else fault)
+                self.wrong(readable(each["loc"]), "is missing" if each["type"] == "missing" else fault)
             self.stop()
             raise
         return read
-
-
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
 
 
 def read_document(path: Path) -> tuple[Any, str]:

@@ -179,7 +179,6 @@ class _Builder:
             report=ImportReport(
                 "pipedream",
                 len(self.file.nodes),
-                len(kept),
                 len(self.sources),
                 0,
                 len(self.dead),
