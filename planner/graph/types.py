@@ -238,8 +238,8 @@ class Note:
 class ImportReport:
     """What the importer did with the file's nodes.
 
-    `total = nodes left + merged + plumbing + folded + dead`; notes say what was assumed. Merged nodes spelled an operator
-    out that one node stands for, less the nodes that were added.
+    `total = nodes left + merged + plumbing + folded + dead`; notes say what was assumed. Merged nodes spelled
+    an operator out that one node stands for, less the nodes that were added.
     """
 
     format: str
