@@ -194,7 +194,7 @@ def coverage(graph: Graph, origins: Sequence[Origin]) -> Coverage:
     fallbacks = Counter(n.op for n, origin in zip(graph.nodes, origins, strict=True) if origin is Origin.FALLBACK)
     report = graph.report
     return Coverage(
-        total=report.total_nodes or len(graph.nodes),
+        total=report.total_nodes,
         by_rule=counts[Origin.RULE] + report.merged_nodes,
         by_fallback=counts[Origin.FALLBACK],
         plumbing=report.plumbing_nodes + counts[Origin.PLUMBING],
