@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import os
 import re
@@ -20,6 +21,19 @@ from click.shell_completion import CompletionItem
 import planner
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+flag = functools.partial(click.option, is_flag=True)
+"""An option without a value."""
+count = functools.partial(click.option, type=click.IntRange(min=1))
+"""An option whose value is a whole number of at least 1."""
+file_to_write = functools.partial(click.option, type=click.Path(dir_okay=False))
+"""An option that names a file to write."""
+
+
+def choice(*names: str, of: Sequence[str], **further: Any) -> Decorator:  # noqa: ANN401
+    """An option with one of some values; the first is the default."""
+    return click.option(*names, type=click.Choice(of), default=of[0], show_default=True, **further)
+
 
 _NAMES = {
     "models": ("bundled_names",),
@@ -118,35 +132,27 @@ costs_option: Decorator = click.option(
     metavar="FILE",
     help="Use the operator times in this file (of `shardplan profile -o`) instead of estimates.",
 )
-devices_option: Decorator = click.option("--devices", type=click.IntRange(min=1), help="Use at most this many devices.")
+devices_option: Decorator = count("--devices", help="Use at most this many devices.")
 set_option: Decorator = click.option(
     "--set", "changes", multiple=True, metavar="FIELD=VALUE",
     help="Override a figure of the hardware or the stack: network.bandwidth=200Gbit/s, nvlink.latency=3us, "
     "device.memory=141GB, stack.launch=5us; repeatable (docs/questions.md).",
 )  # fmt: skip
-batch_option: Decorator = click.option(
-    "--global-batch", "-b", type=click.IntRange(min=1), help="Samples per optimizer step. [default: 8 per device]"
-)
+batch_option: Decorator = count("--global-batch", "-b", help="Samples per optimizer step. [default: 8 per device]")
 optimizer_option: Decorator = click.option(
     "--optimizer",
     default="adam",
     show_default=True,
     help="adam, adamw, lamb, momentum, sgd or adafactor; adam:moments=bf16 stores its moments in bf16.",
 )
-attention_option: Decorator = click.option(
-    "--attention",
-    type=click.Choice(["fused", "eager"]),
-    default="fused",
-    show_default=True,
-    help="fused: attention does not store its score matrix; eager: it does.",
+attention_option: Decorator = choice(
+    "--attention", of=("fused", "eager"), help="fused: attention does not store its score matrix; eager: it does."
 )
 price_option: Decorator = click.option(
     "--price", type=click.FloatRange(min=0, min_open=True), metavar="DOLLARS",
     help="Price per device-hour in US dollars, for the costs in the headline. [default: the profile's, if it has one]",
 )  # fmt: skip
-strict_option: Decorator = click.option(
-    "--strict-ops", is_flag=True, help="Refuse models with operators that have no pricing rule."
-)
+strict_option: Decorator = flag("--strict-ops", help="Refuse models with operators that have no pricing rule.")
 headroom_option: Decorator = click.option(
     "--headroom", type=fraction(1.0), default="5%", show_default=True,
     help="Part of each device's memory that plans leave free, for fragmentation and caches of the allocator.",
@@ -185,9 +191,7 @@ def job_of(options: Mapping[str, Any], device_count: int, **fields: Any) -> Any:
 
 def format_option(*forms: str) -> Decorator:
     """`--format`; the first form is the default."""
-    return click.option(
-        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="Output format."
-    )
+    return choice("--format", "form", of=forms, help="Output format.")
 
 
 def against_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from ._report import progress_line, show
 )
 @_options.optimizer_option
 @_options.dims_option
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the fitted stack (YAML) here.")
+@_options.file_to_write("--output", "-o", help="Write the fitted stack (YAML) here.")
 @_options.format_option("text", "json")
 def command(model: str, runs: str, output: str | None, form: str, **options: Any) -> None:  # noqa: ANN401
     """Fit a software stack to measured iteration times of MODEL on a cluster, from 5 to 20 runs.

@@ -11,15 +11,7 @@ import click
 import planner
 
 from . import _partition
-from ._options import (
-    against_options,
-    for_option,
-    format_option,
-    load_against,
-    own_inputs,
-    read_file,
-    shown_name,
-)
+from ._options import against_options, flag, for_option, format_option, load_against, own_inputs, read_file, shown_name
 from ._report import FOUND, say_checked, show, terminal_width, written
 
 LACKING = 9
@@ -38,9 +30,8 @@ LACKING = 9
     show_default=True,
     help="Time limit of a new search that checks bound, proof and alternatives; 0 for no search.",
 )
-@click.option(
+@flag(
     "--replan",
-    is_flag=True,
     help="Plan anew for --model and --hardware, or those that the plan names, and exit with 7 unless the result is the "
     "same plan, as with a lock file.",
 )

@@ -24,19 +24,16 @@ from ._report import progress_line, show
     help="Compare only these systems or training frameworks, separated by commas; byteps:cpu_machines=4 sets an option "
     "of a system. [default: all]",
 )
-@click.option(
+@_options.flag(
     "--backends",
     "priced",
-    is_flag=True,
     help="Also show what the limits of training frameworks (of --for) cost: the iteration time with each limit lifted. "
     "Takes a search per limit.",
 )
 @_options.for_option("Training framework whose limits --backends lifts; repeatable. [default: the usual ones]")
-@click.option(
+@_options.choice(
     "--semantics",
-    type=click.Choice(["sync", "any"]),
-    default="sync",
-    show_default=True,
+    of=("sync", "any"),
     help="sync: list asynchronous systems separately; any: rank them with the others.",
 )
 @click.option("--precision", help="Number formats, as in `plan`. [default: the best that all devices support]")
@@ -46,14 +43,14 @@ from ._report import progress_line, show
 @_options.costs_option
 @_options.price_option
 @_options.format_option("text", "json", "markdown", "csv")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write an SVG chart of time against memory.")
+@_options.file_to_write("--plot", help="Write an SVG chart of time against memory.")
 @click.option(
     "--write-plans",
     "plans_folder",
     type=click.Path(file_okay=False),
     help="Write the plan of each system into this folder.",
 )
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the table here instead of printing it.")
+@_options.file_to_write("--output", "-o", help="Write the table here instead of printing it.")
 def command(
     model: str,
     priced: bool,

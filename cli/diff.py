@@ -10,7 +10,7 @@ import click
 import planner
 
 from . import _partition
-from ._options import dims_option, file_at, format_option, fraction, parse_dims, read_file, shown_name
+from ._options import dims_option, file_at, flag, format_option, fraction, parse_dims, read_file, shown_name
 from ._report import show, written
 
 AREAS = (
@@ -57,7 +57,7 @@ AREAS = (
     help="Hardware of one of the plans, likewise; repeatable.",
 )
 @dims_option
-@click.option("--all", "every_value", is_flag=True, help="Also list every value that differs.")
+@flag("--all", "every_value", help="Also list every value that differs.")
 @click.pass_context
 def command(
     ctx: click.Context,

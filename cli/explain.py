@@ -10,7 +10,16 @@ import click
 import planner
 
 from . import _partition
-from ._options import against_options, format_option, load_against, load_hardware, own_inputs, price_option, set_option
+from ._options import (
+    against_options,
+    flag,
+    format_option,
+    load_against,
+    load_hardware,
+    own_inputs,
+    price_option,
+    set_option,
+)
 from ._report import progress_line, show
 
 
@@ -25,11 +34,11 @@ from ._report import progress_line, show
     "schedule and recompute (never, always, or modules as mlp+act). Values that are left open are chosen best. Uses "
     "the model and the hardware that the plan names, unless others are given.",
 )  # fmt: skip
-@click.option(
-    "--worth", is_flag=True,
+@flag(
+    "--worth",
     help="Plan the job again with 1 GiB more memory, with each link twice as fast, with one more node and without each "
     "limit, and show the gains. Takes a search each; uses --model and --hardware, or those that the plan names.",
-)  # fmt: skip
+)
 @format_option("text", "json", "markdown")
 @click.pass_context
 def command(

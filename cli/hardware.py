@@ -13,7 +13,7 @@ import click
 
 import planner
 
-from ._options import NODES, complete, format_option, read_file, refuse_others
+from ._options import NODES, complete, count, flag, format_option, read_file, refuse_others
 from ._report import say_progress, show, show_rows
 
 LINK_WORDS = (
@@ -35,8 +35,8 @@ def command() -> None:
 
 
 @command.command("list", short_help="List bundled clusters or devices.")
-@click.option("--devices", is_flag=True, help="List devices instead of clusters.")
-@click.option("--stacks", is_flag=True, help="List software stacks instead of clusters.")
+@flag("--devices", help="List devices instead of clusters.")
+@flag("--stacks", help="List software stacks instead of clusters.")
 @format_option("table", "json")
 def list_profiles(devices: bool, stacks: bool, form: str) -> None:
     """List the bundled clusters, devices or software stacks.
@@ -59,7 +59,7 @@ def list_profiles(devices: bool, stacks: bool, form: str) -> None:
 @click.option(
     "--nodes", type=NODES, help="Number of nodes, or 4x64 for 64 devices of each of 4 nodes. [default: the profile's]"
 )
-@click.option("--resolved", is_flag=True, help="Write devices and defaults out in full (as YAML unless --format).")
+@flag("--resolved", help="Write devices and defaults out in full (as YAML unless --format).")
 @click.option(
     "--format", "form", type=click.Choice(["table", "yaml", "json"]), help="Output format; json is always resolved."
 )
@@ -88,7 +88,7 @@ def show_profile(name: str, nodes: int | str | None, resolved: bool, form: str |
 @command.command("lint", short_help="Check profile files.")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @format_option("text", "json", "github")
-@click.option("--strict", is_flag=True, help="Also exit with 4 on warnings.")
+@flag("--strict", help="Also exit with 4 on warnings.")
 @click.pass_context
 def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict: bool) -> None:
     """Check profile files: print every finding with its position and a hint. Exits with 4 if there is an error.
@@ -128,8 +128,8 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
 @command.command("init", short_help="Create a commented profile to edit.")
 @click.option("--from", "base", default="dgx-a100", show_default=True, help="Copy this profile: a name or a file.")
 @click.option("--device", shell_complete=complete("devices"), help="Describe a cluster of this bundled device instead.")
-@click.option("--per-node", type=click.IntRange(min=1), default=8, show_default=True, help="Devices per node.")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of nodes.")
+@count("--per-node", default=8, show_default=True, help="Devices per node.")
+@count("--nodes", default=1, show_default=True, help="Number of nodes.")
 @click.option("--inside", multiple=True, metavar="LINK", help=f"Links inside a node, innermost first: {LINK_WORDS}")
 @click.option(
     "--between",
@@ -137,15 +137,15 @@ def lint_profiles(ctx: click.Context, files: tuple[Path, ...], form: str, strict
     metavar="LINK",
     help="Links between nodes, likewise; ports is the number of network cards per node.",
 )
-@click.option("--ask", is_flag=True, help="Ask for these figures interactively.")
+@flag("--ask", help="Ask for these figures interactively.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
-@click.option("--measure", is_flag=True, help="Measure this machine's processor and write it as a device.")
+@flag("--measure", help="Measure this machine's processor and write it as a device.")
 @click.option(
     "--ranks", type=click.IntRange(min=2),
     help="With --measure, measure a node of this many ranks: collectives over gloo, and the speed of a rank with its "
     "share of the cores; with --device, collectives over NCCL on this many GPUs. Needs torch.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@flag("--force", help="Replace the file if it exists.")
 @click.pass_context
 def init_profile(
     ctx: click.Context,
@@ -269,13 +269,13 @@ def _asked() -> tuple[str, int, int, tuple[str, ...], tuple[str, ...]]:
 @command.command("import", short_help="Create a profile from the output of another tool.")
 @click.argument("source", metavar="FILE")
 @click.option("--device", shell_complete=complete("devices"), help="Bundled device type, if the text does not name it.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; for topologies.")
+@count("--nodes", help="Number of nodes; for topologies.")
 @click.option("--between", multiple=True, metavar="LINK", help="Links between nodes, as for init; for topologies.")
 @click.option("--into", metavar="PROFILE", help="Profile to add measured collectives to; for nccl-tests.")
 @click.option("--level", help="Level of the profile that was measured.")
 @click.option("--collective", default="", help="Collective that was measured, if the text does not name it.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@flag("--force", help="Replace the file if it exists.")
 def import_profile(
     source: str,
     device: str | None,

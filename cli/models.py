@@ -9,7 +9,7 @@ import click
 
 import planner
 
-from ._options import dims_option, format_option, parse_dims
+from ._options import count, dims_option, format_option, parse_dims
 from ._report import show_rows
 
 
@@ -60,8 +60,8 @@ def list_models(family: str | None, form: str) -> None:
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
 )
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in one forward pass.")
-@click.option("--seq", type=click.IntRange(min=1), help="Sequence length. [default: the model's]")
+@count("--batch", default=1, show_default=True, help="Samples in one forward pass.")
+@count("--seq", help="Sequence length. [default: the model's]")
 @click.argument("sizes", nargs=-1, type=click.UNPROCESSED, metavar="[--SIZE VALUE]...")
 def build_model(
     name: str | None, family: str | None, output: Path, batch: int, seq: int | None, sizes: tuple[str, ...]
@@ -102,7 +102,7 @@ def build_model(
 
 @command.command("rebatch")
 @click.argument("model", metavar="MODEL", type=click.Path(dir_okay=False))
-@click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in one forward pass.")
+@count("--batch", required=True, help="Samples in one forward pass.")
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="ONNX file to write."
 )

@@ -22,12 +22,8 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
 @_options.model_argument
 @_options.machine_options(required=False)
 @_options.batch_option
-@click.option(
-    "--micro-batch",
-    "micro_batches",
-    multiple=True,
-    type=click.IntRange(min=1),
-    help="Allow only this micro-batch size; repeatable. [default: any]",
+@_options.count(
+    "--micro-batch", "micro_batches", multiple=True, help="Allow only this micro-batch size; repeatable. [default: any]"
 )
 @click.option(
     "--schedule",
@@ -65,9 +61,8 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
     "`auto` (also single modules), or these modules: layernorm,act,moe_act,mla_up_proj,core_attn,mlp,shared_experts,"
     "moe, or patterns of operators such as `Gelu:*` and `*.mlp.*`.",
 )
-@click.option(
+@_options.count(
     "--recompute-layers",
-    type=click.IntRange(min=1),
     help="Recompute the first so many layers of every stage and keep the others. [default: as --recompute]",
 )
 @click.option(
@@ -106,10 +101,8 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
     metavar="OPERATOR:DIM",
     help="Exclude a split of operators by dimension, such as MatMul:k or layers.0.attn*:n; repeatable.",
 )
-@click.option(
-    "--uniform", is_flag=True, help="Use the same number of replicas for all stages, as most frameworks require."
-)
-@click.option("--max-stages", type=click.IntRange(min=1), help="Use at most this many pipeline stages.")
+@_options.flag("--uniform", help="Use the same number of replicas for all stages, as most frameworks require.")
+@_options.count("--max-stages", help="Use at most this many pipeline stages.")
 @click.option(
     "--overlap",
     type=click.FloatRange(0, 1),
@@ -117,11 +110,9 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
 )
 @_options.headroom_option
 @_options.attention_option
-@click.option("--no-dropout", is_flag=True, help="Do not count memory of dropout masks.")
-@click.option(
-    "--assume-dropout",
-    is_flag=True,
-    help="Count dropout masks where transformers usually have them, even if the graph has none.",
+@_options.flag("--no-dropout", help="Do not count memory of dropout masks.")
+@_options.flag(
+    "--assume-dropout", help="Count dropout masks where transformers usually have them, even if the graph has none."
 )
 @_options.strict_option
 @_options.dims_option
@@ -135,16 +126,14 @@ _sizes = functools.partial(click.option, type=_options.NUMBERS)
 @click.option(
     "--least", type=click.Choice(["devices", "dollars"]), help="What to minimize with --target. [default: devices]",
 )  # fmt: skip
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the plan file here.")
-@click.option(
+@_options.file_to_write("--output", "-o", help="Write the plan file here.")
+@_options.choice(
     "--format",
     "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
+    of=("text", "json"),
     help="Output format: a summary, or the plan as JSON (if none fits, a document that says so).",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Print no progress and no summary.")
+@_options.flag("--quiet", "-q", help="Print no progress and no summary.")
 @partition_options
 @click.pass_context
 def command(

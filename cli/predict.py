@@ -28,10 +28,11 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
 @click.command("predict")
 @_options.model_argument
 @_options.machine_options()
-@click.option(
-    "--global-batch", "-b", type=click.IntRange(min=1),
+@_options.count(
+    "--global-batch",
+    "-b",
     help="Samples per optimizer step. [required unless --config gives the number of micro-batches]",
-)  # fmt: skip
+)
 @click.option(
     "--config", metavar="FILE", help="Take the configuration from this configuration or plan file; - is standard input."
 )
@@ -44,7 +45,7 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
 @_degree("--cp", "context", help="Context-parallel size.")
 @_degree("--ep", "expert", help="Expert-parallel size; these ranks are part of data parallelism.")
 @_degree("--pp", "pipeline", help="Pipeline-parallel size.")
-@click.option("--dp", "data", type=click.IntRange(min=1), help="Data-parallel size. [default: as the devices allow]")
+@_options.count("--dp", "data", help="Data-parallel size. [default: as the devices allow]")
 @_degree("--interleave", "--vp", "chunks", help="Pipeline stages (chunks) per worker.")
 @_degree("--micro-batch", help="Samples per micro-batch.")
 @click.option("--schedule", help="Pipeline schedule. [default: 1f1b; interleaved with several chunks per worker]")
@@ -63,9 +64,8 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     "--recompute", default="never", show_default=True,
     help="Activation recomputation: `never`, `always` (all layers), or modules as in `plan`: layernorm,moe_act.",
 )  # fmt: skip
-@click.option(
+@_options.count(
     "--recompute-layers",
-    type=click.IntRange(min=1),
     help="Recompute the first so many layers of each stage (chunk) and keep the others. [default: as --recompute]",
 )
 @click.option(
@@ -74,21 +74,21 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     "`layer_input`, with `--recompute always`. [default: none]",
 )  # fmt: skip
 @click.option(
-    "--starts", help="First block of the second and each further stage, such as 12,24,36. [default: equal layers]"
-)
+    "--starts",
+    type=_options.NUMBERS,
+    help="First block of the second and each further stage, such as 12,24,36. [default: equal layers]",
+)  # fmt: skip
 @click.option(
     "--pipeline-layout", "layout",
     help="Layers of each stage in Megatron's notation, 'Et*3|(t*4|)*6t*3L': E embedding, t layer, m multi-token "
     "prediction, L loss; stage i is chunk i // PP of worker i % PP.",
 )  # fmt: skip
-@click.option(
-    "--first-stage-layers", "first_layers", type=click.IntRange(min=1),
+@_options.count(
+    "--first-stage-layers",
+    "first_layers",
     help="Layers of the first worker, over all its chunks. [default: as many as the others]",
-)  # fmt: skip
-@click.option(
-    "--last-stage-layers", "last_layers", type=click.IntRange(min=1),
-    help="Layers of the last worker, likewise.",
-)  # fmt: skip
+)
+@_options.count("--last-stage-layers", "last_layers", help="Layers of the last worker, likewise.")
 @click.option(
     "--precision",
     help="Number formats, as in `plan`. [default: those of the plan file, else the best that the devices support]",
@@ -100,11 +100,11 @@ _degree = functools.partial(click.option, type=click.IntRange(min=1), default=1,
     help="Fraction of backward work that can hide gradient synchronisation. [default: the stack's]",
 )
 @_options.headroom_option
-@click.option("--best", is_flag=True, help="Also search the best plan, and compare the configuration with it.")
+@_options.flag("--best", help="Also search the best plan, and compare the configuration with it.")
 @_options.dims_option
 @_options.costs_option
 @_options.price_option
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the configuration as a plan file.")
+@_options.file_to_write("--output", "-o", help="Write the configuration as a plan file.")
 @_options.format_option("text", "json")
 def command(
     model: str,
@@ -233,7 +233,7 @@ def _degrees(options: dict[str, Any]) -> Any:  # noqa: ANN401
     layers = options["recompute_layers"] or 0
     given |= {"recompute": options["recompute"] == "always" or layers > 0, "repeats": _modules(options["recompute"])}
     given["offload"] = planner.recomputed_modules(options["offload"] or "")
-    return planner.Degrees(**{**given, "starts": _starts(options["starts"])})
+    return planner.Degrees(**given)
 
 
 def _modules(choice: str) -> tuple[str, ...]:
@@ -246,23 +246,6 @@ def _modules(choice: str) -> tuple[str, ...]:
     if not modules and choice not in ("never", "always"):
         raise click.BadParameter(f"{choice!r} is no single choice: never, always or modules", param_hint="--recompute")
     return modules
-
-
-def _starts(text: str | None) -> tuple[int, ...]:
-    """Read `12,24,36` into ascending numbers.
-
-    Raises:
-        click.BadParameter: the text is no ascending list of positive numbers.
-    """
-    if not text:
-        return ()
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise click.BadParameter(f"{text!r} is not a list of blocks such as 12,24,36", param_hint="--starts")
-    starts = tuple(map(int, parts))
-    if list(starts) != sorted(set(starts)) or starts[0] < 1:
-        raise click.BadParameter(f"{text!r} is not ascending from 1 on", param_hint="--starts")
-    return starts
 
 
 def _document(prediction: Any, best_comparison: dict[str, Any] | None, fixes: Any) -> dict[str, Any]:  # noqa: ANN401

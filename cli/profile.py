@@ -33,24 +33,21 @@ _COUNT, _STEPS = 4, 3
 )
 @click.option("--precision", help="Training precision, as in `plan`. [default: the best that the device supports]")
 @_options.dims_option
-@click.option("--micro-batch", type=click.IntRange(min=1), help="Samples per micro-batch. [default: the model's]")
-@click.option(
+@_options.count("--micro-batch", help="Samples per micro-batch. [default: the model's]")
+@_options.flag(
     "--measure",
-    is_flag=True,
     help="Measure operators on this machine instead: each alone, by onnxruntime or (--device cuda) by torch; or, with "
     "--device cpu, within whole training passes by torch on one thread, as `run` runs them.",
 )
 @click.option("--cache", type=click.Path(file_okay=False), help="Folder that caches measurements.")
 @_options.stack_option
 @_options.attention_option
-@click.option("--no-dropout", is_flag=True, help="Ignore dropout nodes.")
-@click.option("--assume-dropout", is_flag=True, help="Count dropout masks where transformers usually have them.")
+@_options.flag("--no-dropout", help="Ignore dropout nodes.")
+@_options.flag("--assume-dropout", help="Count dropout masks where transformers usually have them.")
 @_options.format_option("table", "json", "csv")
-@click.option("--top", type=click.IntRange(min=1), default=DEFAULT_TOP, show_default=True, help="Rows of each table.")
+@_options.count("--top", default=DEFAULT_TOP, show_default=True, help="Rows of each table.")
 @_options.strict_option
-@click.option(
-    "--output", "-o", type=click.Path(dir_okay=False), help="Write the times of all operators, for `--costs`."
-)
+@_options.file_to_write("--output", "-o", help="Write the times of all operators, for `--costs`.")
 @click.pass_context
 def command(ctx: click.Context, /, model: str, form: str, top: int, output: str | None, **options: Any) -> None:  # noqa: ANN401
     """Estimate time and memory of MODEL on one device: totals, costliest layers and operators, coverage.

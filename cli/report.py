@@ -8,14 +8,21 @@ import click
 
 import planner
 
-from ._options import against_options, load_against, own_inputs, price_option, read_file, set_option, shown_name
+from ._options import (
+    against_options,
+    file_to_write,
+    load_against,
+    own_inputs,
+    price_option,
+    read_file,
+    set_option,
+    shown_name,
+)
 
 
 @click.command("report")
 @click.argument("plan_file", metavar="PLAN")
-@click.option(
-    "--output", "-o", required=True, type=click.Path(dir_okay=False), help="HTML file to write; `-` is standard output."
-)
+@file_to_write("--output", "-o", required=True, help="HTML file to write; `-` is standard output.")
 @against_options
 @set_option
 @price_option

@@ -9,7 +9,7 @@ import click
 
 import planner
 
-from ._options import beside, format_option
+from ._options import beside, choice, file_to_write, flag, format_option
 from ._report import show
 
 DIFFERENT = 10
@@ -26,55 +26,37 @@ DIFFERENT = 10
     show_default=True,
     help="Training data: `synthetic`, or an .npz file with one array per model input (and `labels`), samples first.",
 )
-@click.option(
+@choice(
     "--loss",
-    type=click.Choice(["auto", "graph", "next-token", "labels", "squares"]),
-    default="auto",
-    show_default=True,
+    of=("auto", "graph", "next-token", "labels", "squares"),
     help="Loss on the outputs: the graph's own, cross entropy of the next token or of `labels`, or distance from "
     "fixed pseudo-random targets. auto: the first of graph, next-token and squares that fits the model.",
 )
 @click.option("--learning-rate", type=click.FloatRange(min=0), default=0.01, show_default=True, help="Learning rate.")
-@click.option(
-    "--check",
-    is_flag=True,
-    help="First compare the gradients of an iteration with those of the unsplit model, in float64.",
-)
-@click.option(
-    "--measure", is_flag=True,
+@flag("--check", help="First compare the gradients of an iteration with those of the unsplit model, in float64.")
+@flag(
+    "--measure",
     help="Also show measured times and memory of ranks beside the predicted ones, and the iteration time that follows "
     "from them. Runs at least 3 steps.",
-)  # fmt: skip
-@click.option(
-    "--trace", "trace_file", type=click.Path(dir_okay=False),
+)
+@file_to_write(
+    "--trace",
+    "trace_file",
     help="Also write a trace of an iteration with the measured times, in the format of `simulate --trace`, so that the "
     "two can be compared. Implies --measure.",
-)  # fmt: skip
-@click.option("--rank", help="With --alone: the rank to run, by number, or `fullest`.")
-@click.option(
-    "--alone", is_flag=True,
-    help="Run only the rank of --rank, with substitutes for received data, to see its memory and time.",
-)  # fmt: skip
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "float64"]),
-    default="float32",
-    show_default=True,
-    help="Data type of all floating-point work.",
 )
-@click.option(
+@click.option("--rank", help="With --alone: the rank to run, by number, or `fullest`.")
+@flag("--alone", help="Run only the rank of --rank, with substitutes for received data, to see its memory and time.")
+@choice("--dtype", of=("float32", "float64"), help="Data type of all floating-point work.")
+@choice(
     "--device",
-    type=click.Choice(["auto", "cpu", "cuda", "meta"]),
-    default="auto",
-    show_default=True,
+    of=("auto", "cpu", "cuda", "meta"),
     help="Where ranks compute. auto: on GPUs where torch sees one, in turn where there are fewer than ranks, else on "
     "the CPU. meta: tensors without data, with --alone, to see that a plan of any size runs and what a rank holds.",
 )
-@click.option(
+@choice(
     "--backend",
-    type=click.Choice(["auto", "gloo", "nccl"]),
-    default="auto",
-    show_default=True,
+    of=("auto", "gloo", "nccl"),
     help="What exchanges go over. auto: NCCL where each rank has a GPU of its own, else gloo.",
 )
 @click.option(

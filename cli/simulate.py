@@ -8,7 +8,7 @@ import click
 
 import planner
 
-from ._options import format_option, refuse_others
+from ._options import file_to_write, format_option, refuse_others
 from ._report import show, terminal_width
 
 PLAIN_WIDTH = 110
@@ -18,12 +18,9 @@ PLAIN_WIDTH = 110
 @click.command("simulate")
 @click.argument("plan_file", metavar="PLAN")
 @format_option("text", "json")
-@click.option("--svg", "svg_file", type=click.Path(dir_okay=False), help="Also draw the timeline to this SVG file.")
-@click.option(
-    "--trace",
-    "trace_file",
-    type=click.Path(dir_okay=False),
-    help="Also write a trace of every action, for ui.perfetto.dev or chrome://tracing.",
+@file_to_write("--svg", "svg_file", help="Also draw the timeline to this SVG file.")
+@file_to_write(
+    "--trace", "trace_file", help="Also write a trace of every action, for ui.perfetto.dev or chrome://tracing."
 )
 @click.option(
     "--overlap-transfers/--blocking-transfers",

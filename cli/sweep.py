@@ -65,18 +65,12 @@ def _fixed(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 )  # fmt: skip
 @_fixed_options
 @_options.price_option
-@click.option(
-    "--store", type=click.Path(dir_okay=False), help="SQLite file for results, from which a stopped sweep continues."
-)
-@click.option(
-    "--jobs", "-j", "workers", type=click.IntRange(min=1), help="Number of processes. [default: the number of cores]"
-)
+@_options.file_to_write("--store", help="SQLite file for results, from which a stopped sweep continues.")
+@_options.count("--jobs", "-j", "workers", help="Number of processes. [default: the number of cores]")
 @click.option("--on", default="", metavar="tcp://HOST:PORT", help="Plan on the workers of this dask scheduler.")
 @_options.format_option("text", "csv", "json", "markdown")
-@click.option(
-    "--svg", "picture", type=click.Path(dir_okay=False), help="Write an SVG chart of throughput against price."
-)
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write the table here instead of printing it.")
+@_options.file_to_write("--svg", "picture", help="Write an SVG chart of throughput against price.")
+@_options.file_to_write("--output", "-o", help="Write the table here instead of printing it.")
 def command(
     model: str,
     hardware: str,

@@ -22,11 +22,12 @@ from pathlib import Path
 
 from planner.bundled import build_bundled, bundled_names
 from planner.collection import uncollected
-from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem, UsageError
+from planner.errors import InfeasibleError, JobError, ModelError, PlanError, Problem
 from planner.graph import Graph, Note, NoteLevel
 from planner.hardware.types import Cluster, check_devices, with_devices, with_headroom
-from planner.importers import ImportOptions, graph_from_proto
+from planner.importers import graph_from_proto
 from planner.importers import load_graph as import_file
+from planner.importers.hugging_face import require_dims
 from planner.operators.batching import batch_flow
 from planner.plans import FreeChoice, Plan, Provenance, assemble_priced, chunks_of, gap_to, seal, summary
 from planner.registry import did_you_mean
@@ -56,34 +57,24 @@ ABOUT_AS_FAST = 0.005
 MOST_FREE = 2000
 """Devices times blocks of a model above which the free choice is not searched beside a plan for frameworks."""
 
-_BUNDLED_DIMS = ("batch", "seq")
-
 
 @uncollected()
-def load_graph(
-    model: str | Path, *, dims: Mapping[str, int] | None = None, options: ImportOptions | None = None
-) -> Graph:
+def load_graph(model: str | Path, *, dims: Mapping[str, int] | None = None) -> Graph:
     """Read a model file, or build a bundled model by name.
 
     Args:
         model: path of an ONNX file (or another known format), or a name from `bundled_names()`.
         dims: sizes of symbolic dimensions; for a bundled model `batch` and `seq`.
-        options: what the file leaves open.
 
     Raises:
         ModelError: no such file or name, or a file that cannot be read far enough to price it.
         UsageError: a dimension that the model does not have.
     """
-    chosen = options or ImportOptions()
     sizes = dict(dims or {})
     if str(model) in bundled_names() and not os.path.exists(model):
-        unknown = [name for name in sizes if name not in _BUNDLED_DIMS]
-        if unknown:
-            raise UsageError(
-                f"bundled models have no dimension {unknown[0]!r}", hint=did_you_mean(unknown[0], _BUNDLED_DIMS)
-            )
+        require_dims("bundled models have", sizes)
         built = build_bundled(str(model), batch=sizes.get("batch", 1), seq=sizes.get("seq"))
-        return graph_from_proto(built, name=str(model), options=chosen)
+        return graph_from_proto(built, name=str(model))
     if not os.path.exists(model):
         near = did_you_mean(str(model), bundled_names())
         raise ModelError(
@@ -91,7 +82,7 @@ def load_graph(
             where=str(model),
             hint=f"an ONNX file, a config.json or a bundled name; {near}",
         )
-    return import_file(model, dims=sizes, options=chosen)
+    return import_file(model, dims=sizes)
 
 
 def plan(

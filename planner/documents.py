@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,20 +168,31 @@ def _problem(
     message, hint = f"{readable(path)}: {details['msg'][:1].lower()}{details['msg'][1:]}", ""
     if details["type"] == "unexpected_keyword_argument":
         message = f"unknown key {readable(path)!r}"
-        hint = did_you_mean(str(path[-1]), _known_keys(path[:-1], schema))
+        hint = did_you_mean(str(path[-1]), schema_at(path[:-1], schema).get("properties", ()))
     elif details["type"] == "missing":
         message, hint = f"missing key {readable(path)!r}", "every key of the schema is required"
     return Problem(message, f"{name}:{line}:{column}", hint)
 
 
-def _known_keys(path: KeyPath, schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys that a schema allows at a path."""
-    node: Any = schema
+def schema_at(path: KeyPath, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a JSON Schema says of the value at a path; empty where it knows none."""
+    node = schema
     for part in path:
-        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
-        node = next((each for each in node.get("anyOf", ()) if "$ref" in each), node)
-        node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
-    return tuple(node.get("properties", ()))
+        inner = node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
+        node = _resolved(node.get("items", {}) if isinstance(part, int) else inner, schema)
+    return node
+
+
+def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The definition that a part of a schema refers to; of alternatives the first that has keys."""
+    while "$ref" in node or "anyOf" in node:
+        keyed = [each for each in node.get("anyOf", ()) if each.keys() & {"$ref", "properties", "items"}]
+        if "$ref" not in node and not keyed:
+            break
+        said = {key: text for key, text in node.items() if key == "description"}
+        steps = node["$ref"].split("/")[1:] if "$ref" in node else ()
+        node = {**(functools.reduce(operator.getitem, steps, schema) if steps else keyed[0]), **said}
+    return node
 
 
 KeyPath = tuple[str | int, ...]

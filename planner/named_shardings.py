@@ -44,8 +44,7 @@ def ways_to_share(
         if asked.shardings and asked.model.fingerprint == pricer.graph.fingerprint:
             yield priced_configuration(asked, pricer)
             return
-        stages = tuple(dataclasses.replace(stage, sharding=0) for stage in asked.configuration.stages)
-        asked = dataclasses.replace(asked.configuration, stages=stages)
+        asked = with_sharding(asked.configuration, 0)
     for configuration, shardings in alike(pricer, job, asked, functools.partial(shardings_at, pricer, job)):
         yield from each_sharding(configuration, shardings)
 
@@ -55,8 +54,13 @@ def each_sharding(
 ) -> Iterator[tuple[Configuration, CostsBySharding]]:
     """The configuration under each of some shardings."""
     for costs in shardings:
-        stages = tuple(dataclasses.replace(stage, sharding=costs.sharding) for stage in configuration.stages)
-        yield dataclasses.replace(configuration, stages=stages), {costs.sharding: costs}
+        yield with_sharding(configuration, costs.sharding), {costs.sharding: costs}
+
+
+def with_sharding(configuration: Configuration, number: int) -> Configuration:
+    """The configuration with one sharding for all stages, by its number; 0 for none, as numbers differ by plan."""
+    stages = tuple(dataclasses.replace(stage, sharding=number) for stage in configuration.stages)
+    return dataclasses.replace(configuration, stages=stages)
 
 
 def alike(

@@ -17,7 +17,7 @@ from planner.api import plan as plan_job
 from planner.errors import InfeasibleError, JobError, ShardplanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster, Level, with_headroom
-from planner.named_shardings import NamedConfiguration
+from planner.named_shardings import NamedConfiguration, with_sharding
 from planner.operators.modules import MODULE_KINDS, module_nodes
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
@@ -164,7 +164,8 @@ def find_fixes(graph: Graph, cluster: Cluster, job: Job, asked: NamedConfigurati
     """
     if isinstance(asked, Degrees):
         return _fixes(graph, cluster, job, asked)
-    return _fixes(graph, cluster, job, _unshared(asked))
+    configuration = asked.configuration if isinstance(asked, Plan) else asked
+    return _fixes(graph, cluster, job, with_sharding(configuration, 0))
 
 
 def _fixes(graph: Graph, cluster: Cluster, job: Job, asked: C) -> tuple[Fix, ...]:
@@ -192,14 +193,6 @@ def _fixes(graph: Graph, cluster: Cluster, job: Job, asked: C) -> tuple[Fix, ...
     ]
     fixes.sort(key=lambda fix: (not fix.fits, fix.time if fix.fits else fix.missing_bytes))
     return tuple(fixes[:MOST_FIXES])
-
-
-def _unshared(asked: Plan | Configuration) -> Configuration:
-    """The configuration without its choice of shardings."""
-    configuration = asked.configuration if isinstance(asked, Plan) else asked
-    return dataclasses.replace(
-        configuration, stages=tuple(dataclasses.replace(s, sharding=0) for s in configuration.stages)
-    )
 
 
 def _changes(graph: Graph, asked: C) -> tuple[dict[str, C], list[tuple[str, str]]]:

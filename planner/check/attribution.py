@@ -14,7 +14,7 @@ from enum import StrEnum
 from planner.errors import ShardplanError, UsageError
 from planner.graph import Graph
 from planner.hardware.types import Cluster
-from planner.named_shardings import NamedConfiguration
+from planner.named_shardings import NamedConfiguration, with_sharding
 from planner.plans import Plan
 from planner.plans.comparison import fullest
 from planner.plans.matching import match_blocks, stage_decision
@@ -112,14 +112,8 @@ def _causes(old: Plan, new: Plan) -> Iterator[Cause]:
     if old.model.fingerprint != new.model.fingerprint:
         yield Cause.MODEL
     words = [[stage_decision(plan, stage.index).words() for stage in plan.stages] for plan in (old, new)]
-    if carry_over(old, new) != _unnumbered(new.configuration) or words[0] != words[1]:
+    if carry_over(old, new) != with_sharding(new.configuration, 0) or words[0] != words[1]:
         yield Cause.PLANNER
-
-
-def _unnumbered(configuration: Configuration) -> Configuration:
-    """The configuration without sharding numbers, which differ from plan to plan."""
-    stages = tuple(dataclasses.replace(stage, sharding=0) for stage in configuration.stages)
-    return dataclasses.replace(configuration, stages=stages)
 
 
 def carry_over(old: Plan, new: Plan) -> Configuration | None:
@@ -138,7 +132,7 @@ def carry_over(old: Plan, new: Plan) -> Configuration | None:
         dataclasses.replace(stage, start=start, stop=stop)
         for stage, start, stop in zip(old.configuration.stages, starts, (*starts[1:], end), strict=True)
     )
-    return _unnumbered(dataclasses.replace(old.configuration, stages=stages))
+    return with_sharding(dataclasses.replace(old.configuration, stages=stages), 0)
 
 
 def _figures(plan: Plan) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from enum import StrEnum
 from planner.errors import JobError, UsageError
 from planner.graph import DType
 from planner.hardware.types import Device
-from planner.registry import did_you_mean, with_options
+from planner.registry import chosen, with_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +214,8 @@ def precision(name: str) -> Precision:
         UsageError: no precision has that name, or it does not have such options.
     """
     key, _, text = name.partition(":")
-    if key not in PRECISIONS:
-        raise UsageError(f"unknown precision {key!r}", hint=did_you_mean(key, PRECISIONS))
-    if not text:
-        return PRECISIONS[key]
-    return with_options(FormatOptions(), text, f"precision {key!r}").applied(PRECISIONS[key], name)
+    base = chosen("precision", key, PRECISIONS)
+    return with_options(FormatOptions(), text, f"precision {key!r}").applied(base, name) if text else base
 
 
 def best_precision(devices: Sequence[Device]) -> str:
@@ -260,18 +257,17 @@ def update_bytes(optimizer: str, chosen: Precision) -> float:
     return 2 * optimizer_state_bytes(optimizer, chosen) + chosen.gradient_bytes + chosen.held_weight_bytes
 
 
-def optimizer_state_bytes(optimizer: str, chosen: Precision) -> int:
+def optimizer_state_bytes(optimizer: str, formats: Precision) -> int:
     """Bytes of optimizer state a parameter, master copy included.
 
     Args:
         optimizer: its name, which may have options: `adam:moments=bf16`.
-        chosen: the precision, whose master copy stands with the state.
+        formats: the precision, whose master copy stands with the state.
 
     Raises:
         UsageError: no optimizer has that name, or it does not have such options.
     """
     key, _, text = optimizer.partition(":")
-    if key not in OPTIMIZER_MOMENTS:
-        raise UsageError(f"unknown optimizer {key!r}", hint=did_you_mean(key, OPTIMIZER_MOMENTS))
+    moments = chosen("optimizer", key, OPTIMIZER_MOMENTS)
     options = with_options(OptimizerOptions(), text, f"optimizer {key!r}") if text else OptimizerOptions()
-    return OPTIMIZER_MOMENTS[key] * int(options.moments.bytes_or(4)) + chosen.master_bytes
+    return moments * int(options.moments.bytes_or(4)) + formats.master_bytes

@@ -54,23 +54,25 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How the file's nodes were priced, folded or removed.
+    """How the operators of the model file were treated.
 
     Attributes:
-        total: nodes in the file.
-        rule: priced by a rule, alone or as part of one operator.
-        fallback: priced as one element-wise pass, by operator.
-        plumbing: shape arithmetic, free.
-        folded: computed once from constants, free.
-        dead: lead to no result.
+        total: operators in the file.
+        by_rule: priced by the rule of their type.
+        by_fallback: priced by a generic estimate.
+        plumbing: shape arithmetic and the like, not priced and not in any stage.
+        folded: computed once from constants, weights or other operators.
+        dead: results that nobody reads.
+        fallback_ops: number of fallback operators by type.
     """
 
     total: int
-    rule: int
-    fallback: dict[str, int]
+    by_rule: int
+    by_fallback: int
     plumbing: int
     folded: int
     dead: int
+    fallback_ops: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,11 @@ class CostReport:
 
     def document(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
-        content = asdict(self)
+        content, covered = asdict(self), self.coverage
+        content["coverage"] = {
+            "total": covered.total, "rule": covered.by_rule, "fallback": covered.fallback_ops,
+            "plumbing": covered.plumbing, "folded": covered.folded, "dead": covered.dead,
+        }  # fmt: skip
         content["notes"] = [{k: str(v) for k, v in asdict(n).items()} for n in self.notes]
         return {"format": FORMAT, **content, "flop_per_s": self.flop_per_s}
 
@@ -136,7 +142,7 @@ def cost_report(graph: Graph, profile: Profile) -> CostReport:
         whole=_group(graph, profile, graph.name, nodes),
         layers=tuple(sorted(rows, key=lambda g: -g.total_s)),
         operators=tuple(sorted(by_operator, key=lambda g: (-g.total_s, g.name))),
-        coverage=_coverage(graph, profile),
+        coverage=coverage(graph, profile.origin),
         notes=(*graph.report.notes, *profile.notes),
     )
 
@@ -182,16 +188,17 @@ def _run(run: Sequence[Group]) -> Group:
     return Group(**fields)
 
 
-def _coverage(graph: Graph, profile: Profile) -> Coverage:
-    fallback = Counter(n.op for n, o in zip(graph.nodes, profile.origin, strict=True) if o is Origin.FALLBACK)
-    rule = sum(o is Origin.RULE for o in profile.origin) + graph.report.merged_nodes
-    free = sum(o is Origin.PLUMBING for o in profile.origin)
+def coverage(graph: Graph, origins: Sequence[Origin]) -> Coverage:
+    """Counts of the model file's operators by treatment; `origins` is aligned with the graph's nodes."""
+    counts = Counter(origins)
+    fallbacks = Counter(n.op for n, origin in zip(graph.nodes, origins, strict=True) if origin is Origin.FALLBACK)
     report = graph.report
     return Coverage(
-        total=report.total_nodes or len(graph.nodes),
-        rule=rule,
-        fallback=dict(sorted(fallback.items())),
-        plumbing=report.plumbing_nodes + free,
+        total=report.total_nodes,
+        by_rule=counts[Origin.RULE] + report.merged_nodes,
+        by_fallback=counts[Origin.FALLBACK],
+        plumbing=report.plumbing_nodes + counts[Origin.PLUMBING],
         folded=report.folded_nodes,
         dead=report.dead_nodes,
+        fallback_ops=dict(sorted(fallbacks.items())),
     )

@@ -238,13 +238,12 @@ class Note:
 class ImportReport:
     """What the importer did with the file's nodes.
 
-    `total = kept + merged + plumbing + folded + dead`; notes say what was assumed. Merged nodes spelled an operator
-    out that one node stands for, less the nodes that were added.
+    `total = nodes left + merged + plumbing + folded + dead`; notes say what was assumed. Merged nodes spelled
+    an operator out that one node stands for, less the nodes that were added.
     """
 
     format: str
     total_nodes: int
-    kept_nodes: int
     plumbing_nodes: int
     folded_nodes: int
     dead_nodes: int
@@ -308,7 +307,7 @@ class Graph:
     constants: Mapping[str, ConstantValue] = field(default_factory=dict)
     batch: int = 0
     opset: int = 0
-    report: ImportReport = field(default_factory=lambda: ImportReport("memory", 0, 0, 0, 0, 0))
+    report: ImportReport = field(default_factory=lambda: ImportReport("memory", 0, 0, 0, 0))
     permuted: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     identities: tuple[str, ...] = ()
     source: SourceFile | None = field(default=None, compare=False, repr=False)

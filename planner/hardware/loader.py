@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import HardwareError, Problem
 from planner.hardware.changes import DEVICE, STACK, Change, changed_profile, changes_of, read_changes
@@ -25,9 +25,11 @@ from planner.hardware.types import NO_STACK, Cluster, Device, Stack
 from planner.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from planner.hardware.schema import ClusterFile
+    from planner.hardware.schema import ClusterFile, DeviceFile, StackFile
     from planner.hardware.validate import ProfileFile
 
+
+Profile = TypeVar("Profile", "DeviceFile", "StackFile")
 
 DEFAULT_STACK = "megatron-2025"
 """Stack of current practice."""
@@ -107,9 +109,7 @@ def load_stack(name_or_path: str | Path = "") -> Stack:
     specs: list[StackFile] = []
     wanted: str | Path | None = name_or_path or DEFAULT_STACK
     while wanted:
-        spec = read_profile(wanted)
-        if not isinstance(spec, StackFile):
-            raise HardwareError(f"{wanted!s} is {spec.kind}, not a stack", hint=f"known: {', '.join(stack_names())}")
+        spec = _of_kind(wanted, StackFile, stack_names())
         if spec in specs:
             raise HardwareError(f"the stack {spec.stack!r} is based on itself", where=str(wanted), hint="change `base`")
         specs.append(spec)
@@ -129,12 +129,20 @@ def load_device(name_or_path: str | Path, *, stack: str | Path = "") -> Device:
     from planner.hardware import resolve
     from planner.hardware.schema import DeviceFile
 
-    spec = read_profile(name_or_path)
-    if not isinstance(spec, DeviceFile):
-        raise HardwareError(
-            f"{name_or_path!s} is {spec.kind}, not a device", hint=f"known: {', '.join(device_names())}"
-        )
+    spec = _of_kind(name_or_path, DeviceFile, device_names())
     return resolve.build_device(spec.device, spec, load_stack(stack))
+
+
+def _of_kind(name_or_path: str | Path, kind: type[Profile], known: Sequence[str]) -> Profile:
+    """The checked content of a profile file of a kind.
+
+    Raises:
+        HardwareError: no such profile, errors in its file, or it is of another kind.
+    """
+    spec = read_profile(name_or_path)
+    if not isinstance(spec, kind):
+        raise HardwareError(f"{name_or_path!s} is {spec.kind}, not {kind.kind}", hint=f"known: {', '.join(known)}")
+    return spec
 
 
 def device_types(spec: ClusterFile, changes: Sequence[Change] = ()) -> dict[str, Any]:

@@ -6,15 +6,16 @@ wide: an order of magnitude beyond existing hardware.
 
 from __future__ import annotations
 
-import types
-import typing
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from planner.documents import schema_at
 from planner.errors import Problem
 from planner.hardware.document import Document, Location, citations, device_names
+from planner.hardware.loader import profile_json_schema
 from planner.hardware.schema import ClusterFile, DeviceFile, StackFile
 from planner.hardware.types import MOST_DEVICES
 from planner.registry import did_you_mean
@@ -83,20 +84,20 @@ def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _problem(document: Document, model: type[BaseModel], detail: ErrorDetails) -> Problem:
+def _problem(document: Document, model: type[ProfileFile], detail: ErrorDetails) -> Problem:
     """A validation error of the schema as a problem for the user."""
     location: Location = tuple(part for part in detail["loc"] if part != "[key]")
     name = str(location[-1]) if location else ""
-    context = detail.get("ctx", {})
+    context, schema = detail.get("ctx", {}), _schema(model)
+    hint = schema_at(location, schema).get("description", "")
     match detail["type"]:
         case "finding":
             at_key = detail["loc"][-1] == "[key]"
             return document.problem(location, context["message"], context["hint"], at_key=at_key)
         case "extra_forbidden":
-            hint = did_you_mean(name, _fields_at(model, location[:-1]))
+            hint = did_you_mean(name, schema_at(location[:-1], schema).get("properties", ()))
             return document.problem(location, f"unknown key {name!r}", hint, at_key=True)
         case "missing":
-            hint = _description(model, location)
             return document.problem(location[:-1], f"missing field {name!r}", hint, at_key=True)
         case "literal_error":
             expected = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
@@ -106,9 +107,9 @@ def _problem(document: Document, model: type[BaseModel], detail: ErrorDetails) -
         case "greater_than_equal":
             return document.problem(location, f"{name!r} must be at least {context['ge']}, not {detail['input']}")
         case "too_short":
-            return document.problem(location, f"{name!r} is empty", _description(model, location))
+            return document.problem(location, f"{name!r} is empty", hint)
         case "model_type" | "model_attributes_type" | "dict_type":
-            return document.problem(location, f"{name!r} should be a mapping of keys", _description(model, location))
+            return document.problem(location, f"{name!r} should be a mapping of keys", hint)
         case _:
             message = (
                 detail["msg"]
@@ -116,7 +117,7 @@ def _problem(document: Document, model: type[BaseModel], detail: ErrorDetails) -
                 .replace("valid ", "")
                 .replace("a integer", "an integer")
             )
-            return document.problem(location, message, _description(model, location))
+            return document.problem(location, message, hint)
 
 
 def _close(name: str, known: list[str]) -> str:
@@ -124,35 +125,11 @@ def _close(name: str, known: list[str]) -> str:
     return hint if hint.startswith("did") else ""
 
 
-def _fields_at(model: type[BaseModel], location: Location) -> Iterable[str]:
-    owner = _model_at(model, location)
-    return owner.model_fields if owner else ()
-
-
-def _description(model: type[BaseModel], location: Location) -> str:
-    owner = _model_at(model, location[:-1])
-    field = owner.model_fields.get(str(location[-1])) if owner and location else None
-    return (field.description or "") if field else ""
-
-
-def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """The model of the mapping at a path of the file; None if there is no mapping."""
-    kind: Any = model
-    for part in location:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            field = kind.model_fields.get(str(part))
-            kind = field.annotation if field else None
-        else:
-            kind = typing.get_args(kind)[-1] if typing.get_args(kind) else None
-        kind = _unwrap(kind)
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
-def _unwrap(kind: Any) -> Any:  # noqa: ANN401
-    """`X` of `X | None` and of `Annotated[X, ...]`."""
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        kind = next(a for a in typing.get_args(kind) if a is not type(None))
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+@functools.cache
+def _schema(model: type[ProfileFile]) -> Mapping[str, Any]:
+    """The JSON Schema of a kind of profile, with the definitions that it refers to."""
+    whole = profile_json_schema()
+    return {**whole["definitions"][model.__name__], "definitions": whole["definitions"]}
 
 
 Finding = tuple[Location, str, str]

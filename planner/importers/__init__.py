@@ -2,7 +2,6 @@
 
 from planner.importers.formats import FORMATS as FORMATS
 from planner.importers.formats import Format as Format
-from planner.importers.formats import ImportOptions as ImportOptions
 from planner.importers.formats import load_graph as load_graph
 from planner.importers.onnx import RebatchedFile as RebatchedFile
 from planner.importers.onnx import graph_from_proto as graph_from_proto

@@ -5,44 +5,24 @@ Published instances of partition problems are JSON documents, read as dataclasse
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
 
+from planner.documents import adapter, readable
 from planner.errors import ModelError, Problem
 from planner.graph import Graph, Note, NoteLevel
 from planner.json_text import LARGEST_FIGURE, JsonError, read_json
 from planner.registry import Registry
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-
 HEAD_BYTES = 4096
 """How much of a file's beginning a format may look at to recognise it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """Choices that a file leaves open.
-
-    Attributes:
-        ties: which separate weight tensors are copies of each other. "auto" decides by the conventions of known model
-            families, "none" leaves all apart, and pairs of parameter names or labels `(copy, original)` say it exactly.
-        keep_final_softmax: price a Softmax that ends the graph; else it is left out, since training works on logits.
-        as_written: keep the operators that the file has; else those that an exporter wrote out as many become one.
-    """
-
-    ties: str | tuple[tuple[str, str], ...] = "auto"
-    keep_final_softmax: bool = False
-    as_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +33,14 @@ class Format:
         title: what a person calls it.
         suffixes: file name endings that usually mean this format, lower case with the dot.
         sniff: whether a file with these first bytes (at most `HEAD_BYTES`) is of this format.
-        load: reads the file; gets the path, sizes of symbolic axes and the options, and raises `ModelError`.
+        load: reads the file; gets the path, sizes of symbolic axes and whether operators stay as the file
+            has them (`load_graph`), and raises `ModelError`.
     """
 
     title: str
     suffixes: tuple[str, ...]
     sniff: Callable[[bytes], bool]
-    load: Callable[[Path, Mapping[str, int], ImportOptions], Graph]
+    load: Callable[[Path, Mapping[str, int], bool], Graph]
 
 
 FORMATS: Registry[Format] = Registry("planner.importers", "model format")
@@ -69,22 +50,20 @@ FORMATS: Registry[Format] = Registry("planner.importers", "model format")
 _NO_DIMS: Mapping[str, int] = {}
 
 
-def load_graph(
-    path: str | Path, *, dims: Mapping[str, int] | None = None, options: ImportOptions | None = None
-) -> Graph:
+def load_graph(path: str | Path, *, dims: Mapping[str, int] | None = None, as_written: bool = False) -> Graph:
     """Read a model file as a graph; the format is chosen by content, then by file name.
 
     Args:
         path: the model file. Weight files beside it are not needed and never read.
         dims: sizes of symbolic axes by name (`{"batch": 8}`), and trip counts of loops that do not say theirs.
-        options: choices that the file leaves open.
+        as_written: keep the operators that the file has; else those that an exporter wrote out as many become one.
 
     Raises:
         ModelError: the file is missing, of no known format, damaged, or leaves a needed shape open.
     """
     file = Path(path)
     with in_file(file):
-        return _format_of(file, _head(file)).load(file, dims or _NO_DIMS, options or ImportOptions())
+        return _format_of(file, _head(file)).load(file, dims or _NO_DIMS, as_written)
 
 
 @contextmanager
@@ -188,22 +167,14 @@ class Findings:
 
         try:
             target: Any = kind
-            read: T = _adapter(target).validate_json(json.dumps(document))
+            read: T = adapter(target).validate_json(json.dumps(document))
         except ValidationError as error:
             for each in error.errors(include_url=False):
-                path = "".join(f"[{key}]" if isinstance(key, int) else f".{key:.40}" for key in each["loc"])
                 fault = f"{each['msg'].removeprefix('Input ')}, not {each['input']!r:.40}"
-                self.wrong(path.removeprefix("."), "is missing" if each["type"] == "missing" else fault)
+                self.wrong(readable(each["loc"]), "is missing" if each["type"] == "missing" else fault)
             self.stop()
             raise
         return read
-
-
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
 
 
 def read_document(path: Path) -> tuple[Any, str]:

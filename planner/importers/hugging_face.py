@@ -10,11 +10,11 @@ from pathlib import Path
 from planner.bundled import build_configured
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph, Note, NoteLevel
-from planner.importers.formats import FORMATS, Format, ImportOptions
+from planner.importers.formats import FORMATS, Format
 from planner.importers.onnx import graph_from_proto
 from planner.registry import did_you_mean
 
-_DIMS = ("batch", "seq")
+DIMS = ("batch", "seq")
 
 
 def sniff(head: bytes) -> bool:
@@ -22,16 +22,14 @@ def sniff(head: bytes) -> bool:
     return head.lstrip().startswith(b"{") and any(key in head for key in (b'"model_type"', b'"transformers_version"'))
 
 
-def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
+def load(path: Path, dims: Mapping[str, int], as_written: bool) -> Graph:
     """The graph of a configuration, for `batch` samples of `seq` tokens (4096 or what its positions allow).
 
     Raises:
         ModelError: not a JSON object, no builder for its `model_type`, missing keys, or sizes that make no sense.
         UsageError: a dimension other than these two.
     """
-    unknown = [name for name in dims if name not in _DIMS]
-    if unknown:
-        raise UsageError(f"a config.json has no dimension {unknown[0]!r}", hint=did_you_mean(unknown[0], _DIMS))
+    require_dims("a config.json has", dims)
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -43,9 +41,20 @@ def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
         model, notes = build_configured(document, name=name, batch=dims.get("batch", 1), seq=dims.get("seq"))
     except UsageError as error:
         raise ModelError(error.problem.message, hint=error.problem.hint) from None
-    graph = graph_from_proto(model, name=name, options=options)
+    graph = graph_from_proto(model, name=name, as_written=as_written)
     said = tuple(Note(NoteLevel.WARNING, "configuration", note, str(path)) for note in notes)
     return replace(graph, report=replace(graph.report, format="hugging_face", notes=(*said, *graph.report.notes)))
+
+
+def require_dims(who: str, dims: Mapping[str, int]) -> None:
+    """Refuse dimensions that a model which is built does not have.
+
+    Raises:
+        UsageError: it names the first.
+    """
+    for name in dims:
+        if name not in DIMS:
+            raise UsageError(f"{who} no dimension {name!r}", hint=did_you_mean(name, DIMS))
 
 
 FORMATS.register("hugging_face", Format("Hugging Face configuration", (".json",), sniff, load))

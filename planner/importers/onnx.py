@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.graph import Graph, SourceFile
-from planner.importers.formats import FORMATS, Format, ImportOptions, load_graph
+from planner.importers.formats import FORMATS, Format, load_graph
 from planner.importers.onnx_graph.attributes import assign_modules
 from planner.importers.onnx_graph.freeze import freeze
 from planner.importers.onnx_graph.order import live_nodes, require_bounded
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import onnx
 
 
-PASSES: tuple[Callable[[WorkGraph, ImportOptions], None], ...] = (
+PASSES: tuple[Callable[[WorkGraph], None], ...] = (
     fold_constant_regions,
     collapse_aliases,
     drop_final_softmax,
@@ -64,7 +64,7 @@ def graph_from_proto(
     *,
     name: str = "",
     dims: Mapping[str, int] | None = None,
-    options: ImportOptions | None = None,
+    as_written: bool = False,
 ) -> Graph:
     """An ONNX model in memory as a graph; the model is not changed.
 
@@ -72,36 +72,34 @@ def graph_from_proto(
         model: the model; its weights may be absent (external) or empty.
         name: what to call it; the graph's own name when empty.
         dims: sizes of symbolic axes, and trip counts of loops that do not say theirs, by name.
-        options: choices that the model leaves open.
+        as_written: keep the operators that the file has; else those that an exporter wrote out as many become one.
 
     Raises:
         ModelError: an axis without a size, contradicting shapes, a needed shape that cannot be found, or functions
             without end.
-        UsageError: options that name no parameter.
     """
     check_model(model)
     require_bounded(model)
     work = Resolver(model, name, dims or {}).run()
     for transform in PASSES:
-        transform(work, options or ImportOptions())
+        transform(work)
     if not work.nodes:
         raise ModelError(
             "no operator is left that depends on the inputs and costs anything, so there is nothing to plan",
             hint="check the outputs of the export",
         )
     frozen = freeze(work)
-    return frozen if options and options.as_written else rewritten(frozen)
+    return frozen if as_written else rewritten(frozen)
 
 
-def _load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
+def _load(path: Path, dims: Mapping[str, int], as_written: bool) -> Graph:
     model = read_model(path)
-    as_written = replace(options, as_written=True)
-    written = graph_from_proto(model, name=path.stem, dims=dims, options=as_written)
+    written = graph_from_proto(model, name=path.stem, dims=dims, as_written=True)
     open_sizes = {
         value.name: frozenset(d for d, size in enumerate(value.type.tensor_type.shape.dim) if not size.dim_value)
         for value in model.graph.input
     }
-    graph = written if options.as_written else rewritten(written)
+    graph = written if as_written else rewritten(written)
     return replace(graph, source=SourceFile(path, written, open_sizes))
 
 
@@ -139,7 +137,7 @@ def rebatched_file(path: str | Path, batch: int, *, dims: Mapping[str, int] | No
     import onnx
     from onnx.inliner import inline_local_functions
 
-    graph = load_graph(path, dims=dims, options=ImportOptions(as_written=True))
+    graph = load_graph(path, dims=dims, as_written=True)
     if graph.source is None:
         raise ModelError("is no ONNX file", where=str(path), hint="only ONNX files have constants that hold a batch")
     change, after = batch_constants(graph, batch), rebatch(graph, batch)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from planner.errors import ModelError, Problem
 from planner.graph import DType, Graph, ImportReport, Node, Note, NoteLevel, Parameter, Tensor, TensorKind
-from planner.importers.formats import FORMATS, Format, ImportOptions
+from planner.importers.formats import FORMATS, Format
 from planner.json_text import LARGEST_FIGURE, is_figure
 
 _NODE = re.compile(r"node(\d{1,9})$", re.ASCII)
@@ -58,7 +58,7 @@ def sniff(head: bytes) -> bool:
     return _HEAD.match(head) is not None
 
 
-def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
+def load(path: Path, dims: Mapping[str, int], as_written: bool) -> Graph:
     """Read a profile as a graph.
 
     Nodes that only feed data are dropped (their times are data loading), and so are results that nobody reads and that
@@ -67,12 +67,10 @@ def load(path: Path, dims: Mapping[str, int], options: ImportOptions) -> Graph:
     Args:
         path: the file.
         dims: `batch` says how many samples a minibatch held, which the file does not.
-        options: not used.
 
     Raises:
         ModelError: lines that cannot be read, all of them at once; an edge to a node that is not there, or backwards.
     """
-    del options
     content = path.read_bytes()
     file = _read(content.decode("utf-8", errors="replace"), path)
     builder = _Builder(file, dims.get("batch", 1))
@@ -181,7 +179,6 @@ class _Builder:
             report=ImportReport(
                 "pipedream",
                 len(self.file.nodes),
-                len(kept),
                 len(self.sources),
                 0,
                 len(self.dead),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph
-from planner.importers.formats import ImportOptions, in_file
+from planner.importers.formats import in_file
 from planner.importers.onnx import graph_from_proto
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ def from_torch(
     example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
     *,
     name: str = "",
-    options: ImportOptions | None = None,
 ) -> Graph:
     """A torch module as a graph; names of parameters and modules are the module's own.
 
@@ -40,7 +39,6 @@ def from_torch(
         module: the module; it is not changed.
         example_inputs: what its `forward` takes: a tensor, a sequence of positional arguments, or arguments by name.
         name: what to call the graph; the class of the module when empty.
-        options: what the module leaves open.
 
     Raises:
         UsageError: torch or onnxscript is not installed.
@@ -71,7 +69,7 @@ def from_torch(
     if program is None:
         raise ModelError("torch's exporter returned no model", where=title, hint="use another release of torch")
     with in_file(Path(title)):
-        graph = graph_from_proto(_without_data(program.model, module), name=title, options=options)
+        graph = graph_from_proto(_without_data(program.model, module), name=title)
     buffers = {buffer for buffer, _ in module.named_buffers()}
     parameters = tuple(replace(p, trainable=False) if p.name in buffers else p for p in graph.parameters)
     return replace(graph, parameters=parameters, report=replace(graph.report, format="torch"))

@@ -156,7 +156,7 @@ def batch_constants(graph: Graph, batch: int) -> BatchConstants:
     """What changes in a model's file for another batch size; empty where nothing holds the batch.
 
     Args:
-        graph: the model as it was imported, its operators as the file has them (`ImportOptions.as_written`).
+        graph: the model as it was imported, its operators as the file has them.
         batch: samples, at least 1.
 
     Raises:

@@ -195,7 +195,7 @@ def rewritten(graph: Graph) -> Graph:
     report = graph.report
     if not merged and not notes:
         return graph
-    report = replace(report, kept_nodes=len(graph.nodes), merged_nodes=merged, notes=(*report.notes, *notes))
+    report = replace(report, merged_nodes=merged, notes=(*report.notes, *notes))
     return replace(graph, report=report)
 
 

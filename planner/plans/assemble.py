@@ -11,6 +11,7 @@ from typing import Literal
 
 from planner.costs import Profile
 from planner.costs.precision import Precision
+from planner.costs.report import coverage
 from planner.errors import PlanError
 from planner.graph import Chain, Graph, NoteLevel, per_graph
 from planner.hardware.types import Cluster
@@ -34,7 +35,6 @@ from planner.plans.sections import (
     alternative_section,
     block_parameters,
     compared_error,
-    coverage_section,
     hardware_section,
     micro_batches_section,
     model_section,
@@ -155,7 +155,7 @@ def assemble(
         schedule=meeting(rank_schedule.section, len(decision.stages), shared),
         predictions=with_inside(predictions, decision, used),
         alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
-        coverage=coverage_section(graph, prices.origin),
+        coverage=coverage(graph, prices.origin),
         notes=(
             *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
             *(_separate_copies_note(entry) for entry in shared if entry.reduction == "none"),

@@ -231,29 +231,6 @@ class FreeChoice:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How the operators of the model file were treated.
-
-    Attributes:
-        total: operators in the file.
-        by_rule: priced by the rule of their type.
-        by_fallback: priced by a generic estimate.
-        plumbing: shape arithmetic and the like, not priced and not in any stage.
-        folded: computed once from constants, weights or other operators.
-        dead: results that nobody reads.
-        fallback_ops: number of fallback operators by type.
-    """
-
-    total: int
-    by_rule: int
-    by_fallback: int
-    plumbing: int
-    folded: int
-    dead: int
-    fallback_ops: dict[str, int]
-
-
 def gap_to(bound_s: float, reached_s: float) -> float:
     """(reached - bound) / reached, at least 0: how far the bound lies below the time."""
     return max(0.0, 1 - bound_s / reached_s) if reached_s > 0 else 0.0

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +20,10 @@ from planner.errors import ModelError
 from planner.graph import Graph, SourceFile, Tensor, layer_of, per_model
 from planner.hardware.types import Cluster
 from planner.operators import batch_constants, needs_gradient, rule_of
-from planner.operators.types import Origin
 from planner.plans.collectives import stage_collectives, tied_collectives
 from planner.plans.figures import (
     BUBBLE_CONVENTION,
     Alternative,
-    Coverage,
     Predictions,
     StageCollective,
     StageMemory,
@@ -249,22 +246,6 @@ def alternative_section(candidate: Candidate) -> Alternative:
         context=decision.stages[0].context,
         expert=decision.stages[0].expert,
         layers=tuple(s.layers for s in decision.stages) if any(s.layers for s in decision.stages) else (),
-    )
-
-
-def coverage_section(graph: Graph, origins: Sequence[Origin]) -> Coverage:
-    """Counts of the model file's operators by treatment; `origins` is aligned with the graph's nodes."""
-    counts = Counter(origins)
-    fallbacks = Counter(n.op for n, origin in zip(graph.nodes, origins, strict=True) if origin is Origin.FALLBACK)
-    report = graph.report
-    return Coverage(
-        total=report.total_nodes,
-        by_rule=counts[Origin.RULE] + report.merged_nodes,
-        by_fallback=counts[Origin.FALLBACK],
-        plumbing=report.plumbing_nodes + counts[Origin.PLUMBING],
-        folded=report.folded_nodes,
-        dead=report.dead_nodes,
-        fallback_ops=dict(sorted(fallbacks.items())),
     )
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from planner.costs.report import Coverage
 from planner.errors import PlanError
-from planner.plans.figures import Alternative, Coverage, FreeChoice, Headline, Predictions
+from planner.plans.figures import Alternative, FreeChoice, Headline, Predictions
 from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, block_names, expand
 from planner.plans.orders import RankOrder
 from planner.plans.records import (

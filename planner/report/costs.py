@@ -76,10 +76,10 @@ def _groups(kind: str, groups: Sequence[Group], most_rows: int, total_s: float) 
 
 def _coverage(costs: CostReport) -> Section:
     coverage = costs.coverage
-    priced = f"{coverage.rule} by rule"
-    if coverage.fallback:
-        names = ", ".join(f"{op} x{count}" for op, count in coverage.fallback.items())
-        priced += f", {sum(coverage.fallback.values())} by fallback ({names})"
+    priced = f"{coverage.by_rule} by rule"
+    if coverage.fallback_ops:
+        names = ", ".join(f"{op} x{count}" for op, count in coverage.fallback_ops.items())
+        priced += f", {coverage.by_fallback} by fallback ({names})"
     others = f"{coverage.plumbing} plumbing, {coverage.folded} folded, {coverage.dead} dead"
     line = f"coverage  {coverage.total} nodes: {priced}, {others}"
     notes = (

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from planner.graph import DType, TensorKind
-from planner.importers import ImportOptions, graph_from_proto, load_graph
+from planner.importers import graph_from_proto, load_graph
 from tests.importers.build import F32, I64, absent, ints, model, node, value
 
 
@@ -228,8 +228,6 @@ def test_final_softmax_is_left_out_and_said() -> None:
     assert [n.op for n in graph.nodes] == ["MatMul"]
     assert graph.outputs == ("logits",)
     assert any(n.code == "final-softmax" for n in graph.report.notes)
-    kept = graph_from_proto(proto, options=ImportOptions(keep_final_softmax=True))
-    assert [n.op for n in kept.nodes] == ["MatMul", "Softmax"]
 
 
 def test_a_softmax_that_is_all_there_is_stays() -> None:

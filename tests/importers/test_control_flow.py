@@ -23,7 +23,7 @@ def note(graph: Graph, code: str) -> str:
 
 def balanced(graph: Graph) -> bool:
     r = graph.report
-    return r.total_nodes == r.kept_nodes + r.merged_nodes + r.plumbing_nodes + r.folded_nodes + r.dead_nodes
+    return r.total_nodes == len(graph.nodes) + r.merged_nodes + r.plumbing_nodes + r.folded_nodes + r.dead_nodes
 
 
 def scan_model() -> onnx.ModelProto:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import onnx
 import pytest
 
-from planner.errors import UsageError
 from planner.graph import Graph
-from planner.importers import ImportOptions, graph_from_proto
+from planner.importers import graph_from_proto
 from tests.importers.build import I64, absent, model, node, scoped, value
 
 
@@ -115,29 +114,6 @@ def test_broken_ties_by_convention(table: str, head: str, table_module: str, hea
     assert graph.parameters[1].tied_to == (table if tied else "")
     assert graph.parameter_count() == 512 * 16 * (1 if tied else 2)
     assert codes(graph) & {"tie-restored", "tie-not-assumed"}
-    none = graph_from_proto(
-        language_model(table, head, table_module=table_module, head_module=head_module),
-        options=ImportOptions(ties="none"),
-    )
-    assert none.parameter_count() == 512 * 16 * 2
-
-
-def test_ties_as_told_by_name_or_label() -> None:
-    proto = language_model("a.weight", "val_7", table_module="a", head_module="b")
-    for pair in (("val_7", "a.weight"), ("b.weight", "a.weight")):
-        graph = graph_from_proto(proto, options=ImportOptions(ties=(pair,)))
-        assert graph.parameters[1].tied_to == "a.weight"
-
-
-def test_ties_that_cannot_be() -> None:
-    proto = language_model("a.weight", "val_7", table_module="a", head_module="b")
-    with pytest.raises(UsageError, match=r"no parameter is called 'b\.wait'") as caught:
-        graph_from_proto(proto, options=ImportOptions(ties=(("b.wait", "a.weight"),)))
-    assert "b.weight" in caught.value.problem.hint
-    with pytest.raises(UsageError, match="ties cannot be 'yes'"):
-        graph_from_proto(proto, options=ImportOptions(ties="yes"))
-    with pytest.raises(UsageError, match="cannot be tied"):
-        graph_from_proto(two_layers(["h.0"], ["w"]), options=ImportOptions(ties=(("w", "ones"),)))
 
 
 def test_a_copy_that_the_exporter_confesses() -> None:

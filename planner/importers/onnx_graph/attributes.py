@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.graph import AttributeValue
-from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import Array, Scope, WorkGraph, WorkNode
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def constant_value(node: onnx.NodeProto) -> tuple[tuple[int, ...], int, Any] | N
     return None
 
 
-def assign_modules(graph: WorkGraph, options: ImportOptions) -> None:
+def assign_modules(graph: WorkGraph) -> None:
     """Put every node without a module into the module of a node it reads, else of a node that reads it."""
     placed = [node for node in graph.nodes if node.scope.module is not None]
     if len(placed) < len(graph.nodes):

@@ -48,7 +48,7 @@ def freeze(work: WorkGraph) -> Graph:
         batch=batch,
         opset=work.opset,
         report=ImportReport(
-            "onnx", work.total_nodes, len(nodes), work.fates["plumbing"], work.fates["folded"], work.fates["dead"],
+            "onnx", work.total_nodes, work.fates["plumbing"], work.fates["folded"], work.fates["dead"],
             tuple(work.notes),
         ),
         identities=tuple(work.identities),

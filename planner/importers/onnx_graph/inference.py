@@ -14,7 +14,7 @@ import numpy as np
 from planner.errors import ModelError
 from planner.graph import Tensor, TensorKind
 from planner.importers.formats import damaged
-from planner.importers.onnx_graph.signature import Signature, check_call, contradiction, signature_of
+from planner.importers.onnx_graph.signature import check_call, contradiction, schema_of
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
     MAX_CONSTANT_ELEMENTS,
@@ -185,15 +185,13 @@ class Inference:
             raise damaged(f"{node.label} {fault}")
         nothing: list[Partial | None] = [None] * len(node.outputs)
         proto = _standard_form(proto)
-        signature = self._signature(proto.op_type, proto.domain, versions)
-        if signature is None:
+        schema = schema_of(*self._operator(proto, versions))
+        if schema is None:
             return nothing, ""
         known = {name: self._type_proto(name) for name in proto.input if name}
         data = self._operand_values(node)
         try:
-            inferred = infer_node_outputs(
-                signature.schema, proto, known, data, None, _imports(versions), self._ir_version
-            )
+            inferred = infer_node_outputs(schema, proto, known, data, None, _imports(versions), self._ir_version)
         except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError) as error:
             return nothing, str(error).strip().splitlines()[0].removeprefix("[ShapeInferenceError] ")
         kinds = [inferred.get(name) for name in proto.output]
@@ -238,7 +236,7 @@ class Inference:
             for statement in statements:
                 merged = statement if merged is None else merged.or_else(statement)
             result.append(merged)
-        known = ours is not None or self._signature(proto.op_type, proto.domain, versions) is not None
+        known = ours is not None or schema_of(*self._operator(proto, versions)) is not None
         if not known and result[0] is not None and result[0].complete is not None:
             self.unknown_operators[node.op] += 1
         return result
@@ -306,11 +304,12 @@ class Inference:
         Raises:
             ModelError: the number of inputs or outputs, or an attribute.
         """
-        check_call(proto, self._signature(proto.op_type, proto.domain, versions))
+        check_call(proto, *self._operator(proto, versions)[1:], self._ir_version)
 
-    def _signature(self, op: str, domain: str, versions: Mapping[str, int]) -> Signature | None:
-        domain = plain_domain(domain)
-        return signature_of(op, domain, versions.get(domain, self._versions.get(domain, 1)))
+    def _operator(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> tuple[str, str, int]:
+        """Type, domain and operator set version of a node."""
+        domain = plain_domain(proto.domain)
+        return proto.op_type, domain, versions.get(domain, self._versions.get(domain, 1))
 
 
 def _standard_form(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -1,15 +1,10 @@
-"""Check the nodes of a file against the signatures of their operators.
-
-Checked are numbers of inputs and outputs and types of attributes, by the standard, and what ONNX's own checker leaves
-out: ranks of inputs, window attributes, numbers of heads.
-"""
+"""What ONNX's own checks and inference leave out: malformed equations, ranks of inputs, windows, numbers of heads."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,53 +19,19 @@ if TYPE_CHECKING:
 MOST_VERSION = (1 << 31) - 1
 """Largest operator set version that a schema can be asked for."""
 
-_FORMS = {("Einsum", "equation"): re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")}
-"""Patterns of text attributes that onnx does not check: its inference of a malformed Einsum never ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """Signature of an operator in the ONNX standard.
-
-    Attributes:
-        schema: onnx's own description.
-        inputs: fewest and most inputs.
-        outputs: fewest and most outputs.
-        needed_inputs: positions of inputs that may not be left out.
-        needed_outputs: positions of outputs that may not be left out.
-        kinds: for each attribute, the number of its type.
-        needed_attributes: attributes that must be given.
-    """
-
-    schema: Any
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    needed_inputs: tuple[int, ...]
-    needed_outputs: tuple[int, ...]
-    kinds: Mapping[str, int]
-    needed_attributes: tuple[str, ...]
+_EQUATION = re.compile(r"[A-Za-z., ]*(->[A-Za-z. ]*)?")
+"""Form of an Einsum's equation: onnx's inference of another one never ends."""
 
 
 @functools.lru_cache(maxsize=4096)
-def signature_of(op: str, domain: str, version: int) -> Signature | None:
-    """The signature of an operator in an operator set; None for one that the standard does not know."""
+def schema_of(op: str, domain: str, version: int) -> Any | None:  # noqa: ANN401
+    """ONNX's description of an operator in an operator set; None for one that the standard does not know."""
     from onnx import defs
 
     try:
-        schema = defs.get_schema(op, version, domain)
+        return defs.get_schema(op, version, domain)
     except defs.SchemaError:
         return None
-    attributes: Mapping[str, Any] = schema.attributes
-    single = defs.OpSchema.FormalParameterOption.Single
-    return Signature(
-        schema,
-        (schema.min_input, schema.max_input),
-        (schema.min_output, schema.max_output),
-        tuple(i for i, formal in enumerate(schema.inputs) if formal.option == single),
-        tuple(i for i, formal in enumerate(schema.outputs) if formal.option == single),
-        {name: int(attribute.type.value) for name, attribute in attributes.items()},
-        tuple(name for name, attribute in attributes.items() if attribute.required),
-    )
 
 
 @functools.cache
@@ -82,69 +43,60 @@ def newest_version(domain: str) -> int:
     return max((version for known, version in helper.OP_SET_ID_VERSION_MAP if known == name), default=0)
 
 
-def check_call(node: onnx.NodeProto, signature: Signature | None) -> None:
+def check_call(node: onnx.NodeProto, domain: str, version: int, ir_version: int) -> None:
     """Refuse a node that its operator cannot be called as; of unknown operators only that they compute something.
 
-    Attributes that the standard does not know are let pass. O(inputs + outputs + attributes).
-
     Raises:
-        ModelError: too few or too many inputs or outputs, one that is needed left out, an attribute of another kind or
-            absent.
+        ModelError: too few or too many inputs or outputs, one that is needed left out, an attribute that is absent,
+            unknown or of another kind.
     """
-    fault = _unnamed(node) if signature is None else _fault(node, signature)
-    if fault:
+    from onnx import checker
+
+    if schema_of(node.op_type, domain, version) is None:
+        if not (node.output and node.output[0]):
+            raise damaged(f"{node.op_type} {node.name!r} has no first output")
+        return
+    context = checker.C.CheckerContext()
+    context.ir_version, context.opset_imports = ir_version, {domain: version}
+    try:
+        checker.check_node(_without_content(node, domain), context)
+    except checker.ValidationError as error:
         label = node.name or next((name for name in node.output if name), "")
-        raise damaged(f"{node.op_type} {label!r} {fault}")
+        raise damaged(f"{node.op_type} {label!r}: {str(error).strip().splitlines()[0]}") from None
 
 
-def _unnamed(node: onnx.NodeProto) -> str:
-    return "" if node.output and node.output[0] else "has no first output"
+_TENSOR, _GRAPH, _SPARSE = 4, 5, 11
 
 
-def _fault(node: onnx.NodeProto, signature: Signature) -> str:
-    """Why a node does not match its operator's signature, "" if it does."""
-    sides = (
-        ("input", node.input, signature.inputs, signature.needed_inputs),
-        ("output", node.output, signature.outputs, signature.needed_outputs),
-    )
-    for side, names, (least, most), needed in sides:
-        if not least <= len(names) <= most:
-            limit = f"takes at most {most}" if len(names) > most else f"needs {least}"
-            return f"has {len(names)} {side}s, the operator {limit}"
-        for position in needed:
-            if position < len(names) and not names[position]:
-                return f"lacks its {side} {position}"
-    given = set()
+def _without_content(node: onnx.NodeProto, domain: str) -> onnx.NodeProto:
+    """The node in a domain without bodies, which are checked when they are walked, and without data."""
+    from onnx import GraphProto, NodeProto, TensorProto
+
+    if node.domain == domain and not any(a.type in (_TENSOR, _GRAPH, _SPARSE) for a in node.attribute):
+        return node
+    bare = NodeProto(op_type=node.op_type, domain=domain, input=node.input, output=node.output)
+    empty = {_TENSOR: {"t": TensorProto(data_type=1, dims=[0])}, _GRAPH: {"g": GraphProto(name="body")}}
     for attribute in node.attribute:
-        kind = signature.kinds.get(attribute.name)
-        if kind is not None and attribute.type != kind:
-            actual, expected = (_KINDS.get(number, "none") for number in (attribute.type, kind))
-            return f"has the attribute {attribute.name!r} of type {actual}, not {expected}"
-        form = _FORMS.get((node.op_type, attribute.name))
-        if form and not form.fullmatch(attribute.s):
-            return f"has the malformed {attribute.name} {attribute.s.decode('utf-8', 'replace')!r}"
-        if form and (letters := _sourceless(attribute.s.decode())):
-            return f"has the {attribute.name} {attribute.s.decode()!r}, whose result has {letters}"
-        given.add(attribute.name)
-    missing = [name for name in signature.needed_attributes if name not in given]
-    return f"lacks the attribute {missing[0]!r}" if missing else ""
+        if attribute.type in empty:
+            bare.attribute.add(name=attribute.name, type=attribute.type, **empty[attribute.type])
+        elif attribute.type != _SPARSE:
+            bare.attribute.append(attribute)
+    return bare
 
 
-def _sourceless(equation: str) -> str:
-    """Why the result of an Einsum equation is invalid: a letter that no operand has, or one twice; "" if valid."""
+def _equation_fault(equation: str) -> str:
+    """Why an Einsum equation is invalid: its form, or a letter of the result that no operand has or that it has twice;
+    "" if valid."""
+    if not _EQUATION.fullmatch(equation):
+        return f"has the malformed equation {equation!r}"
     operands, _, result = equation.replace(" ", "").replace(".", "").partition("->")
     for letter in result:
         if letter not in operands:
-            return f"the letter {letter!r}, which no operand has"
+            return f"has the equation {equation!r}, whose result has the letter {letter!r}, which no operand has"
         if result.count(letter) > 1:
-            return f"the letter {letter!r} twice"
+            return f"has the equation {equation!r}, whose result has the letter {letter!r} twice"
     return ""
 
-
-_KINDS = {
-    1: "FLOAT", 2: "INT", 3: "STRING", 4: "TENSOR", 5: "GRAPH", 6: "FLOATS", 7: "INTS", 8: "STRINGS", 9: "TENSORS",
-    10: "GRAPHS", 11: "SPARSE_TENSOR", 12: "SPARSE_TENSORS", 13: "TYPE_PROTO", 14: "TYPE_PROTOS",
-}  # fmt: skip
 
 _UNKNOWN = np.ones(1)
 _WINDOW = {"kernel_shape": 1, "strides": 1, "dilations": 1, "pads": 2}
@@ -158,6 +110,8 @@ def contradiction(node: WorkNode, inputs: Sequence[TensorType | None], values: M
 
 
 def _contradictions(node: WorkNode, inputs: Sequence[TensorType | None], values: Mapping[str, Array]) -> Iterator[str]:
+    if node.op == "Einsum" and (fault := _equation_fault(str(node.attributes["equation"]))):
+        yield fault
     if node.op == "Range" and not values.get(node.inputs[2], _UNKNOWN).all():
         yield f"counts in steps of 0 ({node.inputs[2]!r})"
     for position, ranks in rule_of(node.op).ranks.items():

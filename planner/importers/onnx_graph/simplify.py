@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.weights import is_path
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import rule_of
@@ -11,7 +10,7 @@ _FOLDS_OF_ONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
 _DROPOUT_WITH_MODE = 12
 
 
-def fold_constant_regions(graph: WorkGraph, options: ImportOptions) -> None:
+def fold_constant_regions(graph: WorkGraph) -> None:
     """Mark what depends on stored tensors alone, or on shapes alone, and take its nodes out.
 
     The tensors it leaves behind stay known through `region`; once the weights are known (`find_weights`), nodes that
@@ -42,7 +41,7 @@ def _foldable(node: WorkNode, graph: WorkGraph) -> bool:
     return node.op != "Dropout" or not _drops(node, graph)
 
 
-def collapse_aliases(graph: WorkGraph, options: ImportOptions) -> None:
+def collapse_aliases(graph: WorkGraph) -> None:
     """Take out nodes that hand on one of their inputs unchanged, and let readers read that input.
 
     Some exporters leave out factors of one, terms of zero and empty pieces of a concatenation, others write them.
@@ -120,10 +119,8 @@ def _drops(node: WorkNode, graph: WorkGraph) -> bool:
     return True
 
 
-def drop_final_softmax(graph: WorkGraph, options: ImportOptions) -> None:
+def drop_final_softmax(graph: WorkGraph) -> None:
     """Let the graph end at its logits: training applies the loss to them, not to probabilities."""
-    if options.keep_final_softmax:
-        return
     producers = graph.producers()
     for i, name in enumerate(graph.outputs):
         node = producers.get(name)
@@ -134,7 +131,7 @@ def drop_final_softmax(graph: WorkGraph, options: ImportOptions) -> None:
         graph.outputs[i] = node.inputs[0]
         graph.info(
             "final-softmax",
-            f"the final {node.label} is left out: training works on the logits before it (keep_final_softmax keeps it)",
+            f"the final {node.label} is left out: training works on the logits before it",
             name,
         )
 
@@ -145,7 +142,7 @@ def _over_classes(node: WorkNode, graph: WorkGraph) -> bool:
     return isinstance(axis, int) and (axis % rank in (1, rank - 1)) and rank >= 2
 
 
-def remove_dead(graph: WorkGraph, options: ImportOptions) -> None:
+def remove_dead(graph: WorkGraph) -> None:
     """Take out what no output needs; what is needed only to say a shape counts as plumbing."""
     live = _live(graph)
     graph.fates["dead"] += len(graph.nodes) - len(live)

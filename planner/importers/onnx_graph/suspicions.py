@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from planner.graph import NO_RULE
-from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.weights import BUFFER_NAMES
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import rule_of
@@ -14,7 +13,7 @@ SMALL_SHARE = 0.01
 """Share of a model's weights, or of the bytes its operators move, that operators without a rule may hold unsaid."""
 
 
-def note_folded_batch_norms(graph: WorkGraph, options: ImportOptions) -> None:
+def note_folded_batch_norms(graph: WorkGraph) -> None:
     """A convolution whose bias the exporter made up had a batch norm after it."""
     folded = [node for node in graph.nodes if node.op == "Conv" and _made_up_bias(node, graph)]
     if not folded:
@@ -37,7 +36,7 @@ def _made_up_bias(node: WorkNode, graph: WorkGraph) -> bool:
     return any(name.startswith("onnx::Conv") for name in sources)
 
 
-def note_lost_weights(graph: WorkGraph, options: ImportOptions) -> None:
+def note_lost_weights(graph: WorkGraph) -> None:
     """A weight that the exporter computed into a constant, so that the file no longer holds it as it was."""
     known = {weight.label for weight in graph.weights.values()}
     read = {name for node in graph.nodes for name in node.inputs}
@@ -64,7 +63,7 @@ def note_lost_weights(graph: WorkGraph, options: ImportOptions) -> None:
         )
 
 
-def note_possible_tables(graph: WorkGraph, options: ImportOptions) -> None:
+def note_possible_tables(graph: WorkGraph) -> None:
     """A nameless table added to [batch, sequence, hidden]: perhaps learned positions, cut to length by an optimiser."""
     for node in graph.nodes:
         if node.op != "Add" or len(graph.types[node.outputs[0]].shape) != 3:
@@ -82,7 +81,7 @@ def note_possible_tables(graph: WorkGraph, options: ImportOptions) -> None:
                 )
 
 
-def note_missing_rules(graph: WorkGraph, options: ImportOptions) -> None:
+def note_missing_rules(graph: WorkGraph) -> None:
     """Operators that no rule describes and that hold more than `SMALL_SHARE` of the weights or of the bytes moved."""
     unknown = [node for node in graph.nodes if rule_of(node.op).build is None]
     if not unknown:
@@ -109,7 +108,7 @@ def _moved_bytes(graph: WorkGraph, nodes: list[WorkNode]) -> float:
     return sum(repeat * kind.elements * kind.dtype.bits / 8 for repeat, kind in kinds)
 
 
-def note_missing_biases(graph: WorkGraph, options: ImportOptions) -> None:
+def note_missing_biases(graph: WorkGraph) -> None:
     """A linear layer without a bias whose like in other layers, or whose original operation, has one."""
     groups: dict[str, list[tuple[WorkNode, bool]]] = {}
     lost: dict[str, None] = {}

@@ -15,13 +15,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from planner.errors import UsageError
 from planner.graph import Parameter
-from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.weights import Use, is_path, module_label, uses
 from planner.importers.onnx_graph.work import TensorType, WorkGraph, WorkNode
 from planner.operators import Role, rule_of
-from planner.registry import did_you_mean
 
 SMALLEST_VOCABULARY = 256
 
@@ -61,20 +58,8 @@ CONVENTIONS: tuple[Convention, ...] = (
 """Tried in order; the first that matches both names decides."""
 
 
-def restore_ties(graph: WorkGraph, options: ImportOptions) -> None:
-    """Set `tied_to` where the options or a convention say that two stored tensors are copies of one weight.
-
-    Raises:
-        UsageError: a pair in the options names no parameter, or two of different size.
-    """
-    if not isinstance(options.ties, str):
-        for copy, original in options.ties:
-            _tie_as_told(graph, copy, original)
-        return
-    if options.ties not in ("auto", "none"):
-        raise UsageError(f"ties cannot be {options.ties!r}", hint="give auto, none, or pairs of parameter names")
-    if options.ties == "none":
-        return
+def restore_ties(graph: WorkGraph) -> None:
+    """Set `tied_to` where metadata or a convention say that two stored tensors are copies of one weight."""
     _tie_by_origin(graph)
     for table, head in _candidates(graph):
         if not graph.weights[head].tied_to:
@@ -184,7 +169,7 @@ def _decide(graph: WorkGraph, table: str, head: str) -> None:
             graph.weights[head] = replace(output, tied_to=table)
             graph.warn(
                 "tie-restored",
-                f"{names} are stored apart but taken as one weight, as in {rule.family} (ties=none keeps them apart)",
+                f"{names} are stored apart but taken as one weight, as in {rule.family}",
                 head,
             )
         else:
@@ -196,7 +181,7 @@ def _decide(graph: WorkGraph, table: str, head: str) -> None:
         return
     graph.info(
         "tie-not-assumed",
-        f"{names} have matching shapes; they are taken as two weights (say so with ties if they are one)",
+        f"{names} have matching shapes; they are taken as two weights",
         head,
     )
 
@@ -205,33 +190,10 @@ def _has(graph: WorkGraph, pattern: str) -> bool:
     return not pattern or any(re.search(pattern, weight.label) for weight in graph.weights.values())
 
 
-def _tie_as_told(graph: WorkGraph, copy: str, original: str) -> None:
-    first, second = _named(graph, copy), _named(graph, original)
-    if graph.types[first].elements != graph.types[second].elements:
-        raise UsageError(
-            f"{copy!r} and {original!r} cannot be tied: {list(graph.types[first].shape)} against "
-            f"{list(graph.types[second].shape)}",
-            hint="name two weights of the same size",
-        )
-    target = graph.weights[second].tied_to or second
-    if first != target:
-        graph.weights[first] = replace(graph.weights[first], tied_to=target)
-        graph.info("tie-given", f"{copy} is taken as a copy of {original}, as given", first)
-
-
-def _named(graph: WorkGraph, name: str) -> str:
-    if name in graph.weights:
-        return name
-    labels = {weight.label: stored for stored, weight in graph.weights.items()}
-    if name not in labels:
-        raise UsageError(f"no parameter is called {name!r}", hint=did_you_mean(name, labels))
-    return labels[name]
-
-
 Key = tuple[str, str, str]
 
 
-def separate_merged(graph: WorkGraph, options: ImportOptions) -> None:
+def separate_merged(graph: WorkGraph) -> None:
     """Give each module its own copy of a vector that the exporter stored once for several modules."""
     by_weight: dict[str, list[Use]] = {}
     for use in uses(graph):
@@ -347,7 +309,7 @@ def _redirect(graph: WorkGraph, replaced: dict[tuple[int, int], dict[str, str]])
             node.inputs[slot] = clone
 
 
-def note_ties(graph: WorkGraph, options: ImportOptions) -> None:
+def note_ties(graph: WorkGraph) -> None:
     """Say which weights are used in several modules: a plan must keep them together or add up their gradients."""
     owners: dict[str, dict[str, None]] = {}
     carriers: dict[str, set[str]] = {}
@@ -372,7 +334,7 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
 
 
-def order_weights(graph: WorkGraph, options: ImportOptions) -> None:
+def order_weights(graph: WorkGraph) -> None:
     """Put the parameters in order of first use, and make their labels unique."""
     order: dict[str, Parameter] = {}
     taken: set[str] = set()

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from planner.graph import Parameter
-from planner.importers.formats import ImportOptions
 from planner.importers.onnx_graph.work import WorkGraph, WorkNode
 from planner.operators import Role, rule_of
 
@@ -59,7 +58,7 @@ class Use(NamedTuple):
     flipped: bool = False
 
 
-def find_weights(graph: WorkGraph, options: ImportOptions) -> None:
+def find_weights(graph: WorkGraph) -> None:
     """Find the weights among the constant tensors that nodes read; unfold operators that compute on trained weights."""
     _collect(graph)
     if _restore_work(graph):
