@@ -66,6 +66,8 @@ class Setting:
         micro_batches: forward and backward passes a step; the update of the weights is paid once a step.
         options: which splits count.
         sharded_states: whether weights may rest in other layouts than operators use (ZeRO).
+        annotations: layouts that the user asks for, by tensor name or pattern (`planner.sharding.searches.gshard`);
+            read by the GShard searches only.
         work_s: seconds of each node, forward and backward, when each does a share of its work in pieces
             (`Profile.at`); it agrees with `forward_s` and `backward_s` at share 1. By default times are proportional to
             the share.
@@ -83,6 +85,7 @@ class Setting:
     micro_batches: int = 1
     options: Options = field(default_factory=Options)
     sharded_states: bool = True
+    annotations: Mapping[str, str] = field(default_factory=dict)
     work_s: WorkSeconds | None = None
     forbidden: tuple[str, ...] = ()
 

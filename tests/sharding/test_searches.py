@@ -166,6 +166,7 @@ def test_slower_layouts_are_found_where_the_fastest_does_not_fit(sizes: tuple[in
 def test_searches_are_found_by_name() -> None:
     assert set(names()) >= {
         "gshard",
+        "gshard-propagate",
         "leanest",
         "mesh-tensorflow",
         "mesh-tensorflow-memory",

@@ -1,10 +1,7 @@
-"""GShard's completion of layouts, and the leanest layouts: elimination with a price on memory.
+"""The fastest layouts within memory, and the leanest: elimination with a price on memory.
 
-GShard lets the user annotate a few tensors and completes all others. Here none is annotated: every strategy, resting
-layout of a tensor and of a weight is chosen so that the work and the changes of layout take the least time. If the
-fastest choice exceeds the memory, memory gets a price: each price gives a bound, and a price that is high enough a plan
-that fits. A mixture of experts needs nothing more: where weights are large, tokens are exchanged by all-to-alls.
-Lepikhin et al., ICLR 2021, section 3.
+If the fastest choice exceeds the memory, memory gets a price: each price gives a bound, and a price that is high enough
+a plan that fits.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from planner.errors import InfeasibleError
 from planner.memory import fits
 from planner.sharding.elimination import Factor, least_within, minimise
 from planner.sharding.formulate import formulate
-from planner.sharding.problem import Setting
+from planner.sharding.problem import Setting, ShardingProblem
 from planner.sharding.searches import SEARCHES, ShardingAnswer
 from planner.units import format_bytes
 
@@ -21,14 +18,12 @@ NEAR = 0.02
 """Relative gap at which the search within memory ends."""
 
 
-@SEARCHES.entry("gshard")
-def gshard(setting: Setting, *, memory_bytes: float | None = None) -> ShardingAnswer:
-    """The fastest choice of all layouts, proven; within memory the fastest that a price finds.
+def fastest(setting: Setting, problem: ShardingProblem, memory_bytes: float | None) -> ShardingAnswer:
+    """The fastest choice of a problem, proven; within memory the fastest that a price finds.
 
     Raises:
         InfeasibleError: no choice was found that fits, or the problem is too large for elimination.
     """
-    problem = formulate(setting)
     if memory_bytes is None:
         _, choices = minimise(problem.sizes, problem.factors())
     else:
