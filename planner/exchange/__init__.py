@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from planner.exchange.choosing import choose as choose
 from planner.exchange.collectives import step_traffic as step_traffic
 from planner.exchange.fabric import Fabric as Fabric
 from planner.exchange.fabric import LevelTraffic as LevelTraffic

@@ -36,6 +36,7 @@ class InNetwork(Scheme):
     efficiency: float = 1.0
 
     key = "in-network"
+    assumes = "switches that add what passes them"
 
     def supports(self, fabric: Fabric) -> str:
         """Requires a switch on every level that is crossed; a mesh has none."""

@@ -211,6 +211,10 @@ class Scheme(Protocol):
     """The name it is registered by."""
     zero: ClassVar[int | None] = None
     """The ZeRO stage by which jobs and plans choose the scheme; None where they cannot."""
+    per_tensor: ClassVar[bool] = True
+    """Whether some variables can travel by this scheme and others by another."""
+    assumes: ClassVar[str] = ""
+    """Hardware features that the scheme requires and no profile states; empty for none."""
 
     @property
     def name(self) -> str:

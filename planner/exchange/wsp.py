@@ -46,6 +46,7 @@ class WaveSynchronous(ThroughServers):
 
     key = method = "wsp"
     recipe = through_servers(Content.WEIGHTS)
+    per_tensor = False
 
     def staleness(self, step: Step) -> Staleness:
         """Updates that weights lack, in mini-batches: of the virtual worker itself, and of all workers."""

@@ -32,6 +32,8 @@ from planner.hardware import Collective
 class Sharded(Scheme):
     """A scheme that shards model state over the ranks."""
 
+    per_tensor = False
+
     def supports(self, fabric: Fabric) -> str:
         """Refuses every fabric: a stage of ZeRO is no exchange beside the step."""
         return f"ZeRO gathers and scatters within the step: choose it by its stage, --zero {self.zero}"
