@@ -41,7 +41,7 @@ PLANS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
     for model in MODELS
     for degrees in (
         {"pipeline": 1}, {"pipeline": 1, "recompute": True}, {"pipeline": 2}, {"pipeline": 4}, {"data": 2},
-        {"data": 2, "zero": 1}, {"tensor": 2},
+        {"data": 2, "zero": 1}, {"data": 2, "zero": 2}, {"data": 2, "zero": 3}, {"tensor": 2},
     )
 )  # fmt: skip
 """Model and degrees."""

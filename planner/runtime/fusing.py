@@ -94,12 +94,14 @@ class Attention:
 
     def results(self, values: Mapping[str, torch.Tensor], context: Context) -> list[torch.Tensor]:
         """The result, by one kernel if the operands are such that it does the same."""
+        context.before(self.inputs)
         with context.keeping(self.outputs[0]):
             result = self._by_kernel(values)
         if result is None:
             own = {name: values[name] for name in self.inputs}
             found = run(self.steps, own, context, wanted=self.outputs)
             return [found[name] for name in self.outputs]
+        context.after(self.inputs, self.outputs, [result])
         context.saw("", [values[name] for name in self.inputs], result)
         return [result]
 

@@ -100,7 +100,12 @@ def run(
     reads_left = Counter(name for step in steps for name in step.inputs if name)
     known = dict(values)
     for step in steps:
-        results = run_step(step, known, context) if isinstance(step, Step) else step.results(known, context)
+        if isinstance(step, Step):
+            context.before(step.inputs)
+            results = run_step(step, known, context)
+            context.after(step.inputs, step.outputs, results)
+        else:
+            results = step.results(known, context)
         for name, value in zip(step.outputs, results, strict=False):
             if name and value is not None:
                 known[name] = fitted(name, value) if fitted and isinstance(value, torch.Tensor) else value

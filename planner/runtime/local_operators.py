@@ -226,3 +226,27 @@ def _rotary(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
     return None if any(cut.cut_dims(layout) for layout in cut.reads[1:]) and len(cut.step.inputs) < 4 else (
         cut.step, pieces
     )  # fmt: skip
+
+
+@_for("CausalConvWithState")
+def _causal_conv(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    return None if cut.cut_dims(cut.reads[0]) - {0, 1} else (cut.step, pieces)
+
+
+@_for("LinearAttention", "shardplan.StateSpaceScan")
+def _scan(cut: CutOperator, pieces: Pieces) -> tuple[Step, Pieces] | None:
+    """Samples or heads of a recurrence, each rank with the keys of its heads; attributes count the heads."""
+    counts = (
+        {"q_num_heads": 0, "kv_num_heads": 1} if cut.step.op == "LinearAttention" else {"num_heads": 0, "num_groups": 1}
+    )
+    by_head = [cut.cut_dims(layout) for layout in cut.reads[:3]]
+    uneven = any(part.runs > 1 for layout in cut.reads[:3] for part in layout)
+    if uneven or by_head.count(by_head[0]) < len(by_head) or by_head[0] - {0, 2}:
+        return None
+    attributes = dict(cut.step.attributes)
+    for name, position in counts.items():
+        piece, width = pieces[position], cut.shape(position)[2] // int(attributes[name])
+        if piece is None or piece.shape[2] % width:
+            return None
+        attributes[name] = piece.shape[2] // width
+    return (replace(cut.step, attributes=attributes), pieces) if all(attributes[name] for name in counts) else None

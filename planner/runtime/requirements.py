@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from planner.errors import PlanError
 from planner.plans import Fault, Plan, Requirement, validate
+from planner.runtime.model_file import ModelFile
 from planner.units import plural
 
 EXECUTED: Mapping[Requirement, str] = {
@@ -99,3 +100,33 @@ def require_executable(plan: Plan) -> None:
             f"cannot be run: {'; '.join(reasons)}", where=f"schedule {plan.schedule.name}",
             hint="plan with another --schedule, such as 1f1b or interleaved, without --shard-over",
         )  # fmt: skip
+
+
+def require_model(plan: Plan, model: ModelFile) -> None:
+    """Refuse a plan that names what a model does not have, or has in other sizes. O(operators + weights).
+
+    Names of operators are not compared: a plan has some of its own, and a stage runs all that its results need.
+
+    Raises:
+        PlanError: names the first input, output or weight.
+    """
+    made = {name for step in model.steps for name in step.outputs}
+    ends = [name for stage in plan.stages for name in stage.outputs]
+    for what, named, known in (
+        ("input", (spec.name for spec in plan.model.inputs), set(model.inputs)),
+        ("output", (spec.name for spec in plan.model.outputs), made.intersection(ends)),
+        ("weight", (p.name for block in plan.block_table for p in block.parameters), model.weights),
+    ):
+        if (name := next((name for name in named if name not in known), None)) is not None:
+            raise PlanError(f"no {what} {name!r}", where=plan.model.name, hint=_OTHER_MODEL)
+    if not plan.model.outputs:
+        raise PlanError("the plan lists no output of the model", where=plan.model.name, hint="plan again")
+    parameters = {p.name: p for block in plan.block_table for p in block.parameters}
+    for name, parameter in parameters.items():
+        stored, shape = tuple(model.weights[name].dims), tuple(parameter.shape)
+        if stored != shape and (1, *stored[1:]) != shape:  # an entry for each sample, all alike, counts once
+            message = f"the weight {name!r} is {list(stored)}, in the plan {list(shape)}"
+            raise PlanError(message, where=plan.model.name, hint=_OTHER_MODEL)
+
+
+_OTHER_MODEL = "is this the model that the plan was made for?"

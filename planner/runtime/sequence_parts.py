@@ -66,7 +66,10 @@ class PartedStage:
         for step in self._program.steps:
             if step.name in self._cuts.constants:
                 continue
-            for name, value in zip(step.outputs, self._results(step, known, context, part, earlier), strict=False):
+            context.before(step.inputs)
+            results = self._results(step, known, context, part, earlier)
+            context.after(step.inputs, step.outputs, results)
+            for name, value in zip(step.outputs, results, strict=False):
                 if name and value is not None:
                     known[name] = self._model.fitted(name, value)
         carried = {name: known[name].view_as(known[name]) for name in self.carried}

@@ -249,7 +249,10 @@ class ShardedStage:
             if isinstance(unit, _Layer):
                 self._run_layer(unit, tensors, context)
             else:
+                context.before(unit.inputs)
                 self._run_operator(unit, tensors, context)
+                made = [tensors[name].piece if name in tensors else None for name in unit.outputs]
+                context.after(unit.inputs, unit.outputs, made)
             for name in done:
                 tensors.pop(name, None)
 

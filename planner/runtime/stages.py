@@ -58,6 +58,15 @@ class StageProgram:
         """Parameters, tied ones once, in order of first use."""
         return tuple(dict.fromkeys(self.parameters.values()))
 
+    def weights_of_blocks(self, plan: Plan) -> tuple[tuple[str, ...], ...]:
+        """Names of `owned` by the first block of the stage that reads them, in order of the blocks."""
+        owned, blocks = dict.fromkeys(self.owned), list[tuple[str, ...]]()
+        for block in plan.stage_blocks(self.index):
+            names = [self.parameters.get(p.name, p.name) for p in block.parameters]
+            blocks.append(tuple(name for name in dict.fromkeys(names) if name in owned))
+            owned = {name: None for name in owned if name not in blocks[-1]}
+        return (*blocks, tuple(owned))
+
 
 def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     """The program of a stage: all operators that its results need, up to the tensors that other stages send.

@@ -18,7 +18,7 @@ from planner.runtime.device import AUTO, Device, choose
 from planner.runtime.groups import Exchange
 from planner.runtime.interpreter import Values
 from planner.runtime.model_file import ModelFile, read_model
-from planner.runtime.requirements import require_executable
+from planner.runtime.requirements import require_executable, require_model
 from planner.runtime.weights import MakeOptimizer
 from planner.runtime.worker import Report, Worker
 
@@ -266,6 +266,7 @@ def model_of(plan: Plan, model: ModelFile) -> ModelFile:
     """The model at the plan's micro-batch, with the weights that the plan trains apart.
 
     Raises:
+        PlanError: the plan is for another model.
         ModelError: the file is fixed at another batch, and the plan does not say what changes.
     """
     if not all(model.takes(spec.name, spec.shape) for spec in plan.model.inputs):
@@ -276,4 +277,6 @@ def model_of(plan: Plan, model: ModelFile) -> ModelFile:
                 hint="write it at that batch: `shardplan models rebatch MODEL --batch N -o FILE`",
             )
         model = model.at_batch(plan.model.batch_constants, plan.model.identities)
-    return model.apart(p.name for block in plan.block_table for p in block.parameters if p.trainable)
+    model = model.apart(p.name for block in plan.block_table for p in block.parameters if p.trainable)
+    require_model(plan, model)
+    return model

@@ -28,7 +28,7 @@ class WaveWeights(StageWeights):
     def update(self, factor: float = 1.0) -> None:
         """Apply the worker's own gradients, multiplied by a factor, and go on to the next version."""
         before = self.flat.detach().clone()
-        self.summed = self._flat_gradient()
+        self.rows[0].summed = self.rows[0].take_sums(self._finish)
         super().update(factor)
         self._wave += self.flat.detach() - before
         self._inside = True
@@ -48,7 +48,8 @@ class WaveWeights(StageWeights):
         wait()
         others = total - own
         self.flat.data.add_(others)
-        self._kept = {version: self._leaves(self._row(kept).detach() + others) for version, kept in self._kept.items()}
+        row = self.rows[0]
+        self._kept = {version: row.leaves(row.packed(kept) + others) for version, kept in self._kept.items()}
         self.leaves = self._kept[self.version]
 
     def drain(self) -> None:

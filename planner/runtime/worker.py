@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -15,17 +14,15 @@ from planner.plans.records import SharedParameter
 from planner.runtime.data import Batch, Data, LateBatch, Loss
 from planner.runtime.device import settled
 from planner.runtime.groups import Exchange, Group
-from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
 from planner.runtime.model_file import ModelFile
-from planner.runtime.operators import Context
 from planner.runtime.orders import sequences, tied_exchanges
 from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
-from planner.runtime.split_backward import End, gradients_in_place
-from planner.runtime.stages import Pass, StageProgram, run_stage, stage_program
+from planner.runtime.stage_run import PassSettings, StageRun
+from planner.runtime.stages import Pass, stage_program
 from planner.runtime.transfers import Transfers, Unit
 from planner.runtime.waves import WaveWeights
 from planner.runtime.weights import MakeOptimizer, StageWeights
@@ -36,41 +33,6 @@ Report = Callable[[int, str], None]
 """Called before every action with its place in the rank's order and its text."""
 
 _BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
-
-
-@dataclass
-class _Stage:
-    """The state of one stage on this rank.
-
-    Attributes:
-        program: operators, inputs and outputs of the stage.
-        weights: trained weights that no other stage holds.
-        tied: trained weights that other stages hold, too; their gradients are summed over all of these stages.
-        constants: initializers that are not trained.
-        replica: number of the replica that this rank belongs to.
-        mesh: the tensor-parallel group of the replica.
-        sharded: runs the stage on this rank's pieces of tensors; None in a group of one rank.
-        parted: runs the stage on parts of a sequence; None where micro-batches are whole.
-        passes: forwards whose backward is still to come, by micro-batch and part.
-    """
-
-    program: StageProgram
-    weights: StageWeights
-    tied: StageWeights
-    constants: Values
-    replica: int
-    mesh: Mesh
-    sharded: ShardedStage | None
-    parted: PartedStage | None
-    passes: dict[Unit, Pass] = field(default_factory=dict)
-
-    def whole(self, name: str, piece: torch.Tensor, shape: Sequence[int], *, gradient: bool = False) -> torch.Tensor:
-        """Gather a tensor, or its gradient, from the pieces of the group's ranks (`ShardedStage.whole`)."""
-        return piece if self.sharded is None else self.sharded.whole(name, piece, shape, gradient=gradient)
-
-    def piece(self, name: str, x: torch.Tensor, *, gradient: bool = False) -> torch.Tensor:
-        """This rank's piece of a whole tensor, or of its gradient."""
-        return x if self.sharded is None else self.sharded.piece(name, x, gradient=gradient)
 
 
 class Worker:
@@ -84,7 +46,7 @@ class Worker:
         make: makes the optimizer for a list of weights.
         dtype: type of all floating-point work.
         seed: seed of dropout masks.
-        report: called before every action, and before exchanges of weights and gradients around a pass (ZeRO).
+        report: called before every action.
         times: iterations of the steady state that one call of `iteration` runs, where the pipeline never drains.
 
     Raises:
@@ -98,12 +60,12 @@ class Worker:
         times: int = 1,
     ) -> None:  # fmt: skip
         self.plan, self.model, self.rank, self.device = plan, model, exchange.rank, exchange.device
-        self._loss, self._make, self._dtype, self._seed, self._report = loss, make, dtype, seed, report
-        self._exchange = exchange
+        self._make, self._dtype, self._report, self._exchange = make, dtype, report, exchange
+        scale = plan.micro_batches.gradient_scale
+        self._settings = PassSettings(model, exchange.device, loss, dtype, seed, scale)
         self._losses: list[tuple[Action, torch.Tensor]] = []
         self._orders, self._times = sequences(plan, times), times
-        kinds = {(a.kind, a.stage) for actions in self._orders.values() for a in actions}
-        self._explicit = kinds
+        self._explicit = {(a.kind, a.stage) for actions in self._orders.values() for a in actions}
         self._groups = exchange.groups(self._group_ranks())
         self._shapes = whole_shapes(plan, model) if plan.shardings else {}
         self._cuts = SequenceCuts(plan, model, dtype) if plan.schedule.parts > 1 else None
@@ -126,7 +88,7 @@ class Worker:
             wanted[tuple(sorted(ranks))] = None
         return [ranks for ranks in wanted if len(ranks) > 1]
 
-    def _stage(self, index: int) -> _Stage:
+    def _stage(self, index: int) -> StageRun:
         plan, stage = self.plan, self.plan.stages[index]
         program = stage_program(plan, self.model, index)
         replica = next(j for j, group in enumerate(stage.replicas) if self.rank in group)
@@ -146,15 +108,19 @@ class Worker:
         weights = kind(
             untied_pieces, device=self.device, group=group, zero=stage.zero, together=together, make=self._make,
             stash=self._versions(index), finish=finish, corrected=self._corrected(index),
+            blocks=program.weights_of_blocks(plan), names=program.parameters,
         )  # fmt: skip
         tied = StageWeights(
             tied_pieces, device=self.device, group=None, zero=0, together=True, make=self._make, finish=finish
         )
         stored_constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
         constants = {name: settled(x, self.device.name) for name, x in stored_constants.items()}
-        weights.release()
         parted = PartedStage(self._cuts, self.model, program, self.device.name) if self._cuts else None
-        return _Stage(program, weights, tied, constants, replica, mesh, sharded, parted)
+        return StageRun(
+            self._settings, program, weights, tied, constants, replica, mesh, sharded, parted,
+            splits=(ActionKind.WEIGHT_GRAD, index) in self._explicit,
+            repeats=stage.recompute and not program.layers, offloads=bool(stage.offload),
+        )  # fmt: skip
 
     def _corrected(self, index: int) -> tuple[StageCorrection, OptimizerScaling | None] | None:
         """Corrections for stale weights and optimizer scaling of a stage; None where the plan has none."""
@@ -240,25 +206,18 @@ class Worker:
         stage = self.stages[action.stage]
         kind, micro_batch, unit = action.kind, action.micro_batch, Unit(action.micro_batch, action.part)
         passes = kind in (ActionKind.FORWARD, *_BACK, ActionKind.RECOMPUTE)
-        if passes and stage.weights.zero:
-            self._report(at, f"gather for {action}")
-            stage.weights.gather()
         self._report(at, str(action))
         if passes:
             count = self.plan.micro_batches.count
             batch = LateBatch(data, number + micro_batch // count, micro_batch % count, self.device)
-            with stage.weights.computing(forward=kind is ActionKind.FORWARD):
+            adds = kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)
+            with stage.weights.computing(forward=kind not in _BACK, sums=adds):
                 if kind is ActionKind.FORWARD:
                     self._forward(stage, action, batch)
                 elif kind is ActionKind.RECOMPUTE:
-                    self._recompute(stage, stage.passes[unit], batch)
+                    stage.rerun(stage.passes[unit], batch)
                 else:
                     self._backward(stage, stage.passes[unit], batch, kind)
-            if stage.weights.zero:
-                self._report(at, f"scatter after {action}")
-                if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
-                    stage.weights.scatter()
-                stage.weights.release()
         elif kind is ActionKind.SEND_ACTIVATION:
             self._send_results(stage, stage.passes[unit])
         elif kind is ActionKind.RECEIVE_ACTIVATION:
@@ -279,125 +238,32 @@ class Worker:
         averaged = self.plan.schedule.averaged
         return 1.0 / (averaged[stage] * self.plan.micro_batches.gradient_scale) if averaged else 1.0
 
-    def _forward(self, stage: _Stage, action: Action, batch: Batch) -> None:
-        index, unit, version = stage.program.index, Unit(action.micro_batch, action.part), action.version
+    def _forward(self, stage: StageRun, action: Action, batch: Batch) -> None:
+        index, unit = stage.program.index, Unit(action.micro_batch, action.part)
         if (ActionKind.RECEIVE_ACTIVATION, index) not in self._explicit:
             stage.passes[unit] = Pass(unit, self._receive(stage, unit), {})
-        current = stage.passes[unit]
-        current.parameters = {**stage.weights.read(version), **stage.tied.read(version)}
-        if stage.parted is not None:
-            current.earlier = _read_earlier_parts(stage, stage.parted, unit)
-        if self._repeats_whole(index):
-            with torch.no_grad():
-                sent, loss = self._run_forward(stage, current, batch)
-            current.results = sent
-            if self.plan.stages[index].offload:
-                current.on_host = True
-                current.received = {name: moved(x, self.device.to_host) for name, x in current.received.items()}
-        else:
-            sent, loss = self._run_forward(stage, current, batch)
-            self._ran(current, sent, loss)
-        if loss is not None and stage.mesh.place == 0:
-            self._losses.append((action, loss.detach()))
+        loss = stage.forward(stage.passes[unit], batch, action.version)
+        if loss is not None:
+            self._losses.append((action, loss))
         if (ActionKind.SEND_ACTIVATION, index) not in self._explicit:
-            self._send_results(stage, current)
+            self._send_results(stage, stage.passes[unit])
 
-    def _run_forward(self, stage: _Stage, current: Pass, batch: Batch) -> tuple[Values, torch.Tensor | None]:
-        resident = (*current.parameters.values(), *stage.constants.values())
-        moved_operators = stage.program.offloaded
-        if self.plan.stages[stage.program.index].offload:
-            moved_operators = moved_operators.union(*stage.program.layers)
-        host = HostMemory(moved_operators, resident if moved_operators else (), self.device)
-        context = Context(
-            self._dtype, self._seed, current.unit.micro_batch, host.keeping, device=self.device.name, adds_in_place=True
-        )
-        if (ActionKind.WEIGHT_GRAD, stage.program.index) in self._explicit:
-            context = replace(context, saw=current.waiting.saw, adds_in_place=False)
-        named = {name: current.parameters[parameter] for name, parameter in stage.program.parameters.items()}
-        values = {**stage.constants, **current.received, **named}
-        if stage.parted is not None:
-            sent, total, current.carried = stage.parted.run(
-                values, batch, self._loss, context, current.unit.part, current.earlier
-            )
-            return sent, total
-        if stage.sharded is None:
-            return run_stage(stage.program, self.model, values, batch, self._loss, context)
-        return stage.sharded.run(values, batch, self._loss, context)
-
-    def _recompute(self, stage: _Stage, current: Pass, batch: Batch) -> None:
-        """Repeat a forward whose activations were dropped, from inputs that may lie in the host's memory."""
-        if current.on_host:
-            current.received = {name: moved(x, self.device.from_host) for name, x in current.received.items()}
-        self._ran(current, *self._run_forward(stage, current, batch))
-
-    @staticmethod
-    def _ran(current: Pass, sent: Values, loss: torch.Tensor | None) -> None:
-        """Note what a forward made, and where its backward begins."""
-        current.results, current.loss = sent, loss
-        current.ends = {name: torch.autograd.graph.get_gradient_edge(x) for name, x in sent.items() if x.requires_grad}
-
-    def _repeats_whole(self, index: int) -> bool:
-        """Whether the forward of a stage is repeated as a whole, from the stage's inputs."""
-        return self.plan.stages[index].recompute and not self.stages[index].program.layers
-
-    def _backward(self, stage: _Stage, current: Pass, batch: Batch, kind: ActionKind) -> None:
+    def _backward(self, stage: StageRun, current: Pass, batch: Batch, kind: ActionKind) -> None:
         index = stage.program.index
         if kind is ActionKind.WEIGHT_GRAD:
-            for of_weights in current.waiting.second_half(current.parameters):
-                stage.weights.add(of_weights)
-                stage.tied.add(of_weights)
+            stage.weight_gradients(current)
         else:
-            if self._repeats_whole(index) and (ActionKind.RECOMPUTE, index) not in self._explicit:
-                self._recompute(stage, current, batch)
+            if stage.repeats and (ActionKind.RECOMPUTE, index) not in self._explicit:
+                stage.rerun(current, batch)
             if (ActionKind.RECEIVE_GRADIENT, index) not in self._explicit:
                 self._receive_gradients(stage, current)
-            self._input_gradients(stage, current, split=kind is ActionKind.INPUT_GRAD)
+            stage.backward(current, split=kind is ActionKind.INPUT_GRAD)
             if (ActionKind.SEND_GRADIENT, index) not in self._explicit:
                 self._send_gradients(stage, current)
         if kind is not ActionKind.INPUT_GRAD and (ActionKind.SEND_GRADIENT, index) not in self._explicit:
             del stage.passes[current.unit]
 
-    def _input_gradients(self, stage: _Stage, current: Pass, *, split: bool) -> None:
-        """Give each received tensor and those of earlier parts their gradients; add up those of weights, unless split.
-
-        What the pass kept is let go as autograd reaches it, so only tensors that hold nothing of it may outlive this.
-        """
-        ends, seeds = self._backward_ends(current)
-        received = {name: x for name, x in current.received.items() if x.requires_grad}
-        earlier = _leaves_of_earlier_parts(current)
-        inputs, weights = [*received.values(), *earlier.values()], current.parameters
-        if split:
-            found = current.waiting.first_half(ends, seeds, inputs, weights)
-        else:
-            for name, sums in (*stage.weights.accumulators().items(), *stage.tied.accumulators().items()):
-                weights[name].grad = sums
-            found = gradients_in_place(ends, seeds, inputs, list(weights.values()))
-        of_received = dict(zip(received, found, strict=False))
-        current.received = {
-            name: _with_gradient(x, of_received[name]) if name in received else x
-            for name, x in current.received.items()
-        }
-        _add_to_earlier_parts(stage, current, dict(zip(earlier, found[len(received) :], strict=False)))
-
-    def _backward_ends(self, current: Pass) -> tuple[list[End], list[torch.Tensor]]:
-        """Where a backward begins, and the gradients there."""
-        ends: list[End] = []
-        seeds = []
-        for name, gradient in current.gradients.items():
-            if name in current.ends:
-                ends.append(current.ends[name])
-                seeds.append(gradient)
-        for name, gradient in current.carried_gradients.items():
-            if current.carried[name].requires_grad:
-                ends.append(current.carried[name])
-                seeds.append(gradient)
-        if current.loss is not None and current.loss.requires_grad:
-            ends.append(current.loss)
-            seeds.append(torch.full_like(current.loss, self.plan.micro_batches.gradient_scale))
-        current.results, current.ends, current.gradients, current.loss = None, {}, {}, None
-        return ends, seeds
-
-    def _receive(self, stage: _Stage, unit: Unit) -> Values:
+    def _receive(self, stage: StageRun, unit: Unit) -> Values:
         """Receive this rank's pieces of the tensors from other stages, as leaves of autograd."""
         pieces = {}
         for boundary in stage.program.received:
@@ -407,13 +273,13 @@ class Worker:
             pieces[boundary.tensor] = x.detach().requires_grad_(needs_gradient)
         return pieces
 
-    def _send_results(self, stage: _Stage, current: Pass) -> None:
+    def _send_results(self, stage: StageRun, current: Pass) -> None:
         for boundary in stage.program.sent:
             x = stage.whole(boundary.tensor, (current.results or {})[boundary.tensor].detach(), boundary.shape)
             self._transfers.send(x, boundary, current.unit)
         current.results = None
 
-    def _send_gradients(self, stage: _Stage, current: Pass) -> None:
+    def _send_gradients(self, stage: StageRun, current: Pass) -> None:
         """Send the gradients of received tensors back to the stages that made them."""
         for boundary in stage.program.received:
             x = current.received[boundary.tensor]
@@ -425,7 +291,7 @@ class Worker:
         if (ActionKind.SEND_GRADIENT, stage.program.index) in self._explicit:
             stage.passes.pop(current.unit, None)
 
-    def _receive_gradients(self, stage: _Stage, current: Pass) -> None:
+    def _receive_gradients(self, stage: StageRun, current: Pass) -> None:
         """Receive the gradients of sent tensors, summed over the stages that read them."""
         current.gradients = {}
         for boundary in stage.program.sent:
@@ -447,7 +313,7 @@ class Worker:
         for stage in stages:
             stage.tied.accumulators()[shared.parameter].copy_(stage.piece(shared.parameter, total))
 
-    def _tied_gradient(self, stage: _Stage, name: str) -> torch.Tensor:
+    def _tied_gradient(self, stage: StageRun, name: str) -> torch.Tensor:
         """The full gradient of a tied weight on the first rank of the group, zeros on the others."""
         gradient = stage.whole(name, stage.tied.accumulators()[name], self.whole_shape(name), gradient=True)
         return gradient if stage.mesh.place == 0 else torch.zeros_like(gradient)
@@ -464,48 +330,6 @@ class Worker:
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Shape of a whole weight."""
         return tuple(self.model.weights[name].dims)
-
-
-def _read_earlier_parts(stage: _Stage, parted: PartedStage, unit: Unit) -> dict[str, list[torch.Tensor]]:
-    """Tensors of the earlier parts that a part reads, by name and part, as leaves of the part's autograd graph."""
-    before = [stage.passes[unit._replace(part=part)].carried for part in range(unit.part)]
-    return {
-        name: [carried[name].detach().requires_grad_(carried[name].is_floating_point()) for carried in before]
-        for name in parted.carried
-    }
-
-
-def _leaves_of_earlier_parts(current: Pass) -> dict[tuple[str, int], torch.Tensor]:
-    """Tensors of earlier parts that need a gradient, by name and part."""
-    return {
-        (name, part): x
-        for name, tensors in current.earlier.items()
-        for part, x in enumerate(tensors)
-        if x.requires_grad
-    }
-
-
-def _add_to_earlier_parts(
-    stage: _Stage, current: Pass, gradients: Mapping[tuple[str, int], torch.Tensor | None]
-) -> None:
-    """Add a part's gradients of the tensors that it read of earlier parts to the passes of those parts.
-
-    Args:
-        stage: the stage.
-        current: the pass of the part.
-        gradients: by name and part of the tensor.
-    """
-    for (name, part), gradient in gradients.items():
-        if gradient is not None:
-            totals = stage.passes[current.unit._replace(part=part)].carried_gradients
-            totals[name] = gradient if name not in totals else totals[name] + gradient
-
-
-def _with_gradient(x: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-    """A received tensor that holds its gradient until it is sent back."""
-    leaf = x.detach().requires_grad_(True)
-    leaf.grad = gradient
-    return leaf
 
 
 def _lines(group: tuple[int, ...], sizes: tuple[int, ...], axis: int) -> list[tuple[int, ...]]:

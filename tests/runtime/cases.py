@@ -64,8 +64,6 @@ MODELS = {
 }
 ILL_CONDITIONED = ("resnet", "resnet, two convolutions")
 """Batch normalisation over few samples makes small differences large."""
-WITHOUT_RULE = {name for name in families.TINY if name.split(",")[0] in ("nemotron", "qwen3-next")}
-"""Models with LinearAttention, which has no torch rule."""
 
 
 @functools.cache
@@ -175,7 +173,7 @@ def _cases() -> list[Case]:
     found += [
         Case(f"batch cut, way {way}", "gpt, wide, 2 samples", 2, {"tensor": 2}, 4, way=way) for way in (1, 7, 8, 9)
     ]
-    for name in sorted(set(families.TINY) - WITHOUT_RULE):
+    for name in sorted(families.TINY):
         limit = 1e-7 if name in ILL_CONDITIONED else 1e-11
         found.append(Case(f"{name}, 2 stages", name, 2, {"pipeline": 2}, 2, limit=limit))
         found += [

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+import models
 import planner
+from models import gpt
 from planner import runtime
-from tests.runtime import damaged
+from tests.runtime import cases, damaged
 
 
 @pytest.mark.parametrize("base", damaged.BASES)
@@ -20,6 +24,35 @@ def test_a_damaged_plan_is_refused_by_place(damage: damaged.Damage) -> None:
         runtime.require_executable(damaged.plan_of(damage))
     assert damage.named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("model.inputs.0.name", "ids", "no input 'ids'"),
+        ("model.outputs.0.name", "logits", "no output 'logits'"),
+        ("stages.1.outputs", [], "no output 'lm_head.matmul'"),
+        ("model.outputs", [], "lists no output"),
+        ("blocks.0.blocks.1.parameters.0.name", "table", "no weight 'table'"),
+    ],
+)
+def test_a_plan_of_another_model_is_refused_before_a_process_starts(
+    path: str, value: Any, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: pytest.fail("a process is started"))
+    plan = damaged.plan_of(damaged.Damage("pipeline", path, value, named))
+    with pytest.raises(planner.ShardplanError) as error:
+        runtime.run(plan, cases.model("gpt"))
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_of_other_sizes_is_refused() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    wider = models.build_custom(gpt.GPTSize(layers=8, hidden=32, heads=4, vocab=32, positions=8), batch=1, seq=8)
+    with pytest.raises(planner.PlanError, match=r"weight 'transformer.wte.weight' is \[32, 32\], in the plan \[32, 16"):
+        runtime.run(damaged.sound("pipeline"), wider)
 
 
 def test_there_are_a_hundred_of_them() -> None:

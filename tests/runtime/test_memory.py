@@ -61,6 +61,15 @@ def test_tensors_take_what_the_plan_says(name: str, degrees: dict[str, Any]) -> 
         assert 0.93 < ratio < 1.03, ratio
 
 
+@pytest.mark.parametrize("name", ["gpt", "llama", "mixtral"])
+@pytest.mark.parametrize("degrees", [{"zero": 2}, {"zero": 3}, {"zero": 3, "recompute": True}])
+def test_weights_and_gradients_of_one_block_are_there_at_a_time(name: str, degrees: dict[str, Any]) -> None:
+    # a plan counts the largest block twice, as the one at work and as the next, beside the largest workspace
+    (sharded,), (whole,) = _ratios(name, {"data": 4, **degrees}), _ratios(name, {"data": 4})
+    assert 0.98 < whole < 1.001
+    assert 0.85 < sharded < 1.001
+
+
 def test_ranks_that_share_operators_take_what_the_plan_says() -> None:
     for degrees in ({"tensor": 2}, {"tensor": 2, "recompute": True}):
         assert 0.9 < _ratios("gpt", degrees)[0] < 1.1

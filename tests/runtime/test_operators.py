@@ -98,6 +98,50 @@ def test_names_are_those_of_the_priced_operators() -> None:
     assert not set(runtime.RULES) - set(PRICED.names())
 
 
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+@pytest.mark.parametrize("by_dimension", [False, True])
+def test_linear_attention_by_chunks_is_the_standards_token_by_token(rule: str, by_dimension: bool) -> None:
+    onnx, drawn = pytest.importorskip("onnx"), np.random.default_rng(3)
+    shapes = {"q": (2, 8, 8), "k": (2, 8, 4), "v": (2, 8, 6), "state": (2, 2, 2, 3)}
+    shapes |= {"decay": (2, 8, 4 if by_dimension else 2)} if "gated" in rule else {}
+    shapes |= {"rate": (2, 8, 2)} if "delta" in rule else {}
+    feeds: dict[str, Any] = {n: drawn.standard_normal(shape).astype(np.float32) for n, shape in shapes.items()}
+    feeds |= {
+        name: np.float32(sign) * np.abs(feeds[name]) for name, sign in (("decay", -1), ("rate", 0.25)) if name in feeds
+    }
+    sizes = {"q_num_heads": 4, "kv_num_heads": 2, "chunk_size": 3}
+    operands = [name if name in shapes else "" for name in ("q", "k", "v", "state", "decay", "rate")]
+    node = onnx.helper.make_node("LinearAttention", operands, ["y", "last"], update_rule=rule, **sizes)
+    described = [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
+    results = [onnx.helper.make_tensor_value_info(name, 1, None) for name in ("y", "last")]
+    graph = onnx.helper.make_graph([node], "g", described, results)
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 27)])
+    expected = pytest.importorskip("onnx.reference").ReferenceEvaluator(proto).run(None, feeds)
+    found = run_graph(proto, {name: torch.from_numpy(x) for name, x in feeds.items()}, torch.float32)
+    for name, wanted in zip(("y", "last"), expected, strict=True):
+        np.testing.assert_allclose(found[name].numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_space_scan_by_chunks_is_one_token_by_token() -> None:
+    onnx, drawn = pytest.importorskip("onnx"), np.random.default_rng(3)
+    shapes = {"x": (2, 8, 8), "b": (2, 8, 6), "c": (2, 8, 6), "step": (2, 8, 4), "a": (4,), "d": (4,), "bias": (4,)}
+    feeds = {name: drawn.standard_normal(shape) for name, shape in shapes.items()}
+    found = []
+    for chunk in (1, 3, 8):
+        sizes = {"num_heads": 4, "num_groups": 2, "chunk_size": chunk}
+        node = onnx.helper.make_node("StateSpaceScan", list(shapes), ["y"], domain="shardplan", **sizes)
+        described = [onnx.helper.make_tensor_value_info(name, 11, shape) for name, shape in shapes.items()]
+        result = onnx.helper.make_tensor_value_info("y", 11, shapes["x"])
+        graph = onnx.helper.make_graph([node], "g", described, [result])
+        opsets = [onnx.helper.make_opsetid(*each) for each in (("", 23), ("shardplan", 1))]
+        leaves = {name: torch.from_numpy(x).requires_grad_() for name, x in feeds.items()}
+        y = run_graph(onnx.helper.make_model(graph, opset_imports=opsets), leaves, torch.float64)["y"]
+        found.append([y, *torch.autograd.grad(y.square().sum(), list(leaves.values()))])
+    for values in found[1:]:
+        for value, wanted in zip(values, found[0], strict=True):
+            torch.testing.assert_close(value, wanted)
+
+
 def test_a_gradient_goes_through_a_fully_masked_attention() -> None:
     q, k, v = (torch.randn(1, 1, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     onnx = pytest.importorskip("onnx")

@@ -8,6 +8,7 @@ from planner.runtime.operators import (
     products,
     recurrent,
     reductions,
+    scans,
     shapes,
 )
 from planner.runtime.operators.call import RULES, Call, Context
@@ -24,6 +25,7 @@ __all__ = [
     "products",
     "recurrent",
     "reductions",
+    "scans",
     "shapes",
     "torch_type",
 ]

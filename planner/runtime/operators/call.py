@@ -26,6 +26,8 @@ class Context:
         micro_batch: number of the micro-batch, so that a repeated pass draws the same numbers.
         keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`HostMemory.keeping`).
         saw: told each operator's name, operands and first result (`WaitingProducts.saw`).
+        before: told the names that an operator reads, before it runs (`BlocksAtWork.before`).
+        after: told these, the names of its results, and the results.
         device: where the pass runs.
         adds_in_place: whether a backward adds gradients of weights to those that are there, all at once.
     """
@@ -35,6 +37,8 @@ class Context:
     micro_batch: int = 0
     keeping: Callable[[str], AbstractContextManager[object]] = nullcontext
     saw: Callable[[str, Sequence[torch.Tensor | None], object], None] = lambda op, operands, result: None
+    before: Callable[[Sequence[str]], None] = lambda names: None
+    after: Callable[[Sequence[str], Sequence[str], Sequence[object]], None] = lambda names, outputs, results: None
     device: torch.device = HOST
     adds_in_place: bool = False
 
