@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.hardware import Cluster
 from planner.space import BlockCosts, Configuration, Evaluation, Job, StageChoice, evaluate, played_s
+from planner.space.terms import TermCache
 
 Shelves = Mapping[int, Mapping[int, BlockCosts]]
 """Costs by micro-batch size and sharding."""
@@ -54,16 +55,32 @@ def judged(shelves: Shelves, cluster: Cluster, job: Job) -> Iterator[tuple[Confi
     """Every feasible decision with what the judge says of it."""
     devices = min(job.devices or cluster.device_count, cluster.device_count)
     for shelf in shelves.values():
-        by_label: dict[str, list[BlockCosts]] = {}
+        by_label, cache = dict[str, list[BlockCosts]](), TermCache()
         for costs in shelf.values():
             by_label.setdefault(costs.label, []).append(costs)
         for ways in by_label.values():
             for decision in decisions(ways, devices, job):
-                verdict = evaluate(dict(shelf), cluster, job, decision)
+                verdict = evaluate(shelf, cluster, job, decision, cache=cache)
                 if verdict.feasible:
                     yield decision, verdict
 
 
 def best_s(found: Iterable[tuple[Configuration, Evaluation]]) -> float:
-    """The least time of all when they are played; infinite when nothing is feasible."""
-    return min((played_s(decision, verdict) for decision, verdict in found), default=math.inf)
+    """The least time of all when they are played; infinite when nothing is feasible.
+
+    Not played are those in which the work of one replica alone takes longer.
+    """
+    least_s = math.inf
+    for busy_s, decision, verdict in sorted(((busiest_s(*each), *each) for each in found), key=lambda each: each[0]):
+        if busy_s > least_s:
+            break
+        least_s = min(least_s, played_s(decision, verdict))
+    return least_s
+
+
+def busiest_s(decision: Configuration, verdict: Evaluation) -> float:
+    """Most seconds that one replica works in an iteration."""
+    return max(
+        (terms.forward_s + terms.backward_s) * decision.micro_batches / stage.replicas
+        for stage, terms in zip(decision.stages, verdict.stages, strict=True)
+    )

@@ -18,6 +18,7 @@ from planner.play import Transfers
 from planner.schedules import Pipeline
 from planner.solvers import search
 from planner.space import BlockCosts, Configuration, Evaluation, Job, StageChoice, Timed, evaluate, play_terms
+from planner.space.terms import TermCache
 from tests.joint.instances import Ways, random_joint
 
 SEEDS = st.integers(0, 10**6)
@@ -62,12 +63,12 @@ def enumerated_s(ways: Ways, cluster: Cluster, job: Job) -> float:
     """The least time of all that fit when they are played; infinite when none does."""
     found = math.inf
     for shelf in ways.shelves.values():
-        by_label: dict[str, list[BlockCosts]] = {}
+        by_label, cache = dict[str, list[BlockCosts]](), TermCache()
         for costs in shelf.values():
             by_label.setdefault(costs.label, []).append(costs)
         for own in by_label.values():
             for configuration in configurations(own, cluster.device_count, job):
-                verdict = evaluate(dict(shelf), cluster, job, configuration, timed=Timed.PLAYED)
+                verdict = evaluate(shelf, cluster, job, configuration, timed=Timed.PLAYED, cache=cache)
                 if verdict.feasible:
                     found = min(found, verdict.iteration_s)
     return found
