@@ -337,10 +337,9 @@ def pipedream_2bw_stage_bytes(
     50.0
     """
     whole(stages=stages)
-    versions = chosen("schedule", schedule, {"2bw": 2, "dream": stages, "flush": 1, "gpipe": 1})
-    if schedule == "gpipe":
-        whole(micro_batches=micro_batches or 0)
-    count = micro_batches or stages if schedule == "gpipe" else stages
+    kept = {"2bw": (2, stages), "dream": (stages, stages), "flush": (1, stages), "gpipe": (1, micro_batches or 0)}
+    versions, count = chosen("schedule", schedule, kept)
+    whole(micro_batches=count)
     kept_bytes = activation_bytes / stages + count * input_bytes if recompute else count * activation_bytes / stages
     return versions * weight_bytes / stages + kept_bytes
 

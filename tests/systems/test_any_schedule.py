@@ -12,7 +12,7 @@ from planner.graph import Graph
 from planner.hardware import Cluster
 from planner.schedules import names
 from planner.space.subspaces import Limits
-from planner.systems import Setting, System
+from planner.systems import Setting, System, get
 from tests.systems.toy import run_system
 
 JOB = planner.Job(global_batch=16, precision="fp32")
@@ -31,9 +31,8 @@ def setting() -> Setting:
 
 @pytest.mark.parametrize("name", names())
 def test_a_row_is_as_fast_as_the_plan(name: str) -> None:
-    system = System(
-        limits=Limits(schedules=(name,)),
-    )  # fmt: skip
+    solver = get("auto").solver
+    system = System(key=f"any {name}", title=name, solver=solver, source="", limits=Limits(schedules=(name,)))
     limits = {"schedules": (name,), "zero": (0,), "tensor_parallel": (1,), "uniform": True, "recompute": "never"}
     limits["backends"] = ("any",)
     row = run_system(system, setting())
