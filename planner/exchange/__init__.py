@@ -30,6 +30,7 @@ from planner.exchange.recipe import groups_of as groups_of
 from planner.exchange.recipe import kept_bytes as kept_bytes
 from planner.exchange.recipe import parts_of as parts_of
 from planner.exchange.recipe import phase_s as phase_s
+from planner.exchange.recipe import GATHERED_UNITS as GATHERED_UNITS
 from planner.exchange.recipe import recipe_of as recipe_of
 from planner.exchange.recipe import recipes as recipes
 from planner.exchange.recipe import sent_bytes as sent_bytes

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from planner.errors import PlanError
-from planner.exchange import recipe_of
+from planner.exchange import GATHERED_UNITS
 from planner.runtime.corrections import DRIFT, UPDATES, Corrections
 from planner.runtime.device import HOST, Device
 from planner.runtime.groups import Group
@@ -77,8 +77,7 @@ class StageWeights:
         if corrected is not None and self.zero:
             raise PlanError("weights are corrected for delay and sharded", where="schedule", hint="use ZeRO 0")
         self.corrections = Corrections(*corrected, self.flat, self._masters, self.optimizer) if corrected else None
-        ahead = max(0, recipe_of(self.zero).gathered_units - 1)
-        self.at_work = BlocksAtWork(self.rows, names or {}, ahead, finish) if by_block else None
+        self.at_work = BlocksAtWork(self.rows, names or {}, GATHERED_UNITS - 1, finish) if by_block else None
 
     @property
     def flat(self) -> torch.Tensor:
