@@ -18,6 +18,7 @@ from planner.exchange.fabric import LevelTraffic as LevelTraffic
 from planner.exchange.fabric import Servers as Servers
 from planner.exchange.fabric import Traffic as Traffic
 from planner.exchange.fabric import fabric_of as fabric_of
+from planner.exchange.recipe import GATHERED_UNITS as GATHERED_UNITS
 from planner.exchange.recipe import Content as Content
 from planner.exchange.recipe import ExchangeStep as ExchangeStep
 from planner.exchange.recipe import Group as Group
@@ -30,7 +31,6 @@ from planner.exchange.recipe import groups_of as groups_of
 from planner.exchange.recipe import kept_bytes as kept_bytes
 from planner.exchange.recipe import parts_of as parts_of
 from planner.exchange.recipe import phase_s as phase_s
-from planner.exchange.recipe import GATHERED_UNITS as GATHERED_UNITS
 from planner.exchange.recipe import recipe_of as recipe_of
 from planner.exchange.recipe import recipes as recipes
 from planner.exchange.recipe import sent_bytes as sent_bytes
