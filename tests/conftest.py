@@ -14,6 +14,11 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests begin first: at the end of the order one process would run them alone."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_readme.py"))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Spare the collector what lives as long as the tests do, and run it as seldom as the command line does.

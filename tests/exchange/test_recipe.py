@@ -49,6 +49,7 @@ from planner.hardware import Collective
 from planner.plans import validate
 from planner.solvers import chain_dp
 from planner.space import Configuration, Formulator, Job, StageChoice, evaluate
+from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
 from tests.plans import sample
 from tests.space.instances import chain, cluster, random_instance
@@ -118,8 +119,9 @@ def test_the_solver_finds_what_enumeration_through_the_judge_does(seed: int, cop
     if copies > machine.device_count or job.global_batch % (copies * costs.micro_batch):
         copies = 1
     problem = Formulator(machine, job).problem(costs, copies=copies, schedule="1f1b", zero=NUMBER)
+    cache = TermCache()
     exact, found = (
-        solve(problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=math.inf, keep=1).decisions
+        solve(problem, lambda d: evaluate(costs, machine, job, d, cache=cache), cutoff_s=math.inf, keep=1).decisions
         for solve in (brute_force.solve, chain_dp.solve)
     )
     assert [e.iteration_s for _, e in found] == pytest.approx([e.iteration_s for _, e in exact])

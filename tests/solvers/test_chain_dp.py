@@ -14,6 +14,7 @@ from planner.hardware import Cluster
 from planner.solvers import Solution, chain_dp
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate
 from planner.space.problem import alike, joined, least_of
+from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
 from tests.space.instances import Modules, chain, cluster, random_instance, shared_instance
 
@@ -24,7 +25,16 @@ def solve(
     name: str, problem: StageProblem, costs: BlockCosts, machine: Cluster, job: Job, **options: float
 ) -> Solution:
     cutoff_s = options.get("cutoff_s", math.inf)
-    return SOLVERS[name](problem, lambda d: evaluate(costs, machine, job, d), cutoff_s=cutoff_s, keep=8)
+    cache = TermCache()
+    return SOLVERS[name](problem, lambda d: evaluate(costs, machine, job, d, cache=cache), cutoff_s=cutoff_s, keep=8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_terms_that_are_kept_change_no_verdict(seed: int) -> None:
+    costs, machine, job = random_instance(seed)
+    problem, cache = Formulator(machine, job).problem(costs, copies=1, schedule="1f1b", zero=1), TermCache()
+    for decision in brute_force.decisions(problem):
+        assert evaluate(costs, machine, job, decision, cache=cache) == evaluate(costs, machine, job, decision)
 
 
 def optimum(costs: BlockCosts, machine: Cluster, job: Job, **options: int) -> float:
@@ -99,7 +109,8 @@ def test_every_stage_picks_its_own_sharding_as_brute_force_does(seed: int, sched
     formulator = Formulator(machine, job)
     assert alike(shelf) == [tuple(shelf)]
     problem = joined([formulator.problem(c, copies=1, schedule=schedule, zero=zero) for c in shelf])
-    judge = lambda d: evaluate({c.sharding: c for c in shelf}, machine, job, d)  # noqa: E731
+    by_number, cache = {c.sharding: c for c in shelf}, TermCache()
+    judge = lambda d: evaluate(by_number, machine, job, d, cache=cache)  # noqa: E731
     exact = brute_force.solve(problem, judge, cutoff_s=math.inf, keep=8)
     found = chain_dp.solve(problem, judge, cutoff_s=math.inf, keep=8)
     assert bool(found.decisions) == bool(exact.decisions)

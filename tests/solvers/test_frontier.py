@@ -16,6 +16,7 @@ from planner.solvers._frontier import Frontier, ProblemGroup, SearchTask
 from planner.solvers._objectives import ClosedForm, LongestChain, Objective
 from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
 from planner.space.problem import StageProblem
+from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 
@@ -46,7 +47,8 @@ def test_what_enumeration_finds_is_never_ruled_out(
         copies = 1
     problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
     measure = {"measure": played_s} if isinstance(objective, LongestChain) else {}
-    exact = brute_force.solve(problem, lambda d: evaluate(costs, machine, job, d), keep=1, **measure)
+    cache = TermCache()
+    exact = brute_force.solve(problem, lambda d: evaluate(costs, machine, job, d, cache=cache), keep=1, **measure)
     task = SearchTask(0.0, costs.micro_batch, copies, problem.slice_devices, schedule, zero)
     test = frontier(costs, machine, job, objective).feasibility(task, costs)
     if exact.decisions:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from planner.solvers._account import Account
 from planner.solvers._effort import MAX_RAISED
 from planner.solvers._frontier import OpenProblem
 from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
+from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
 
@@ -65,7 +67,7 @@ def packed(costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Job) -
 def _least(
     costs_for: Callable[[int], BlockCosts], machine: Cluster, job: Job, measure: Callable[[Any, Any], float]
 ) -> float:
-    best_s, formulator = math.inf, Formulator(machine, job)
+    best_s, formulator, caches = math.inf, Formulator(machine, job), defaultdict[int, TermCache](TermCache)
     for size in (b for b in range(1, job.global_batch + 1) if job.global_batch % b == 0):
         costs = costs_for(size)
         for copies in range(1, formulator.devices(costs.ranks) + 1):
@@ -75,7 +77,10 @@ def _least(
                 for zero in job.zero:
                     problem = formulator.problem(costs, copies=copies, schedule=schedule, zero=zero)
                     found = brute_force.solve(
-                        problem, lambda d, c=costs: evaluate(c, machine, job, d), keep=1, measure=measure
+                        problem,
+                        lambda d, c=costs: evaluate(c, machine, job, d, cache=caches[c.micro_batch]),
+                        keep=1,
+                        measure=measure,
                     )
                     best_s = min(best_s, found.bound_s)
     return best_s
