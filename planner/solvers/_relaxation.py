@@ -264,19 +264,16 @@ class FeasibilityTest:
 
         A pass takes its work and the part of its exchanges that this does not hide; both grow with every block.
         """
-        needs, resources = self._needs, self._resources
+        needs, terms, shown = self._needs, self._resources.pass_terms, 1 - self._resources.overlap
+        if terms is None:
+            yield from ((needs.plain_s + repeat_s)[None] for repeat_s in needs.repeat_s)
+            return
+        out_s, back_s = (np.tensordot(each, needs.exchanged, axes=1) for each in terms)
+        forward_s = np.maximum(needs.forward_s, out_s + shown * needs.forward_s)
         for repeat_s in needs.repeat_s:
-            work_s = needs.plain_s + repeat_s
-            if resources.pass_terms is None:
-                yield work_s[None]
-                continue
-            passes = zip(resources.pass_terms, (needs.forward_s, needs.backward_s + repeat_s), strict=True)
-            yield np.maximum(work_s, sum(self._with_exchange(terms, pass_s) for terms, pass_s in passes))
-
-    def _with_exchange(self, terms: np.ndarray, work_s: np.ndarray) -> np.ndarray:
-        """[R, n, n] least seconds of a pass with its exchanges."""
-        exchange_s = np.tensordot(terms, self._needs.exchanged, axes=1)
-        return np.asarray(np.maximum(work_s, exchange_s + (1 - self._resources.overlap) * work_s))
+            backward_s = needs.backward_s + repeat_s
+            backward_s = np.maximum(backward_s, back_s + shown * backward_s)
+            yield np.maximum(needs.plain_s + repeat_s, forward_s + backward_s)
 
     def possible(self, cutoff_s: float) -> bool:
         """True unless stages that are each fast enough cannot cover all blocks with the memory and devices of the copy.

@@ -484,8 +484,7 @@ class _Search:
 
     def _space(self, priced: list[BlockCosts]) -> str:
         """The searched space in words."""
-        sizes = [costs.micro_batch for costs in priced]
-        skipped = self._sizes[len(sizes) :]
+        sizes, skipped = [costs.micro_batch for costs in priced], self._sizes[len(priced) :]
         placed = () if self._searched_job is self._closed_form_job else self._shapes_job.schedules
         words = space_in_words(self._searched_job, self._formulator.devices(), priced[0], sizes, skipped, placed)
         words += "; not stages that recompute some of their layers, which were tried beside it" * self._tried_layers

@@ -327,8 +327,7 @@ class Pricer:
 
     def even_split(self, micro_batch: int) -> list[BlockCosts]:
         """Shardings on the two largest meshes inside a node, each with its fastest layout of boundaries."""
-        node = self.cluster.node_size or self.cluster.device_count
-        shardings: list[BlockCosts] = []
+        node, shardings = self.cluster.node_size or self.cluster.device_count, list[BlockCosts]()
         usable = [mesh for mesh in self.meshes if ranks_of(mesh) <= node and micro_batch % self._dealt_ways(mesh) == 0]
         for mesh in ([mesh for mesh in usable if not roles_of(mesh)] or usable)[-MOST_MESHES:]:
             floors = [(float(f.backward_s.sum()), key) for f, key in self._floors_on(micro_batch, mesh)]
@@ -365,8 +364,7 @@ class Pricer:
         points, which no point that is not far slower goes below by more than rounding.
         """
         floors = [floor for floor, own in self._floors_on(micro_batch, key[0]) if own == key]
-        inner, training = self._inner_on(micro_batch, key[0]), self._training
-        number = next(self._floor_numbers)
+        inner, training, number = self._inner_on(micro_batch, key[0]), self._training, next(self._floor_numbers)
         leanest = leanest_costs(inner, key[1])
         lean = [sharded_block_costs(inner, each, training, self._differentiable, number) for each in leanest]
         floor, fastest = floors[0], self._shardings_on(micro_batch, *key)[0]
