@@ -16,14 +16,17 @@ class TiedExchanges:
     """Tied weights whose gradients a rank has still to sum in this iteration.
 
     The gradient of a weight that several stages hold is summed in an exchange (`S`) of these stages: each rank takes
-    part in the last one that it runs for any of them.
+    part in the last one that it runs for any of them. Tied weights that ranks have in common are summed one after the
+    other in the last exchange of all their stages, so that every rank sums them in the order of the plan.
 
     Attributes:
         ties: tied weights of the rank's stages, in the order of the plan.
-        left: for each tied weight, the exchanges of its stages that the rank has still to run.
+        stages: for each of them, the stages in whose exchanges it may be summed.
+        left: for each of them, the exchanges of these stages that the rank has still to run.
     """
 
     ties: tuple[SharedParameter, ...]
+    stages: tuple[frozenset[int], ...]
     left: list[int]
 
     def last(self, action: Action) -> tuple[SharedParameter, ...]:
@@ -31,23 +34,35 @@ class TiedExchanges:
         if action.kind is not ActionKind.SYNC:
             return ()
         return tuple(
-            tie for tie, left in zip(self.ties, self.left, strict=True) if left == 1 and action.stage in tie.stages
+            tie
+            for tie, stages, left in zip(self.ties, self.stages, self.left, strict=True)
+            if left == 1 and action.stage in stages
         )
 
     def done(self, action: Action) -> tuple[SharedParameter, ...]:
         """Tied weights whose gradients are summed in this action, which is counted as run."""
         summed = self.last(action)
         if action.kind is ActionKind.SYNC:
-            self.left[:] = [n - (action.stage in tie.stages) for tie, n in zip(self.ties, self.left, strict=True)]
+            self.left[:] = [n - (action.stage in own) for own, n in zip(self.stages, self.left, strict=True)]
         return summed
 
 
 def tied_exchanges(plan: Plan, actions: Iterable[Action]) -> TiedExchanges:
     """Count the exchanges of tied weights among a rank's actions."""
     synced = [action.stage for action in actions if action.kind is ActionKind.SYNC]
-    summed = [tie for tie in plan.shared_parameters if tie.reduction == "sum"]
-    counts = [sum(stage in tie.stages for stage in synced) for tie in summed]
-    return TiedExchanges(tuple(tie for tie, n in zip(summed, counts, strict=True) if n), [n for n in counts if n])
+    own = [tie for tie in plan.shared_parameters if tie.reduction == "sum" and set(tie.stages) & set(synced)]
+    stages = [_stages_together(plan, tie) for tie in own]
+    return TiedExchanges(tuple(own), tuple(stages), [sum(stage in each for stage in synced) for each in stages])
+
+
+def _stages_together(plan: Plan, tie: SharedParameter) -> frozenset[int]:
+    """The stages of a tied weight, and of all others that have ranks in common with it or with one of these."""
+    summed = [set(other.stages) for other in plan.shared_parameters if other.reduction == "sum"]
+    stages, before = set(tie.stages), set[int]()
+    while stages != before:
+        before, ranks = set(stages), {rank for stage in stages for rank in plan.stages[stage].ranks}
+        stages = stages.union(*(own for own in summed if any(ranks & set(plan.stages[s].ranks) for s in own)))
+    return frozenset(stages)
 
 
 _BACK = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)

@@ -78,6 +78,8 @@ def refusals(plan: Plan) -> tuple[str, ...]:
         reasons.append(f"{Requirement.SHARDED_GROUPS}: state is sharded over all replicas of a stage, or over none")
     if plan.schedule.clock_distance is not None and any(stage.zero for stage in plan.stages):
         reasons.append(f"{Requirement.BOUNDED_STALENESS}: copies that run ahead of each other share no optimizer state")
+    if plan.schedule.corrections and any(stage.zero and len(stage.replicas) > 1 for stage in plan.stages):
+        reasons.append(f"{Requirement.CORRECTIONS}: weights are corrected for delay and sharded; plan with --zero 0")
     return tuple(reasons)
 
 

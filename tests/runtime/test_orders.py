@@ -6,7 +6,10 @@ import dataclasses
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed")
+
 import planner
+from planner import runtime
 from planner.runtime.orders import sequences, tied_exchanges
 from tests.runtime import cases
 
@@ -40,6 +43,19 @@ def test_a_tied_gradient_is_exchanged_at_the_last_exchange_of_its_stages(
     for rank, actions in sequences(plan).items():
         left = tied_exchanges(plan, actions)
         assert [str(action) for action in actions if left.done(action)] == at[rank]
+
+
+def test_ranks_sum_several_tied_weights_in_one_order() -> None:
+    # the stages of a rank share two weights with those of the other: one in both, one in the first of them alone
+    plan = cases.plan(cases.Case("", "t5", 2, {"pipeline": 2, "schedule": "zb-v"}, 4))
+    assert [tie.stages for tie in plan.shared_parameters] == [(0, 1, 3), (0, 1)]
+    for actions in sequences(plan).values():
+        left = tied_exchanges(plan, actions)
+        summed = [[tie.parameter for tie in ties] for action in actions if (ties := left.done(action))]
+        assert summed == [[tie.parameter for tie in plan.shared_parameters]]
+    found = runtime.run(plan, cases.model("t5"), steps=0, check=True).check
+    assert found is not None
+    assert found.largest < 1e-11
 
 
 def test_orders_that_a_tied_exchange_would_block_are_refused() -> None:

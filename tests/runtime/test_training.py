@@ -262,6 +262,13 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     assert "rank 1 at F1." in str(error.value)
 
 
+def test_sharded_weights_that_are_corrected_are_refused_before_a_process_starts() -> None:
+    degrees = {"pipeline": 2, "data": 2, "schedule": "pipelined-backprop", "zero": 1}
+    plan = cases.plan(cases.Case("", "gpt, untied", 4, degrees, 4))
+    with pytest.raises(planner.PlanError, match="corrected for delay and sharded"):
+        runtime.require_executable(plan)
+
+
 def test_what_is_not_executed_is_refused_by_name() -> None:
     plan = cases.plan(cases.Case("", "gpt", 2, {"pipeline": 2, "schedule": "chimera:over=halve"}))
     with pytest.raises(planner.PlanError, match="parts of a micro-batch that are not runs of its sequence"):
