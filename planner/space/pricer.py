@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -42,6 +42,7 @@ from planner.space.jobs import (
 )
 from planner.space.repeats import EvenRepeats, KeptStorages, RepeatedModules, Reruns
 from planner.space.sharded import (
+    Sharded,
     Training,
     on_all_types,
     sharded_block_costs,
@@ -69,23 +70,6 @@ _SHARED_EVENLY = ("parameter_elements", "saved_bytes", "checkpoint_bytes", "work
 
 MOST_MESHES = 2
 """Number of meshes on which a first plan is searched."""
-
-
-@dataclass(frozen=True)
-class Sharded:
-    """One sharding of the operators of a chain on a mesh.
-
-    Attributes:
-        number: its number at the micro-batch size, from 1.
-        inner: the points that each block can pick on the mesh.
-        sharded: the points picked.
-        costs: their costs.
-    """
-
-    number: int
-    inner: InnerCosts
-    sharded: ShardedCosts
-    costs: BlockCosts
 
 
 def _kept(make: Callable[Concatenate[Pricer, P], T]) -> Callable[Concatenate[Pricer, P], T]:

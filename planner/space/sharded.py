@@ -46,6 +46,23 @@ class Training:
     update_byte_per_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Sharded:
+    """One sharding of the operators of a chain on a mesh.
+
+    Attributes:
+        number: its number at the micro-batch size, from 1.
+        inner: the points that each block can pick on the mesh.
+        sharded: the points picked.
+        costs: their costs.
+    """
+
+    number: int
+    inner: InnerCosts
+    sharded: ShardedCosts
+    costs: BlockCosts
+
+
 def sharded_block_costs(
     inner: InnerCosts, sharded: ShardedCosts, training: Training, differentiable: frozenset[str], number: int
 ) -> BlockCosts:
