@@ -169,8 +169,13 @@ class Cutter:
         self._options_cache: dict[tuple[bytes, ...], np.ndarray] = {}
 
     def alike(self) -> Iterator[Cutter]:
-        """One cutter per option, which gives that option to all stages; fastest option first."""
+        """One cutter per option, which gives that option to all stages; fastest option first.
+
+        Where the schedule itself fixes which stages recompute, options that recompute otherwise are left out.
+        """
         for option in range(len(self._options.shardings)):
+            if not self._recomputes_as_fixed([option] * self._shape.stages):
+                continue
             alone = copy.copy(self)
             alone._options, alone._options_cache = self._options.only([option]), {}
             yield alone

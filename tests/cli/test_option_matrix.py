@@ -13,8 +13,8 @@ import planner
 from tests.cli.plan_files import run
 
 BLOCKS, WIDTH, BATCH = 4, 64, 8
-ORDERS = "worker,kind,stage,micro_batch\n" + "".join(
-    f"{worker},{kind},{worker},{m}\n" for worker in (0, 1) for kind in ("F", "B") for m in range(4)
+ORDERS = "worker,action\n" + "".join(
+    f"{worker},{kind}{worker}.{m}\n" for worker in (0, 1) for kind in ("F", "B") for m in range(4)
 )
 """Two stages, four micro-batches, all forwards before all backwards."""
 TIMES = " -- forward_compute_time=1.000, backward_compute_time=2.000, activation_size=4096.0, parameter_size="

@@ -184,6 +184,12 @@ def _ties(rng: np.random.Generator, elements: np.ndarray, others: bool) -> tuple
     return tuple(found)
 
 
+def kept_on_a_stage(rng: np.random.Generator, blocks: int) -> tuple[str, int]:
+    """A block and a stage that it could lie on: there are blocks enough for the stages before it, and behind it."""
+    block, stage = int(rng.integers(blocks)), int(rng.integers(-2, 3))
+    return f"layer{block}", min(max(stage, block - blocks), block)
+
+
 def shared_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
     """A random instance in which two ranks share every operator, and limits that the user may set."""
     costs, machine, job = random_instance(seed, zero=(0, 1, 2, 3))
@@ -218,6 +224,6 @@ def shared_instance(seed: int) -> tuple[BlockCosts, Cluster, Job]:
             pipeline_stages=(int(rng.integers(1, 4)), 2)[: 1 + int(rng.integers(2))] if chance[0] < 0.3 else (),
             data_parallel=(1, 2) if chance[1] < 0.2 else (),
             uniform=bool(chance[2] < 0.2),
-            keep=((f"layer{int(rng.integers(n))}", int(rng.integers(-2, 3))),) if chance[3] < 0.4 else (),
+            keep=(kept_on_a_stage(rng, n),) if chance[3] < 0.4 else (),
         ),
     )
