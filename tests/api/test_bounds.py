@@ -35,9 +35,7 @@ JOBS: dict[str, Entry] = {
     "t5-base": ("t5-base", "dgx-a100", 0, {}, {"global_batch": 64}, ("two ranks",)),
     "vit-s16": ("vit-s16", "tpu-v3-pod", 0, {}, {"global_batch": 96, "devices": 8}, ("two stages",)),
     "dlrm": ("dlrm-kaggle", "dgx-a100", 0, {}, {"global_batch": 512}, ("no MatMul:m",)),
-    "llama3-70b": (
-        "llama3-70b", "dgx-h100", 4, {"seq": 4096}, {"global_batch": 256}, ("no MatMul:m", "uniform", "one sample")
-    ),
+    "llama3-70b": ("llama3-70b", "dgx-h100", 4, {"seq": 4096}, {"global_batch": 256}, ("uniform",)),
     "mixtral": ("mixtral-8x7b", "dgx-h100", 2, {"seq": 2048}, {"global_batch": 64}, ("uniform",)),
 }  # fmt: skip
 
