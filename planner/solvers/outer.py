@@ -55,7 +55,7 @@ from planner.space.formulate import Formulator
 from planner.space.job_options import allows_single_devices
 from planner.space.jobs import settled
 from planner.space.problem import StageProblem, joined
-from planner.space.repeats import allows_some_layers
+from planner.space.repeats import allows_some_layers, offload_choices
 from planner.space.types import BlockCosts, Candidate, Job
 
 
@@ -126,7 +126,7 @@ class _Search:
         self._formulator = Formulator(cluster, job)
         self._account = Account()
         self._candidates = candidates
-        self._closed, self._tried_layers = 0, False
+        self._closed, self._tried_layers, self._tried_offload = 0, False, False
         self._refined: dict[tuple[int, Key], Refinement] = {}
         self._effort = math.inf if self._thorough else MAX_BOUNDED
         self._shapes = ShapeSearch(
@@ -154,6 +154,7 @@ class _Search:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
             self._search_closed_form(single_device, floors, first, any_plan=any_plan)
             self._search_shapes(single_device, floors, any_plan=any_plan)
+            self._keep_in_hosts(any_plan=any_plan)
         if not self._candidates:
             if math.isfinite(self._candidates.best_s):
                 raise InfeasibleError(f"no plan is known to take less than {self._candidates.best_s:.4g} s")
@@ -354,6 +355,29 @@ class _Search:
             self._search_by_closed_form((), (), costs, any_plan=False)
             self._formulator = plain
 
+    def _keep_in_hosts(self, *, any_plan: bool) -> None:
+        """Search plans that keep activations in the host's memory, where those of a model fill more than a device.
+
+        Their times are no part of the bound.
+        """
+        plain, job, structure = self._formulator, self._closed_form_job, self._job.structure
+        zero = tuple(stage for stage in job.zero if stage in (structure.offload_zero or job.zero))
+        if not structure.offloads or not job.schedules or not zero or (any_plan and self._candidates):
+            return
+        self._closed_form_job = dataclasses.replace(job, zero=zero)
+        first = [c for by_number in self._costs_by_size.values() for number, c in by_number.items() if number >= 0]
+        first = [c for c in first if self._ideal_s(c) < self._candidates.best_form_s and plain.exceeds(c, max(zero))]
+        for choice in offload_choices(self._job, first[0]) if first else ():
+            self._tried_offload = True
+            self._formulator = Formulator(self._cluster, self._job, offload=choice)
+            self._search_by_closed_form((), (), first, any_plan=any_plan)
+        self._formulator, self._closed_form_job = plain, job
+
+    def _ideal_s(self, costs: BlockCosts) -> float:
+        """Seconds of the global batch with compute spread evenly over all devices."""
+        groups = max(1, self._formulator.devices(costs.ranks))
+        return self._job.global_batch / costs.micro_batch * compute_s(costs) / groups
+
     def _search_by_critical_path(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound."""
         while not (any_plan and self._candidates):
@@ -488,6 +512,7 @@ class _Search:
         placed = () if self._searched_job is self._closed_form_job else self._shapes_job.schedules
         words = space_in_words(self._searched_job, self._formulator.devices(), priced[0], sizes, skipped, placed)
         words += "; not stages that recompute some of their layers, which were tried beside it" * self._tried_layers
+        words += "; not activations in the host's memory, which was tried beside it" * self._tried_offload
         return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:

@@ -27,6 +27,7 @@ from planner.operators.modules import MODULE_KINDS, drops_output, module_nodes, 
 from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
 from planner.space.layers import layers_of_choice
+from planner.space.configuration import LAYER_INPUT
 from planner.space.types import BlockCosts, Job, RepeatCosts, Selective
 
 CHOICES = ("never", "always", "layers", "auto")
@@ -56,12 +57,17 @@ def recomputed_modules(choice: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in choice.split(",") if part.strip()))
 
 
+BUFFERS = 2
+"""Blocks whose offloaded activations are on the device at a time: those at work, and those on their way."""
+
+
 class RecomputeChoice(NamedTuple):
-    """One way to recompute a stage, as in `StageChoice`."""
+    """One way to keep a stage's activations or to recompute them, as in `StageChoice`."""
 
     recompute: bool = False
     repeats: tuple[str, ...] = ()
     layers: int = 0
+    offload: tuple[str, ...] = ()
 
 
 def recompute_choices(choice: str) -> tuple[RecomputeChoice, ...]:
@@ -82,6 +88,33 @@ def allows_some_layers(job: Job) -> bool:
 def is_allowed(choice: str, wanted: RecomputeChoice) -> bool:
     """True if a choice allows this way to recompute a stage."""
     return choice == "auto" or wanted in recompute_choices(choice)
+
+
+def ways_of(choice: str, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
+    """The ways to recompute that a stage may choose from, fastest first; without those of some of its layers."""
+    named = recompute_choices(choice)
+    lists = tuple(RecomputeChoice(repeats=modules) for modules in lists_of(choice, costs))
+    return (*(each for each in named if each == RecomputeChoice()), *lists, *(each for each in named if each.recompute))
+
+
+def offload_choices(job: Job, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
+    """The ways to keep activations in the host's memory that a search tries, within what frameworks can move there.
+
+    Where all layers are recomputed, their inputs; else all kinds of modules that may move, nothing being recomputed, or
+    the list of modules that frees most.
+    """
+    kinds, ways = set(job.structure.offloads) - {LAYER_INPUT}, ways_of(job.recompute, costs)
+    inputs = LAYER_INPUT in job.structure.offloads and not job.whole_stages
+    found = [each._replace(offload=(LAYER_INPUT,)) for each in ways if inputs and each.recompute and not each.layers]
+    modules = () if costs.selective is None else costs.selective.present(tuple(sorted(kinds)))
+    kept = [each for each in ways if not each.recompute]
+    return (*found, *(each._replace(offload=modules) for each in dict.fromkeys((*kept[:1], *kept[-1:])) if modules))
+
+
+def rungs(way: RecomputeChoice, costs: BlockCosts, choice: str) -> tuple[RecomputeChoice, ...]:
+    """The ways of `ways_of` that no stage is slower with than with a way that offloads, and that way, fastest first."""
+    below = (RecomputeChoice(), way._replace(offload=()))
+    return (*(each for each in ways_of(choice, costs) if way.recompute or each in below), way)
 
 
 def lists_of(choice: str, costs: BlockCosts) -> tuple[tuple[str, ...], ...]:
@@ -371,6 +404,11 @@ class RepeatedModules:
         """Lists of modules worth trying."""
         return self._reruns().offered
 
+    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some kinds of modules that the model has."""
+        graph = self._reruns().chain.graph
+        return tuple(kind for kind in kinds if module_nodes(graph, kind))
+
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         """Prices of recomputing some modules, and of moving what others keep to the host."""
         return self._priced(repeats, offload)
@@ -421,6 +459,10 @@ class EvenRepeats:
         """Lists of modules worth trying."""
         return self.whole.offered
 
+    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some kinds of modules that the model has."""
+        return self.whole.present(kinds)
+
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         """Lower bounds for lists of modules."""
         if (repeats, offload) not in self._known:
@@ -453,6 +495,10 @@ class LeastRepeats:
     def offered(self) -> tuple[tuple[str, ...], ...]:
         """Lists of modules worth trying."""
         return self.several[0].offered
+
+    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some kinds of modules that the model has."""
+        return self.several[0].present(kinds)
 
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         """Lower bounds for lists of modules."""
