@@ -1,8 +1,8 @@
 """Inputs of the chain DP: prices of stages by place, pinned blocks, and problems split into parts that it can solve.
 
 Recomputation never makes an iteration faster, because the repeated forward delays everything by at least the time that
-it hides; nor does more recomputation. Nor do copies to the host and back, beside the recomputation that there is without
-them. So a stage takes the fastest allowed choice that fits.
+it hides; nor does more recomputation, or the way to the host and back beside the same recomputation. So a stage takes
+the fastest allowed choice that fits.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class StageProblem:
         kept = wanted.repeats, offload, layers or wanted.layers
         return StageChoice(start, stop, replicas, wanted.recompute, *shared, *kept)
 
-    def with_ways(self, ways: Sequence[int]) -> dict[str, np.ndarray]:
+    def with_ways(self, ways: Sequence[int]) -> dict[str, Any]:
         """The tables by way, of some of the ways only."""
         return {name: table[ways] if len(table := getattr(self, name)) else table for name in BY_WAY}
 

@@ -26,8 +26,8 @@ from planner.operators import kept_pairs
 from planner.operators.modules import MODULE_KINDS, drops_output, module_nodes, node_names
 from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
-from planner.space.layers import layers_of_choice
 from planner.space.configuration import LAYER_INPUT
+from planner.space.layers import layers_of_choice
 from planner.space.types import BlockCosts, Job, RepeatCosts, Selective
 
 CHOICES = ("never", "always", "layers", "auto")

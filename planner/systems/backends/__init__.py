@@ -149,7 +149,7 @@ def structure_of(backends: Sequence[Backend]) -> Structure:
 
 
 def _offload_limits(backends: Sequence[Backend]) -> dict[str, tuple[Any, ...]]:
-    """What of activations a search may keep in the host's memory, and the ZeRO stages of the frameworks that do that."""
+    """What activations a search may keep in the host's memory, and the ZeRO stages of the frameworks that do so."""
     able = [backend for backend in backends if backend.offloads]
     zero = {stage for backend in able for stage in (*backend.zero, *backend.structure.zero_in_pipelines)}
     kinds = {name for backend in able for name in backend.offloads}
@@ -164,7 +164,7 @@ def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
     """
     if not backends:
         limits = _offload_limits([backend for _, backend in BACKENDS.items()])
-        return dataclasses.replace(job, structure=dataclasses.replace(job.structure, **limits, offload_zero=()))
+        return dataclasses.replace(job, structure=dataclasses.replace(job.structure, offloads=limits["offloads"]))
     zero = {stage for backend in backends for stage in (*backend.zero, *backend.structure.zero_in_pipelines)}
     orders = {name for backend in backends for name in backend.schedules}
     kept = tuple(stage for stage in job.zero if stage in zero)

@@ -21,8 +21,8 @@ register(
             "alike": "one program for all devices",
             "some_layers": "jax.checkpoint around some layers",
             "modules": "jax.checkpoint with a policy for what is kept",
-            "offloads": "jax.checkpoint_policies.save_and_offload_only_these_names; MaxText's remat_policy: custom with "
-            "decoder_layer_input: offload (configs/base.yml)",
+            "offloads": "jax.checkpoint_policies.save_and_offload_only_these_names; MaxText: remat_policy custom "
+            "with decoder_layer_input: offload (configs/base.yml)",
             "axes": "NamedSharding, with_sharding_constraint: any layout of any array",
         },
     )
