@@ -18,7 +18,7 @@ NEAR = 1.2
 MAX_RETRIED = 4
 """Shardings with which plans are searched again that recompute some layers of a stage."""
 
-MAX_OFFLOADED = 4
+MAX_OFFLOADED = 3
 """Shardings with which plans are searched again that keep activations in the host's memory."""
 
 MAX_SIZES_TRIED = 2

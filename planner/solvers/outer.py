@@ -9,6 +9,7 @@ critical path and by the closed form, and its decisions that may be the fastest 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from planner.solvers._account import Account, space_in_words
 from planner.solvers._candidates import SAME, Candidates, TrivialPlans
 from planner.solvers._effort import (
     MAX_BOUNDED,
+    MAX_OFFLOADED,
     MAX_RAISED,
     MAX_RETRIED,
     MAX_RUNNERS_UP,
@@ -365,11 +367,13 @@ class _Search:
         if not structure.offloads or not job.schedules or not zero or (any_plan and self._candidates):
             return
         self._closed_form_job = dataclasses.replace(job, zero=zero)
-        first = [c for by_number in self._costs_by_size.values() for number, c in by_number.items() if number >= 0]
-        first = [c for c in first if self._ideal_s(c) < self._candidates.best_form_s and plain.exceeds(c, max(zero))]
+        known = [c for by_number in self._costs_by_size.values() for number, c in by_number.items() if number >= 0]
+        ample = [c for c in sorted(known, key=self._ideal_s) if self._ideal_s(c) < self._candidates.best_form_s]
+        again = [self._costs_by_size[b][n] for b, n in self._candidates.recomputed_shardings(MAX_OFFLOADED)]
+        first = [*again, *itertools.islice((c for c in ample if plain.exceeds(c, max(zero))), MAX_OFFLOADED)]
         for choice in offload_choices(self._job, first[0]) if first else ():
             self._tried_offload = True
-            self._formulator = Formulator(self._cluster, self._job, offload=choice)
+            self._formulator = plain.offloading(choice)
             self._search_by_closed_form((), (), first, any_plan=any_plan)
         self._formulator, self._closed_form_job = plain, job
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Sequence
@@ -42,14 +43,11 @@ class Formulator:
         cluster: the machine.
         job: what is to be trained.
         some_layers: stages may recompute the first of their layers, where the job allows that.
-        offload: a way to keep activations in the host's memory that stages may choose, as the slowest of the ways that
-            they have then; all stages take it where they must be alike.
     """
 
-    def __init__(
-        self, cluster: Cluster, job: Job, *, some_layers: bool = False, offload: RecomputeChoice | None = None
-    ) -> None:
-        self._cluster, self._job, self._offload = cluster, job, offload
+    def __init__(self, cluster: Cluster, job: Job, *, some_layers: bool = False) -> None:
+        self._cluster, self._job = cluster, job
+        self._offload: RecomputeChoice | None = None
         self._some_layers = some_layers and allows_some_layers(job)
         self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._exchanges = ExchangeTables(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
@@ -58,6 +56,15 @@ class Formulator:
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
         self._known_ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
         self._used = min(job.devices or cluster.device_count, cluster.device_count)
+
+    def offloading(self, choice: RecomputeChoice) -> Formulator:
+        """A formulator whose stages may also keep activations in the host's memory in one way, the slowest of theirs.
+
+        Where all stages must be alike, all do.
+        """
+        other = copy.copy(self)
+        other._offload, other._some_layers, other._needs = choice, False, {}
+        return other
 
     def devices(self, ranks: int = 1) -> int:
         """Number of devices that the job may use; each group of `ranks` counts as one."""

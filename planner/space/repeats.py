@@ -153,9 +153,9 @@ class Reruns:
         self, chain: Chain, profile: Profile, root: Callable[[str], str], size_of: Callable[[str], float]
     ) -> None:
         self.chain, self._graph, self._profile = chain, chain.graph, profile
-        self._root, self._size_of = root, size_of
+        self.root, self._size_of = root, size_of
         self._cache: dict[object, Rerun] = {}
-        self.of = functools.cache(self._of)
+        self.of, self.moved = functools.cache(self._of), functools.cache(self._moved)
 
     @functools.cached_property
     def _kept_by(self) -> list[frozenset[str]]:
@@ -270,7 +270,7 @@ class Reruns:
         graph = self._graph
         for position, name in enumerate(graph.nodes[node].inputs):
             if name and graph.tensors[name].kind is TensorKind.ACTIVATION and name not in graph.sources:
-                root = self._root(name)
+                root = self.root(name)
                 if graph.producer.get(root) in self._in_chain:
                     yield position, root, graph.producer[root]
 
@@ -292,13 +292,12 @@ class Reruns:
                     pending += neighbours[node]
         return group_of
 
-    def moved(self, repeats: tuple[str, ...], offload: Sequence[str], kept: KeptStorages) -> tuple[frozenset[str], ...]:
-        """By block, names of what lies in the host's memory when some modules are recomputed and others offloaded.
+    def _moved(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> tuple[Set[str], ...]:
+        """By block, storages that lie in the host's memory when some modules are recomputed and others offloaded.
 
         Args:
             repeats: modules that are recomputed.
             offload: modules that are offloaded.
-            kept: what blocks keep, by name of a storage or of a tensor that lies in one.
 
         Raises:
             JobError: the model has no module of a name.
@@ -306,12 +305,12 @@ class Reruns:
         head = head_block(self.chain)
         nodes = frozenset[int]().union(*self._modules_nodes(offload))
         nodes -= frozenset(self.chain.blocks[head].nodes) if head >= 0 else frozenset()
+        inside = {root for root, keepers in self._keepers.items() if keepers <= nodes}
         found = []
         for b, (block, rerun) in enumerate(zip(self.chain.blocks, self.of(repeats), strict=True)):
-            readers = {self._root(self.operand(b, *at)): {block.nodes[at[0]]} for at in rerun.added}
-            keepers = {name: self._keepers.get(root := self._root(name), set()) | readers.get(root, set())
-                       for name, _ in kept[b]}  # fmt: skip
-            found.append(frozenset(name for name, own in keepers.items() if own and own <= nodes))
+            readers = {self.root(self.operand(b, *at)): block.nodes[at[0]] for at in rerun.added}
+            moving = {root for root, node in readers.items() if node in nodes and not self._keepers.get(root)}
+            found.append((inside | moving) - {root for root, node in readers.items() if node not in nodes})
         return tuple(found)
 
     def storage(self, b: int, slot: Slot) -> str:
@@ -428,9 +427,9 @@ class RepeatedModules:
             working.append(max(brought_back.values(), default=0.0))
         moved_bytes, block_moved_bytes = np.zeros((len(kept), len(kept))), np.zeros(len(kept))
         if offload:
-            away = reruns.moved(repeats, offload, kept)
-            moved = [[each for each in own if each[0] in names] for own, names in zip(kept, away, strict=True)]
-            kept = [[each for each in own if each[0] not in names] for own, names in zip(kept, away, strict=True)]
+            away, root = reruns.moved(repeats, offload), reruns.root
+            moved = [[each for each in own if root(each[0]) in roots] for own, roots in zip(kept, away, strict=True)]
+            kept = [[each for each in own if root(each[0]) not in roots] for own, roots in zip(kept, away, strict=True)]
             moved_bytes, block_moved_bytes = kept_table(moved), np.array([sum(s for _, s in own) for own in moved])
         return RepeatCosts(
             repeats, np.array(seconds).T, kept_table(kept), np.array(working), moved_bytes, block_moved_bytes

@@ -105,9 +105,9 @@ def test_stages_that_keep_activations_in_hosts_equal_brute_force(
     for choice in offload_choices(job, costs):
         assert choice.offload in ((("layer_input",), ("c",)) if costs.selective else (("layer_input",),))
         # Memory from just enough for what no other way fits in, to a seventh more.
-        least = least_memory_factor(Formulator(machine, job, offload=choice).problem(costs, **options))
+        least = least_memory_factor(Formulator(machine, job).offloading(choice).problem(costs, **options))
         tight = with_hosts(machine, rng.choice([10.0, 100.0, 1e9], len(machine.devices)), least * rng.uniform(1, 1.15))
-        problem = Formulator(tight, job, offload=choice).problem(costs, **options)
+        problem = Formulator(tight, job).offloading(choice).problem(costs, **options)
         exact, found = (solve(name, problem, costs, tight, job) for name in ("brute_force", "chain_dp"))
         assert bool(found.decisions) == bool(exact.decisions)
         if exact.decisions:
