@@ -375,6 +375,11 @@ def _searched(
 
 def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
     """Why a job with limits has no plan: some of them, or memory whatever they are."""
+    words = in_words(asked)
+    try:  # what does not fit without limits fits with none of them
+        seconds = _feasible_s(pricer, without(asked, LIMITS), diagnose=True)
+    except InfeasibleError as error:
+        return InfeasibleError(f"{error.problem.message}, with or without {words}", hint=error.problem.hint)
 
     def attempt(freer: Job) -> float | None:
         backends = backends_of(freer) if freer.backends else ()
@@ -385,11 +390,6 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
     conflicting = conflict(asked, attempt)
     if conflicting is not None:
         return conflicting
-    free, words = without(asked, LIMITS), in_words(asked)
-    try:
-        seconds = _feasible_s(pricer, free, diagnose=True)
-    except InfeasibleError as error:
-        return InfeasibleError(f"{error.problem.message}, with or without {words}", hint=error.problem.hint)
     example = "" if seconds is None else f" ({seconds:.3g} s an iteration, say)"
     return InfeasibleError(f"no plan has all of {words}, nor all but two of them", hint=f"lift more of them{example}")
 

@@ -293,12 +293,14 @@ def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
     )
     if plan_layers != other_layers:
         differences.append(f"recompute {other_layers} of a stage instead of {plan_layers}")
-    plan_repeats, other_repeats = (
-        " and ".join(sorted(filter(None, set(names)))) or "no module alone"
-        for names in ([",".join(stage.repeats) for stage in plan.stages], other.repeats)
-    )
-    if plan_repeats != other_repeats:
-        differences.append(f"recompute {other_repeats} instead of {plan_repeats}")
+    repeats, offload = [stage.repeats for stage in plan.stages], [stage.offload for stage in plan.stages]
+    for verb, nothing, own, others in (
+        ("recompute", "no module alone", repeats, other.repeats),
+        ("offload", "nothing", offload, other.offload),
+    ):
+        names, other_names = (" and ".join(sorted({*each} - {""})) or nothing for each in (map(",".join, own), others))
+        if names != other_names:
+            differences.append(f"{verb} {other_names} instead of {names}")
     plan_ranks = {stage.group_ranks for stage in plan.stages}
     other_ranks = set(other.ranks) or {1}
     if plan_ranks != other_ranks:

@@ -315,9 +315,15 @@ class _Search:
         return self._candidates.best_s if self._thorough else min(self._candidates.best_s, self._account.bound_s)
 
     def _search_by_closed_form(
-        self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
+        self,
+        single_device: Sequence[BlockCosts],
+        floors: Floors,
+        first: Sequence[BlockCosts],
+        *,
+        any_plan: bool,
+        keep: int = MAX_RUNNERS_UP,
     ) -> None:
-        """Find the fastest decisions by the closed form and simulate the best of them."""
+        """Find the fastest decisions by the closed form, so many of a problem, and simulate the best of them."""
         setting = self._formulator, self._cluster, self._closed_form_job
         frontier = Frontier(*setting, ClosedForm(), single_device, floors, self._refine, first)
         while not (any_plan and self._candidates):
@@ -331,7 +337,7 @@ class _Search:
                     solved.append(problem)
                     judge = self._judge(problem.micro_batch)
                     cutoff_s = self._candidates.best_form_s
-                    self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=MAX_RUNNERS_UP), play=False)
+                    self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=keep), play=False)
             self._report(frontier, len(group.tasks))
         self._candidates.play(MAX_RUNNERS_UP + 1)
 
@@ -374,7 +380,7 @@ class _Search:
         for choice in offload_choices(self._job, first[0]) if first else ():
             self._tried_offload = True
             self._formulator = plain.offloading(choice)
-            self._search_by_closed_form((), (), first, any_plan=any_plan)
+            self._search_by_closed_form((), (), first, any_plan=any_plan, keep=1)
         self._formulator, self._closed_form_job = plain, job
 
     def _ideal_s(self, costs: BlockCosts) -> float:
