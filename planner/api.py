@@ -36,7 +36,7 @@ from planner.schedules import OrderError, Schedule, custom_schedule, read_orders
 from planner.sharding import unmatched
 from planner.solvers import Answer, KnownPlan, search
 from planner.solvers.diagnosis import conflict, limited
-from planner.solvers.shapes import schedules_with
+from planner.solvers.shapes import by_engine, schedules_with
 from planner.space.cuts import pinned_blocks
 from planner.space.job_options import LIMITS, WIDTHS, allows_single_devices, in_words, without
 from planner.space.jobs import mesh_problem, meshes_for, settled, tensor_ranks
@@ -397,6 +397,7 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
 def _feasible_s(like: Pricer, job: Job, *, diagnose: bool = False) -> float | None:
     """Seconds of some feasible plan of a job that differs from a pricer's in limits; None where there is none.
 
+    Where the job allows orders of one stage a worker (1F1B, GPipe), only these are searched: others keep more at a time.
     With `diagnose` it is an error that there is none.
 
     Raises:
@@ -405,6 +406,8 @@ def _feasible_s(like: Pricer, job: Job, *, diagnose: bool = False) -> float | No
     try:
         _, sizes = allowed_sizes(like.graph, job)
         job = dataclasses.replace(job, micro_batches=sizes)
+        lines, _ = by_engine(job, schedules_with(None))
+        job = lines if lines.schedules else job
         pricer = Pricer(like.graph, like.cluster, job, like=like)
         answer = search(pricer.costs, pricer.cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
     except InfeasibleError:
