@@ -156,7 +156,8 @@ class _Search:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
             self._search_closed_form(single_device, floors, first, any_plan=any_plan)
             self._search_shapes(single_device, floors, any_plan=any_plan)
-            self._keep_in_hosts(any_plan=any_plan)
+            if not any_plan or (diagnose and not self._candidates):
+                self._keep_in_hosts(any_plan=any_plan)
         if not self._candidates:
             if math.isfinite(self._candidates.best_s):
                 raise InfeasibleError(f"no plan is known to take less than {self._candidates.best_s:.4g} s")
@@ -370,7 +371,7 @@ class _Search:
         """
         plain, job, structure = self._formulator, self._closed_form_job, self._job.structure
         zero = tuple(stage for stage in job.zero if stage in (structure.offload_zero or job.zero))
-        if not structure.offloads or not job.schedules or not zero or (any_plan and self._candidates):
+        if not structure.offloads or not job.schedules or not zero:
             return
         self._closed_form_job = dataclasses.replace(job, zero=zero)
         known = [c for by_number in self._costs_by_size.values() for number, c in by_number.items() if number >= 0]
@@ -384,9 +385,9 @@ class _Search:
         self._formulator, self._closed_form_job = plain, job
 
     def _ideal_s(self, costs: BlockCosts) -> float:
-        """Seconds of the global batch with compute spread evenly over all devices."""
-        groups = max(1, self._formulator.devices(costs.ranks))
-        return self._job.global_batch / costs.micro_batch * compute_s(costs) / groups
+        """Seconds of the global batch with compute spread as evenly over all devices as one stage or more allow."""
+        turns = self._job.global_batch / costs.micro_batch / max(1, self._formulator.devices(costs.ranks))
+        return (math.ceil(turns) if self._job.max_stages == 1 else turns) * compute_s(costs)
 
     def _search_by_critical_path(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound."""
