@@ -397,7 +397,7 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
 def _feasible_s(like: Pricer, job: Job, *, diagnose: bool = False) -> float | None:
     """Seconds of some feasible plan of a job that differs from a pricer's in limits; None where there is none.
 
-    Where the job allows orders of one stage a worker (1F1B, GPipe), only these are searched: others keep more at a time.
+    Where the job allows orders of one stage a worker (1F1B, GPipe), only these are searched: others keep more.
     With `diagnose` it is an error that there is none.
 
     Raises:
