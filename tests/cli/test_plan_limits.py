@@ -127,6 +127,9 @@ def test_unlike_devices_share_no_operators(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_limits_without_a_plan_are_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """JAX has no pipelines, but the user set no number of stages."""
-    assert run("plan", "llama3-8b", "-H", "tpu-v5e-pod", "--tp", 1, "--for", "jax") != 0
+    """JAX has no pipelines, but the user set no number of stages. With inputs of layers in the host 13.3 GiB fit."""
+    job = "plan", "llama3-8b", "-H", "tpu-v5e-pod", "--tp", 1, "--for", "jax"
+    assert run(*job, "--set", "device.memory=16GiB") == 0
+    assert "offload layer_input" in capsys.readouterr().out
+    assert run(*job, "--set", "device.memory=13GiB") != 0
     assert "no plan has all of --tp 1, --for jax (" in " ".join(capsys.readouterr().err.split())
