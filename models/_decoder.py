@@ -13,8 +13,8 @@ from typing import Protocol
 
 from . import _layers as layers
 from . import _ops as ops
-from ._attention import Attention, LatentAttention, Shared, rotary_tables
 from ._graph import ElementType, GraphBuilder, Value
+from ._mixers import Attention, LatentAttention, Shared, rotary_tables
 from ._moe import MoE, mixture
 
 OPSET = 23
