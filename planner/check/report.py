@@ -13,7 +13,7 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.operators.batching import rebatch
 from planner.plans import Fault, Finding, Plan, validate
-from planner.plans.check_figures import check_figures
+from planner.plans.checks import check_figures
 from planner.plans.findings import PLAN_AGAIN, Difference, differences, limited
 from planner.plans.readings import has_closed_form, is_searched
 from planner.play.memory import peak_in_flight

@@ -1,4 +1,4 @@
-"""The plan type: everything that a backend, a person or a later comparison needs to know.
+"""The plan type: everything that a backend, a person or a later comparison needs to know; what it needs of a backend.
 
 `Plan` and the records that it is made of are the file's schema: field names are the keys of the JSON. Optional fields
 of parameters, notes and provenance are left out of the file when empty. Indices count from 0; a range `[a, b]` stands
@@ -8,8 +8,9 @@ for a, a + 1, ..., b - 1; times are seconds, sizes bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar, Literal
 
 from planner.costs.report import Coverage
@@ -30,11 +31,132 @@ from planner.plans.records import (
     Stage,
     SystemSection,
 )
-from planner.plans.requirement import Requirement
 from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, ShardingLookup, TensorPlace, dealt
 from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration
 from planner.space.types import Job
+
+
+class Requirement(StrEnum):
+    """What a backend must be able to do to run a plan; derived from the rest of it."""
+
+    PIPELINE = "pipeline"
+    """More than one stage."""
+    REPLICATED_STAGE = "replicated_stage"
+    """A stage runs on several ranks, which take micro-batches in turn and sum their gradients."""
+    UNEQUAL_REPLICATION = "unequal_replication"
+    """Stages differ in the number of replicas."""
+    SKIP_EDGES = "skip_edges"
+    """A tensor is read by a stage that does not follow the one that makes it."""
+    MULTI_TENSOR_BOUNDARY = "multi_tensor_boundary"
+    """More than one tensor goes from one stage to another."""
+    DUPLICATED_NODES = "duplicated_nodes"
+    """Parameter-free operators are computed in several stages."""
+    TIED_PARAMETERS = "tied_parameters"
+    """A parameter is held by several stages and its gradient summed over them."""
+    SEPARATE_COPIES = "separate_copies"
+    """A parameter is held by several stages, each of which updates its own copy: the tie is given up."""
+    MID_MODULE_CUT = "mid_module_cut"
+    """A numbered module (a layer) is divided between stages."""
+    RECOMPUTE = "recompute"
+    """A stage drops its activations and computes them again."""
+    ZERO1 = "zero1"
+    """The optimizer state of a stage is sharded over its replicas."""
+    ZERO2 = "zero2"
+    """Its gradients, too: they are scattered after every backward pass."""
+    ZERO3 = "zero3"
+    """Its weights, too (FSDP): they are gathered block by block before every pass."""
+    SHARDED_GROUPS = "sharded_groups"
+    """What ZeRO shards is so over a part of a stage's replicas, and each shard is held by several of them (HSDP)."""
+    ASYNC_WEIGHTS = "async_weights"
+    """Weights are updated without draining the pipeline."""
+    MULTI_STAGE_RANK = "multi_stage_rank"
+    """A rank runs several stages."""
+    SPLIT_BACKWARD = "split_backward"
+    """Input and weight gradients are computed in separate actions."""
+    IDLE_RANKS = "idle_ranks"
+    """Some ranks of the world take no part."""
+    TENSOR_PARALLEL = "tensor_parallel"
+    """The ranks of a group share every operator of a replica."""
+    SEQUENCE_PARALLEL = "sequence_parallel"
+    """Tensors between the blocks of a stage are cut along the sequence."""
+    EXPERT_PARALLEL = "expert_parallel"
+    """Ranks of a group hold different experts of a mixture."""
+    VOCABULARY_PARALLEL = "vocabulary_parallel"
+    """Ranks of a group hold different rows of an embedding table; their results are partial sums."""
+    RING_ATTENTION = "ring_attention"
+    """Keys and values of an attention go around the ranks of a group."""
+    HALO_EXCHANGE = "halo_exchange"
+    """Neighbours supply the borders of a window (a convolution cut in space)."""
+    SHARED_STATISTICS = "shared_statistics"
+    """A softmax or norm is cut along the dimension that it normalises; statistics are reduced."""
+    INTERLEAVED_SPLIT = "interleaved_split"
+    """Each of several equal blocks of a dimension is cut by itself (a fused projection)."""
+    PADDED_SPLIT = "padded_split"
+    """A tensor is cut into uneven pieces, padded to the largest."""
+    ORDER_ROUTING = "order_routing"
+    """Micro-batches run on the replicas whose orders have them, not in turn (pipelines in two directions)."""
+    SUB_SEQUENCES = "sub_sequences"
+    """A micro-batch runs in parts of its sequence, each of which reads the keys and values of those before it."""
+    LANES = "lanes"
+    """A rank does two things side by side."""
+    STREAMING = "streaming"
+    """A stage passes its result on while it works."""
+    PAIRED_ACTIONS = "paired_actions"
+    """Two actions of a rank run together as one (`+`)."""
+    EXPLICIT_TRANSFERS = "explicit_transfers"
+    """Orders say when tensors between stages are sent and received."""
+    EXPLICIT_RECOMPUTE = "explicit_recompute"
+    """Orders say when a forward is repeated."""
+    EARLY_EXCHANGE = "early_exchange"
+    """The exchange of gradients begins before the action that waits for it."""
+    EVICTIONS = "evictions"
+    """Activations are moved to another rank or the host, and come back."""
+    IN_FLIGHT_LIMITS = "in_flight_limits"
+    """A forward waits until the rank keeps fewer micro-batches than a limit."""
+    PARTIAL_UPDATES = "partial_updates"
+    """An update has the gradients of fewer micro-batches than an iteration."""
+    BOUNDED_STALENESS = "bounded_staleness"
+    """Copies of the pipeline run ahead of each other by so many waves."""
+    CORRECTIONS = "corrections"
+    """Learning rates, momentum or weights are corrected for delay or for another batch."""
+    MIXED_RECOMPUTE = "mixed_recompute"
+    """Stages differ in what they compute again or keep in the host's memory."""
+    MODULE_RECOMPUTE = "module_recompute"
+    """A stage repeats the forward of some of its modules alone."""
+    LAYER_RECOMPUTE = "layer_recompute"
+    """A stage repeats the forward of the first of its layers, and keeps the others."""
+    OFFLOAD = "offload"
+    """Activations lie in the host's memory from forward to backward."""
+    EXCHANGE_SCHEME = "exchange_scheme"
+    """Gradients travel tensor by tensor, by several methods or over servers."""
+    MIXED_SHARDINGS = "mixed_shardings"
+    """Stages differ in how the ranks of a group share the work, or in how many they are."""
+    CONTEXT_PARALLEL = "context_parallel"
+    """Ranks of a group take parts of the sequence through the whole stage."""
+    BATCH_PARALLEL = "batch_parallel"
+    """Ranks of a group take samples of the micro-batch."""
+    FREE_LAYOUTS = "free_layouts"
+    """Tensors between blocks lie each in a layout of its own."""
+    GATHERED_WEIGHTS = "gathered_weights"
+    """Weights lie cut on the ranks of a group and are gathered for a pass."""
+
+
+OF_MINOR_1 = frozenset(list(Requirement)[list(Requirement).index(Requirement.ORDER_ROUTING) :])
+"""Requirements that files of minor version 0 do not list."""
+OF_MINOR_2 = frozenset({Requirement.OFFLOAD, Requirement.SHARDED_GROUPS})
+"""Requirements of what files have since minor version 2: readers of before refuse their keys."""
+OF_MINOR_3 = frozenset({Requirement.LAYER_RECOMPUTE})
+"""Those since minor version 3, likewise."""
+OF_MINOR_4 = frozenset({Requirement.SPLIT_BACKWARD})
+"""Those since minor version 4, likewise."""
+
+
+def minor_of(needed: Collection[Requirement]) -> int:
+    """The least minor version of the schema that can say these requirements."""
+    minors = {1: OF_MINOR_1, 2: OF_MINOR_2, 3: OF_MINOR_3, 4: OF_MINOR_4}
+    return max((minor for minor, words in minors.items() if words.intersection(needed)), default=0)
+
 
 SCHEMA_VERSION: Literal[2] = 2
 FORMAT: Literal["shardplan-plan"] = "shardplan-plan"
