@@ -11,7 +11,7 @@ import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from planner.costs.report import Coverage
 from planner.errors import PlanError
@@ -31,7 +31,7 @@ from planner.plans.records import (
     Stage,
     SystemSection,
 )
-from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, ShardingLookup, TensorPlace, dealt
+from planner.plans.shardings import Holding, OperatorSplit, ShardedBlock, Sharding, TensorPlace, correspondence, dealt
 from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration
 from planner.space.types import Job
@@ -157,6 +157,8 @@ def minor_of(needed: Collection[Requirement]) -> int:
     minors = {1: OF_MINOR_1, 2: OF_MINOR_2, 3: OF_MINOR_3, 4: OF_MINOR_4}
     return max((minor for minor, words in minors.items() if words.intersection(needed)), default=0)
 
+
+T = TypeVar("T")
 
 SCHEMA_VERSION: Literal[2] = 2
 FORMAT: Literal["shardplan-plan"] = "shardplan-plan"
@@ -361,9 +363,14 @@ class Plan:
         return next((s for s in self.shardings if s.name == name), None) if name else None
 
     @functools.cached_property
-    def _places(self) -> ShardingLookup:
-        stages = tuple((stage.sharding, range(*stage.blocks)) for stage in self.stages)
-        return ShardingLookup(stages, self.shardings, self.block_table)
+    def _entries(self) -> Mapping[tuple[str, int], tuple[ShardedBlock, tuple[str, ...]]]:
+        """Entry and further names of a block, by the name of the sharding and the block's number."""
+        return {
+            (sharding.name, block): (entry, names)
+            for sharding in self.shardings
+            for entry in sharding.blocks
+            for block, names in entry.members()
+        }
 
     def sharded_blocks(self, stage: int) -> Iterator[tuple[int, ShardedBlock, Mapping[str, str]]]:
         """Number, sharding entry, and names by the entry's names of each block of a stage.
@@ -373,7 +380,27 @@ class Plan:
         Raises:
             PlanError: a block has not the form of its entry's first one.
         """
-        return self._places.entries(stage)
+        for block in range(*self.stages[stage].blocks):
+            entry, further_names = self._entries.get((self.stages[stage].sharding, block), (None, ()))
+            if entry is not None:
+                yield block, entry, correspondence(entry, self.block_table, block, further_names)
+
+    @functools.cached_property
+    def _sharded(self) -> tuple[Mapping[tuple[type, str], Any], ...]:
+        """By stage, what the entries of its blocks say, by type and the model's name; the first block counts."""
+        by_stage = []
+        for stage in range(len(self.stages)):
+            items: dict[tuple[type, str], Any] = {}
+            for _, entry, names in self.sharded_blocks(stage):
+                for name, item in entry.renamed(names):
+                    items.setdefault((type(item), name), item)
+            by_stage.append(items)
+        return tuple(by_stage)
+
+    def _said(self, kind: type[T], name: str, stage: int | None) -> T | None:
+        """What the entries of a stage, or of the first that does, say of a name; None where none does."""
+        stages = self._sharded if stage is None else self._sharded[stage : stage + 1]
+        return next((items[kind, name] for items in stages if (kind, name) in items), None)
 
     def layout_of(self, tensor: str, stage: int | None = None) -> TensorPlace | None:
         """Layouts of a tensor, weight or parameter of the model on the ranks of a group.
@@ -388,7 +415,7 @@ class Plan:
         Returns:
             None where every rank holds the full tensor: groups of one rank, model inputs and constants.
         """
-        return self._places.tensor(tensor, stage)
+        return self._said(TensorPlace, tensor, stage)
 
     def operator_split(self, operator: str, stage: int | None = None) -> OperatorSplit | None:
         """Split of an operator, in the model's names; None where one rank runs all of it.
@@ -397,7 +424,7 @@ class Plan:
             operator: name of its first output.
             stage: one of the stages that run it; the first where absent.
         """
-        return self._places.operator(operator, stage)
+        return self._said(OperatorSplit, operator, stage)
 
     def inside_s(self, stage: int) -> tuple[float, float, float]:
         """Seconds of communication inside a stage's group for a micro-batch.
@@ -419,8 +446,8 @@ class Plan:
     def held(self, weight: str, rank: int) -> range | None:
         """Indices of the experts or table rows of a weight that a rank holds; None where it holds all or has none."""
         for stage in self.stages_of(rank):
-            holding = self._places.holding(weight, stage)
-            if holding is not None:
+            holding, sharding = self._said(Holding, weight, stage), self.sharding_of(stage)
+            if holding is not None and sharding is not None:
                 group = next(group for group in self.stages[stage].replicas if rank in group)
-                return dealt(holding[0], holding[1].axes, group.index(rank))
+                return dealt(holding, sharding.axes, group.index(rank))
         return None
