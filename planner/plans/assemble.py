@@ -29,7 +29,6 @@ from planner.plans.records import (
     SharedParameter,
     Stage,
 )
-from planner.plans.requirement import Requirement, minor_of
 from planner.plans.sections import (
     Staging,
     alternative_section,
@@ -50,7 +49,7 @@ from planner.plans.shard_sections import (
     used_shardings,
     with_inside,
 )
-from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
+from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
 from planner.schedules import Schedule, WeightPolicy
 from planner.sharding import StageSharding

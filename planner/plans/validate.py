@@ -16,11 +16,10 @@ from planner.exchange import get as scheme
 from planner.graph import DType, Graph
 from planner.hardware.types import Cluster, with_headroom
 from planner.memory import fits
-from planner.plans.check_model import check_graph
-from planner.plans.check_orders import check_orders
-from planner.plans.derive import laid_out, with_sums
+from planner.plans.checks import check_graph, check_orders
 from planner.plans.files import digest_of
 from planner.plans.findings import PLAN_AGAIN, Fault, Finding, differences, limited
+from planner.plans.rebuild import laid_out, with_sums
 from planner.plans.sections import hardware_section
 from planner.plans.shardings import ShardedBlock, Sharding, correspondence
 from planner.plans.types import Plan

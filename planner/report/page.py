@@ -15,8 +15,16 @@ from planner.hardware.types import Cluster
 from planner.plans import Plan
 from planner.plans.explain import Explanation, explain
 from planner.report.explanation import explanation_report
-from planner.report.page_charts import Chart, alternatives_chart, model_chart, roofline_chart
-from planner.report.page_timeline import kinds_chart, memory_chart, time_chart, timeline_chart
+from planner.report.page_charts import (
+    Chart,
+    alternatives_chart,
+    kinds_chart,
+    memory_chart,
+    model_chart,
+    roofline_chart,
+    time_chart,
+    timeline_chart,
+)
 from planner.report.tables import Form, Section, Table
 from planner.report.timeline import MOST_ROWS
 from planner.simulate import simulate

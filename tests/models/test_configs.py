@@ -63,13 +63,12 @@ GEMMA4 = {
     },
     "vision_config": {"hidden_size": 1152, "model_type": "gemma4_vision"},
 }  # fmt: skip
-"""Words 262,144 x 5,376; 60 layers with four normalisations of 5,376 and three matrices of 5,376 x 21,504; in 50 of them
-queries, keys, values and output of 32, 16, 16 and 32 heads of 256, in 10 queries, keys and output of 32, 4 and 32 heads of
-512, and normalisations of a head's queries and keys; a last normalisation: `GEMMA4_PARAMETERS`."""
 GEMMA4_PARAMETERS = (
     262144 * 5376 + 60 * (4 * 5376 + 3 * 5376 * 21504) + 50 * (5376 * 256 * (32 + 16 + 16 + 32) + 2 * 256)
     + 10 * (5376 * 512 * (32 + 4 + 32) + 2 * 512) + 5376
 )  # fmt: skip
+"""Words; 60 layers with four normalisations and three matrices; in 50 of them queries, keys, values and output of 32,
+16, 16 and 32 heads, in 10 queries, keys and output of 32, 4 and 32, and norms of heads; a last normalisation."""
 NANO = {
     "model_type": "nemotron_h", "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "expand": 2,
     "head_dim": 128, "hidden_size": 2688, "intermediate_size": 1856, "layer_norm_epsilon": 1e-05,

@@ -221,8 +221,8 @@ LLAMA4 = {
 }  # fmt: skip
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 3}
 GEMMA4 = {
-    "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 3,
-    "num_hidden_layers": 6, "top_k_experts": 2, "moe_intermediate_size": 12,
+    "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "sliding_window": 3, "num_hidden_layers": 6, "top_k_experts": 2, "moe_intermediate_size": 12,
 }  # fmt: skip
 
 

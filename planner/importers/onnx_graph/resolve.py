@@ -17,17 +17,19 @@ from planner.errors import ModelError
 from planner.graph import AttributeValue, DType
 from planner.importers.formats import damaged
 from planner.importers.onnx_graph import dims as axis_binding
-from planner.importers.onnx_graph.attributes import (
+from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
+from planner.importers.onnx_graph.control_flow import call_function, loop_names
+from planner.importers.onnx_graph.inference import Inference, plain_domain
+from planner.importers.onnx_graph.nodes import (
     constant_value,
+    in_order,
+    live_nodes,
+    node_label,
     plain_attributes,
     scope_of,
     string_list,
     tensor_value,
 )
-from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
-from planner.importers.onnx_graph.control_flow import call_function, loop_names
-from planner.importers.onnx_graph.inference import Inference, plain_domain
-from planner.importers.onnx_graph.order import in_order, live_nodes, node_label
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
