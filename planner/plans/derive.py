@@ -30,7 +30,7 @@ from planner.sharding import TensorLayout, parse_layout, refusal
 from planner.space.configuration import StageChoice
 from planner.space.layers import Layers
 
-_OF_MODEL = ("inputs", "outputs", "offloaded", "rank_parameters", "rank_replicas")
+_OF_MODEL = ("inputs", "outputs", "repeated", "dropped", "offloaded", "rank_parameters", "rank_replicas")
 """Fields of a stage that only the model and its shardings say."""
 
 

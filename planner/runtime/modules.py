@@ -1,0 +1,288 @@
+"""Modules that run again in backward: what they keep is dropped in forward, and made again when it is first needed.
+
+Autograd's hooks on kept tensors do both. An operator of a module leaves marks in place of what it keeps; so does any
+operator of the module's block that keeps a result which the plan drops. The first mark that backward comes to runs the
+operators of the module again, from what they read of others, and fills all its marks. Tensors that something else keeps
+are there still, and are taken in place of those made again.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import networkx
+import torch
+
+from planner.errors import RunError
+from planner.runtime.host import HostMemory
+from planner.runtime.interpreter import Values
+from planner.runtime.operators import Context
+from planner.runtime.operators.kernels import leaf_of
+
+
+class Reads(Protocol):
+    """What runs at once: an operator, or several."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what it reads."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of its results."""
+
+
+Unit = TypeVar("Unit", bound=Reads)
+Again: TypeAlias = Callable[[Values, Context], Values]
+"""Runs the operators of a module from what they read; gives the results that are needed (`Module.wanted`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedOperators:
+    """What a plan repeats of a stage by module.
+
+    Attributes:
+        blocks: by listed operator, its block.
+        operators: that are repeated, by first output.
+        dropping: those of them whose results are dropped, too, whoever keeps them.
+    """
+
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    operators: frozenset[str] = frozenset()
+    dropping: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Module(Generic[Unit]):
+    """Operators of one block that read each other's results and run again together.
+
+    Attributes:
+        block: the block.
+        units: the operators in order.
+        inputs: names of what they read and do not make.
+        dropped: results that are dropped, whoever keeps them.
+    """
+
+    block: int
+    units: tuple[Unit, ...]
+    inputs: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Results that are needed when it has run again; of a module that drops none, the last one."""
+        return self.dropped or self.units[-1].outputs[:1]
+
+
+def find_modules(units: Sequence[Unit], repeated: RepeatedOperators) -> tuple[Module[Unit], ...]:
+    """The modules of a stage, each with the operators in between that the plan does not list. O(units).
+
+    Args:
+        units: what runs at once, in order.
+        repeated: what the plan says of the stage.
+    """
+    block_of: dict[int, int] = {}
+    readers: dict[str, list[int]] = {}
+    for at in reversed(range(len(units))):
+        unit, name = units[at], units[at].outputs[0]
+        own = [reader for output in unit.outputs for reader in readers.get(output, ())]
+        blocks = {block_of.get(reader) for reader in own}
+        if name in repeated.operators:
+            block_of[at] = repeated.blocks[name]
+        elif name not in repeated.blocks and len(blocks) == 1 and None not in blocks:
+            block_of[at] = next(block for block in blocks if block is not None)
+        for read in unit.inputs:
+            readers.setdefault(read, []).append(at)
+    graph = networkx.Graph()
+    graph.add_nodes_from(block_of)
+    links = ((at, r) for at in block_of for name in units[at].outputs for r in readers.get(name, ()))
+    graph.add_edges_from((at, r) for at, r in links if block_of.get(r) == block_of[at])
+    members = sorted(map(sorted, networkx.connected_components(graph)))
+    return tuple(_module([units[at] for at in own], block_of[own[0]], repeated) for own in members)
+
+
+def _module(units: Sequence[Unit], block: int, repeated: RepeatedOperators) -> Module[Unit]:
+    made = {name for unit in units for name in unit.outputs}
+    read = dict.fromkeys(name for unit in units for name in unit.inputs if name and name not in made)
+    dropped = (name for unit in units if unit.outputs[0] in repeated.dropping for name in unit.outputs if name)
+    return Module(block, tuple(units), tuple(read), tuple(dropped))
+
+
+class _Rest(torch.autograd.Function):  # type: ignore[misc]
+    """A tensor itself, such that operators do not take it for a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        """The tensor."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        """Its gradient."""
+        return gradient
+
+
+def _back(host: HostMemory, kept: Any) -> torch.Tensor:  # noqa: ANN401
+    return kept.tensor() if isinstance(kept, _Mark) else host.back(kept)
+
+
+def _held(x: torch.Tensor) -> torch.Tensor:
+    """A tensor without the autograd graph that made it; weights and views of them are as they were."""
+    if not x.requires_grad or leaf_of(x) is not None:
+        return x
+    held: torch.Tensor = _Rest.apply(x.detach().requires_grad_())
+    return held
+
+
+class _Mark:
+    """Stands for a kept tensor until that is made again.
+
+    Attributes:
+        name: of the operator that keeps it, or of a dropped result.
+        number: which of the tensors that the operator keeps; -1 for a dropped result.
+    """
+
+    def __init__(self, repeat: _Repeat, name: str, number: int, x: torch.Tensor) -> None:
+        self.name, self.number = name, number
+        self._repeat, self._tensor = repeat, None
+        self._place = x.storage_offset(), x.shape, x.stride()
+        self._storage = weakref.ref(x.untyped_storage())
+
+    def fill(self, x: torch.Tensor) -> None:
+        """Take the tensor as it was made again, or as it is there still."""
+        offset, shape, strides = self._place
+        storage = self._storage()
+        x = x.detach() if storage is None else x.detach().new_empty(0).set_(storage, offset, shape, strides)
+        self._tensor = x.as_strided(shape, strides, offset) if self.number < 0 else x
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            RunError: the module did not keep it when it ran again.
+        """
+        if self._tensor is None:
+            self._repeat.run()
+        if self._tensor is None:
+            raise RunError(
+                "does not keep the same tensors when it runs again", where=f"operator {self.name}",
+                hint="plan without --recompute of its module",
+            )  # fmt: skip
+        return self._tensor
+
+
+class _Repeat:
+    """A module in one pass."""
+
+    def __init__(self, again: Again, context: Context, host: HostMemory) -> None:
+        self._again, self._context, self._host = again, context, host
+        self._inputs: Values = {}
+        self._marks: list[weakref.ref[_Mark]] = []
+        self._counts = Counter[str]()
+
+    def read(self, name: str, x: torch.Tensor) -> None:
+        """Hold an operand until the module runs again."""
+        if name not in self._inputs:
+            self._inputs[name] = _held(x)
+
+    def marked(self, name: str, x: torch.Tensor) -> _Mark:
+        """A mark for what one of its operators keeps."""
+        self._counts[name] += 1
+        return self.mark(name, self._counts[name] - 1, x)
+
+    def mark(self, name: str, number: int, x: torch.Tensor) -> _Mark:
+        """A mark in place of a tensor (`_Mark`)."""
+        mark = _Mark(self, name, number, x)
+        self._marks.append(weakref.ref(mark))
+        return mark
+
+    def run(self) -> None:
+        """Run the module again, and fill all marks that are still there."""
+        inputs, self._inputs = self._inputs, {}
+        marks = [mark for each in self._marks if (mark := each()) is not None]
+        kept_by, counts = {(mark.name, mark.number): mark for mark in marks}, Counter[str]()
+
+        def fill(name: str, x: torch.Tensor) -> None:
+            if self._host.is_resident(x):
+                return
+            if (mark := kept_by.get((name, counts[name]))) is not None:
+                mark.fill(x)
+            counts[name] += 1
+
+        def keeping(name: str) -> AbstractContextManager[object]:
+            hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(
+                functools.partial(fill, name), lambda nothing: nothing
+            )
+            return hooks
+
+        with torch.enable_grad():
+            results = self._again(inputs, replace(self._context, keeping=keeping))
+        for mark in marks:
+            if mark.number < 0:
+                mark.fill(results[mark.name])
+
+
+class DroppedModules:
+    """Drops what the modules of a stage keep in one pass.
+
+    Args:
+        modules: the modules.
+        blocks: by listed operator, its block.
+        again: runs one again from its inputs, and gives its wanted results.
+        host: keeps what is not dropped.
+        context: in which modules run again.
+    """
+
+    def __init__(
+        self, modules: Sequence[Module[Any]], blocks: Mapping[str, int],
+        again: Callable[[Module[Any], Values, Context], Values], host: HostMemory, context: Context,
+    ) -> None:  # fmt: skip
+        self._blocks, self._host = blocks, host
+        self._dropped = {name: module.block for module in modules for name in module.dropped}
+        self._module_of, self._inputs = dict[str, _Repeat](), dict[str, frozenset[str]]()
+        for module in modules:
+            repeat, inputs = _Repeat(functools.partial(again, module), context, host), frozenset(module.inputs)
+            self._module_of.update({unit.outputs[0]: repeat for unit in module.units})
+            self._inputs.update({unit.outputs[0]: inputs for unit in module.units})
+        self._made: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Repeat, str]] = {}
+        self._block, self._current = -1, None
+
+    def begin(self, unit: Reads, value: Callable[[str], torch.Tensor]) -> None:
+        """Note what runs next, and what it reads."""
+        name = unit.outputs[0]
+        self._block, self._current = self._blocks.get(name, self._block), self._module_of.get(name)
+        if self._current is not None:
+            for read in self._inputs[name].intersection(unit.inputs):
+                self._current.read(read, value(read))
+
+    def end(self, unit: Reads, value: Callable[[str], torch.Tensor]) -> None:
+        """Note the results that are dropped."""
+        if self._current is not None:
+            for name in self._dropped.keys() & set(unit.outputs):
+                storage = value(name).untyped_storage()
+                self._made[storage._cdata] = weakref.ref(storage), self._current, name
+        self._current = None
+
+    def keeping(self, operator: str) -> AbstractContextManager[object]:
+        """What autograd keeps within is dropped, or stays, or goes to the host."""
+        hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(
+            functools.partial(self._away, operator), functools.partial(_back, self._host)
+        )
+        return hooks
+
+    def _away(self, operator: str, x: torch.Tensor) -> object:
+        if self._host.is_resident(x):
+            return self._host.away("", x)
+        if self._current is not None:
+            return self._current.marked(operator, x)
+        storage = x.untyped_storage()
+        made, repeat, name = self._made.get(storage._cdata, (None, None, ""))
+        if made is not None and repeat is not None and made() is storage and self._dropped[name] == self._block:
+            return repeat.mark(name, -1, x)
+        return self._host.away(operator, x)
