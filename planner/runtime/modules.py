@@ -24,6 +24,7 @@ from planner.runtime.host import HostMemory
 from planner.runtime.interpreter import Values
 from planner.runtime.operators import Context
 from planner.runtime.operators.kernels import leaf_of
+from planner.runtime.split_backward import Box
 
 
 class Reads(Protocol):
@@ -129,6 +130,8 @@ class _Rest(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _back(host: HostMemory, kept: Any) -> torch.Tensor:  # noqa: ANN401
+    if isinstance(kept, Box):
+        kept = kept.kept
     return kept.tensor() if isinstance(kept, _Mark) else host.back(kept)
 
 
@@ -228,8 +231,8 @@ class _Repeat:
                 mark.fill(results[mark.name])
 
 
-class DroppedModules:
-    """Drops what the modules of a stage keep in one pass.
+class KeptTensors:
+    """What operators of a stage keep in one pass: dropped, moved to the host, or kept as it is.
 
     Args:
         modules: the modules.
@@ -237,13 +240,15 @@ class DroppedModules:
         again: runs one again from its inputs, and gives its wanted results.
         host: keeps what is not dropped.
         context: in which modules run again.
+        boxed: puts what is kept into a box that may be emptied later; None where nothing is.
     """
 
     def __init__(
         self, modules: Sequence[Module[Any]], blocks: Mapping[str, int],
         again: Callable[[Module[Any], Values, Context], Values], host: HostMemory, context: Context,
+        boxed: Callable[[object], Box] | None = None,
     ) -> None:  # fmt: skip
-        self._blocks, self._host = blocks, host
+        self._blocks, self._host, self._boxed = blocks, host, boxed
         self._dropped = {name: module.block for module in modules for name in module.dropped}
         self._module_of, self._inputs = dict[str, _Repeat](), dict[str, frozenset[str]]()
         for module in modules:
@@ -272,9 +277,13 @@ class DroppedModules:
     def keeping(self, operator: str) -> AbstractContextManager[object]:
         """What autograd keeps within is dropped, or stays, or goes to the host."""
         hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(
-            functools.partial(self._away, operator), functools.partial(_back, self._host)
+            functools.partial(self._put, operator), functools.partial(_back, self._host)
         )
         return hooks
+
+    def _put(self, operator: str, x: torch.Tensor) -> object:
+        kept = self._away(operator, x)
+        return kept if self._boxed is None else self._boxed(kept)
 
     def _away(self, operator: str, x: torch.Tensor) -> object:
         if self._host.is_resident(x):

@@ -15,7 +15,7 @@ from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
 from planner.runtime.model_file import ModelFile
-from planner.runtime.modules import DroppedModules, Module
+from planner.runtime.modules import KeptTensors, Module
 from planner.runtime.operators import Context
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage
@@ -153,9 +153,10 @@ class StageRun:
         if (blocks := self.weights.at_work) is not None:
             context = replace(context, before=blocks.before, after=blocks.after)
             inside = replace(inside, before=blocks.again)
-        if modules:
-            dropped = DroppedModules(modules, program.repeated.blocks, again, host, inside)
-            context = replace(context, keeping=dropped.keeping, begin=dropped.begin, end=dropped.end)
+        if modules or self.splits:
+            boxed = current.waiting.boxed if self.splits else None
+            kept = KeptTensors(modules, program.repeated.blocks, again, host, inside, boxed)
+            context = replace(context, keeping=kept.keeping, begin=kept.begin, end=kept.end)
         return context
 
     def backward(self, current: Pass, *, split: bool) -> None:
