@@ -346,7 +346,7 @@ def stage_section(
 
 
 def in_model(stage: Stage, staging: Staging, chain: Chain, decision: Configuration) -> Stage:
-    """A stage with what the model says of it: inputs, outputs, what recomputation keeps or repeats, what is offloaded."""
+    """A stage with what the model says of it: inputs, outputs, what recomputation keeps and repeats, what moves."""
     choice = decision.stages[stage.index]
     repeated = _members(chain, choice, choice.repeats)
     kept = set(_members(chain, choice, [name for name in choice.repeats if not drops_output(name)]))

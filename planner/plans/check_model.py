@@ -16,6 +16,7 @@ from planner.plans.assemble import block_table, in_model, staged
 from planner.plans.findings import Fault, Finding, differences
 from planner.plans.readings import requirements
 from planner.plans.rebuild import RebuiltSharding, rebuild, renamed
+from planner.plans.requirement import OF_MINOR_5, minor_of
 from planner.plans.sections import model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
 from planner.plans.shardings import ShardedBlock, correspondence
@@ -75,10 +76,13 @@ def _in_model(plan: Plan, graph: Graph) -> Plan:
         dataclasses.replace(b, **{name: getattr(said[b.tensor], name) for name in _SHARDED}) if b.tensor in said else b
         for b in staging.boundaries()
     )
+    stages = [in_model(stage, staging, chain, decision) for stage in plan.stages]
+    if plan.minor < minor_of(OF_MINOR_5):  # which operators are repeated is not said
+        stages = [dataclasses.replace(stage, repeated=(), dropped=()) for stage in stages]
     right = dataclasses.replace(
         plan,
         model=dataclasses.replace(section, name=plan.model.name),
-        stages=tuple(in_model(stage, staging, chain, decision) for stage in plan.stages),
+        stages=tuple(stages),
         boundaries=tuple(boundaries),
         duplicated=duplicated,
     )

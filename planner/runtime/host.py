@@ -26,7 +26,7 @@ class HostMemory:
 
     def __init__(self, operators: Collection[str], resident: Iterable[torch.Tensor], device: Device) -> None:
         self._operators, self._device = operators, device
-        self._resident = {_place(x) for x in resident}
+        self._resident = {place_of(x) for x in resident}
         self.moved_bytes = 0
 
     def keeping(self, operator: str) -> AbstractContextManager[object]:
@@ -40,7 +40,7 @@ class HostMemory:
 
     def is_resident(self, x: torch.Tensor) -> bool:
         """Whether a tensor stays on the device all the time."""
-        return _place(x) in self._resident
+        return place_of(x) in self._resident
 
     def away(self, operator: str, x: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """What an operator keeps: moved, if it is one of those, and whether it was."""
@@ -55,7 +55,7 @@ class HostMemory:
         return self._device.from_host(x) if away else x
 
 
-def _place(x: torch.Tensor) -> int:
+def place_of(x: torch.Tensor) -> int:
     """Which storage a tensor has; without data it has no address."""
     return int(x.untyped_storage()._cdata)
 

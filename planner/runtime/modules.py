@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import networkx
 import torch
 
 from planner.errors import RunError
-from planner.runtime.host import HostMemory
+from planner.runtime.host import HostMemory, place_of
 from planner.runtime.interpreter import Values
 from planner.runtime.operators import Context
 from planner.runtime.operators.kernels import leaf_of
@@ -40,8 +40,8 @@ class Reads(Protocol):
 
 
 Unit = TypeVar("Unit", bound=Reads)
-Again: TypeAlias = Callable[[Values, Context], Values]
-"""Runs the operators of a module from what they read; gives the results that are needed (`Module.wanted`)."""
+Again: TypeAlias = Callable[["Module[Any]", Values, Context], Values]
+"""Runs a module from what it reads of others; gives the results that are needed (`Module.wanted`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +65,19 @@ class Module(Generic[Unit]):
 
     Attributes:
         block: the block.
+        last: the last operator of the block, by first output.
         units: the operators in order.
         inputs: names of what they read and do not make.
         dropped: results that are dropped, whoever keeps them.
+        wanted: results that are needed when it has run again.
     """
 
     block: int
+    last: str
     units: tuple[Unit, ...]
     inputs: tuple[str, ...]
     dropped: tuple[str, ...]
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """Results that are needed when it has run again; of a module that drops none, the last one."""
-        return self.dropped or self.units[-1].outputs[:1]
+    wanted: tuple[str, ...] = ()
 
 
 def find_modules(units: Sequence[Unit], repeated: RepeatedOperators) -> tuple[Module[Unit], ...]:
@@ -105,14 +104,16 @@ def find_modules(units: Sequence[Unit], repeated: RepeatedOperators) -> tuple[Mo
     links = ((at, r) for at in block_of for name in units[at].outputs for r in readers.get(name, ()))
     graph.add_edges_from((at, r) for at, r in links if block_of.get(r) == block_of[at])
     members = sorted(map(sorted, networkx.connected_components(graph)))
-    return tuple(_module([units[at] for at in own], block_of[own[0]], repeated) for own in members)
+    names = (unit.outputs[0] for unit in units)
+    last = {repeated.blocks[name]: name for name in names if name in repeated.blocks}
+    return tuple(_module([units[at] for at in own], block_of[own[0]], last, repeated) for own in members)
 
 
-def _module(units: Sequence[Unit], block: int, repeated: RepeatedOperators) -> Module[Unit]:
+def _module(units: Sequence[Unit], block: int, last: Mapping[int, str], repeated: RepeatedOperators) -> Module[Unit]:
     made = {name for unit in units for name in unit.outputs}
     read = dict.fromkeys(name for unit in units for name in unit.inputs if name and name not in made)
     dropped = (name for unit in units if unit.outputs[0] in repeated.dropping for name in unit.outputs if name)
-    return Module(block, tuple(units), tuple(read), tuple(dropped))
+    return Module(block, last[block], tuple(units), tuple(read), tuple(dropped))
 
 
 class _Rest(torch.autograd.Function):  # type: ignore[misc]
@@ -147,8 +148,8 @@ class _Mark:
     """Stands for a kept tensor until that is made again.
 
     Attributes:
-        name: of the operator that keeps it, or of a dropped result.
-        number: which of the tensors that the operator keeps; -1 for a dropped result.
+        name: of the operator that keeps it, or of a result of the module.
+        number: which of the tensors that the operator keeps; -1 for a result.
     """
 
     def __init__(self, repeat: _Repeat, name: str, number: int, x: torch.Tensor) -> None:
@@ -180,39 +181,97 @@ class _Mark:
         return self._tensor
 
 
-class _Repeat:
-    """A module in one pass."""
+class _Result(NamedTuple):
+    """A result of a module: its storage while that is there, the operator by first output, and the result's name."""
 
-    def __init__(self, again: Again, context: Context, host: HostMemory) -> None:
-        self._again, self._context, self._host = again, context, host
+    storage: weakref.ref[torch.UntypedStorage]
+    unit: str
+    name: str
+
+
+class _Results:
+    """What operators of modules made in one pass."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, _Result] = {}
+
+    def add(self, unit: Reads, value: Callable[[str], torch.Tensor]) -> None:
+        """Note what an operator made, views of what others made apart."""
+        for name in filter(None, unit.outputs):
+            x = value(name)
+            if self.of(x) is None:
+                self._made[place_of(x)] = _Result(weakref.ref(x.untyped_storage()), unit.outputs[0], name)
+
+    def of(self, x: torch.Tensor) -> _Result | None:
+        """The result that a tensor lies in; None where no module made it."""
+        made = self._made.get(place_of(x))
+        return made if made is not None and made.storage() is x.untyped_storage() else None
+
+
+class _Repeat:
+    """A module in one pass.
+
+    Attributes:
+        finished: whether its block has run in forward, after which nothing more is dropped.
+    """
+
+    def __init__(self, module: Module[Any], again: Again, context: Context, host: HostMemory) -> None:
+        self._module, self._again, self._context, self._host = module, again, context, host
+        self.finished = False
         self._inputs: Values = {}
+        self._places: set[int] = set()
         self._marks: list[weakref.ref[_Mark]] = []
         self._counts = Counter[str]()
+        self._needed: set[str] = set()
+        self._wanted: dict[str, None] = {}
 
-    def read(self, name: str, x: torch.Tensor) -> None:
-        """Hold an operand until the module runs again."""
-        if name not in self._inputs:
-            self._inputs[name] = _held(x)
+    def read(self, unit: Reads, value: Callable[[str], torch.Tensor]) -> None:
+        """Hold what an operator reads of others until the module runs again."""
+        for name in set(unit.inputs).intersection(self._module.inputs).difference(self._inputs):
+            self._inputs[name] = _held(value(name))
+            self._places.add(place_of(self._inputs[name]))
 
-    def marked(self, name: str, x: torch.Tensor) -> _Mark:
-        """A mark for what one of its operators keeps."""
+    def keeps(self, x: torch.Tensor) -> bool:
+        """Whether a tensor stays: a weight, or what the module reads of others."""
+        place = place_of(x)
+        return place in self._places or self._host.is_resident(x)
+
+    def marked(self, unit: str, name: str, x: torch.Tensor) -> _Mark:
+        """A mark for what one of its operators keeps and none makes."""
         self._counts[name] += 1
-        return self.mark(name, self._counts[name] - 1, x)
+        return self.mark(unit, name, self._counts[name] - 1, x)
 
-    def mark(self, name: str, number: int, x: torch.Tensor) -> _Mark:
-        """A mark in place of a tensor (`_Mark`)."""
+    def mark(self, unit: str, name: str, number: int, x: torch.Tensor) -> _Mark:
+        """A mark in place of a tensor, which `unit` must run again for."""
         mark = _Mark(self, name, number, x)
         self._marks.append(weakref.ref(mark))
+        self._needed.add(unit)
+        if number < 0:
+            self._wanted[name] = None
         return mark
+
+    def finish(self) -> None:
+        """Leave out operators that nothing needs again, and what only these read: all of the block has run."""
+        units, needed = list[Reads](), self._needed
+        read = set[str]()
+        for unit in reversed(self._module.units):
+            if unit.outputs[0] in needed or not read.isdisjoint(unit.outputs):
+                units.append(unit)
+                read.update(unit.inputs)
+        wanted = tuple(self._wanted) or tuple(unit.outputs[0] for unit in units[:1])
+        self.finished = True
+        self._module = replace(self._module, units=tuple(units[::-1]), wanted=wanted)
+        self._inputs = {name: x for name, x in self._inputs.items() if name in read}
 
     def run(self) -> None:
         """Run the module again, and fill all marks that are still there."""
         inputs, self._inputs = self._inputs, {}
         marks = [mark for each in self._marks if (mark := each()) is not None]
         kept_by, counts = {(mark.name, mark.number): mark for mark in marks}, Counter[str]()
+        made = _Results()
 
         def fill(name: str, x: torch.Tensor) -> None:
-            if self._host.is_resident(x):
+            if made.of(x) is not None or self.keeps(x):
                 return
             if (mark := kept_by.get((name, counts[name]))) is not None:
                 mark.fill(x)
@@ -225,7 +284,7 @@ class _Repeat:
             return hooks
 
         with torch.enable_grad():
-            results = self._again(inputs, replace(self._context, keeping=keeping))
+            results = self._again(self._module, inputs, replace(self._context, keeping=keeping, end=made.add))
         for mark in marks:
             if mark.number < 0:
                 mark.fill(results[mark.name])
@@ -245,34 +304,32 @@ class KeptTensors:
 
     def __init__(
         self, modules: Sequence[Module[Any]], blocks: Mapping[str, int],
-        again: Callable[[Module[Any], Values, Context], Values], host: HostMemory, context: Context,
-        boxed: Callable[[object], Box] | None = None,
+        again: Again, host: HostMemory, context: Context, boxed: Callable[[object], Box] | None = None,
     ) -> None:  # fmt: skip
         self._blocks, self._host, self._boxed = blocks, host, boxed
         self._dropped = {name: module.block for module in modules for name in module.dropped}
-        self._module_of, self._inputs = dict[str, _Repeat](), dict[str, frozenset[str]]()
+        self._repeat_of, self._ending = dict[str, _Repeat](), dict[str, list[_Repeat]]()
         for module in modules:
-            repeat, inputs = _Repeat(functools.partial(again, module), context, host), frozenset(module.inputs)
-            self._module_of.update({unit.outputs[0]: repeat for unit in module.units})
-            self._inputs.update({unit.outputs[0]: inputs for unit in module.units})
-        self._made: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Repeat, str]] = {}
-        self._block, self._current = -1, None
+            repeat = _Repeat(module, again, context, host)
+            self._repeat_of.update({unit.outputs[0]: repeat for unit in module.units})
+            self._ending.setdefault(module.last, []).append(repeat)
+        self._results = _Results()
+        self._block, self._unit = -1, ""
 
     def begin(self, unit: Reads, value: Callable[[str], torch.Tensor]) -> None:
         """Note what runs next, and what it reads."""
-        name = unit.outputs[0]
-        self._block, self._current = self._blocks.get(name, self._block), self._module_of.get(name)
-        if self._current is not None:
-            for read in self._inputs[name].intersection(unit.inputs):
-                self._current.read(read, value(read))
+        self._unit = unit.outputs[0]
+        self._block = self._blocks.get(self._unit, self._block)
+        if (repeat := self._repeat_of.get(self._unit)) is not None:
+            repeat.read(unit, value)
 
     def end(self, unit: Reads, value: Callable[[str], torch.Tensor]) -> None:
-        """Note the results that are dropped."""
-        if self._current is not None:
-            for name in self._dropped.keys() & set(unit.outputs):
-                storage = value(name).untyped_storage()
-                self._made[storage._cdata] = weakref.ref(storage), self._current, name
-        self._current = None
+        """Note what a module made."""
+        if unit.outputs[0] in self._repeat_of:
+            self._results.add(unit, value)
+        for repeat in self._ending.get(unit.outputs[0], ()):
+            repeat.finish()
+        self._unit = ""
 
     def keeping(self, operator: str) -> AbstractContextManager[object]:
         """What autograd keeps within is dropped, or stays, or goes to the host."""
@@ -286,12 +343,11 @@ class KeptTensors:
         return kept if self._boxed is None else self._boxed(kept)
 
     def _away(self, operator: str, x: torch.Tensor) -> object:
-        if self._host.is_resident(x):
-            return self._host.away("", x)
-        if self._current is not None:
-            return self._current.marked(operator, x)
-        storage = x.untyped_storage()
-        made, repeat, name = self._made.get(storage._cdata, (None, None, ""))
-        if made is not None and repeat is not None and made() is storage and self._dropped[name] == self._block:
-            return repeat.mark(name, -1, x)
-        return self._host.away(operator, x)
+        made, inside = self._results.of(x), self._repeat_of.get(self._unit)
+        if made is not None:
+            repeat = self._repeat_of[made.unit]
+            if inside is repeat or (self._dropped.get(made.name) == self._block and not repeat.finished):
+                return repeat.mark(made.unit, made.name, -1, x)
+        if inside is None:
+            return self._host.away(operator, x)
+        return self._host.away("", x) if inside.keeps(x) else inside.marked(self._unit, operator, x)

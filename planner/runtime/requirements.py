@@ -52,7 +52,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.BOUNDED_STALENESS: "a copy waits for the waves that its order names and has no newer ones",
     Requirement.MIXED_RECOMPUTE: "as it stands",
     Requirement.LAYER_RECOMPUTE: "the layers behind are repeated, too: the same values, more time",
-    Requirement.MODULE_RECOMPUTE: "the modules are kept: the same values, more memory",
+    Requirement.MODULE_RECOMPUTE: "as it stands; kept in files of before minor version 5, which list no operators",
     Requirement.OFFLOAD: "copied to the host by operator; operators that keep the same tensor have a copy each",
     Requirement.EXCHANGE_SCHEME: "as one reduction of all gradients of a stage",
     Requirement.MIXED_SHARDINGS: "as it stands",

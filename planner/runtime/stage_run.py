@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
 from planner.runtime.model_file import ModelFile
-from planner.runtime.modules import KeptTensors, Module
+from planner.runtime.modules import Again, KeptTensors, Module
 from planner.runtime.operators import Context
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage
@@ -130,14 +130,15 @@ class StageRun:
         named = {name: current.parameters[parameter] for name, parameter in program.parameters.items()}
         values = {**self.constants, **current.received, **named}
         if self.parted is not None:
-            part = {"part": current.unit.part, "earlier": current.earlier}
-            context = self._context(current, self.parted.modules, functools.partial(self.parted.again, **part))
-            sent, total, current.carried = self.parted.run(values, batch, settings.loss, context, **part)
+            part, earlier = current.unit.part, current.earlier
+            again = functools.partial(self.parted.again, part=part, earlier=earlier)
+            context = self._context(current, self.parted.modules, again)
+            sent, total, current.carried = self.parted.run(values, batch, settings.loss, context, part, earlier)
             return sent, total
         stage = self.sharded or self.whole_stage
         return stage.run(values, batch, settings.loss, self._context(current, stage.modules, stage.again))
 
-    def _context(self, current: Pass, modules: Sequence[Module[Any]], again: Callable[..., Values]) -> Context:
+    def _context(self, current: Pass, modules: Sequence[Module[Any]], again: Again) -> Context:
         settings, program, moving = self.settings, self.program, self.program.offloaded
         if self.offloads:
             moving = moving.union(*program.layers)
