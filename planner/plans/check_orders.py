@@ -72,8 +72,12 @@ def _stuck(plan: Plan) -> Iterator[Finding]:
         work = _with_shared_exchanges(work, shared)
         compile_orders(work)
     except OrderError as error:
+        if error.lane >= len(work.lanes):
+            yield Finding(Fault.ORDERS, error.problem.message, error.problem.hint)
+            return
         rank, message = ranks[work.lane_workers[error.lane]], error.problem.message
-        stage = work.lanes[error.lane][error.index].stage
+        lane = work.lanes[error.lane]
+        stage = lane[error.index].stage if error.index < len(lane) else plan.stage_of(rank)
         if "deadlock" in message:
             message = _WORKER.sub(lambda found: f"rank {ranks[int(found[1])]}", message)
         else:

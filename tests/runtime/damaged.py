@@ -162,6 +162,9 @@ DAMAGES = [
     Damage("groups", "shardings.0.blocks.0.of.0.first", 99, "block 0"),
     Damage("groups", "shardings.0.boundaries", ["diagonal"], "boundaries"),
     Damage("groups", "boundaries.0.layout", "S0S1S2", "S0S1S2"),
+    Damage("groups", "shardings.0.blocks.5.tensors.4.optimizer", "S2", "S2 cuts a dimension"),
+    Damage("pipeline", "schedule.orders.0.actions", " ", "rank 0"),
+    Damage("pipeline", "schedule.orders", [], "rank 0"),
     Damage("groups", "boundaries.0.received", [], "received"),
 ]  # fmt: skip
 
