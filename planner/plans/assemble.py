@@ -15,7 +15,7 @@ from planner.costs.report import coverage
 from planner.errors import PlanError
 from planner.graph import Chain, Graph, NoteLevel, per_graph
 from planner.hardware.types import Cluster
-from planner.operators.modules import module_nodes
+from planner.operators.modules import drops_output, module_nodes
 from planner.plans.collectives import with_exchange
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
@@ -345,15 +345,19 @@ def stage_section(
 
 
 def in_model(stage: Stage, staging: Staging, chain: Chain, decision: Configuration) -> Stage:
-    """A stage with what the model says of it: inputs, outputs, the block kept by recomputation, what is offloaded."""
+    """A stage with what the model says of it: inputs, outputs, what recomputation keeps and repeats, what moves."""
     choice = decision.stages[stage.index]
+    repeated = _members(chain, choice, choice.repeats)
+    kept = set(_members(chain, choice, [name for name in choice.repeats if not drops_output(name)]))
     head = -1 if decision.whole_stages else head_block(chain)
     return dataclasses.replace(
         stage,
         inputs=staging.inputs(stage.index),
         outputs=staging.outputs(stage.index),
         kept_blocks=kept_blocks(choice, Layers.of([block.name for block in chain.blocks]), head),
-        offloaded=_members(chain, choice),
+        repeated=repeated,
+        dropped=tuple(name for name in repeated if name not in kept),
+        offloaded=_members(chain, choice, choice.offload),
     )
 
 
@@ -365,10 +369,10 @@ def kept_blocks(choice: StageChoice, layers: Layers, head: int) -> tuple[int, ..
     return tuple(b for b in range(choice.start, choice.stop) if b >= first_kept or b == head)
 
 
-def _members(chain: Chain, choice: StageChoice) -> tuple[str, ...]:
-    """The operators of a stage's offloaded modules, without those of the head, which stays on the device."""
+def _members(chain: Chain, choice: StageChoice, modules: Sequence[str]) -> tuple[str, ...]:
+    """The operators of some modules of a stage, without those of the head, which is never changed."""
     graph, head = chain.graph, head_block(chain)
-    nodes = frozenset[int]().union(*(module_nodes(graph, name) for name in choice.offload))
+    nodes = frozenset[int]().union(*(module_nodes(graph, name) for name in modules))
     kept = (node for b in range(choice.start, choice.stop) if b != head for node in chain.blocks[b].nodes)
     return tuple(graph.nodes[node].key for node in kept if node in nodes)
 

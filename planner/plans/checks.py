@@ -34,7 +34,7 @@ from planner.plans.records import ScheduleSection, Stage
 from planner.plans.sections import model_section
 from planner.plans.shard_sections import group_collective, holdings, weight_origin
 from planner.plans.shardings import ShardedBlock, correspondence
-from planner.plans.types import Plan
+from planner.plans.types import OF_MINOR_5, Plan, minor_of
 from planner.plans.words import summary
 from planner.schedules import Action, ActionKind, OrderError, Work
 from planner.schedules.compiling import compile_orders
@@ -99,8 +99,12 @@ def _stuck(plan: Plan) -> Iterator[Finding]:
         work = _with_shared_exchanges(work, shared)
         compile_orders(work)
     except OrderError as error:
+        if error.lane >= len(work.lanes):
+            yield Finding(Fault.ORDERS, error.problem.message, error.problem.hint)
+            return
         rank, message = ranks[work.lane_workers[error.lane]], error.problem.message
-        stage = work.lanes[error.lane][error.index].stage
+        lane = work.lanes[error.lane]
+        stage = lane[error.index].stage if error.index < len(lane) else plan.stage_of(rank)
         if "deadlock" in message:
             message = _WORKER.sub(lambda found: f"rank {ranks[int(found[1])]}", message)
         else:
@@ -344,10 +348,13 @@ def _in_model(plan: Plan, graph: Graph) -> Plan:
         dataclasses.replace(b, **{name: getattr(said[b.tensor], name) for name in _SHARDED}) if b.tensor in said else b
         for b in staging.boundaries()
     )
+    stages = [in_model(stage, staging, chain, decision) for stage in plan.stages]
+    if plan.minor < minor_of(OF_MINOR_5):  # which operators are repeated is not said
+        stages = [dataclasses.replace(stage, repeated=(), dropped=()) for stage in stages]
     right = dataclasses.replace(
         plan,
         model=dataclasses.replace(section, name=plan.model.name),
-        stages=tuple(in_model(stage, staging, chain, decision) for stage in plan.stages),
+        stages=tuple(stages),
         boundaries=tuple(boundaries),
         duplicated=duplicated,
     )

@@ -285,7 +285,7 @@ def alternative_configuration(other: Alternative, blocks: int) -> Configuration:
     return Configuration(stages, other.copies, other.micro_batch, other.micro_batches, other.schedule, other.zero)
 
 
-_OF_MODEL = ("inputs", "outputs", "offloaded", "rank_parameters", "rank_replicas")
+_OF_MODEL = ("inputs", "outputs", "repeated", "dropped", "offloaded", "rank_parameters", "rank_replicas")
 """Fields of a stage that only the model and its shardings say."""
 
 

@@ -373,5 +373,10 @@ def transposed(text: str, dims: Sequence[int]) -> str:
     Args:
         text: the layout.
         dims: for each dimension that it is about, the one in the other order.
+
+    Raises:
+        PlanError: it cuts a dimension that the matrix has not.
     """
+    if any(int(cut[1]) >= len(dims) for cut in _CUT.finditer(text)):
+        raise PlanError(f"{text} cuts a dimension that a tensor of {len(dims)} has not", where="shardings")
     return _CUT.sub(lambda match: f"S{dims[int(match[1])]}", text)
