@@ -210,9 +210,7 @@ def _stage_prediction(terms: StageTerms, collectives: tuple[figures.StageCollect
         in_flight=int(terms.in_flight),
         unit_bytes=math.floor(terms.unit_bytes),
         host_bytes=math.floor(terms.host_bytes),
-        memory=figures.StageMemory(
-            **{kind: math.ceil(getattr(terms.memory, kind.removesuffix("_bytes"))) for kind in kinds}
-        ),
+        memory=figures.StageMemory(**sizes),
         capacity_bytes=math.floor(terms.capacity_bytes),
         collectives=collectives,
     )
