@@ -99,6 +99,8 @@ class Attention:
         window: number of keys that a query attends to, its own position the last; 0 for all.
         sinks: each head has a learned score that enters the softmax without a value (GPT-OSS).
         gated: the result is multiplied by the sigmoid of a further projection (Qwen3-Next).
+        value_unit: RMSNorm each head's values without weights (Gemma 4).
+        keys_as_values: values are the keys before their normalisation, not projected themselves (Gemma 4).
         softcap: bound of the scores, by a scaled tanh; 0 for none (Gemma 2).
         scale: factor on the scores; 0 for 1 / sqrt(head_dim).
     """
@@ -115,6 +117,8 @@ class Attention:
     window: int = 0
     sinks: bool = False
     gated: bool = False
+    value_unit: bool = False
+    keys_as_values: bool = False
     softcap: float = 0.0
     scale: float = 0.0
 
@@ -147,7 +151,11 @@ class Attention:
         """Attention by ONNX's `Attention`: [b, s, hidden] to [b, s, heads * head_dim]."""
         q = self._heads(g, x, "q", self.heads, shared)
         k = self._heads(g, x, "k", self.kv_heads, shared)
-        v = layers.split_heads(g, self._projected(g, x, "v", self.kv_heads), self.kv_heads)
+        v = k
+        if not self.keys_as_values:
+            v = layers.split_heads(g, self._projected(g, x, "v", self.kv_heads), self.kv_heads)
+        if self.value_unit:
+            v = layers.unit_rms(g, v)
         if self.qk_norm:
             q = layers.rms_norm(g, q, "q_norm", epsilon=shared.epsilon)
             k = layers.rms_norm(g, k, "k_norm", epsilon=shared.epsilon)

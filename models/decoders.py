@@ -11,8 +11,9 @@
 - GPT-NeoX and Pythia: LayerNorm, biases, a quarter of each head rotated, attention and feed-forward side by side;
 - Phi, GPT-J, Cohere, StableLM, Falcon: the same with one normalisation for both; StarCoder 2 and Nemotron-4: LayerNorm
   in layers one after the other; OLMo 2 and 3 normalise what a block makes, GLM 4 also what it reads;
-- Gemma 1 to 3: a scaled embedding tied to the head, wide heads, gated GELU; windows and norms after blocks in 2 and 3.
-  RMSNorm's scale is written as one weight, where Gemma adds 1 to it;
+- Gemma 1 to 4: a scaled embedding tied to the head, wide heads, gated GELU; windows and norms after blocks from 2 on.
+  RMSNorm's scale is written as one weight, where Gemma 1 to 3 add 1 to it. Of Gemma 4 constant factors on a layer's
+  result, on the router's input and on experts' weights are left out, and the router reads what the experts read;
 - DeepSeek-V2 and V3, Kimi K2: latent attention, many small experts beside a shared one, further tokens predicted; the
   same experts with grouped-query attention: GLM 4.5, dots.llm1, MiniMax M2, ERNIE 4.5;
 - Nemotron-H and 3: a pattern of Mamba-2, attention, feed-forward and experts; Mamba-2 alone.
@@ -29,7 +30,7 @@ from dataclasses import replace
 from typing import Any
 
 from ._config import Config, ModelBuildError, size_from, typed
-from ._decoder import NORMS, Block, Branch, DecoderSize, Experts, FeedForward, Layer, transformer_layer
+from ._decoder import NORMS, Block, Branch, DecoderSize, Experts, FeedForward, Layer, ParallelFeeds, transformer_layer
 from ._layers import ACTIVATIONS, NORMALISATIONS
 from ._mixers import Attention, DeltaNet, LatentAttention, Mamba2, Rotary
 from ._moe import MoE
@@ -256,9 +257,13 @@ def _falcon(c: Config) -> DecoderSize:
 def _gemma(
     c: Config, attention: Attention | None = None, near: Attention | None = None, cap: float = 0.0
 ) -> DecoderSize:
-    feed = FeedForward(c["intermediate_size"], activation(c, "hidden_activation"))
-    feeds, scale = (feed,) * c["num_hidden_layers"], math.sqrt(c["hidden_size"])
-    return stacked(c, feeds, attention, near, embedding_scale=scale, softcap=cap)
+    dense = FeedForward(c["intermediate_size"], activation(c, "hidden_activation"))
+    feeds: Sequence[Block] = (dense,) * c["num_hidden_layers"]
+    if c.get("enable_moe_block"):
+        experts = Experts(MoE(c["num_experts"], c["top_k_experts"], gated=True), c["moe_intermediate_size"])
+        feeds = (ParallelFeeds(dense, replace(experts, activation=dense.activation)),) * len(feeds)
+        c = {**c, "norms": "inside"}
+    return stacked(c, feeds, attention, near, embedding_scale=math.sqrt(c["hidden_size"]), softcap=cap)
 
 
 def _gemma1(c: Config) -> DecoderSize:
@@ -276,6 +281,18 @@ def _gemma3(c: Config) -> DecoderSize:
     attention = attention_of(c, qk_norm=True, scale=c["query_pre_attn_scalar"] ** -0.5)
     near = replace(attention, rotary=Rotary(float(c["rope_local_base_freq"]), head_width(c)))
     return _gemma({**c, "norms": "both"}, attention, near)
+
+
+def _gemma4(c: Config) -> DecoderSize:
+    for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
+        if c[key]:
+            raise ModelBuildError(f"{key} is {c[key]}", "layers that read keys or words of others: export the model")
+    same, shared = {"qk_norm": True, "value_unit": True, "scale": 1.0}, c["attention_k_eq_v"]
+    near = attention_of(c, rotary=Rotary(float(c["rope_local_base_freq"]), head_width(c)), **same)
+    width, kv_heads = c["global_head_dim"], c["num_global_key_value_heads"] if shared else None
+    rotary = Rotary(c["rope_theta"], int(width * c["partial_rotary_factor"]))
+    sizes = {"head_dim": width, "kv_heads": kv_heads or near.kv_heads, "rotary": rotary, "keys_as_values": shared}
+    return _gemma({**c, "norms": "both"}, attention_of(c, **sizes, **same), near, float(c["final_logit_softcapping"]))
 
 
 def _dealt_feeds(c: Config) -> tuple[FeedForward | Experts, ...]:
@@ -381,7 +398,7 @@ MODEL_TYPES = {
     **typed(dict.fromkeys(_DENSE, _dense) | dict.fromkeys(_SPARSE, _sparse) | {"falcon": _falcon}),
     **typed({"gpt_oss": _gpt_oss, "llama4_text": _llama4, "llama4": _llama4}),
     **typed({"qwen3_next": _qwen3_next}, DeltaNet),
-    **typed({"gemma": _gemma1, "gemma2": _gemma2, "gemma3_text": _gemma3, "gemma3": _gemma3}),
+    **typed({"gemma": _gemma1, "gemma2": _gemma2, "gemma3_text": _gemma3, "gemma3": _gemma3, "gemma4": _gemma4}),
     **typed(dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _latent), LatentAttention),
     **typed(dict.fromkeys(("glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe"), _grouped)),
     **typed({"nemotron_h": _nemotron_h, "mamba2": _mamba2}, Mamba2),
