@@ -17,19 +17,9 @@ import numpy as np
 from planner.errors import ModelError, UsageError
 from planner.graph import Graph, SourceFile
 from planner.importers.formats import FORMATS, Format, in_file, load_graph
+from planner.importers.onnx_graph import passes
 from planner.importers.onnx_graph.freeze import freeze
 from planner.importers.onnx_graph.nodes import assign_modules, live_nodes, require_bounded
-from planner.importers.onnx_graph.passes import (
-    collapse_aliases,
-    drop_final_softmax,
-    fold_constant_regions,
-    note_folded_batch_norms,
-    note_lost_weights,
-    note_missing_biases,
-    note_missing_rules,
-    note_possible_tables,
-    remove_dead,
-)
 from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
 from planner.importers.onnx_graph.resolve import Resolver
 from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged
@@ -44,21 +34,21 @@ if TYPE_CHECKING:
 
 
 PASSES: tuple[Callable[[WorkGraph], None], ...] = (
-    fold_constant_regions,
-    collapse_aliases,
-    drop_final_softmax,
-    remove_dead,
+    passes.fold_constant_regions,
+    passes.collapse_aliases,
+    passes.drop_final_softmax,
+    passes.remove_dead,
     assign_modules,
     find_weights,
     separate_merged,
     order_weights,
     note_ties,
     restore_ties,
-    note_folded_batch_norms,
-    note_lost_weights,
-    note_possible_tables,
-    note_missing_biases,
-    note_missing_rules,
+    passes.note_folded_batch_norms,
+    passes.note_lost_weights,
+    passes.note_possible_tables,
+    passes.note_missing_biases,
+    passes.note_missing_rules,
 )
 """What happens between resolving shapes and freezing, in order; each pass changes the working graph in place."""
 

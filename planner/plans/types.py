@@ -15,22 +15,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from planner.costs.report import Coverage
 from planner.errors import PlanError
+from planner.plans import records
 from planner.plans.figures import Alternative, FreeChoice, Headline, Predictions
 from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, block_names, expand
 from planner.plans.orders import RankOrder
-from planner.plans.records import (
-    Boundary,
-    Duplicated,
-    ExchangeSection,
-    HardwareSection,
-    MicroBatches,
-    PlanNote,
-    Provenance,
-    ScheduleSection,
-    SharedParameter,
-    Stage,
-    SystemSection,
-)
 from planner.plans.shardings import Holding, OperatorSplit, ShardedBlock, Sharding, TensorPlace, correspondence, dealt
 from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration
@@ -215,30 +203,30 @@ class Plan:
     format: Literal["shardplan-plan"]
     version: Literal[2]
     digest: str
-    provenance: Provenance
+    provenance: records.Provenance
     model: ModelSection
-    hardware: HardwareSection
+    hardware: records.HardwareSection
     options: Job
     configuration: Configuration
     world_size: int
     copies: int
-    micro_batches: MicroBatches
+    micro_batches: records.MicroBatches
     requires: tuple[Requirement, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[records.Stage, ...]
     routing: Literal["round_robin", "by_order"]
-    boundaries: tuple[Boundary, ...]
-    shared_parameters: tuple[SharedParameter, ...]
-    duplicated: tuple[Duplicated, ...]
-    schedule: ScheduleSection
+    boundaries: tuple[records.Boundary, ...]
+    shared_parameters: tuple[records.SharedParameter, ...]
+    duplicated: tuple[records.Duplicated, ...]
+    schedule: records.ScheduleSection
     predictions: Predictions
     alternatives: tuple[Alternative, ...]
     coverage: Coverage
-    notes: tuple[PlanNote, ...]
+    notes: tuple[records.PlanNote, ...]
     not_modelled: tuple[str, ...]
     blocks: tuple[BlockRun, ...]
     shardings: tuple[Sharding, ...] = ()
-    system: SystemSection | None = None
-    exchange: ExchangeSection | None = None
+    system: records.SystemSection | None = None
+    exchange: records.ExchangeSection | None = None
     runs_on: tuple[str, ...] = ()
     free_choice: FreeChoice | None = None
     headline: Headline | None = None
