@@ -279,7 +279,8 @@ def _plan_words(own: planner.Configuration) -> str:
         "mb": own.micro_batch // first.expert, "zero": own.zero,
     }  # fmt: skip
     words = " ".join(f"{name}{value}" for name, value in named.items()) + f" {own.schedule}"
-    return words + _recomputed(repeated)
+    offload = dict.fromkeys(name for stage in own.stages for name in stage.offload)
+    return words + _recomputed(repeated) + (f", offloads {' '.join(offload)}" if offload else "")
 
 
 def measured_errors(predictions: Iterable[Prediction]) -> list[tuple[JobClass, MeasuredError]]:

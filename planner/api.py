@@ -36,7 +36,7 @@ from planner.schedules import OrderError, Schedule, custom_schedule, read_orders
 from planner.sharding import unmatched
 from planner.solvers import Answer, KnownPlan, search
 from planner.solvers.diagnosis import conflict, limited
-from planner.solvers.shapes import schedules_with
+from planner.solvers.shapes import by_engine, schedules_with
 from planner.space.cuts import pinned_blocks
 from planner.space.job_options import LIMITS, WIDTHS, allows_single_devices, in_words, without
 from planner.space.jobs import mesh_problem, meshes_for, settled, tensor_ranks
@@ -375,6 +375,11 @@ def _searched(
 
 def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
     """Why a job with limits has no plan: some of them, or memory whatever they are."""
+    words = in_words(asked)
+    try:  # what does not fit without limits fits with none of them
+        seconds = _feasible_s(pricer, without(asked, LIMITS), diagnose=True)
+    except InfeasibleError as error:
+        return InfeasibleError(f"{error.problem.message}, with or without {words}", hint=error.problem.hint)
 
     def attempt(freer: Job) -> float | None:
         backends = backends_of(freer) if freer.backends else ()
@@ -385,11 +390,6 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
     conflicting = conflict(asked, attempt)
     if conflicting is not None:
         return conflicting
-    free, words = without(asked, LIMITS), in_words(asked)
-    try:
-        seconds = _feasible_s(pricer, free, diagnose=True)
-    except InfeasibleError as error:
-        return InfeasibleError(f"{error.problem.message}, with or without {words}", hint=error.problem.hint)
     example = "" if seconds is None else f" ({seconds:.3g} s an iteration, say)"
     return InfeasibleError(f"no plan has all of {words}, nor all but two of them", hint=f"lift more of them{example}")
 
@@ -397,6 +397,7 @@ def _excluded(pricer: Pricer, asked: Job) -> InfeasibleError:
 def _feasible_s(like: Pricer, job: Job, *, diagnose: bool = False) -> float | None:
     """Seconds of some feasible plan of a job that differs from a pricer's in limits; None where there is none.
 
+    Where the job allows orders of one stage a worker (1F1B, GPipe), only these are searched: others keep more.
     With `diagnose` it is an error that there is none.
 
     Raises:
@@ -405,6 +406,8 @@ def _feasible_s(like: Pricer, job: Job, *, diagnose: bool = False) -> float | No
     try:
         _, sizes = allowed_sizes(like.graph, job)
         job = dataclasses.replace(job, micro_batches=sizes)
+        lines, _ = by_engine(job, schedules_with(None))
+        job = lines if lines.schedules else job
         pricer = Pricer(like.graph, like.cluster, job, like=like)
         answer = search(pricer.costs, pricer.cluster, job, shardings=pricer, any_plan=True, diagnose=diagnose)
     except InfeasibleError:

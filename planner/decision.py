@@ -56,9 +56,9 @@ def _played_s(candidate: Candidate) -> float:
 
 
 def _complexity(decision: Configuration) -> tuple[int, ...]:
-    """Sort key, smaller for simpler plans: stages, ranks, recomputation, ZeRO stage, pipeline depth, copies."""
+    """Sort key, smaller for simpler plans: stages, ranks, offload, recomputation, ZeRO stage, depth, copies."""
     ranks = max(stage.ranks for stage in decision.stages)
-    again = max((stage.recompute, len(stage.repeats)) for stage in decision.stages)
+    again = max((len(stage.offload), stage.recompute, len(stage.repeats)) for stage in decision.stages)
     depth = len(decision.stages) // chunks_of(decision.schedule)
     return len(decision.stages), ranks, *map(int, again), decision.zero, depth, decision.copies
 
@@ -89,7 +89,7 @@ def certificate_of(answer: Answer, simulated_s: float) -> Certificate:
     """The search's certificate, its gap measured at the time of the decision taken."""
     bound_s = min(answer.certificate.bound_s, simulated_s)
     gap = gap_to(bound_s, simulated_s)
-    covered = not any(stage.layers for stage in answer.best.decision.stages)
+    covered = not any(stage.layers or stage.offload for stage in answer.best.decision.stages)
     return dataclasses.replace(
         answer.certificate, bound_s=bound_s, gap=gap, proven_optimal=covered and gap <= OPTIMAL_GAP
     )

@@ -110,6 +110,8 @@ def _write(plan: Plan) -> Export:
         "remat": list(readings.recomputed_layers(plan) or plan.stages[0].repeats),
         "parameters": dict(_parameters(plan)),
     }
+    if offload := plan.stages[0].offload:
+        document["offload"] = list(offload)
     sizes = " x ".join(f"{axis} {size}" for axis, size in zip(axes, document["mesh"]["shape"], strict=True))
     count, size = document["micro_batches"]["count"], plan.micro_batches.size
     specs = f"`parameters`: specs of {len(document['parameters'])} for value, gradient and optimizer state"
@@ -119,6 +121,9 @@ def _write(plan: Plan) -> Export:
         "micro-batches": f"`micro_batches`: {count} of {size} samples, gradients summed",
         "recomputation": f"`remat`: {len(document['remat'])} layers, or kinds of modules, for `jax.checkpoint`",
     }
+    if offload:
+        policy = "`jax.checkpoint_policies.save_and_offload_only_these_names`, from `device` to `pinned_host`"
+        mapped["activations in the host's memory"] = f"`offload`: {', '.join(offload)}, as named for {policy}"
     left_out = (
         "Layouts of activations: the compiler follows those of weights and inputs; `with_sharding_constraint` fixes "
         "more of them.",

@@ -41,6 +41,7 @@ ONNX = dataclasses.replace(
     can=frozenset(Requirement) - {Requirement.ASYNC_WEIGHTS, Requirement.SEPARATE_COPIES},
     schedules=schedule_names(),
     structure=dataclasses.replace(BACKENDS.get("jax").structure, alike=False),
+    offloads=(),
 )
 """What the annotations can say: any stages, any layouts; one pipeline, of which replicas are copies."""
 

@@ -282,7 +282,8 @@ def _alternatives(plan: Plan) -> Iterator[str]:
 def _problems(plan: Plan, other: Alternative) -> Iterator[str]:
     """What is wrong with one alternative, a sentence each."""
     stages = len(other.starts)
-    lengths = (len(other.replicas), len(other.ranks) or stages, len(other.layers) or stages)
+    named = len(other.repeats) or stages, len(other.offload) or stages
+    lengths = (len(other.replicas), len(other.ranks) or stages, len(other.layers) or stages, *named)
     if not stages or any(length != stages for length in lengths) or other.starts[0] != 0:
         counts = f"{lengths[0]} replicas, {lengths[1]} ranks and {lengths[2]} numbers of layers"
         yield f"{stages} starts, {counts} of stages that begin at block 0"

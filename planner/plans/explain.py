@@ -288,13 +288,14 @@ def _differences(own: Configuration, other: Configuration) -> Iterator[str]:
     elif recomputed[0] != recomputed[1] and same_count:
         yield "recompute in other stages"
     layers = [sorted({plural(stage.layers, "layer") for stage in each if stage.layers}) for each in stages]
-    repeats = [sorted({",".join(stage.repeats) for stage in each if stage.repeats}) for each in stages]
     if layers[0] != layers[1]:
         own_layers, other_layers = (" and ".join(each) or "all or no layers" for each in layers)
         yield f"recompute {other_layers} of a stage instead of {own_layers}"
-    if repeats[0] != repeats[1]:
-        own_modules, other_modules = (" and ".join(each) or "no module alone" for each in repeats)
-        yield f"recompute {other_modules} instead of {own_modules}"
+    for verb, field, nothing in (("recompute", "repeats", "no module alone"), ("offload", "offload", "nothing")):
+        names = [{",".join(getattr(stage, field)) for stage in each} - {""} for each in stages]
+        if names[0] != names[1]:
+            own_names, other_names = (" and ".join(sorted(each)) or nothing for each in names)
+            yield f"{verb} {other_names} instead of {own_names}"
     ranks = [sorted({stage.ranks for stage in each}) for each in stages]
     if ranks[0] != ranks[1]:
         alone = all(stage.context * stage.expert == 1 for each in stages for stage in each)

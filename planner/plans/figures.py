@@ -189,6 +189,8 @@ class Alternative:
         context: ranks of a replica that share the sequence; left out where that is 1.
         expert: ranks of a replica to which samples and experts are dealt; left out where that is 1.
         layers: layers that each stage recomputes, 0 for all or none; left out where it is that everywhere.
+        offload: modules whose activations each stage keeps in the host's memory, `core_attn,attn_proj`, empty for none;
+            left out where no stage keeps any there.
     """
 
     label: str
@@ -210,6 +212,7 @@ class Alternative:
     context: int = 1
     expert: int = 1
     layers: tuple[int, ...] = ()
+    offload: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,12 +273,14 @@ def alternative_configuration(other: Alternative, blocks: int) -> Configuration:
     count = len(other.starts)
     ends = (*other.starts[1:], blocks)
     ranks = other.ranks or (1,) * count
-    repeats = [recomputed_modules(names) for names in other.repeats] or [()] * count
+    repeats, offload = ([recomputed_modules(names) for names in own] or [()] * count
+                        for own in (other.repeats, other.offload))  # fmt: skip
     layers = other.layers or (0,) * count
     stages = tuple(
         StageChoice(
             other.starts[i], ends[i], other.replicas[i], i in other.recompute, ranks[i],
             context=other.context, expert=other.expert, repeats=repeats[i], layers=layers[i],
+            offload=offload[i],
         )
         for i in range(count)
     )  # fmt: skip

@@ -236,11 +236,17 @@ def alternative_section(candidate: Candidate) -> figures.Alternative:
         recompute=tuple(i for i, stage in enumerate(decision.stages) if stage.recompute),
         ranks=tuple(s.ranks for s in decision.stages) if any(s.ranks > 1 for s in decision.stages) else (),
         simulated_iteration_s=None if candidate.simulated_s is None else significant(candidate.simulated_s),
-        repeats=tuple(",".join(s.repeats) for s in decision.stages) if any(s.repeats for s in decision.stages) else (),
+        repeats=_names_by_stage([stage.repeats for stage in decision.stages]),
         context=decision.stages[0].context,
         expert=decision.stages[0].expert,
         layers=tuple(s.layers for s in decision.stages) if any(s.layers for s in decision.stages) else (),
+        offload=_names_by_stage([stage.offload for stage in decision.stages]),
     )
+
+
+def _names_by_stage(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Modules of each stage, `layernorm,act`; empty where no stage has any."""
+    return tuple(map(",".join, names)) if any(names) else ()
 
 
 @dataclass(frozen=True)

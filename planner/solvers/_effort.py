@@ -18,6 +18,9 @@ NEAR = 1.2
 MAX_RETRIED = 4
 """Shardings with which plans are searched again that recompute some layers of a stage."""
 
+MAX_OFFLOADED = 3
+"""Shardings with which plans are searched again that keep activations in the host's memory."""
+
 MAX_SIZES_TRIED = 2
 """Micro-batch sizes for which a first tensor parallel plan is tried."""
 

@@ -388,9 +388,9 @@ class Frontier:
         """True if each block fits the largest device alone and all fit in the allowed number of stages."""
         largest, most_stages = max(d.usable_bytes for d in self._cluster.devices), self._max_stages()
         if most_stages < math.inf:
-            holds = fits(self._formulator.least_bytes(self._formulator.ranges(costs), costs.ranks, zero), largest)
+            holds = fits(self._formulator.least_bytes(self._formulator.ranges(costs), costs, zero), largest)
             return _fewest_stages(np.triu(holds)) <= most_stages
-        return bool(fits(self._formulator.least_bytes(alone, costs.ranks, zero), largest).all())
+        return bool(fits(self._formulator.least_bytes(alone, costs, zero), largest).all())
 
     def _max_stages(self) -> float:
         """Largest number of stages that the job allows; infinite without a limit."""

@@ -1,7 +1,8 @@
 """Inputs of the chain DP: prices of stages by place, pinned blocks, and problems split into parts that it can solve.
 
 Recomputation never makes an iteration faster, because the repeated forward delays everything by at least the time that
-it hides; nor does more recomputation. So a stage takes the fastest allowed choice of recomputation that fits.
+it hides; nor does more recomputation, or the way to the host and back beside the same recomputation. So a stage takes
+the fastest allowed choice that fits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from planner.memory import room_bytes
 from planner.solvers._some_layers import SomeLayers
-from planner.space.problem import BY_KIND, BY_OPTION, BY_PLACE, BY_WAY, StageProblem
+from planner.space.problem import BY_KIND, BY_OPTION, BY_PLACE, BY_WAY_AND_KIND, StageProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,7 @@ def split_by_recompute(problem: StageProblem) -> tuple[StageProblem, ...]:
         return (problem,)
     parts = [_with_recompute(problem, way) for way in range(len(problem.ways))]
     if problem.layers is not None:
-        ends = {name: getattr(problem, name)[[0, -1]] for name in ("ways", *BY_WAY)}
-        parts.append(replace(problem, alike=False, same_layers=True, **ends))
+        parts.append(replace(problem, alike=False, same_layers=True, **problem.with_ways([0, -1])))
     return tuple(parts)
 
 
@@ -97,8 +97,7 @@ def _with_recompute(problem: StageProblem, way: int) -> StageProblem:
     """The problem in which all stages make one choice of recomputation; every block then takes its time."""
     repeat_s = np.diagonal(problem.repeat_s[way], axis1=1, axis2=2).min(axis=0)
     least_s = problem.least_s + np.concatenate([[0.0], np.cumsum(repeat_s)])
-    kept = {name: getattr(problem, name)[[way]] for name in ("ways", *BY_WAY)}
-    return replace(problem, alike=False, layers=None, least_s=least_s, **kept)
+    return replace(problem, alike=False, layers=None, least_s=least_s, **problem.with_ways([way]))
 
 
 def split_by_replicas(problem: StageProblem) -> tuple[StageProblem, ...]:
@@ -121,7 +120,7 @@ def _of_options(problem: StageProblem, options: np.ndarray) -> StageProblem:
     kinds, place_kind = np.unique(problem.place_kind[places], return_inverse=True)
     kept |= {name: values[places] for name in BY_PLACE if len(values := getattr(problem, name))}
     kept |= {name: getattr(problem, name)[kinds] for name in BY_KIND}
-    kept |= {name: getattr(problem, name)[:, kinds] for name in BY_WAY}
+    kept |= {name: getattr(problem, name)[:, kinds] for name in BY_WAY_AND_KIND}
     return replace(
         problem,
         **kept,
@@ -165,9 +164,14 @@ class StagePrices:
         room = room[..., None] if isinstance(j, slice) else room
         resident = problem.resident_bytes[at]
         repeat, left = np.full(resident.shape, np.inf), np.ones(resident.shape, dtype=bool)
+        moved = np.zeros(resident.shape) if len(problem.moved_bytes) else None
         for way in range(len(problem.ways)):
             fixed = resident + problem.working_bytes[way][kind]
             fits = left & (fixed + in_flight * problem.saved_bytes[way][kind] <= room)
+            if moved is not None:
+                moved_bytes = problem.moved_bytes[way][kind]
+                fits &= in_flight * moved_bytes <= problem.host_bytes
+                moved = np.where(fits, moved_bytes, moved)
             if fits.any():
                 repeat = np.where(fits, problem.repeat_s[way][kind], repeat)
                 left &= ~fits
@@ -182,9 +186,11 @@ class StagePrices:
             kinds, last, *needs = columns
             _, seconds = self.some_layers.fewest(kinds, (i, last), tuple(needs), repeat[lacking])
             repeat[lacking] = np.minimum(repeat[lacking], seconds)
-        forward = _with_exchange(problem, problem.forward_s[kind], problem.exchange_forward_s, at)
+        rate = problem.host_byte_per_s[kind[0]]
+        move_s = None if moved is None else moved / (rate[..., None] if isinstance(j, slice) else rate)
+        forward = _with_exchange(problem, problem.forward_s[kind], problem.exchange_forward_s, at, move_s)
         backward = problem.backward_s[kind] + np.where(fits, repeat, 0.0)
-        both = forward + _with_exchange(problem, backward, problem.exchange_backward_s, at)
+        both = forward + _with_exchange(problem, backward, problem.exchange_backward_s, at, move_s)
         return forward, np.where(fits, both, np.inf), _exposed(problem, backward, at) + problem.update_s[at]
 
     @functools.cached_property
@@ -200,7 +206,10 @@ class StagePrices:
         problem, kind = self.problem, int(self.problem.place_kind[place])
         resident, room = problem.resident_bytes[place, i, j], room_bytes(float(problem.capacity_bytes[kind]))
         needed = resident + problem.working_bytes[:, kind, i, j] + in_flight * problem.saved_bytes[:, kind, i, j]
-        way = int((needed <= room).argmax())
+        fits = needed <= room
+        if len(problem.moved_bytes):
+            fits &= in_flight * problem.moved_bytes[:, kind, i, j] <= problem.host_bytes
+        way = int(fits.argmax())
         repeat_s = float(problem.repeat_s[way, kind, i, j])
         if self.some_layers is None or not repeat_s:
             return way, 0
@@ -227,9 +236,15 @@ def _exposed(problem: StageProblem, backward_s: np.ndarray, at: _At) -> np.ndarr
     return np.asarray(np.maximum(problem.sync_s[at] - hiding, 0.0))
 
 
-def _with_exchange(problem: StageProblem, work_s: np.ndarray, exchange_s: np.ndarray, at: _At) -> np.ndarray:
-    """Seconds of a pass with the part of its exchanges that it does not hide."""
-    return work_s + np.maximum(exchange_s[at] - problem.overlap * work_s, 0.0) if len(exchange_s) else work_s
+def _with_exchange(
+    problem: StageProblem, work_s: np.ndarray, exchange_s: np.ndarray, at: _At, move_s: np.ndarray | None = None
+) -> np.ndarray:
+    """Seconds of a pass with the part of its exchanges and of its copies to or from the host that it does not hide."""
+    beside_s = exchange_s[at] if len(exchange_s) else move_s
+    if beside_s is None:
+        return work_s
+    longest_s = beside_s if move_s is None else np.maximum(beside_s, move_s)
+    return np.asarray(work_s + np.maximum(longest_s - problem.overlap * work_s, 0.0))
 
 
 def _least_transfers(problem: StageProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ critical path and by the closed form, and its decisions that may be the fastest 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from planner.solvers._account import Account, space_in_words
 from planner.solvers._candidates import SAME, Candidates, TrivialPlans
 from planner.solvers._effort import (
     MAX_BOUNDED,
+    MAX_OFFLOADED,
     MAX_RAISED,
     MAX_RETRIED,
     MAX_RUNNERS_UP,
@@ -55,7 +57,7 @@ from planner.space.formulate import Formulator
 from planner.space.job_options import allows_single_devices
 from planner.space.jobs import settled
 from planner.space.problem import StageProblem, joined
-from planner.space.repeats import allows_some_layers
+from planner.space.repeats import allows_some_layers, offload_choices
 from planner.space.types import BlockCosts, Candidate, Job
 
 
@@ -126,7 +128,7 @@ class _Search:
         self._formulator = Formulator(cluster, job)
         self._account = Account()
         self._candidates = candidates
-        self._closed, self._tried_layers = 0, False
+        self._closed, self._tried_layers, self._tried_offload = 0, False, False
         self._refined: dict[tuple[int, Key], Refinement] = {}
         self._effort = math.inf if self._thorough else MAX_BOUNDED
         self._shapes = ShapeSearch(
@@ -154,6 +156,8 @@ class _Search:
                 self._search_shapes(single_device, floors, any_plan=any_plan)
             self._search_closed_form(single_device, floors, first, any_plan=any_plan)
             self._search_shapes(single_device, floors, any_plan=any_plan)
+            if not any_plan or (diagnose and not self._candidates):
+                self._keep_in_hosts(any_plan=any_plan)
         if not self._candidates:
             if math.isfinite(self._candidates.best_s):
                 raise InfeasibleError(f"no plan is known to take less than {self._candidates.best_s:.4g} s")
@@ -312,9 +316,15 @@ class _Search:
         return self._candidates.best_s if self._thorough else min(self._candidates.best_s, self._account.bound_s)
 
     def _search_by_closed_form(
-        self, single_device: Sequence[BlockCosts], floors: Floors, first: Sequence[BlockCosts], *, any_plan: bool
+        self,
+        single_device: Sequence[BlockCosts],
+        floors: Floors,
+        first: Sequence[BlockCosts],
+        *,
+        any_plan: bool,
+        keep: int = MAX_RUNNERS_UP,
     ) -> None:
-        """Find the fastest decisions by the closed form and simulate the best of them."""
+        """Find the fastest decisions by the closed form, so many of a problem, and simulate the best of them."""
         setting = self._formulator, self._cluster, self._closed_form_job
         frontier = Frontier(*setting, ClosedForm(), single_device, floors, self._refine, first)
         while not (any_plan and self._candidates):
@@ -328,7 +338,7 @@ class _Search:
                     solved.append(problem)
                     judge = self._judge(problem.micro_batch)
                     cutoff_s = self._candidates.best_form_s
-                    self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=MAX_RUNNERS_UP), play=False)
+                    self._add(chain_dp.solve(problem, judge, cutoff_s=cutoff_s, keep=keep), play=False)
             self._report(frontier, len(group.tasks))
         self._candidates.play(MAX_RUNNERS_UP + 1)
 
@@ -353,6 +363,31 @@ class _Search:
             plain, self._formulator = self._formulator, Formulator(self._cluster, self._job, some_layers=True)
             self._search_by_closed_form((), (), costs, any_plan=False)
             self._formulator = plain
+
+    def _keep_in_hosts(self, *, any_plan: bool) -> None:
+        """Search plans that keep activations in the host's memory, where those of a model fill more than a device.
+
+        Their times are no part of the bound.
+        """
+        plain, job, structure = self._formulator, self._closed_form_job, self._job.structure
+        zero = tuple(stage for stage in job.zero if stage in (structure.offload_zero or job.zero))
+        if not structure.offloads or not job.schedules or not zero:
+            return
+        self._closed_form_job = dataclasses.replace(job, zero=zero)
+        known = [c for by_number in self._costs_by_size.values() for number, c in by_number.items() if number >= 0]
+        ample = [c for c in sorted(known, key=self._ideal_s) if self._ideal_s(c) < self._candidates.best_form_s]
+        again = [self._costs_by_size[b][n] for b, n in self._candidates.recomputed_shardings(MAX_OFFLOADED)]
+        first = [*again, *itertools.islice((c for c in ample if plain.exceeds(c, max(zero))), MAX_OFFLOADED)]
+        for choice in offload_choices(self._job, first[0]) if first else ():
+            self._tried_offload = True
+            self._formulator = plain.offloading(choice)
+            self._search_by_closed_form((), (), first, any_plan=any_plan, keep=1)
+        self._formulator, self._closed_form_job = plain, job
+
+    def _ideal_s(self, costs: BlockCosts) -> float:
+        """Seconds of the global batch with compute spread as evenly over all devices as one stage or more allow."""
+        turns = self._job.global_batch / costs.micro_batch / max(1, self._formulator.devices(costs.ranks))
+        return (math.ceil(turns) if self._job.max_stages == 1 else turns) * compute_s(costs)
 
     def _search_by_critical_path(self, frontier: Frontier, *, any_plan: bool) -> None:
         """Bound the simulated time of all decisions by critical path, and find the decisions that reach the bound."""
@@ -488,6 +523,7 @@ class _Search:
         placed = () if self._searched_job is self._closed_form_job else self._shapes_job.schedules
         words = space_in_words(self._searched_job, self._formulator.devices(), priced[0], sizes, skipped, placed)
         words += "; not stages that recompute some of their layers, which were tried beside it" * self._tried_layers
+        words += "; not activations in the host's memory, which was tried beside it" * self._tried_offload
         return words if self._shardings is None else f"{words}; {self._shardings.in_words()}"
 
     def _assemble(self, priced: list[BlockCosts], trivial: tuple[Candidate, ...]) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -14,14 +16,15 @@ from planner.errors import JobError, UsageError
 from planner.exchange import Phase, recipe_of
 from planner.hardware.collectives import Terms
 from planner.hardware.types import Cluster, neighbours
+from planner.memory import fits
 from planner.space.cuts import pinned_blocks, stage_starts
 from planner.space.exchange_tables import ExchangeTables
 from planner.space.jobs import overlap_of, precision_of
 from planner.space.layers import Layers
 from planner.space.placement import Placement, Placements
 from planner.space.problem import StageProblem
-from planner.space.ranges import Ranges, StageNeeds, range_maxima, stage_needs
-from planner.space.repeats import allows_some_layers
+from planner.space.ranges import Ranges, StageNeeds, StageWay, range_maxima, stage_needs
+from planner.space.repeats import RecomputeChoice, allows_some_layers, rungs, ways_of
 from planner.space.tied_weights import TiedEnds, tied_ends
 from planner.space.types import BlockCosts, Job
 
@@ -44,6 +47,7 @@ class Formulator:
 
     def __init__(self, cluster: Cluster, job: Job, *, some_layers: bool = False) -> None:
         self._cluster, self._job = cluster, job
+        self._offload: RecomputeChoice | None = None
         self._some_layers = some_layers and allows_some_layers(job)
         self._precision, self.overlap = precision_of(job, cluster), overlap_of(job, cluster)
         self._exchanges = ExchangeTables(self._precision, optimizer_state_bytes(job.optimizer, self._precision))
@@ -52,6 +56,15 @@ class Formulator:
         self._needs: dict[tuple[int, int], tuple[Ranges, StageNeeds]] = {}
         self._known_ranges: dict[int, tuple[BlockCosts, Ranges]] = {}
         self._used = min(job.devices or cluster.device_count, cluster.device_count)
+
+    def offloading(self, choice: RecomputeChoice) -> Formulator:
+        """A formulator whose stages may also keep activations in the host's memory in one way, the slowest of theirs.
+
+        Where all stages must be alike, all do.
+        """
+        other = copy.copy(self)
+        other._offload, other._some_layers, other._needs = choice, False, {}
+        return other
 
     def devices(self, ranks: int = 1) -> int:
         """Number of devices that the job may use; each group of `ranks` counts as one."""
@@ -111,7 +124,6 @@ class Formulator:
             slice_devices=width,
             schedule=schedule,
             zero=zero,
-            ways=np.array([way.choice for way in ranges.ways(job.recompute)]),
             max_stages=min(n for n in (job.max_stages, max(job.pipeline_stages, default=0), piped, _ANY) if n) % _ANY,
             pins=np.array(pinned_blocks(job, costs.names), dtype=np.int64).reshape(-1, 2),
             stage_counts=np.array(sorted(set(job.pipeline_stages)), dtype=np.int64),
@@ -127,6 +139,8 @@ class Formulator:
             receive_s=_transfers(placement.sends, costs.boundary_bytes, costs.gather_s),
             return_s=_transfers(placement.sends, costs.gradient_boundary_bytes, costs.gradient_gather_s),
             **self._work_tables(costs, placement, ranges, copies, zero),
+            **self._way_tables([ranges.way(each) for each in self._ways(costs)], placement),
+            host_bytes=self._cluster.host_memory_bytes / max(1, self._cluster.node_size) or math.inf,
             **self._tied_tables(placement, costs),
             ranks=costs.ranks,
             context=costs.context,
@@ -166,7 +180,7 @@ class Formulator:
             return np.stack([values[kind].max(axis=0) for kind in kinds])
 
         shards_of, group = placement.parts.__getitem__, recipe_of(zero).optimizer
-        update_shards, ways = ranges.parts(shards_of(group), group), ranges.ways(self._job.recompute)
+        update_shards = ranges.parts(shards_of(group), group)
         forward_s, backward_s = self._exchanges.in_passes(placement, costs, zero)
         return {
             "sync_s": self._exchanges.at_end(placement, costs, ranges, zero),
@@ -174,17 +188,41 @@ class Formulator:
             "exchange_backward_s": backward_s,
             "forward_s": slowest(ranges.forward_s),
             "backward_s": slowest(ranges.backward_s),
-            "repeat_s": np.stack([slowest(way.repeat_s) for way in ways]),
             "least_s": _least_prefix_s(costs, sorted({t for kind in placement.kinds for t in kind})),
             "capacity_bytes": np.array(
                 [min(self._cluster.devices[t].usable_bytes for t in kind) for kind in placement.kinds], float
             ),
             "update_s": slowest(ranges.update_s)[placement.place_kind] / update_shards + ranges.step_s,
-            "saved_bytes": np.stack([np.stack([way.saved_bytes] * len(kinds)) for way in ways]),
-            "working_bytes": np.stack([np.stack([way.working_bytes] * len(kinds)) for way in ways]),
             "resident_bytes": self._exchanges.resident(ranges, range_maxima(costs.parameter_elements), shards_of, zero)
             + self._buffers(placement, costs)
             + np.where(self._allowed_stages(costs), 0.0, np.inf),
+        }
+
+    def _ways(self, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
+        """The ways to keep or to recompute activations that stages choose from, fastest first."""
+        if self._offload is None:
+            return ways_of(self._job.recompute, costs)
+        alike = self._job.structure.alike
+        return (self._offload,) if alike else rungs(self._offload, costs, self._job.recompute)
+
+    def _way_tables(self, ways: Sequence[StageWay], placement: Placement) -> dict[str, Any]:
+        """Tables by way to keep or to recompute activations."""
+        kinds = [list(kind) for kind in placement.kinds]
+        size, devices = len(kinds), self._cluster.devices
+        moved = [way.moved_bytes for way in ways if way.moved_bytes is not None]
+        tables = [np.zeros_like(moved[0]) if way.moved_bytes is None else way.moved_bytes for way in ways if moved]
+
+        def of_kinds(tables: Sequence[np.ndarray]) -> np.ndarray:
+            return np.stack([np.stack([table] * size) for table in tables])
+
+        return {
+            "ways": np.array([way.choice for way in ways]),
+            "offloads": np.array([",".join(way.offload) for way in ways]),
+            "repeat_s": np.stack([np.stack([way.repeat_s[kind].max(axis=0) for kind in kinds]) for way in ways]),
+            "saved_bytes": of_kinds([way.saved_bytes for way in ways]),
+            "working_bytes": of_kinds([way.working_bytes for way in ways]),
+            "moved_bytes": of_kinds(tables) if tables else np.zeros((0, size, *ways[0].saved_bytes.shape)),
+            "host_byte_per_s": np.array([min(devices[t].host_byte_per_s for t in kind) for kind in kinds]),
         }
 
     def _allowed_stages(self, costs: BlockCosts) -> np.ndarray:
@@ -205,9 +243,16 @@ class Formulator:
         """The layers of which a stage may recompute the first ones; None where it recomputes all or none."""
         return costs.layers if self._some_layers and len(costs.layers.ends) else None
 
-    def least_bytes(self, ranges: Ranges, ranks: int, zero: int) -> np.ndarray:
+    def least_bytes(self, ranges: Ranges, costs: BlockCosts, zero: int) -> np.ndarray:
         """[n, n] lower bound on the bytes of a device of a stage of blocks i..j anywhere; [1, n] of blocks alone."""
-        return np.asarray(self._least_resident(ranges, zero, ranks) + ranges.least_activations(self._job.recompute))
+        activations = ranges.least_activations(self._ways(costs))
+        return np.asarray(self._least_resident(ranges, zero, costs.ranks) + activations)
+
+    def exceeds(self, costs: BlockCosts, zero: int) -> bool:
+        """True if a device cannot hold its share of all state and what a micro-batch keeps in all blocks."""
+        ranges = self.ranges(costs)
+        held_bytes = self._least_resident(ranges, zero, costs.ranks) + ranges.saved_bytes
+        return not fits(held_bytes[0, -1], max(device.usable_bytes for device in self._cluster.devices))
 
     def needs(self, costs: BlockCosts, zero: int) -> StageNeeds:
         """Lower bounds on time and memory of stages of blocks i..j, at any place."""
@@ -222,7 +267,7 @@ class Formulator:
             transfer_s += _transfers(nearest_sends, costs.gradient_boundary_bytes, costs.gradient_gather_s)[0, :-1]
             transfer_s[0] = 0.0
             group = recipe_of(zero).optimizer
-            activations = ranges.least_needs(self._job.recompute, self._layers(costs))
+            activations = ranges.least_needs(self._ways(costs), self._layers(costs))
             cached = (ranges, stage_needs(ranges, resident, capacity_bytes, activations, transfer_s, group))
             _remember(self._needs, key, cached)
         return cached[1]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner.space.layers import Layers
-from planner.space.repeats import LeastRepeats, recompute_choices
+from planner.space.repeats import LeastRepeats, recompute_choices, recomputed_modules
 from planner.space.types import BlockCosts, Configuration, StageChoice
 
 
@@ -35,6 +35,7 @@ class StageProblem:
         schedule: name of the schedule.
         zero: ZeRO stage.
         ways: [Q] how a stage may recompute, the fastest first: "never", "always" (all layers), or names of modules.
+        offloads: [Q] what it keeps in the host's memory beside: names of modules; empty for nothing.
         max_stages: most stages; 0 means no limit.
         overlap: fraction of the last micro-batch's backward behind which synchronisation hides.
         replicas: int64 [R], the replicas that each option of a stage has; ascending among those of a sharding.
@@ -53,6 +54,9 @@ class StageProblem:
         capacity_bytes: [K] plannable memory of the smallest device of a kind.
         saved_bytes: [Q, K, n, n] activations kept for one micro-batch.
         working_bytes: [Q, K, n, n] what a recomputed stage needs beside for the micro-batch whose forward it repeats.
+        moved_bytes: [Q or 0, K, n, n] activations of one micro-batch that lie in the host's memory, if any may.
+        host_byte_per_s: [K] rate of the slowest link of a kind's devices to their hosts, each way.
+        host_bytes: a device's share of its host's memory.
         in_flight: int64 [R, X + 1], micro-batches kept by a replica of a stage with replicas[o] when x of them pass the
             stage after it before that one's first backward (0 for the last stage; x never falls below the number of
             devices of all later stages, except where it does not matter).
@@ -85,6 +89,7 @@ class StageProblem:
     schedule: str
     zero: int
     ways: np.ndarray
+    offloads: np.ndarray
     max_stages: int
     overlap: float
     replicas: np.ndarray
@@ -103,6 +108,9 @@ class StageProblem:
     capacity_bytes: np.ndarray
     saved_bytes: np.ndarray
     working_bytes: np.ndarray
+    moved_bytes: np.ndarray
+    host_byte_per_s: np.ndarray
+    host_bytes: float
     in_flight: np.ndarray
     passing: np.ndarray
     filling: np.ndarray
@@ -135,9 +143,13 @@ class StageProblem:
         replicas, sharding, choice = int(self.replicas[option]), int(self.shardings[option]), str(self.ways[way])
         shared = self.ranks, sharding, self.context, self.expert
         (wanted, *_) = recompute_choices(choice)
-        return StageChoice(
-            start, stop, replicas, wanted.recompute, *shared, wanted.repeats, layers=layers or wanted.layers
-        )
+        offload = recomputed_modules(str(self.offloads[way]))
+        kept = wanted.repeats, offload, layers or wanted.layers
+        return StageChoice(start, stop, replicas, wanted.recompute, *shared, *kept)
+
+    def with_ways(self, ways: Sequence[int]) -> dict[str, Any]:
+        """The tables by way, of some of the ways only."""
+        return {name: table[ways] if len(table := getattr(self, name)) else table for name in BY_WAY}
 
     def _with_same_layers(self, stages: tuple[StageChoice, ...]) -> tuple[StageChoice, ...]:
         """The stages with as many recomputed layers in each as one of them needs at most."""
@@ -165,9 +177,10 @@ class StageProblem:
 
 BY_OPTION = ("replicas", "in_flight", "passing", "filling", "tied_class", "shardings")
 BY_PLACE = ("sync_s", "exchange_forward_s", "exchange_backward_s", "update_s", "resident_bytes")
-BY_KIND = ("forward_s", "backward_s", "capacity_bytes")
-BY_WAY = ("repeat_s", "saved_bytes", "working_bytes")
-"""Tables of a problem by what their first axis counts; those by way have kinds along the second."""
+BY_KIND = ("forward_s", "backward_s", "capacity_bytes", "host_byte_per_s")
+BY_WAY_AND_KIND = ("repeat_s", "saved_bytes", "working_bytes", "moved_bytes")
+BY_WAY = ("ways", "offloads", *BY_WAY_AND_KIND)
+"""Tables of a problem by what their first axis counts, and by way those that have kinds along the second."""
 
 _LEAST = (
     "forward_s",
@@ -238,7 +251,7 @@ def joined(problems: Sequence[StageProblem]) -> StageProblem:
         return np.concatenate([getattr(p, name) for p in problems])
 
     stacked: dict[str, Any] = {name: all_of(name) for name in (*BY_OPTION, *BY_PLACE, *BY_KIND)}
-    stacked |= {name: np.concatenate([getattr(p, name) for p in problems], axis=1) for name in BY_WAY}
+    stacked |= {name: np.concatenate([getattr(p, name) for p in problems], axis=1) for name in BY_WAY_AND_KIND}
     return replace(
         first,
         **stacked,

@@ -13,7 +13,7 @@ from planner.exchange import RankGroup
 from planner.memory import most_that_fit
 from planner.space.blocks import range_sums, range_table, repeated_bytes
 from planner.space.layers import Layers, choice_of_layers
-from planner.space.repeats import RecomputeChoice, lists_of, recompute_choices, selective_costs
+from planner.space.repeats import BUFFERS, RecomputeChoice, selective_costs, ways_of
 from planner.space.types import BlockCosts
 
 _Table = Callable[[np.ndarray], np.ndarray]
@@ -24,7 +24,7 @@ PARTS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageWay:
-    """Costs of one way to recompute a stage, by ranges of blocks i..j.
+    """Costs of one way to keep or to recompute a stage's activations, by ranges of blocks i..j.
 
     Attributes:
         recompute: True if layers are recomputed, the first `layers` of a stage; 0 for all.
@@ -32,6 +32,8 @@ class StageWay:
         repeat_s: [t, n, n] seconds of recomputation in the backward.
         saved_bytes: [n, n] activation bytes of each micro-batch in flight.
         working_bytes: [n, n] further activation bytes of the micro-batch whose forward is being repeated.
+        offload: names of modules whose activations lie in the host's memory, as in `StageChoice`.
+        moved_bytes: [n, n] activation bytes of each micro-batch in flight that lie there; None without `offload`.
     """
 
     recompute: bool
@@ -40,6 +42,8 @@ class StageWay:
     saved_bytes: np.ndarray
     working_bytes: np.ndarray
     layers: int = 0
+    offload: tuple[str, ...] = ()
+    moved_bytes: np.ndarray | None = None
 
     @property
     def choice(self) -> str:
@@ -99,7 +103,7 @@ class Ranges:
         self._sums: _Table = np.asarray if alone else range_sums
         self._maxima: _Table = np.asarray if alone else range_maxima
         self._table: _Table = np.diagonal if alone else np.asarray
-        self._ways: dict[tuple[str, bool], tuple[StageWay, ...]] = {}
+        self._ways: dict[tuple[RecomputeChoice, bool], StageWay] = {}
         self.forward_s, self.backward_s = self._sums(costs.forward_s), self._sums(costs.backward_s)
         block_sums = self._sums(costs.parameter_elements)
         self.elements = block_sums - self._repeated([(tie.elements, tie.blocks) for tie in costs.ties])
@@ -141,24 +145,46 @@ class Ranges:
             UsageError: modules are named, and their prices are not known.
             JobError: the model has no module of a name.
         """
+        return tuple(self.way(each, whole_stages=whole_stages) for each in ways_of(choice, self._costs))
+
+    def way(self, choice: RecomputeChoice, *, whole_stages: bool = False) -> StageWay:
+        """One way to keep or to recompute a stage's activations; see `ways`."""
         key = choice, whole_stages
         if key not in self._ways:
             kept = self._sums(_or_zeros(self._costs.kept_bytes, self._costs.parameter_elements))
-            ways = [self._selective(repeats, kept) for repeats in lists_of(choice, self._costs)]
-            if RecomputeChoice() in recompute_choices(choice):
-                no_recompute = np.zeros_like(self.forward_s), self.saved_bytes, np.zeros_like(self.saved_bytes)
-                ways.insert(0, StageWay(False, (), *no_recompute))
-            for each in (each for each in recompute_choices(choice) if each.recompute):
-                all_layers = self._layers(kept, whole_stages=whole_stages)
-                ways.append(self._first_layers(all_layers, each.layers) if each.layers else all_layers)
-            self._ways[key] = tuple(ways)
+            if choice == RecomputeChoice():
+                nothing = np.zeros_like(self.saved_bytes)
+                way = StageWay(False, (), np.zeros_like(self.forward_s), self.saved_bytes, nothing)
+            elif not choice.recompute:
+                way = self._selective(choice, kept)
+            else:
+                way = self._layers(kept, whole_stages=whole_stages)
+                way = self._first_layers(way, choice.layers) if choice.layers else way
+                way = self._without_inputs(way, kept, choice.offload) if choice.offload else way
+            self._ways[key] = way
         return self._ways[key]
 
-    def _selective(self, repeats: tuple[str, ...], kept: np.ndarray) -> StageWay:
-        prices = selective_costs(self._costs, repeats)
+    def _selective(self, choice: RecomputeChoice, kept: np.ndarray) -> StageWay:
+        prices = selective_costs(self._costs, choice.repeats, choice.offload)
         # By the time a module is recomputed, the micro-batch has freed the activations of the last block.
         working = np.maximum(self._maxima(prices.working_bytes) - kept, 0.0)
-        return StageWay(False, repeats, self._sums(prices.repeat_s), self._table(prices.saved_bytes), working)
+        way = StageWay(False, choice.repeats, self._sums(prices.repeat_s), self._table(prices.saved_bytes), working)
+        if not choice.offload:
+            return way
+        return self._offloaded(way, choice.offload, self._table(prices.moved_bytes), prices.block_moved_bytes)
+
+    def _without_inputs(self, all_layers: StageWay, kept: np.ndarray, offload: tuple[str, ...]) -> StageWay:
+        """The way to recompute all layers whose inputs lie in the host's memory: what is left is kept whole."""
+        inputs = self._costs.checkpoint_bytes
+        way = replace(all_layers, saved_bytes=kept)
+        return self._offloaded(way, offload, self._table(inputs), np.diagonal(inputs))
+
+    def _offloaded(
+        self, way: StageWay, offload: tuple[str, ...], moved_bytes: np.ndarray, of_blocks: np.ndarray
+    ) -> StageWay:
+        """A way with what moves to the host, of which that of `BUFFERS` blocks is on the device."""
+        buffered_bytes = np.minimum(moved_bytes, BUFFERS * self._maxima(of_blocks))
+        return replace(way, working_bytes=way.working_bytes + buffered_bytes, offload=offload, moved_bytes=moved_bytes)
 
     def _layers(self, kept: np.ndarray, *, whole_stages: bool) -> StageWay:
         costs = self._costs
@@ -182,15 +208,15 @@ class Ranges:
         repeat_s = all_layers.repeat_s[:, first, kept_from - 1]
         return StageWay(True, (), repeat_s, np.triu(saved), np.triu(working), layers)
 
-    def least_needs(self, choice: str, layers: Layers | None) -> Iterator[StageWay]:
-        """Lower bounds on the ways to recompute that a choice allows.
+    def least_needs(self, choices: Iterable[RecomputeChoice], layers: Layers | None) -> Iterator[StageWay]:
+        """Lower bounds on some ways to recompute.
 
         Args:
-            choice: as in `Job.recompute`.
+            choices: the ways, fastest first.
             layers: the layers of the chain, where stages may recompute the first ones: a bound for each of `PARTS`
                 ranges of their number, with the time of the fewest and the memory of the most. None where they may not.
         """
-        ways = self.ways(choice)
+        ways = [self.way(each) for each in choices]
         yield from ways
         if layers is None:
             return
@@ -208,9 +234,10 @@ class Ranges:
             saved_bytes[span], working_bytes[span] = kept, working
             yield StageWay(True, (), repeat_s, saved_bytes, working_bytes)
 
-    def least_activations(self, choice: str) -> np.ndarray:
-        """[n, n] fewest activation bytes that one micro-batch needs under a recompute choice."""
-        return np.asarray(np.minimum.reduce([way.saved_bytes + way.working_bytes for way in self.ways(choice)]))
+    def least_activations(self, choices: Iterable[RecomputeChoice]) -> np.ndarray:
+        """[n, n] fewest activation bytes that one micro-batch needs with one of some ways to recompute."""
+        ways = map(self.way, choices)
+        return np.asarray(np.minimum.reduce([way.saved_bytes + way.working_bytes for way in ways]))
 
 
 def _or_zeros(values: np.ndarray | None, like: np.ndarray) -> np.ndarray:

@@ -26,6 +26,7 @@ from planner.operators import kept_pairs
 from planner.operators.modules import MODULE_KINDS, drops_output, module_nodes, node_names
 from planner.registry import did_you_mean
 from planner.space.blocks import head_block, kept_table
+from planner.space.configuration import LAYER_INPUT
 from planner.space.layers import layers_of_choice
 from planner.space.types import BlockCosts, Job, RepeatCosts, Selective
 
@@ -56,12 +57,17 @@ def recomputed_modules(choice: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in choice.split(",") if part.strip()))
 
 
+BUFFERS = 2
+"""Blocks whose offloaded activations are on the device at a time: those at work, and those on their way."""
+
+
 class RecomputeChoice(NamedTuple):
-    """One way to recompute a stage, as in `StageChoice`."""
+    """One way to keep a stage's activations or to recompute them, as in `StageChoice`."""
 
     recompute: bool = False
     repeats: tuple[str, ...] = ()
     layers: int = 0
+    offload: tuple[str, ...] = ()
 
 
 def recompute_choices(choice: str) -> tuple[RecomputeChoice, ...]:
@@ -82,6 +88,33 @@ def allows_some_layers(job: Job) -> bool:
 def is_allowed(choice: str, wanted: RecomputeChoice) -> bool:
     """True if a choice allows this way to recompute a stage."""
     return choice == "auto" or wanted in recompute_choices(choice)
+
+
+def ways_of(choice: str, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
+    """The ways to recompute that a stage may choose from, fastest first; without those of some of its layers."""
+    named = recompute_choices(choice)
+    lists = tuple(RecomputeChoice(repeats=modules) for modules in lists_of(choice, costs))
+    return (*(each for each in named if each == RecomputeChoice()), *lists, *(each for each in named if each.recompute))
+
+
+def offload_choices(job: Job, costs: BlockCosts) -> tuple[RecomputeChoice, ...]:
+    """The ways to keep activations in the host's memory that a search tries, within what frameworks can move there.
+
+    Where all layers are recomputed, their inputs; else all kinds of modules that may move, nothing being recomputed, or
+    the list of modules that frees most.
+    """
+    kinds, ways = set(job.structure.offloads) - {LAYER_INPUT}, ways_of(job.recompute, costs)
+    inputs = LAYER_INPUT in job.structure.offloads and not job.whole_stages
+    found = [each._replace(offload=(LAYER_INPUT,)) for each in ways if inputs and each.recompute and not each.layers]
+    modules = () if costs.selective is None else costs.selective.present(tuple(sorted(kinds)))
+    kept = [each for each in ways if not each.recompute]
+    return (*found, *(each._replace(offload=modules) for each in dict.fromkeys((*kept[:1], *kept[-1:])) if modules))
+
+
+def rungs(way: RecomputeChoice, costs: BlockCosts, choice: str) -> tuple[RecomputeChoice, ...]:
+    """The ways of `ways_of` that no stage is slower with than with a way that offloads, and that way, fastest first."""
+    below = (RecomputeChoice(), way._replace(offload=()))
+    return (*(each for each in ways_of(choice, costs) if way.recompute or each in below), way)
 
 
 def lists_of(choice: str, costs: BlockCosts) -> tuple[tuple[str, ...], ...]:
@@ -120,9 +153,9 @@ class Reruns:
         self, chain: Chain, profile: Profile, root: Callable[[str], str], size_of: Callable[[str], float]
     ) -> None:
         self.chain, self._graph, self._profile = chain, chain.graph, profile
-        self._root, self._size_of = root, size_of
+        self.root, self._size_of = root, size_of
         self._cache: dict[object, Rerun] = {}
-        self.of = functools.cache(self._of)
+        self.of, self.moved = functools.cache(self._of), functools.cache(self._moved)
 
     @functools.cached_property
     def _kept_by(self) -> list[frozenset[str]]:
@@ -237,7 +270,7 @@ class Reruns:
         graph = self._graph
         for position, name in enumerate(graph.nodes[node].inputs):
             if name and graph.tensors[name].kind is TensorKind.ACTIVATION and name not in graph.sources:
-                root = self._root(name)
+                root = self.root(name)
                 if graph.producer.get(root) in self._in_chain:
                     yield position, root, graph.producer[root]
 
@@ -259,13 +292,12 @@ class Reruns:
                     pending += neighbours[node]
         return group_of
 
-    def moved(self, repeats: tuple[str, ...], offload: Sequence[str], kept: KeptStorages) -> tuple[frozenset[str], ...]:
-        """By block, names of what lies in the host's memory when some modules are recomputed and others offloaded.
+    def _moved(self, repeats: tuple[str, ...], offload: tuple[str, ...]) -> tuple[Set[str], ...]:
+        """By block, storages that lie in the host's memory when some modules are recomputed and others offloaded.
 
         Args:
             repeats: modules that are recomputed.
             offload: modules that are offloaded.
-            kept: what blocks keep, by name of a storage or of a tensor that lies in one.
 
         Raises:
             JobError: the model has no module of a name.
@@ -273,12 +305,12 @@ class Reruns:
         head = head_block(self.chain)
         nodes = frozenset[int]().union(*self._modules_nodes(offload))
         nodes -= frozenset(self.chain.blocks[head].nodes) if head >= 0 else frozenset()
+        inside = {root for root, keepers in self._keepers.items() if keepers <= nodes}
         found = []
         for b, (block, rerun) in enumerate(zip(self.chain.blocks, self.of(repeats), strict=True)):
-            readers = {self._root(self.operand(b, *at)): {block.nodes[at[0]]} for at in rerun.added}
-            keepers = {name: self._keepers.get(root := self._root(name), set()) | readers.get(root, set())
-                       for name, _ in kept[b]}  # fmt: skip
-            found.append(frozenset(name for name, own in keepers.items() if own and own <= nodes))
+            readers = {self.root(self.operand(b, *at)): block.nodes[at[0]] for at in rerun.added}
+            moving = {root for root, node in readers.items() if node in nodes and not self._keepers.get(root)}
+            found.append((inside | moving) - {root for root, node in readers.items() if node not in nodes})
         return tuple(found)
 
     def storage(self, b: int, slot: Slot) -> str:
@@ -371,6 +403,11 @@ class RepeatedModules:
         """Lists of modules worth trying."""
         return self._reruns().offered
 
+    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some kinds of modules that the model has."""
+        graph = self._reruns().chain.graph
+        return tuple(kind for kind in kinds if module_nodes(graph, kind))
+
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         """Prices of recomputing some modules, and of moving what others keep to the host."""
         return self._priced(repeats, offload)
@@ -390,9 +427,9 @@ class RepeatedModules:
             working.append(max(brought_back.values(), default=0.0))
         moved_bytes, block_moved_bytes = np.zeros((len(kept), len(kept))), np.zeros(len(kept))
         if offload:
-            away = reruns.moved(repeats, offload, kept)
-            moved = [[each for each in own if each[0] in names] for own, names in zip(kept, away, strict=True)]
-            kept = [[each for each in own if each[0] not in names] for own, names in zip(kept, away, strict=True)]
+            away, root = reruns.moved(repeats, offload), reruns.root
+            moved = [[each for each in own if root(each[0]) in roots] for own, roots in zip(kept, away, strict=True)]
+            kept = [[each for each in own if root(each[0]) not in roots] for own, roots in zip(kept, away, strict=True)]
             moved_bytes, block_moved_bytes = kept_table(moved), np.array([sum(s for _, s in own) for own in moved])
         return RepeatCosts(
             repeats, np.array(seconds).T, kept_table(kept), np.array(working), moved_bytes, block_moved_bytes
@@ -420,6 +457,10 @@ class EvenRepeats:
     def offered(self) -> tuple[tuple[str, ...], ...]:
         """Lists of modules worth trying."""
         return self.whole.offered
+
+    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some kinds of modules that the model has."""
+        return self.whole.present(kinds)
 
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         """Lower bounds for lists of modules."""
@@ -453,6 +494,10 @@ class LeastRepeats:
     def offered(self) -> tuple[tuple[str, ...], ...]:
         """Lists of modules worth trying."""
         return self.several[0].offered
+
+    def present(self, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some kinds of modules that the model has."""
+        return self.several[0].present(kinds)
 
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         """Lower bounds for lists of modules."""

@@ -22,6 +22,9 @@ class Structure:
         between_layers: allowed layouts of tensors between layers on a tensor axis, "replicated" or "sequence"; empty
             for both.
         some_layers: stages may recompute the first of their layers only.
+        offloads: what a search may keep in the host's memory: kinds of modules, and `layer_input` of layers that are
+            recomputed. Empty for nothing.
+        offload_zero: ZeRO stages beside which it may; empty for those of the job.
     """
 
     equal_replicas: bool = False
@@ -33,6 +36,8 @@ class Structure:
     zero_in_pipelines: tuple[int, ...] = ()
     between_layers: tuple[str, ...] = ()
     some_layers: bool = True
+    offloads: tuple[str, ...] = ()
+    offload_zero: tuple[int, ...] = ()
 
 
 UNRESTRICTED = Structure()

@@ -24,13 +24,10 @@ from planner.hardware.types import Cluster, Collective, reserve_bytes
 from planner.schedules import Pipeline, Schedule
 from planner.space.configuration import Configuration, StageChoice
 from planner.space.jobs import overlap_of, precision_of
-from planner.space.repeats import selective_costs
+from planner.space.repeats import BUFFERS, selective_costs
 from planner.space.schemes import SchemeExchange, with_scheme
 from planner.space.types import BlockCosts, Job, MemoryBytes, StageTerms, Tie
 from planner.space.workers import Workers, sending_at_once
-
-BUFFERS = 2
-"""Blocks whose offloaded activations are on the device at a time: those at work, and those on their way."""
 
 
 @dataclass(frozen=True)

@@ -370,6 +370,10 @@ class Selective(Protocol):
     def offered(self) -> tuple[tuple[str, ...], ...]:
         """Lists of modules worth trying, each containing the list before it."""
 
+    def present(self, kinds: tuple[str, ...], /) -> tuple[str, ...]:
+        """Those of some kinds of modules that the model has."""
+        ...
+
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
         """The prices of modules that are recomputed, and of modules whose kept activations move to the host.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.errors import InfeasibleError, UsageError
@@ -11,7 +11,7 @@ from planner.hardware.types import Cluster
 from planner.solvers import search
 from planner.space.pricer import Pricer
 from planner.space.timing import played_s
-from planner.space.types import Job, Structure
+from planner.space.types import Job
 from planner.systems import SYSTEMS, get
 from planner.systems.backends import BACKENDS, Backend, backend_names, within_limits
 from planner.systems.runner import SystemDecision, decide, row_of
@@ -26,6 +26,8 @@ LIFTED: Mapping[str, str] = {
     "head_groups": "ranks that do not divide the heads",
     "zero_in_pipelines": "any ZeRO stage in pipelines",
     "between_layers": "tensors between layers whole or cut by the sequence",
+    "some_layers": "some of a stage's layers recomputed",
+    "offloads": "any kind of activations in the host's memory",
 }
 """By field of `Structure`: what plans may have once that limit is lifted."""
 
@@ -124,7 +126,7 @@ def compare_systems(
 def lifted_limits(prices: Pricer, cluster: Cluster, job: Job, backends: Sequence[Backend]) -> tuple[LiftedLimit, ...]:
     """Search within the limits of some frameworks, then with each limit lifted alone, then with all lifted."""
     results = []
-    for words, lifted_job in _lifted_jobs(within_limits(job, backends), job):
+    for words, lifted_job in _lifted_jobs(within_limits(job, backends), within_limits(job, ())):
         shardings = Pricer(prices.graph, cluster, lifted_job, like=prices)
         try:
             answer = search(prices.costs, cluster, lifted_job, shardings=shardings, simulated_s=played_s)
@@ -137,9 +139,8 @@ def lifted_limits(prices: Pricer, cluster: Cluster, job: Job, backends: Sequence
 def _lifted_jobs(limited: Job, unlimited: Job) -> Iterator[tuple[str, Job]]:
     """The job with no limit lifted, with each lifted alone and with all lifted, each with its description."""
     yield "none lifted", limited
-    for limit in fields(Structure):
-        if getattr(limited.structure, limit.name) != limit.default:
-            default: dict[str, Any] = {limit.name: limit.default}
-            structure = replace(limited.structure, **default)
-            yield LIFTED[limit.name], replace(limited, structure=structure)
+    for name, words in LIFTED.items():
+        free: dict[str, Any] = {name: getattr(unlimited.structure, name)}
+        if getattr(limited.structure, name) != free[name]:
+            yield words, replace(limited, structure=replace(limited.structure, **free))
     yield "all lifted", unlimited

@@ -232,6 +232,9 @@ def test_jax_specs_of_parameters() -> None:
     assert parameters["model.layers.3.mlp.down_proj.weight"]["value"] == ["data", "tensor"]
     assert parameters["model.norm.weight"]["value"] == ["data"]
     assert len(parameters) == 32 * 9 + 3
+    assert "offload" not in document
+    moving = files(plan("llama3.2-1b", zero=3, recompute=True, offload=("layer_input",)), "jax")
+    assert json.loads(moving["sharding.json"])["offload"] == ["layer_input"]
     first = json.loads(files(plan("llama3-8b", tensor=2, zero=1, micro_batch=2), "jax")["sharding.json"])["parameters"]
     assert first["model.layers.3.mlp.up_proj.weight"] == {
         "value": ["tensor", None], "gradient": ["tensor", None], "optimizer": ["tensor", "data"],

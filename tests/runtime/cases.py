@@ -58,6 +58,7 @@ MODELS = {
     "gpt": lambda: _gpt(8, 16, 32),
     "gpt, untied": lambda: _gpt(4, 16, 32, tied=False),
     "gpt, 2 samples": lambda: _gpt(4, 16, 32, batch=2),
+    "gpt, 4 samples": lambda: _gpt(8, 16, 32, batch=4),
     "llama": lambda: _decoder("llama"),
     "gpt, wide": lambda: _gpt(4, 64, 64),
     "gpt, wide, 2 samples": lambda: _gpt(2, 64, 64, batch=2),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+import planner
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from planner import runtime  # noqa: E402
 from planner.runtime.device import Device  # noqa: E402
 from planner.runtime.host import HostMemory, moved, steps_of  # noqa: E402
 from planner.runtime.interpreter import run  # noqa: E402
@@ -70,3 +74,20 @@ def test_as_much_is_moved_as_the_plan_says(modules: tuple[str, ...]) -> None:
     host = HostMemory(program.offloaded, weights.values(), Device())
     run(program.steps, {**weights, **ids}, Context(torch.float32, keeping=host.keeping), wanted=model.outputs)
     assert host.moved_bytes == plan.predictions.stages[0].host_bytes > 0
+
+
+def test_a_plan_whose_search_moves_inputs_of_layers_is_coherent_and_runs() -> None:
+    """With 195 kB beside the reserve a device has room for 2 samples at a time; for 4 with the inputs in the host."""
+    graph, cluster = cases.graph("gpt, 4 samples"), planner.load_cluster("dgx-a100")
+    (device,) = cluster.devices
+    memory_bytes = device.reserve_bytes + 195_000
+    small = dataclasses.replace(device, memory_bytes=memory_bytes, neighbour_bytes=0, host_byte_per_s=1e12)
+    machine = dataclasses.replace(cluster, devices=(small,))
+    job = planner.Job(16, "fp32", "sgd", devices=2, headroom=0.0, backends=("jax",))
+    plan = planner.plan(graph, machine, job)
+    assert [stage.offload for stage in plan.stages] == [("layer_input",)]
+    assert (plan.micro_batches.size, plan.runs_on) == (4, ("jax",))
+    assert planner.check_plan(plan, graph, machine, backends=("jax",)).findings == ()
+    found = runtime.run(plan, cases.model("gpt, 4 samples"), steps=0, check=True).check
+    assert found is not None
+    assert found.largest < 1e-12

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from planner.hardware import Cluster
 from planner.solvers import Solution, chain_dp
+from planner.solvers.diagnosis import least_memory_factor
 from planner.space import BlockCosts, Formulator, Job, StageProblem, evaluate
 from planner.space.problem import alike, joined, least_of
+from planner.space.repeats import offload_choices
+from planner.space.structure import Structure
 from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
 from tests.space.instances import Modules, chain, cluster, random_instance, shared_instance
@@ -88,6 +91,37 @@ def test_two_ranks_a_replica_and_the_users_limits_equal_brute_force(
         assert found.decisions[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
         assert found.bound_s == pytest.approx(best_s, rel=1e-9)
         assert all(stage.ranks == 2 and stage.sharding == 3 for stage in found.decisions[0][0].stages)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([0, 1, 2, 3]), st.booleans())
+def test_stages_that_keep_activations_in_hosts_equal_brute_force(
+    seed: int, schedule: str, zero: int, alike: bool
+) -> None:
+    costs, machine, job = random_instance(seed, zero=(0, 1, 2, 3))
+    rng = np.random.default_rng(seed + 3)
+    job = dataclasses.replace(job, structure=Structure(alike=alike, offloads=("layer_input", "c", "d")))
+    options = {"copies": 1, "schedule": schedule, "zero": zero}
+    for choice in offload_choices(job, costs):
+        assert choice.offload in ((("layer_input",), ("c",)) if costs.selective else (("layer_input",),))
+        # Memory from just enough for what no other way fits in, to a seventh more.
+        least = least_memory_factor(Formulator(machine, job).offloading(choice).problem(costs, **options))
+        tight = with_hosts(machine, rng.choice([10.0, 100.0, 1e9], len(machine.devices)), least * rng.uniform(1, 1.15))
+        problem = Formulator(tight, job).offloading(choice).problem(costs, **options)
+        exact, found = (solve(name, problem, costs, tight, job) for name in ("brute_force", "chain_dp"))
+        assert bool(found.decisions) == bool(exact.decisions)
+        if exact.decisions:
+            best_s = exact.decisions[0][1].iteration_s
+            assert found.decisions[0][1].iteration_s == pytest.approx(best_s, rel=1e-9)
+            assert found.bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+def with_hosts(machine: Cluster, rates: np.ndarray, memory_factor: float) -> Cluster:
+    """The machine with so many times the memory, and so many bytes a second from each device type to its host."""
+    sizes = [math.ceil(device.memory_bytes * memory_factor) for device in machine.devices]
+    each = zip(machine.devices, rates.tolist(), sizes, strict=True)
+    devices = (dataclasses.replace(d, host_byte_per_s=rate, memory_bytes=size) for d, rate, size in each)
+    return dataclasses.replace(machine, devices=tuple(devices))
 
 
 @settings(max_examples=25, deadline=None)

@@ -22,6 +22,7 @@ from planner.solvers._account import Account
 from planner.solvers._effort import MAX_RAISED
 from planner.solvers._frontier import OpenProblem
 from planner.space import BlockCosts, Configuration, Evaluation, Formulator, Job, evaluate, played_s
+from planner.space.structure import Structure
 from planner.space.terms import TermCache
 from tests.oracles import stages as brute_force
 from tests.space.instances import chain, cluster, random_instance
@@ -242,3 +243,30 @@ def test_plans_that_take_longer_than_a_cutoff_are_not_looked_for() -> None:
     except InfeasibleError:
         return
     assert other.certificate.bound_s <= best_s / 2  # nothing is known of plans that take longer
+
+
+@pytest.mark.parametrize(("memory", "offloads", "sizes"), [
+    (600, (), 1),  # 8 inputs of layers of a sample, and one layer at work
+    (600, ("layer_input",), 2),  # two inputs of each of 2 samples, and one layer at work
+    (440, ("layer_input",), 2),
+    (439, ("layer_input",), 1),
+])  # fmt: skip
+def test_inputs_of_layers_in_the_host_make_room_for_larger_micro_batches(
+    memory: int, offloads: tuple[str, ...], sizes: int
+) -> None:
+    costs_for = by_size(lambda size: grown(chain([1.0] * 8, saved=100.0, checkpoint=60.0), size))
+    machine = cluster((2,), (1e9,), memory_bytes=(memory,))
+    job = Job(4, "fp32", recompute="layers", max_stages=1, structure=Structure(alike=True, offloads=offloads))
+    answer = search(costs_for, machine, job)
+    (stage,) = answer.best.decision.stages
+    assert (answer.best.decision.micro_batch, stage.offload) == (sizes, offloads)
+    assert stage.recompute
+    each_s = 8 * (0.3 + 0.7 * sizes) * (1 + 2 + 1)
+    assert answer.best.evaluation.iteration_s == pytest.approx(each_s * 4 / 2 / sizes)
+
+
+def test_without_the_host_nothing_fits_where_inputs_of_layers_fill_a_device() -> None:
+    costs_for = by_size(lambda size: grown(chain([1.0] * 8, saved=100.0, checkpoint=60.0), size))
+    job = Job(4, "fp32", recompute="layers", max_stages=1, structure=Structure(alike=True))
+    with pytest.raises(InfeasibleError):
+        search(costs_for, cluster((2,), (1e9,), memory_bytes=(439,)), job)

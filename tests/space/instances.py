@@ -134,15 +134,22 @@ def random_instance(
     return dataclasses.replace(costs, selective=_random_modules(seed, costs)), machine, job
 
 
+def ranged(values: np.ndarray) -> np.ndarray:
+    """[n] to [n, n]: sums over i..j."""
+    n = len(values)
+    return np.array([[values[i : j + 1].sum() for j in range(n)] for i in range(n)])
+
+
 @dataclasses.dataclass(frozen=True)
 class Modules:
-    """Prices of repeating the modules `a`, and `a` and `b`, by block.
+    """Prices of repeating the modules `a`, and `a` and `b`, by block; `c` may move to the host.
 
     Attributes:
         offered: lists of modules.
         forward: [lists, n] part of a block's forward that is repeated.
         saved: [lists, n] bytes that each block still keeps.
         working: [n] bytes that a block brings back at a time.
+        moving: [n] part of what a block still keeps that `c` alone keeps.
         costs: of the chain.
     """
 
@@ -150,13 +157,20 @@ class Modules:
     forward: np.ndarray
     saved: np.ndarray
     working: np.ndarray
+    moving: np.ndarray
     costs: BlockCosts
 
+    def present(self, kinds: tuple[str, ...], /) -> tuple[str, ...]:
+        return tuple(kind for kind in kinds if kind == "c")
+
     def __call__(self, repeats: tuple[str, ...], offload: tuple[str, ...] = (), /) -> RepeatCosts:
-        at, n = (("a",), ("a", "b")).index(repeats), len(self.working)
-        saved = np.array([[self.saved[at, i : j + 1].sum() for j in range(n)] for i in range(n)])
-        nothing = np.zeros_like(saved), np.zeros_like(self.working)
-        return RepeatCosts(repeats, self.costs.forward_s * self.forward[at], saved, self.working, *nothing)
+        plain = np.diagonal(self.costs.saved_bytes), 0.0 * self.working, 0.0 * self.working
+        lists = [plain, *((saved, part, self.working) for saved, part in zip(self.saved, self.forward, strict=True))]
+        saved, part, working = lists[((), ("a",), ("a", "b")).index(repeats)]
+        moved = np.rint(saved * self.moving) if offload else np.zeros_like(saved)
+        return RepeatCosts(
+            repeats, self.costs.forward_s * part, ranged(saved - moved), working, ranged(moved), moved.copy()
+        )
 
 
 def _random_modules(seed: int, costs: BlockCosts) -> Modules | None:
@@ -170,7 +184,8 @@ def _random_modules(seed: int, costs: BlockCosts) -> Modules | None:
         parts, freed = parts * costs.repeated, freed * costs.repeated
     own = np.diagonal(costs.saved_bytes)
     offered = (("a",), ("a", "b")) if n < 3 else (("a",),)
-    return Modules(offered, parts, np.rint(own * (1 - freed)), np.rint(own * freed[1] / 2), costs)
+    working, moving = np.rint(own * freed[1] / 2), rng.uniform(0, 1, n)
+    return Modules(offered, parts, np.rint(own * (1 - freed)), working, moving, costs)
 
 
 def _ties(rng: np.random.Generator, elements: np.ndarray, others: bool) -> tuple[Tie, ...]:

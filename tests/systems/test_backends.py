@@ -24,7 +24,7 @@ from planner.space import Job
 from planner.space.pricer import Pricer
 from planner.space.types import Structure
 from planner.systems import BACKENDS, backend_names, usual_backends
-from planner.systems.backends import structure_of
+from planner.systems.backends import structure_of, within_limits
 from planner.systems.backends.needs import lacks
 from tests.joint.enumeration import best_s, judged
 from tests.joint.test_models import MACHINES, four, gpt, shelves
@@ -67,9 +67,19 @@ def test_every_ability_has_a_source(name: str) -> None:
 
 def test_plans_are_made_for_three_frameworks_where_nobody_says_for_what() -> None:
     assert usual_backends() == ("deepspeed", "megatron", "torchtitan")
+    kinds = ("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_act", "qkv_linear")
     assert structure_of([BACKENDS.get(name) for name in usual_backends()]) == Structure(
-        True, True, True, ("tensor", "expert", "context"), True, "heads", (0, 1, 2, 3)
-    )
+        True, True, True, ("tensor", "expert", "context"), True, "heads", (0, 1, 2, 3),
+        offloads=kinds, offload_zero=(0, 1),  # of Megatron alone
+    )  # fmt: skip
+
+
+def test_what_may_lie_in_the_host_is_what_frameworks_move_there() -> None:
+    anything = within_limits(Job(8), ()).structure
+    assert {"layer_input", "core_attn"} <= set(anything.offloads)
+    assert not anything.offload_zero
+    assert within_limits(Job(8), (BACKENDS.get("jax"),)).structure.offloads == ("layer_input",)
+    assert within_limits(Job(8), (BACKENDS.get("torchtitan"),)).structure.offloads == ()
 
 
 @functools.cache

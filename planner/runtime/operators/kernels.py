@@ -162,7 +162,7 @@ class Repeated(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
         """Gradients of the operands."""
-        needs, saved = ctx.needs_input_grad[1:], ctx.saved_tensors
+        needs, saved = ctx.needs_input_grad[1:], [_itself(x) for x in ctx.saved_tensors]
         # A weight whose gradient is being added up gets its part in place, without a tensor of its own.
         adds = [need and x.is_leaf and x.grad is not None for x, need in zip(saved, needs, strict=True)]
         with torch.enable_grad():
@@ -178,6 +178,15 @@ class Repeated(torch.autograd.Function):  # type: ignore[misc]
         return None, *(
             x.grad if need and not added else None for x, added, need in zip(operands, adds, needs, strict=True)
         )
+
+
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    """A kept leaf as it was: where hooks keep tensors, autograd gives another tensor of the same storage, which has no
+    sum of gradients."""
+    if not x.is_leaf or not x.requires_grad:
+        return x
+    leaf = getattr(torch.autograd.graph.get_gradient_edge(x).node, "variable", x)
+    return leaf if leaf.untyped_storage()._cdata == x.untyped_storage()._cdata else x
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from planner.errors import JobError, Problem
 from planner.graph import Graph
@@ -52,7 +53,8 @@ class Backend:
         zero: ZeRO stages of plans with one stage; of those with several `structure.zero_in_pipelines`, if it says some.
         structure: what its plans are like beside.
         modules: kinds of modules whose forward can be run again alone (`planner.operators.modules`), `*` for any.
-        offloads: kinds of modules whose activations it can keep in the host's memory.
+        offloads: kinds of modules whose activations it can keep in the host's memory; `layer_input` for the inputs of
+            layers that are recomputed.
         sources: what each of these is known from, by the field's name here or in `Structure`.
         usual: whether plans are made for it where nobody says for what.
         notes: what must be known of it beside.
@@ -142,17 +144,27 @@ def structure_of(backends: Sequence[Backend]) -> Structure:
         zero_in_pipelines=tuple(sorted({stage for stages in piped for stage in stages})),
         between_layers=tuple(between),
         some_layers=any(s.some_layers for s in own),
+        **_offload_limits(backends),
     )
 
 
+def _offload_limits(backends: Sequence[Backend]) -> dict[str, tuple[Any, ...]]:
+    """What activations a search may keep in the host's memory, and the ZeRO stages of the frameworks that do so."""
+    able = [backend for backend in backends if backend.offloads]
+    zero = {stage for backend in able for stage in (*backend.zero, *backend.structure.zero_in_pipelines)}
+    kinds = {name for backend in able for name in backend.offloads}
+    return {"offloads": tuple(sorted(kinds)), "offload_zero": tuple(sorted(zero))}
+
+
 def within_limits(job: Job, backends: Sequence[Backend]) -> Job:
-    """The job within the limits of some frameworks; as it is for none of them.
+    """The job within the limits of some frameworks; for none of them without limits.
 
     Of what the job leaves open (orders of work, ZeRO stages) the usual choices are kept as far as a framework has them,
     and a framework without any of them gets its own.
     """
     if not backends:
-        return job
+        limits = _offload_limits([backend for _, backend in BACKENDS.items()])
+        return dataclasses.replace(job, structure=dataclasses.replace(job.structure, offloads=limits["offloads"]))
     zero = {stage for backend in backends for stage in (*backend.zero, *backend.structure.zero_in_pipelines)}
     orders = {name for backend in backends for name in backend.schedules}
     kept = tuple(stage for stage in job.zero if stage in zero)
