@@ -40,7 +40,7 @@ torch: $(BIN)/.torch
 	$(PIP) --constraint torch-constraints.txt torch onnxscript
 
 test: $(BIN)/.torch
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-backends: torch
 	$(PIP) jax transformers accelerate setuptools

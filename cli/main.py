@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 import click
+from click.shell_completion import get_completion_class
 
 import planner
 
@@ -41,17 +42,21 @@ GARBAGE_THRESHOLDS = (100_000, 50, 100)
 20 % with 100,000 operators."""
 
 
+_OF_PLAN_FILES = ("migrate", "explain", "simulate", "report", "export", "schema")
+"""Commands in `plan_files.py`; each other one is `command` of a module with its name."""
+
+
 class _LazyGroup(click.Group):
-    """Sub-commands are modules beside this one, imported only when used."""
+    """Sub-commands are in modules beside this one, imported only when used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"{__package__}.{cmd_name}")
-        command: click.Command = module.command
+        if cmd_name not in COMMANDS or cmd_name in self.commands:
+            return self.commands.get(cmd_name)
+        module, name = ("plan_files", cmd_name) if cmd_name in _OF_PLAN_FILES else (cmd_name, "command")
+        command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), name)
         return command
 
     def resolve_command(
@@ -82,6 +87,24 @@ def app() -> None:
       shardplan plan llama3-70b --hardware dgx-h100 --nodes 8
       shardplan explain model.plan.json
     """
+
+
+@app.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print a script with which SHELL completes commands, options, and names of models, hardware and systems.
+
+    \b
+    Examples:
+      shardplan completion bash >> ~/.bashrc
+      shardplan completion zsh >> ~/.zshrc
+      shardplan completion fish > ~/.config/fish/completions/shardplan.fish
+    """
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"no completion for {shell}", ctx)
+    click.echo(kind(ctx.find_root().command, {}, "shardplan", "_SHARDPLAN_COMPLETE").source())
 
 
 def main(argv: list[str] | None = None) -> None:

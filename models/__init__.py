@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import onnx
 
 BUILDERS = (
-    "gpt", "llama", "gemma", "deepseek", "nemotron", "bert", "t5", "vit", "resnet", "vgg", "gnmt", "dlrm",
+    "gpt", "decoders", "bert", "t5", "vit", "resnet", "vgg", "gnmt", "dlrm",
 )  # fmt: skip
 """Modules of builders; `MODEL_TYPES` of each has the model types that it builds."""
 

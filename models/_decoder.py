@@ -13,8 +13,8 @@ from typing import Protocol
 
 from . import _layers as layers
 from . import _ops as ops
-from ._attention import Attention, LatentAttention, Shared, rotary_tables
 from ._graph import ElementType, GraphBuilder, Value
+from ._mixers import Attention, LatentAttention, Shared, rotary_tables
 from ._moe import MoE, mixture
 
 OPSET = 23
@@ -88,6 +88,32 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelFeeds:
+    """A feed-forward layer and a mixture of experts side by side, each with normalisations of its own (Gemma 4).
+
+    Attributes:
+        dense: the feed-forward layer.
+        experts: the mixture.
+    """
+
+    dense: FeedForward
+    experts: Experts
+
+    def add(self, g: GraphBuilder, x: Value, shared: Shared) -> Value:
+        """Add the layer to the graph: [b, s, hidden] to [b, s, hidden]."""
+        results = []
+        for name, block, before, after in (
+            ("dense", self.dense, "pre_feedforward_layernorm", "post_feedforward_layernorm_1"),
+            ("moe", self.experts, "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"),
+        ):
+            normed = layers.rms_norm(g, x, before, epsilon=shared.epsilon)
+            with g.scope(name):
+                result = block.add(g, normed, shared)
+            results.append(layers.rms_norm(g, result, after, epsilon=shared.epsilon))
+        return ops.add(g, *results)
+
+
+@dataclass(frozen=True, slots=True)
 class Branch:
     """One residual branch: its result is added to the hidden state.
 
@@ -117,8 +143,10 @@ NORMS = {
         ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     ),
     "shared": (("input_layernorm", ""), ("input_layernorm", "")),
+    "inside": (("input_layernorm", "post_attention_layernorm"), ("", "post_feedforward_layernorm")),
 }
-"""The same by where a family normalises: both branches read one normalised input if it is shared."""
+"""The same by where a family normalises: both branches read one normalised input if it is shared; parts of the second
+branch normalise their own input if it is inside."""
 
 
 def transformer_layer(mixer: Block, feed_forward: Block, *, name: str = "self_attn", norms: str = "before") -> Layer:

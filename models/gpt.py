@@ -13,7 +13,7 @@ from . import _ops as ops
 from ._config import Config, Key, size_from, sized, typed
 from ._graph import ElementType, GraphBuilder, Value
 from ._moe import Dispatch, MoE, mixture
-from .llama import activation
+from .decoders import activation
 
 OPSET = 20
 

@@ -32,7 +32,7 @@ OF_THEIR_OWN = {
     "solvers/diagnosis.py": ("1f1b", "auto"),
     "formulas/sharding.py": ("all-reduce",),
     "plans/readings.py": ("ring",),
-    "importers/onnx_graph/suspicions.py": ("onnx",),
+    "importers/onnx_graph/passes.py": ("onnx",),
     "space/repeats.py": ("auto",),
     "systems/backends/__init__.py": ("auto",),
     "runtime/__init__.py": ("torch",),

@@ -2,6 +2,6 @@
 
 from planner.check.attribution import Cause as Cause
 from planner.check.attribution import attribute as attribute
-from planner.check.reevaluate import replan as replan
 from planner.check.report import CheckReport as CheckReport
 from planner.check.report import check_plan as check_plan
+from planner.check.report import replan as replan

@@ -29,10 +29,6 @@ from planner.hardware.measuring import machine_name as machine_name
 from planner.hardware.measuring import measure_machine as measure_machine
 from planner.hardware.measuring import measured_device as measured_device
 from planner.hardware.measuring import measured_profile_text as measured_profile_text
-from planner.hardware.sketch import ClusterSketch as ClusterSketch
-from planner.hardware.sketch import LinkSketch as LinkSketch
-from planner.hardware.sketch import read_link as read_link
-from planner.hardware.sketch import sized as sized
 from planner.hardware.tiers import moved_bytes as moved_bytes
 from planner.hardware.types import HEADROOM as HEADROOM
 from planner.hardware.types import Cluster as Cluster
@@ -47,9 +43,13 @@ from planner.hardware.types import neighbours as neighbours
 from planner.hardware.types import reserve_bytes as reserve_bytes
 from planner.hardware.types import shown_bytes as shown_bytes
 from planner.hardware.types import with_headroom as with_headroom
+from planner.hardware.write import ClusterSketch as ClusterSketch
+from planner.hardware.write import LinkSketch as LinkSketch
 from planner.hardware.write import profile_template as profile_template
 from planner.hardware.write import profile_text as profile_text
 from planner.hardware.write import profile_yaml as profile_yaml
+from planner.hardware.write import read_link as read_link
 from planner.hardware.write import resolved_profile as resolved_profile
+from planner.hardware.write import sized as sized
 from planner.hardware.write import sketch_text as sketch_text
 from planner.hardware.write import with_measured as with_measured

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from planner.errors import HardwareError
-from planner.hardware.sketch import ClusterSketch, LinkSketch
 from planner.hardware.tiers import moved_bytes
 from planner.hardware.types import Collective
+from planner.hardware.write import ClusterSketch, LinkSketch
 from planner.units import Dimension, render
 
 NVLINK_BYTE_PER_S: Mapping[str, float] = {

@@ -4,6 +4,7 @@ from planner.importers.formats import FORMATS as FORMATS
 from planner.importers.formats import Format as Format
 from planner.importers.formats import load_graph as load_graph
 from planner.importers.onnx import RebatchedFile as RebatchedFile
+from planner.importers.onnx import from_torch as from_torch
 from planner.importers.onnx import graph_from_proto as graph_from_proto
 from planner.importers.onnx import rebatched_file as rebatched_file
 from planner.importers.operator_graph import OperatorGraph as OperatorGraph
@@ -16,4 +17,3 @@ from planner.importers.piper import PiperNode as PiperNode
 from planner.importers.piper import piper_from_document as piper_from_document
 from planner.importers.piper import read_piper as read_piper
 from planner.importers.piper import sniff_piper as sniff_piper
-from planner.importers.torch_module import from_torch as from_torch

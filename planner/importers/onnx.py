@@ -1,35 +1,27 @@
-"""ONNX models: files without their weights, or models in memory, as graphs; a file of one batch written for another."""
+"""ONNX models: files without their weights, or models in memory, as graphs; a file of one batch written for another; a
+torch module, exported in memory by torch's exporter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.errors import ModelError
+from planner.errors import ModelError, UsageError
 from planner.graph import Graph, SourceFile
-from planner.importers.formats import FORMATS, Format, load_graph
-from planner.importers.onnx_graph.attributes import assign_modules
+from planner.importers.formats import FORMATS, Format, in_file, load_graph
+from planner.importers.onnx_graph import passes
 from planner.importers.onnx_graph.freeze import freeze
-from planner.importers.onnx_graph.order import live_nodes, require_bounded
+from planner.importers.onnx_graph.nodes import assign_modules, live_nodes, require_bounded
 from planner.importers.onnx_graph.read import check_model, looks_like_onnx, read_model
 from planner.importers.onnx_graph.resolve import Resolver
-from planner.importers.onnx_graph.simplify import (
-    collapse_aliases,
-    drop_final_softmax,
-    fold_constant_regions,
-    remove_dead,
-)
-from planner.importers.onnx_graph.suspicions import (
-    note_folded_batch_norms,
-    note_lost_weights,
-    note_missing_biases,
-    note_missing_rules,
-    note_possible_tables,
-)
 from planner.importers.onnx_graph.ties import note_ties, order_weights, restore_ties, separate_merged
 from planner.importers.onnx_graph.weights import find_weights
 from planner.importers.onnx_graph.work import WorkGraph
@@ -37,24 +29,26 @@ from planner.operators import batch_constants, rebatch, rewritten
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir
+    import torch
 
 
 PASSES: tuple[Callable[[WorkGraph], None], ...] = (
-    fold_constant_regions,
-    collapse_aliases,
-    drop_final_softmax,
-    remove_dead,
+    passes.fold_constant_regions,
+    passes.collapse_aliases,
+    passes.drop_final_softmax,
+    passes.remove_dead,
     assign_modules,
     find_weights,
     separate_merged,
     order_weights,
     note_ties,
     restore_ties,
-    note_folded_batch_norms,
-    note_lost_weights,
-    note_possible_tables,
-    note_missing_biases,
-    note_missing_rules,
+    passes.note_folded_batch_norms,
+    passes.note_lost_weights,
+    passes.note_possible_tables,
+    passes.note_missing_biases,
+    passes.note_missing_rules,
 )
 """What happens between resolving shapes and freezing, in order; each pass changes the working graph in place."""
 
@@ -190,3 +184,97 @@ def _resize(graph: onnx.GraphProto, name: str, shape: tuple[int, ...], sizes: Ma
         made, helper.make_node("Slice", [name, *(f"{name}@{w}" for w in ("starts", "ends", "axes"))], [cut])
     )
     graph.node.insert(made + 1, helper.make_node("Expand", [cut, f"{name}@to"], [resized]))
+
+
+_NEEDS = "importing a torch module needs torch and onnxscript"
+
+
+def from_torch(
+    module: torch.nn.Module,
+    example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
+    *,
+    name: str = "",
+) -> Graph:
+    """A torch module as a graph; names of parameters and modules are the module's own.
+
+    Neither data of weights nor a device is needed: a module and inputs that were built under `torch.device("meta")`
+    will do. The module is exported in the mode that it is in: dropout counts where `module.training` is true. The batch
+    of the example is no limit: the micro-batch is searched.
+
+    Args:
+        module: the module; it is not changed.
+        example_inputs: what its `forward` takes: a tensor, a sequence of positional arguments, or arguments by name.
+        name: what to call the graph; the class of the module when empty.
+
+    Raises:
+        UsageError: torch or onnxscript is not installed.
+        ModelError: torch cannot export the module, or the graph cannot be priced; says why.
+    """
+    try:
+        import onnxscript  # noqa: F401 - torch's exporter needs it
+        import torch
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{_NEEDS}: {error}", hint="pip install 'shardplan[torch]'") from None
+    title = name or type(module).__name__
+    by_name = isinstance(example_inputs, Mapping)
+    by_place = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                () if by_name else tuple(by_place),
+                kwargs=dict(example_inputs) if by_name else None,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter runs the user's code
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        hint = "mend what torch.export refuses, or export it another way and load that file"
+        raise ModelError(f"torch cannot export the module: {reason}", where=title, hint=hint) from error
+    if program is None:
+        raise ModelError("torch's exporter returned no model", where=title, hint="use another release of torch")
+    with in_file(Path(title)):
+        graph = graph_from_proto(_without_data(program.model, module), name=title)
+    buffers = {buffer for buffer, _ in module.named_buffers()}
+    parameters = tuple(replace(p, trainable=False) if p.name in buffers else p for p in graph.parameters)
+    return replace(graph, parameters=parameters, report=replace(graph.report, format="torch"))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporter warns of and logs off the terminal."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+def _without_data(model: onnx_ir.Model, module: torch.nn.Module) -> onnx.ModelProto:
+    """The exported model with the shapes of parameters, but not their data, each under its first name in the module.
+
+    Buffers keep their data, which may say what a graph computes (a mask that is causal), where they have any.
+    """
+    import onnx_ir
+
+    first = {id(weight): name for name, weight in module.named_parameters()}
+    names = {name: first[id(weight)] for name, weight in module.named_parameters(remove_duplicate=False)}
+    empty = {name for name, buffer in module.named_buffers() if buffer.is_meta}
+    offset = 0
+    for value in list(model.graph.initializers.values()):
+        tensor: Any = value.const_value
+        exported = value.name or ""
+        if tensor is None or (exported not in names and exported not in empty):
+            continue
+        value.name = name = names.get(exported, exported)
+        shape: Any = onnx_ir.Shape(tensor.shape)
+        value.const_value = onnx_ir.ExternalTensor(
+            "weights", offset, tensor.nbytes, tensor.dtype, shape=shape, name=name
+        )
+        offset += tensor.nbytes
+    proto: onnx.ModelProto = onnx_ir.to_proto(model)
+    return proto

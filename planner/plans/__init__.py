@@ -2,8 +2,8 @@
 
 A straight line, each module knowing only those before it: `model`, `shardings`, `orders`, `records`, `figures` are the
 data of a plan (`types`), read and written by `documents` and `files`; `rank_schedule`, `sections`, `shard_sections` and
-`assemble` write a decision out as a plan; `readings` and `rebuild` read it back, `derive` works its sections out again
-for `check_*` and `validate`; then come `explain`, `diff` and `comparison`.
+`assemble` write a decision out as a plan; `readings` read it back, `rebuild` works its sections and decisions out again
+for `checks` and `validate`; then come `explain`, `diff` and `comparison`.
 """
 
 from planner.plans.assemble import assemble as assemble
@@ -70,7 +70,6 @@ from planner.plans.records import Duplicated as Duplicated
 from planner.plans.records import PlanNote as PlanNote
 from planner.plans.records import Provenance as Provenance
 from planner.plans.records import SharedParameter as SharedParameter
-from planner.plans.requirement import Requirement as Requirement
 from planner.plans.rules import RULES as RULES
 from planner.plans.rules import Gate as Gate
 from planner.plans.rules import Metric as Metric
@@ -85,6 +84,7 @@ from planner.plans.shardings import ShardedBlock as ShardedBlock
 from planner.plans.shardings import Sharding as Sharding
 from planner.plans.shardings import dealt as dealt
 from planner.plans.types import Plan as Plan
+from planner.plans.types import Requirement as Requirement
 from planner.plans.validate import validate as validate
 from planner.plans.words import chunks_of as chunks_of
 from planner.plans.words import summary as summary

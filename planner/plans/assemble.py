@@ -15,7 +15,8 @@ from planner.costs.report import coverage
 from planner.errors import PlanError
 from planner.graph import Chain, Graph, NoteLevel, per_graph
 from planner.hardware.types import Cluster
-from planner.operators.modules import module_nodes
+from planner.operators.modules import drops_output, module_nodes
+from planner.plans import sections, shard_sections
 from planner.plans.collectives import with_exchange
 from planner.plans.figures import gap_to, headline_of
 from planner.plans.files import seal
@@ -29,28 +30,7 @@ from planner.plans.records import (
     SharedParameter,
     Stage,
 )
-from planner.plans.requirement import Requirement, minor_of
-from planner.plans.sections import (
-    Staging,
-    alternative_section,
-    block_parameters,
-    compared_error,
-    hardware_section,
-    micro_batches_section,
-    model_section,
-    predictions_section,
-    shared_parameters,
-)
-from planner.plans.shard_sections import (
-    rank_parameters,
-    rank_replicas,
-    rank_share,
-    sharded_boundaries,
-    sharding_sections,
-    used_shardings,
-    with_inside,
-)
-from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan
+from planner.plans.types import FORMAT, SCHEMA_VERSION, Plan, Requirement, minor_of
 from planner.plans.words import module_ranges, significant
 from planner.schedules import Schedule, WeightPolicy
 from planner.sharding import StageSharding
@@ -121,40 +101,40 @@ def assemble(
     _check_devices(cluster, rank_schedule.world_size)
     staging, duplicated = staged(graph, chain, decision, formats)
     blocks = block_table(chain)
-    used = used_shardings(decision, shardings)
+    used = shard_sections.used_shardings(decision, shardings)
     stages = _named_stages(staging, chain, blocks, decision, rank_schedule, used)
-    shared = shared_parameters(
+    shared = sections.shared_parameters(
         [[p for block in blocks[s.start : s.stop] for p in block.parameters] for s in decision.stages],
         graph.parameter_index,
         formats,
         summed=rank_schedule.section.weight_policy == WeightPolicy.SYNC,
     )
-    rank_shared = [rank_share(entry, used, formats) for entry in shared]
+    rank_shared = [shard_sections.rank_share(entry, used, formats) for entry in shared]
     judged_decision = stages, decision, evaluation, certificate, formats
-    predictions = predictions_section(*judged_decision, cluster.node_size or 1, rank_shared)
-    predictions = dataclasses.replace(predictions, measured_error=compared_error(cluster, decision))
+    predictions = sections.predictions_section(*judged_decision, cluster.node_size or 1, rank_shared)
+    predictions = dataclasses.replace(predictions, measured_error=sections.compared_error(cluster, decision))
     fullest = max(evaluation.workers, key=lambda worker: worker.memory.total / worker.capacity_bytes)
     plan = Plan(
         format=FORMAT,
         version=SCHEMA_VERSION,
         digest="",
         provenance=provenance,
-        model=model_section(graph, formats),
-        hardware=hardware_section(cluster),
+        model=sections.model_section(graph, formats),
+        hardware=sections.hardware_section(cluster),
         options=job,
         configuration=_configuration_section(decision, rank_schedule, used),
         world_size=rank_schedule.world_size,
         copies=decision.copies,
-        micro_batches=micro_batches_section(decision),
+        micro_batches=sections.micro_batches_section(decision),
         requires=(),
         stages=stages,
         routing=rank_schedule.routing,
-        boundaries=sharded_boundaries(staging.boundaries(), decision, used),
+        boundaries=shard_sections.sharded_boundaries(staging.boundaries(), decision, used),
         shared_parameters=shared,
         duplicated=duplicated,
         schedule=meeting(rank_schedule.section, len(decision.stages), shared),
-        predictions=with_inside(predictions, decision, used),
-        alternatives=tuple(alternative_section(candidate) for candidate in alternatives),
+        predictions=shard_sections.with_inside(predictions, decision, used),
+        alternatives=tuple(sections.alternative_section(candidate) for candidate in alternatives),
         coverage=coverage(graph, prices.origin),
         notes=(
             *(PlanNote(str(n.level), n.code, n.message, n.where) for n in graph.report.notes),
@@ -165,7 +145,7 @@ def assemble(
             *_left_out(cluster, sharded=bool(used), repeated=any(len(entry.stages) > 1 for entry in duplicated)),
         ),
         blocks=_block_runs(chain),
-        shardings=sharding_sections(graph, decision, used, blocks),
+        shardings=shard_sections.sharding_sections(graph, decision, used, blocks),
         headline=headline_of(
             graph,
             cluster,
@@ -298,7 +278,7 @@ def with_price(plan: Plan, dollars_per_device_hour: float) -> Plan:
 
 
 def _named_stages(
-    staging: Staging,
+    staging: sections.Staging,
     chain: Chain,
     blocks: Sequence[Block],
     decision: Configuration,
@@ -313,8 +293,8 @@ def _named_stages(
             stage_section(decision, index, blocks, rank_schedule.groups[index], name), staging, chain, decision
         )
         if entry is not None:
-            held = rank_parameters(entry, choice.start, choice.stop)
-            replicas = rank_replicas(entry, choice.start, choice.stop)
+            held = shard_sections.rank_parameters(entry, choice.start, choice.stop)
+            replicas = shard_sections.rank_replicas(entry, choice.start, choice.stop)
             stage = dataclasses.replace(stage, rank_parameters=held, rank_replicas=replicas)
         stages.append(stage)
     return tuple(stages)
@@ -345,16 +325,20 @@ def stage_section(
     )
 
 
-def in_model(stage: Stage, staging: Staging, chain: Chain, decision: Configuration) -> Stage:
-    """A stage with what the model says of it: inputs, outputs, the block kept by recomputation, what is offloaded."""
+def in_model(stage: Stage, staging: sections.Staging, chain: Chain, decision: Configuration) -> Stage:
+    """A stage with what the model says of it: inputs, outputs, what recomputation keeps and repeats, what moves."""
     choice = decision.stages[stage.index]
+    repeated = _members(chain, choice, choice.repeats)
+    kept = set(_members(chain, choice, [name for name in choice.repeats if not drops_output(name)]))
     head = -1 if decision.whole_stages else head_block(chain)
     return dataclasses.replace(
         stage,
         inputs=staging.inputs(stage.index),
         outputs=staging.outputs(stage.index),
         kept_blocks=kept_blocks(choice, Layers.of([block.name for block in chain.blocks]), head),
-        offloaded=_members(chain, choice),
+        repeated=repeated,
+        dropped=tuple(name for name in repeated if name not in kept),
+        offloaded=_members(chain, choice, choice.offload),
     )
 
 
@@ -366,10 +350,10 @@ def kept_blocks(choice: StageChoice, layers: Layers, head: int) -> tuple[int, ..
     return tuple(b for b in range(choice.start, choice.stop) if b >= first_kept or b == head)
 
 
-def _members(chain: Chain, choice: StageChoice) -> tuple[str, ...]:
-    """The operators of a stage's offloaded modules, without those of the head, which stays on the device."""
+def _members(chain: Chain, choice: StageChoice, modules: Sequence[str]) -> tuple[str, ...]:
+    """The operators of some modules of a stage, without those of the head, which is never changed."""
     graph, head = chain.graph, head_block(chain)
-    nodes = frozenset[int]().union(*(module_nodes(graph, name) for name in choice.offload))
+    nodes = frozenset[int]().union(*(module_nodes(graph, name) for name in modules))
     kept = (node for b in range(choice.start, choice.stop) if b != head for node in chain.blocks[b].nodes)
     return tuple(graph.nodes[node].key for node in kept if node in nodes)
 
@@ -423,7 +407,7 @@ def _block_nodes(chain: Chain, at: int) -> tuple[int, ...]:
 
 def staged(
     graph: Graph, chain: Chain, decision: Configuration, formats: Precision
-) -> tuple[Staging, tuple[Duplicated, ...]]:
+) -> tuple[sections.Staging, tuple[Duplicated, ...]]:
     """The model's operators in the stages of a decision, and those that stages compute for themselves.
 
     Raises:
@@ -438,8 +422,8 @@ def staged(
         for node in _block_nodes(chain, at)
     }
     copies = {node: frozenset(stages) for nodes, stages in duplicated for node in nodes}
-    sections = (Duplicated(tuple(graph.nodes[i].key for i in nodes), stages) for nodes, stages in duplicated)
-    return Staging(graph, stage_of, copies, formats), tuple(sections)
+    entries = (Duplicated(tuple(graph.nodes[i].key for i in nodes), stages) for nodes, stages in duplicated)
+    return sections.Staging(graph, stage_of, copies, formats), tuple(entries)
 
 
 @per_graph
@@ -457,4 +441,4 @@ def _block_runs(chain: Chain) -> tuple[BlockRun, ...]:
 def _block(chain: Chain, at: int) -> Block:
     nodes = _block_nodes(chain, at)
     keys = tuple(chain.graph.nodes[node].key for node in nodes)
-    return Block(chain.blocks[at].name, keys, block_parameters(chain.graph, nodes))
+    return Block(chain.blocks[at].name, keys, sections.block_parameters(chain.graph, nodes))

@@ -20,6 +20,7 @@ from planner.plans.types import Plan
 from planner.plans.validate import require_sound
 from planner.plans.words import one_or_all, short_list, words_of
 from planner.schedules import WeightPolicy
+from planner.space.configuration import Configuration
 from planner.units import format_bytes, format_seconds, plural
 
 ROUNDING = 1e-7
@@ -259,61 +260,49 @@ def _stage_view(plan: Plan, stage: Stage) -> StageView:
 def _rival(plan: Plan, other: Alternative) -> Rival:
     plan_s, other_s = plan.compared_s(other)
     ratio = None if other_s is None else other_s / plan_s
-    shape = words_of(alternative_configuration(other, len(plan.block_table)), other.schedule)
-    return Rival(other.label, shape, other_s, ratio, _differences(plan, other), other.infeasible)
+    configuration = alternative_configuration(other, len(plan.block_table))
+    differences = tuple(_differences(plan.configuration, configuration))
+    return Rival(other.label, words_of(configuration, other.schedule), other_s, ratio, differences, other.infeasible)
 
 
-def _differences(plan: Plan, other: Alternative) -> tuple[str, ...]:
+def _differences(own: Configuration, other: Configuration) -> Iterator[str]:
     """How an alternative differs from the plan, each difference in a few words."""
-    replicas = tuple(len(stage.replicas) // plan.copies for stage in plan.stages)
-    starts = tuple(stage.blocks[0] for stage in plan.stages)
-    recomputed = tuple(stage.index for stage in plan.stages if stage.recompute)
-    zero = max((stage.zero for stage in plan.stages), default=0)
-    differences = []
-    if len(other.starts) != len(starts):
-        differences.append(f"{plural(len(other.starts), 'stage')} instead of {len(starts)}")
-    elif other.starts != starts:
-        moved = sum(a != b for a, b in zip(starts, other.starts, strict=True))
-        differences.append(f"{plural(moved, 'cut')} elsewhere")
-    own_data = [plan.copies * count for count in replicas]
-    other_data = [other.copies * count for count in other.replicas]
-    if set(own_data) != set(other_data) or (len(own_data) == len(other_data) and own_data != other_data):
-        differences.append(f"DP {one_or_all(other_data)} instead of {one_or_all(own_data)}")
-    if other.micro_batch != plan.micro_batches.size:
-        differences.append(f"micro-batch {other.micro_batch} instead of {plan.micro_batches.size}")
-    if other.schedule != plan.schedule.name:
-        differences.append(f"{other.schedule} instead of {plan.schedule.name}")
-    if len(other.recompute) != len(recomputed):
-        differences.append(f"recompute in {plural(len(other.recompute), 'stage')} instead of {len(recomputed)}")
-    elif other.recompute != recomputed and len(other.starts) == len(starts):
-        differences.append("recompute in other stages")
-    plan_layers, other_layers = (
-        " and ".join(sorted({plural(count, "layer") for count in counts if count})) or "all or no layers"
-        for counts in ([choice.layers for choice in plan.configuration.stages], other.layers)
-    )
-    if plan_layers != other_layers:
-        differences.append(f"recompute {other_layers} of a stage instead of {plan_layers}")
-    repeats, offload = [stage.repeats for stage in plan.stages], [stage.offload for stage in plan.stages]
-    for verb, nothing, own, others in (
-        ("recompute", "no module alone", repeats, other.repeats),
-        ("offload", "nothing", offload, other.offload),
-    ):
-        names, other_names = (" and ".join(sorted({*each} - {""})) or nothing for each in (map(",".join, own), others))
-        if names != other_names:
-            differences.append(f"{verb} {other_names} instead of {names}")
-    plan_ranks = {stage.group_ranks for stage in plan.stages}
-    other_ranks = set(other.ranks) or {1}
-    if plan_ranks != other_ranks:
-        word = "TP" if other.context * other.expert == 1 and not _dealt(plan) else "ranks a replica"
-        differences.append(f"{word} {short_list(sorted(other_ranks))} instead of {short_list(sorted(plan_ranks))}")
-    if other.zero != zero:
-        differences.append(f"ZeRO-{other.zero} instead of ZeRO-{zero}")
-    return tuple(differences)
-
-
-def _dealt(plan: Plan) -> bool:
-    """True if a stage has context or expert parallelism."""
-    return any(stage.context * stage.expert > 1 for stage in plan.configuration.stages)
+    stages = own.stages, other.stages
+    counts = [len(each) for each in stages]
+    same_count = counts[0] == counts[1]
+    moved = sum(a.start != b.start for a, b in zip(*stages, strict=False))
+    if not same_count:
+        yield f"{plural(counts[1], 'stage')} instead of {counts[0]}"
+    elif moved:
+        yield f"{plural(moved, 'cut')} elsewhere"
+    own_data, other_data = ([each.copies * stage.replicas for stage in each.stages] for each in (own, other))
+    if set(own_data) != set(other_data) or (same_count and own_data != other_data):
+        yield f"DP {one_or_all(other_data)} instead of {one_or_all(own_data)}"
+    if other.micro_batch != own.micro_batch:
+        yield f"micro-batch {other.micro_batch} instead of {own.micro_batch}"
+    if other.schedule != own.schedule:
+        yield f"{other.schedule} instead of {own.schedule}"
+    recomputed = [[at for at, stage in enumerate(each) if stage.recompute] for each in stages]
+    if len(recomputed[0]) != len(recomputed[1]):
+        yield f"recompute in {plural(len(recomputed[1]), 'stage')} instead of {len(recomputed[0])}"
+    elif recomputed[0] != recomputed[1] and same_count:
+        yield "recompute in other stages"
+    layers = [sorted({plural(stage.layers, "layer") for stage in each if stage.layers}) for each in stages]
+    if layers[0] != layers[1]:
+        own_layers, other_layers = (" and ".join(each) or "all or no layers" for each in layers)
+        yield f"recompute {other_layers} of a stage instead of {own_layers}"
+    for verb, field, nothing in (("recompute", "repeats", "no module alone"), ("offload", "offload", "nothing")):
+        names = [{",".join(getattr(stage, field)) for stage in each} - {""} for each in stages]
+        if names[0] != names[1]:
+            own_names, other_names = (" and ".join(sorted(each)) or nothing for each in names)
+            yield f"{verb} {other_names} instead of {own_names}"
+    ranks = [sorted({stage.ranks for stage in each}) for each in stages]
+    if ranks[0] != ranks[1]:
+        alone = all(stage.context * stage.expert == 1 for each in stages for stage in each)
+        word = "TP" if alone else "ranks a replica"
+        yield f"{word} {short_list(ranks[1])} instead of {short_list(ranks[0])}"
+    if other.zero != own.zero:
+        yield f"ZeRO-{other.zero} instead of ZeRO-{own.zero}"
 
 
 def _assumptions(plan: Plan) -> Iterator[str]:

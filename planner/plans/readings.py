@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.errors import UsageError
 from planner.plans.orders import WORD
 from planner.plans.records import WORK_FIELDS
-from planner.plans.requirement import Requirement
 from planner.plans.shardings import ShardedBlock
-from planner.plans.types import Plan
+from planner.plans.types import Plan, Requirement
 from planner.schedules import Action, ActionKind, Schedule, WeightPolicy, Work, custom_schedule, get
 from planner.sharding import AxisRole
 from planner.space.evaluate import in_closed_form

@@ -140,10 +140,13 @@ class Stage:
             are summed over these ranks first, and what ZeRO shards is sharded over them too.
         repeats: names of the modules whose forward is run again in the backward pass (`layernorm`, `moe_act`, or
             patterns of operators), where the stage is not recomputed as a whole; left out where none is.
+        repeated: operators of these modules in the stage's blocks, by name; left out where there are none.
+        dropped: those of them whose results are dropped, too, and made again before they are read next; left out where
+            there are none.
         offload: names of the modules whose activations lie in the host's memory from forward to backward, as far as
             they are kept and no other module keeps them; `layer_input` where the stage is recomputed as a whole: what
             that keeps. Left out where none do.
-        offloaded: operators of these modules in the stage's blocks, by name; left out where there are none.
+        offloaded: operators of the offloaded modules in the stage's blocks, by name; left out where there are none.
     """
 
     index: int
@@ -160,6 +163,8 @@ class Stage:
     rank_parameters: int = 0
     rank_replicas: tuple[RankReplicas, ...] = ()
     repeats: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()
     shard_over: int = 0

@@ -20,15 +20,8 @@ from planner.errors import ModelError
 from planner.graph import Graph, SourceFile, Tensor, layer_of, per_model
 from planner.hardware.types import Cluster
 from planner.operators import batch_constants, needs_gradient, rule_of
+from planner.plans import figures
 from planner.plans.collectives import stage_collectives, tied_collectives
-from planner.plans.figures import (
-    BUBBLE_CONVENTION,
-    Alternative,
-    Predictions,
-    StageCollective,
-    StageMemory,
-    StagePrediction,
-)
 from planner.plans.model import BlockParameter, Loss, ModelSection, RebatchedOperand, RebatchedTensor, TensorSpec
 from planner.plans.records import Boundary, DeviceRun, HardwareSection, LinkLevel, MicroBatches, SharedParameter, Stage
 from planner.plans.words import significant, summary
@@ -140,7 +133,7 @@ def predictions_section(
     chosen: Precision,
     node_size: int,
     shared: Sequence[SharedParameter] = (),
-) -> Predictions:
+) -> figures.Predictions:
     """The section of predictions: times and memory by stage, bound and gap.
 
     Args:
@@ -160,12 +153,12 @@ def predictions_section(
         raise ModelError("an iteration takes no time: the model has nothing to compute", hint="check the export")
     count = decision.micro_batches * decision.copies
     bubble = bubble_fraction(zip(stages, evaluation.stages, strict=True), count, evaluation.iteration_s)
-    return Predictions(
+    return figures.Predictions(
         iteration_s=iteration_s,
         simulated_iteration_s=None,
         samples_per_s=significant(decision.micro_batch * count / iteration_s),
         bubble_fraction=significant(max(0.0, bubble)),
-        bubble_convention=BUBBLE_CONVENTION,
+        bubble_convention=figures.BUBBLE_CONVENTION,
         bottleneck=evaluation.bottleneck,
         bound_s=significant(certificate.bound_s),
         gap=significant(certificate.gap),
@@ -183,7 +176,7 @@ def predictions_section(
 
 
 def bubble_fraction(
-    timed: Iterable[tuple[Stage, StageTerms | StagePrediction]], micro_batches: int, iteration_s: float
+    timed: Iterable[tuple[Stage, StageTerms | figures.StagePrediction]], micro_batches: int, iteration_s: float
 ) -> float:
     """Idle fraction of the working ranks' time; below 0 where stages take longer than the iteration.
 
@@ -208,15 +201,16 @@ _SECONDS = (
 """Fields with the same name in `StageTerms` and `StagePrediction`."""
 
 
-def _stage_prediction(terms: StageTerms, collectives: tuple[StageCollective, ...]) -> StagePrediction:
+def _stage_prediction(terms: StageTerms, collectives: tuple[figures.StageCollective, ...]) -> figures.StagePrediction:
     seconds: dict[str, Any] = {name: significant(getattr(terms, name)) for name in _SECONDS}
-    kinds = [field.name for field in dataclasses.fields(StageMemory)]
-    return StagePrediction(
+    kinds = [field.name for field in dataclasses.fields(figures.StageMemory)]
+    sizes = {kind: math.ceil(getattr(terms.memory, kind.removesuffix("_bytes"))) for kind in kinds}
+    return figures.StagePrediction(
         **seconds,
         in_flight=int(terms.in_flight),
         unit_bytes=math.floor(terms.unit_bytes),
         host_bytes=math.floor(terms.host_bytes),
-        memory=StageMemory(**{kind: math.ceil(getattr(terms.memory, kind.removesuffix("_bytes"))) for kind in kinds}),
+        memory=figures.StageMemory(**sizes),
         capacity_bytes=math.floor(terms.capacity_bytes),
         collectives=collectives,
     )
@@ -226,11 +220,11 @@ _OF_CONFIGURATION = ("copies", "micro_batch", "micro_batches", "schedule", "zero
 """Fields with the same name in `Configuration` and `Alternative`."""
 
 
-def alternative_section(candidate: Candidate) -> Alternative:
+def alternative_section(candidate: Candidate) -> figures.Alternative:
     """The section of a decision that was priced and not chosen."""
     decision, evaluation = candidate.decision, candidate.evaluation
     priced = math.isfinite(evaluation.iteration_s) and evaluation.iteration_s > 0
-    return Alternative(
+    return figures.Alternative(
         label=candidate.label,
         summary=summary(decision),
         iteration_s=significant(evaluation.iteration_s) if priced else None,

@@ -2,19 +2,17 @@
 
 A layout is one part for each mesh axis, outermost first: `R` whole on every rank, `S1` cut along dimension 1, `P` a
 partial sum, `S2~3` each third of dimension 2 cut by itself. Ranks of a group are a row-major array of the axes' sizes,
-the last axis innermost. Equal blocks share one entry, in the names of the first of them; `ShardingLookup` finds the
-entry of a name of the model.
+the last axis innermost. Equal blocks share one entry, in the names of the first of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from planner.errors import PlanError
 from planner.plans.model import MAX_BLOCKS, Block, filled
@@ -235,6 +233,18 @@ class ShardedBlock:
         """(number, further names) of every block that the entry is about, in the order of the file."""
         return tuple(member for series in self.of for member in series.named())
 
+    def renamed(self, names: Mapping[str, str]) -> Iterator[tuple[str, OperatorSplit | TensorPlace | Holding]]:
+        """Splits, places and dealt experts and rows with their names in a block, by the entry's names; weights also by
+        the names of their parameters.
+        """
+        for o in self.operators:
+            yield names[o.operator], dataclasses.replace(o, operator=names[o.operator])
+        for place in self.tensors:
+            yield from _with_parameters(_place(place, names))
+        for h in self.holdings:
+            if h.what != "columns":
+                yield names[h.weight], dataclasses.replace(h, weight=names[h.weight])
+
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
@@ -334,93 +344,7 @@ def dealt(holding: Holding, axes: Sequence[MeshAxis], position: int) -> range:
     return range(min(part * holding.each, holding.count), min((part + 1) * holding.each, holding.count))
 
 
-T = TypeVar("T")
 _CUT = re.compile(r"S([0-9]+)")
-
-
-class ShardingLookup:
-    """Finds entries, splits and layouts by names of the model.
-
-    Args:
-        stages: for each stage the name of its sharding ("" for none) and its blocks.
-        shardings: of the plan.
-        table: all blocks of the plan.
-    """
-
-    def __init__(
-        self, stages: Sequence[tuple[str, range]], shardings: Sequence[Sharding], table: Sequence[Block]
-    ) -> None:
-        self._stages, self._table = stages, table
-        self._shardings = {sharding.name: sharding for sharding in shardings}
-        self._entries = {
-            (sharding.name, block): (entry, names)
-            for sharding in shardings
-            for entry in sharding.blocks
-            for block, names in entry.members()
-        }
-
-    def entries(self, stage: int) -> Iterator[tuple[int, ShardedBlock, Mapping[str, str]]]:
-        """Number, entry, and names by the entry's names of each block of a stage; none for groups of one rank.
-
-        Raises:
-            PlanError: a block has not the form of its entry's first one.
-        """
-        name, blocks = self._stages[stage]
-        for block in blocks:
-            if (name, block) in self._entries:
-                entry, further_names = self._entries[name, block]
-                yield block, entry, correspondence(entry, self._table, block, further_names)
-
-    def tensor(self, name: str, stage: int | None) -> TensorPlace | None:
-        """Layouts of a tensor; None where no entry has it."""
-        return _first(self._tensors, name, stage)
-
-    def operator(self, name: str, stage: int | None) -> OperatorSplit | None:
-        """Split of an operator; None where no entry has it."""
-        return _first(self._operators, name, stage)
-
-    def holding(self, weight: str, stage: int) -> tuple[Holding, Sharding] | None:
-        """How experts or rows of a weight are dealt to the ranks of a stage, and its sharding; None if they are not."""
-        holding = self._holdings[stage].get(weight)
-        return None if holding is None else (holding, self._shardings[self._stages[stage][0]])
-
-    @functools.cached_property
-    def _tensors(self) -> tuple[Mapping[str, TensorPlace], ...]:
-        return self._resolved(lambda e, name: (entry for p in e.tensors for entry in _with_parameters(_place(p, name))))
-
-    @functools.cached_property
-    def _operators(self) -> tuple[Mapping[str, OperatorSplit], ...]:
-        return self._resolved(
-            lambda e, name: ((name[o.operator], dataclasses.replace(o, operator=name[o.operator])) for o in e.operators)
-        )
-
-    @functools.cached_property
-    def _holdings(self) -> tuple[Mapping[str, Holding], ...]:
-        return self._resolved(
-            lambda e, name: (
-                (name[h.weight], dataclasses.replace(h, weight=name[h.weight]))
-                for h in e.holdings
-                if h.what != "columns"
-            )
-        )
-
-    def _resolved(
-        self, items: Callable[[ShardedBlock, Mapping[str, str]], Iterable[tuple[str, T]]]
-    ) -> tuple[Mapping[str, T], ...]:
-        """By stage, items of its blocks' entries by the model's names; the first block with a name counts."""
-        by_stage: list[Mapping[str, T]] = []
-        for stage in range(len(self._stages)):
-            by_name: dict[str, T] = {}
-            for _, entry, names in self.entries(stage):
-                for name, item in items(entry, names):
-                    by_name.setdefault(name, item)
-            by_stage.append(by_name)
-        return tuple(by_stage)
-
-
-def _first(by_stage: Sequence[Mapping[str, T]], name: str, stage: int | None) -> T | None:
-    searched = by_stage if stage is None else by_stage[stage : stage + 1]
-    return next((by_name[name] for by_name in searched if name in by_name), None)
 
 
 def _place(place: TensorPlace, names: Mapping[str, str]) -> TensorPlace:
@@ -449,5 +373,10 @@ def transposed(text: str, dims: Sequence[int]) -> str:
     Args:
         text: the layout.
         dims: for each dimension that it is about, the one in the other order.
+
+    Raises:
+        PlanError: it cuts a dimension that the matrix has not.
     """
+    if any(int(cut[1]) >= len(dims) for cut in _CUT.finditer(text)):
+        raise PlanError(f"{text} cuts a dimension that a tensor of {len(dims)} has not", where="shardings")
     return _CUT.sub(lambda match: f"S{dims[int(match[1])]}", text)

@@ -1,4 +1,4 @@
-"""The plan type: everything that a backend, a person or a later comparison needs to know.
+"""The plan type: everything that a backend, a person or a later comparison needs to know; what it needs of a backend.
 
 `Plan` and the records that it is made of are the file's schema: field names are the keys of the JSON. Optional fields
 of parameters, notes and provenance are left out of the file when empty. Indices count from 0; a range `[a, b]` stands
@@ -8,33 +8,147 @@ for a, a + 1, ..., b - 1; times are seconds, sizes bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, TypeVar
 
 from planner.costs.report import Coverage
 from planner.errors import PlanError
+from planner.plans import records
 from planner.plans.figures import Alternative, FreeChoice, Headline, Predictions
 from planner.plans.model import Block, BlockParameter, BlockRun, ModelSection, block_names, expand
 from planner.plans.orders import RankOrder
-from planner.plans.records import (
-    Boundary,
-    Duplicated,
-    ExchangeSection,
-    HardwareSection,
-    MicroBatches,
-    PlanNote,
-    Provenance,
-    ScheduleSection,
-    SharedParameter,
-    Stage,
-    SystemSection,
-)
-from planner.plans.requirement import Requirement
-from planner.plans.shardings import OperatorSplit, ShardedBlock, Sharding, ShardingLookup, TensorPlace, dealt
+from planner.plans.shardings import Holding, OperatorSplit, ShardedBlock, Sharding, TensorPlace, correspondence, dealt
 from planner.schedules import Action, ActionKind
 from planner.space.configuration import Configuration
 from planner.space.types import Job
+
+
+class Requirement(StrEnum):
+    """What a backend must be able to do to run a plan; derived from the rest of it."""
+
+    PIPELINE = "pipeline"
+    """More than one stage."""
+    REPLICATED_STAGE = "replicated_stage"
+    """A stage runs on several ranks, which take micro-batches in turn and sum their gradients."""
+    UNEQUAL_REPLICATION = "unequal_replication"
+    """Stages differ in the number of replicas."""
+    SKIP_EDGES = "skip_edges"
+    """A tensor is read by a stage that does not follow the one that makes it."""
+    MULTI_TENSOR_BOUNDARY = "multi_tensor_boundary"
+    """More than one tensor goes from one stage to another."""
+    DUPLICATED_NODES = "duplicated_nodes"
+    """Parameter-free operators are computed in several stages."""
+    TIED_PARAMETERS = "tied_parameters"
+    """A parameter is held by several stages and its gradient summed over them."""
+    SEPARATE_COPIES = "separate_copies"
+    """A parameter is held by several stages, each of which updates its own copy: the tie is given up."""
+    MID_MODULE_CUT = "mid_module_cut"
+    """A numbered module (a layer) is divided between stages."""
+    RECOMPUTE = "recompute"
+    """A stage drops its activations and computes them again."""
+    ZERO1 = "zero1"
+    """The optimizer state of a stage is sharded over its replicas."""
+    ZERO2 = "zero2"
+    """Its gradients, too: they are scattered after every backward pass."""
+    ZERO3 = "zero3"
+    """Its weights, too (FSDP): they are gathered block by block before every pass."""
+    SHARDED_GROUPS = "sharded_groups"
+    """What ZeRO shards is so over a part of a stage's replicas, and each shard is held by several of them (HSDP)."""
+    ASYNC_WEIGHTS = "async_weights"
+    """Weights are updated without draining the pipeline."""
+    MULTI_STAGE_RANK = "multi_stage_rank"
+    """A rank runs several stages."""
+    SPLIT_BACKWARD = "split_backward"
+    """Input and weight gradients are computed in separate actions."""
+    IDLE_RANKS = "idle_ranks"
+    """Some ranks of the world take no part."""
+    TENSOR_PARALLEL = "tensor_parallel"
+    """The ranks of a group share every operator of a replica."""
+    SEQUENCE_PARALLEL = "sequence_parallel"
+    """Tensors between the blocks of a stage are cut along the sequence."""
+    EXPERT_PARALLEL = "expert_parallel"
+    """Ranks of a group hold different experts of a mixture."""
+    VOCABULARY_PARALLEL = "vocabulary_parallel"
+    """Ranks of a group hold different rows of an embedding table; their results are partial sums."""
+    RING_ATTENTION = "ring_attention"
+    """Keys and values of an attention go around the ranks of a group."""
+    HALO_EXCHANGE = "halo_exchange"
+    """Neighbours supply the borders of a window (a convolution cut in space)."""
+    SHARED_STATISTICS = "shared_statistics"
+    """A softmax or norm is cut along the dimension that it normalises; statistics are reduced."""
+    INTERLEAVED_SPLIT = "interleaved_split"
+    """Each of several equal blocks of a dimension is cut by itself (a fused projection)."""
+    PADDED_SPLIT = "padded_split"
+    """A tensor is cut into uneven pieces, padded to the largest."""
+    ORDER_ROUTING = "order_routing"
+    """Micro-batches run on the replicas whose orders have them, not in turn (pipelines in two directions)."""
+    SUB_SEQUENCES = "sub_sequences"
+    """A micro-batch runs in parts of its sequence, each of which reads the keys and values of those before it."""
+    LANES = "lanes"
+    """A rank does two things side by side."""
+    STREAMING = "streaming"
+    """A stage passes its result on while it works."""
+    PAIRED_ACTIONS = "paired_actions"
+    """Two actions of a rank run together as one (`+`)."""
+    EXPLICIT_TRANSFERS = "explicit_transfers"
+    """Orders say when tensors between stages are sent and received."""
+    EXPLICIT_RECOMPUTE = "explicit_recompute"
+    """Orders say when a forward is repeated."""
+    EARLY_EXCHANGE = "early_exchange"
+    """The exchange of gradients begins before the action that waits for it."""
+    EVICTIONS = "evictions"
+    """Activations are moved to another rank or the host, and come back."""
+    IN_FLIGHT_LIMITS = "in_flight_limits"
+    """A forward waits until the rank keeps fewer micro-batches than a limit."""
+    PARTIAL_UPDATES = "partial_updates"
+    """An update has the gradients of fewer micro-batches than an iteration."""
+    BOUNDED_STALENESS = "bounded_staleness"
+    """Copies of the pipeline run ahead of each other by so many waves."""
+    CORRECTIONS = "corrections"
+    """Learning rates, momentum or weights are corrected for delay or for another batch."""
+    MIXED_RECOMPUTE = "mixed_recompute"
+    """Stages differ in what they compute again or keep in the host's memory."""
+    MODULE_RECOMPUTE = "module_recompute"
+    """A stage repeats the forward of some of its modules alone."""
+    LAYER_RECOMPUTE = "layer_recompute"
+    """A stage repeats the forward of the first of its layers, and keeps the others."""
+    OFFLOAD = "offload"
+    """Activations lie in the host's memory from forward to backward."""
+    EXCHANGE_SCHEME = "exchange_scheme"
+    """Gradients travel tensor by tensor, by several methods or over servers."""
+    MIXED_SHARDINGS = "mixed_shardings"
+    """Stages differ in how the ranks of a group share the work, or in how many they are."""
+    CONTEXT_PARALLEL = "context_parallel"
+    """Ranks of a group take parts of the sequence through the whole stage."""
+    BATCH_PARALLEL = "batch_parallel"
+    """Ranks of a group take samples of the micro-batch."""
+    FREE_LAYOUTS = "free_layouts"
+    """Tensors between blocks lie each in a layout of its own."""
+    GATHERED_WEIGHTS = "gathered_weights"
+    """Weights lie cut on the ranks of a group and are gathered for a pass."""
+
+
+OF_MINOR_1 = frozenset(list(Requirement)[list(Requirement).index(Requirement.ORDER_ROUTING) :])
+"""Requirements that files of minor version 0 do not list."""
+OF_MINOR_2 = frozenset({Requirement.OFFLOAD, Requirement.SHARDED_GROUPS})
+"""Requirements of what files have since minor version 2: readers of before refuse their keys."""
+OF_MINOR_3 = frozenset({Requirement.LAYER_RECOMPUTE})
+"""Those since minor version 3, likewise."""
+OF_MINOR_4 = frozenset({Requirement.SPLIT_BACKWARD})
+"""Those since minor version 4, likewise."""
+OF_MINOR_5 = frozenset({Requirement.MODULE_RECOMPUTE})
+"""Those since minor version 5, likewise: files of before do not list the operators that stages repeat."""
+
+
+def minor_of(needed: Collection[Requirement]) -> int:
+    """The least minor version of the schema that can say these requirements."""
+    minors = {1: OF_MINOR_1, 2: OF_MINOR_2, 3: OF_MINOR_3, 4: OF_MINOR_4, 5: OF_MINOR_5}
+    return max((minor for minor, words in minors.items() if words.intersection(needed)), default=0)
+
+
+T = TypeVar("T")
 
 SCHEMA_VERSION: Literal[2] = 2
 FORMAT: Literal["shardplan-plan"] = "shardplan-plan"
@@ -89,30 +203,30 @@ class Plan:
     format: Literal["shardplan-plan"]
     version: Literal[2]
     digest: str
-    provenance: Provenance
+    provenance: records.Provenance
     model: ModelSection
-    hardware: HardwareSection
+    hardware: records.HardwareSection
     options: Job
     configuration: Configuration
     world_size: int
     copies: int
-    micro_batches: MicroBatches
+    micro_batches: records.MicroBatches
     requires: tuple[Requirement, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[records.Stage, ...]
     routing: Literal["round_robin", "by_order"]
-    boundaries: tuple[Boundary, ...]
-    shared_parameters: tuple[SharedParameter, ...]
-    duplicated: tuple[Duplicated, ...]
-    schedule: ScheduleSection
+    boundaries: tuple[records.Boundary, ...]
+    shared_parameters: tuple[records.SharedParameter, ...]
+    duplicated: tuple[records.Duplicated, ...]
+    schedule: records.ScheduleSection
     predictions: Predictions
     alternatives: tuple[Alternative, ...]
     coverage: Coverage
-    notes: tuple[PlanNote, ...]
+    notes: tuple[records.PlanNote, ...]
     not_modelled: tuple[str, ...]
     blocks: tuple[BlockRun, ...]
     shardings: tuple[Sharding, ...] = ()
-    system: SystemSection | None = None
-    exchange: ExchangeSection | None = None
+    system: records.SystemSection | None = None
+    exchange: records.ExchangeSection | None = None
     runs_on: tuple[str, ...] = ()
     free_choice: FreeChoice | None = None
     headline: Headline | None = None
@@ -239,9 +353,14 @@ class Plan:
         return next((s for s in self.shardings if s.name == name), None) if name else None
 
     @functools.cached_property
-    def _places(self) -> ShardingLookup:
-        stages = tuple((stage.sharding, range(*stage.blocks)) for stage in self.stages)
-        return ShardingLookup(stages, self.shardings, self.block_table)
+    def _entries(self) -> Mapping[tuple[str, int], tuple[ShardedBlock, tuple[str, ...]]]:
+        """Entry and further names of a block, by the name of the sharding and the block's number."""
+        return {
+            (sharding.name, block): (entry, names)
+            for sharding in self.shardings
+            for entry in sharding.blocks
+            for block, names in entry.members()
+        }
 
     def sharded_blocks(self, stage: int) -> Iterator[tuple[int, ShardedBlock, Mapping[str, str]]]:
         """Number, sharding entry, and names by the entry's names of each block of a stage.
@@ -251,7 +370,27 @@ class Plan:
         Raises:
             PlanError: a block has not the form of its entry's first one.
         """
-        return self._places.entries(stage)
+        for block in range(*self.stages[stage].blocks):
+            entry, further_names = self._entries.get((self.stages[stage].sharding, block), (None, ()))
+            if entry is not None:
+                yield block, entry, correspondence(entry, self.block_table, block, further_names)
+
+    @functools.cached_property
+    def _sharded(self) -> tuple[Mapping[tuple[type, str], Any], ...]:
+        """By stage, what the entries of its blocks say, by type and the model's name; the first block counts."""
+        by_stage = []
+        for stage in range(len(self.stages)):
+            items: dict[tuple[type, str], Any] = {}
+            for _, entry, names in self.sharded_blocks(stage):
+                for name, item in entry.renamed(names):
+                    items.setdefault((type(item), name), item)
+            by_stage.append(items)
+        return tuple(by_stage)
+
+    def _said(self, kind: type[T], name: str, stage: int | None) -> T | None:
+        """What the entries of a stage, or of the first that does, say of a name; None where none does."""
+        stages = self._sharded if stage is None else self._sharded[stage : stage + 1]
+        return next((items[kind, name] for items in stages if (kind, name) in items), None)
 
     def layout_of(self, tensor: str, stage: int | None = None) -> TensorPlace | None:
         """Layouts of a tensor, weight or parameter of the model on the ranks of a group.
@@ -266,7 +405,7 @@ class Plan:
         Returns:
             None where every rank holds the full tensor: groups of one rank, model inputs and constants.
         """
-        return self._places.tensor(tensor, stage)
+        return self._said(TensorPlace, tensor, stage)
 
     def operator_split(self, operator: str, stage: int | None = None) -> OperatorSplit | None:
         """Split of an operator, in the model's names; None where one rank runs all of it.
@@ -275,7 +414,7 @@ class Plan:
             operator: name of its first output.
             stage: one of the stages that run it; the first where absent.
         """
-        return self._places.operator(operator, stage)
+        return self._said(OperatorSplit, operator, stage)
 
     def inside_s(self, stage: int) -> tuple[float, float, float]:
         """Seconds of communication inside a stage's group for a micro-batch.
@@ -297,8 +436,8 @@ class Plan:
     def held(self, weight: str, rank: int) -> range | None:
         """Indices of the experts or table rows of a weight that a rank holds; None where it holds all or has none."""
         for stage in self.stages_of(rank):
-            holding = self._places.holding(weight, stage)
-            if holding is not None:
+            holding, sharding = self._said(Holding, weight, stage), self.sharding_of(stage)
+            if holding is not None and sharding is not None:
                 group = next(group for group in self.stages[stage].replicas if rank in group)
-                return dealt(holding[0], holding[1].axes, group.index(rank))
+                return dealt(holding, sharding.axes, group.index(rank))
         return None

@@ -16,11 +16,10 @@ from planner.exchange import get as scheme
 from planner.graph import DType, Graph
 from planner.hardware.types import Cluster, with_headroom
 from planner.memory import fits
-from planner.plans.check_model import check_graph
-from planner.plans.check_orders import check_orders
-from planner.plans.derive import laid_out, with_sums
+from planner.plans.checks import check_graph, check_orders
 from planner.plans.files import digest_of
 from planner.plans.findings import PLAN_AGAIN, Fault, Finding, differences, limited
+from planner.plans.rebuild import laid_out, with_sums
 from planner.plans.sections import hardware_section
 from planner.plans.shardings import ShardedBlock, Sharding, correspondence
 from planner.plans.types import Plan
@@ -108,6 +107,7 @@ def _references(plan: Plan) -> Iterator[Finding]:
             yield _wrong(message, "tensors go to later stages", b.from_stage)
         if b.dtype not in set(DType):
             yield _wrong(f"{b.tensor!r} has unknown type {b.dtype!r}", stage=b.from_stage)
+    yield from _members(plan)
     parts = (*(block.nodes for block in plan.block_table), *(entry.nodes for entry in plan.duplicated))
     listed = Counter(key for nodes in parts for key in nodes)
     for key, times in listed.items():
@@ -127,6 +127,16 @@ def _references(plan: Plan) -> Iterator[Finding]:
         yield _wrong(f"predictions are for {len(predictions.stages)} stages, the plan has {count}")
     if predictions.iteration_s <= 0:
         yield _wrong(f"an iteration takes {predictions.iteration_s} s")
+
+
+def _members(plan: Plan) -> Iterator[Finding]:
+    """Operators that a stage repeats, drops the results of or offloads are its own; the dropped ones are repeated."""
+    for stage in plan.stages:
+        own = {node for block in plan.stage_blocks(stage.index) for node in block.nodes}
+        for key, among in (("repeated", own), ("dropped", set(stage.repeated)), ("offloaded", own)):
+            for name in set(getattr(stage, key)) - among:
+                message = f"stages[{stage.index}].{key} has {name!r}, which is none of its operators"
+                yield _wrong(message, stage=stage.index)
 
 
 def _degrees(plan: Plan) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from planner.exports import exported, exports_of
 if TYPE_CHECKING:
     from planner.report.answers import prediction_report as prediction_report
     from planner.report.answers import sweep_report as sweep_report
+    from planner.report.answers import sweep_svg as sweep_svg
     from planner.report.answers import target_report as target_report
     from planner.report.answers import why_not_report as why_not_report
     from planner.report.answers import worth_report as worth_report
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from planner.report.catalogue import stacks_report as stacks_report
     from planner.report.comparison import comparison_document as comparison_document
     from planner.report.comparison import comparison_report as comparison_report
+    from planner.report.comparison import comparison_svg as comparison_svg
     from planner.report.costs import calibration_report as calibration_report
+    from planner.report.costs import measured_timeline as measured_timeline
     from planner.report.costs import profile_report as profile_report
+    from planner.report.costs import run_document as run_document
+    from planner.report.costs import run_report as run_report
     from planner.report.difference import annotation as annotation
     from planner.report.difference import diff_annotations as diff_annotations
     from planner.report.difference import diff_markdown as diff_markdown
@@ -35,11 +40,6 @@ if TYPE_CHECKING:
     from planner.report.partitions import partition_diff_report as partition_diff_report
     from planner.report.partitions import partition_report as partition_report
     from planner.report.plans import plan_report as plan_report
-    from planner.report.runs import measured_timeline as measured_timeline
-    from planner.report.runs import run_document as run_document
-    from planner.report.runs import run_report as run_report
-    from planner.report.scatter import comparison_svg as comparison_svg
-    from planner.report.scatter import sweep_svg as sweep_svg
     from planner.report.tables import Form as Form
     from planner.report.tables import Report as Report
     from planner.report.tables import Section as Section

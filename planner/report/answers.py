@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from planner.ask import Fix, TargetAnswer, WhyNot, Worth
@@ -9,7 +10,9 @@ from planner.ask.choices import ComparedPart
 from planner.ask.sweeps import SweepRow
 from planner.plans import Plan, explain
 from planner.plans.explain import plan_shape
+from planner.plans.figures import GIB
 from planner.prediction import Prediction
+from planner.report import svg
 from planner.report.explanation import memory_section
 from planner.report.plans import plan_report
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
@@ -237,3 +240,34 @@ def _data(rows: Sequence[SweepRow]) -> list[dict[str, object]]:
         result = {"bound_s": row.bound_s or None, "pareto": row.pareto, "shape": row.shape, "reason": row.reason}
         data.append({**dict(row.point), **figures, **result, "seconds": round(row.seconds, 3)})
     return data
+
+
+NAME_LETTERS, MOST_NAMED = 35, 24
+"""Letters of a name that fit beside the chart; points of a sweep up to which all are named."""
+
+
+def sweep_svg(rows: Sequence[SweepRow]) -> str:
+    """Throughput of all devices to the right, price (or memory if no price is known) upwards.
+
+    Pareto-optimal points are coloured and named, the others where there are few; each has a tooltip with its values.
+    """
+    made = [(row, row.headline) for row in sorted(rows, key=lambda row: row.pareto) if row.headline is not None]
+    priced = all(line.dollars_per_hour for _, line in made)
+    unit, power = ("tokens", 12) if any(line.sequence for _, line in made) else ("samples", 6)
+    swept, points = swept_names(rows), []
+    for row, line in made:
+        values = ", ".join(f"{name} {value}" for name, value in row.point if name in swept)
+        named = row.pareto or len(made) <= MOST_NAMED
+        shown = textwrap.shorten(values, NAME_LETTERS, placeholder=" ..") if named else ""
+        dollars = line.dollars_per_tera_tokens or line.dollars_per_mega_samples
+        rate = line.samples_per_s * (line.sequence or 1)
+        height, kind = dollars if priced else line.memory_bytes / GIB, ("other", "first")[row.pareto]
+        points.append(svg.Dot(rate, height, kind, f"{values}: {line}", shown))
+    return svg.scatter(
+        sweep_report(rows).title,
+        points,
+        svg.Axis(f"{unit} a second, all devices"),
+        svg.Axis(f"dollars for 10^{power} {unit}" if priced else "memory of the fullest device, GiB"),
+        nothing="no point has a plan",
+        legend={"first": "no other is as good in throughput, price and memory", "other": "another one is"},
+    )

@@ -10,17 +10,7 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
-from planner.hardware import (
-    Cluster,
-    Device,
-    Level,
-    cluster_names,
-    device_names,
-    load_cluster,
-    load_device,
-    load_stack,
-    stack_names,
-)
+from planner import hardware
 from planner.report.tables import Cell, Form, Line, Report, Section, data_table, table
 from planner.units import (
     format_bytes,
@@ -64,17 +54,17 @@ _STACK: Columns = {
 
 def clusters_report() -> Report:
     """The bundled clusters."""
-    return _listed(map(load_cluster, cluster_names()), _CLUSTER)
+    return _listed(map(hardware.load_cluster, hardware.cluster_names()), _CLUSTER)
 
 
 def devices_report() -> Report:
     """The bundled devices."""
-    return _listed(map(load_device, device_names()), _DEVICE)
+    return _listed(map(hardware.load_device, hardware.device_names()), _DEVICE)
 
 
 def stacks_report() -> Report:
     """The bundled stacks of software."""
-    return _listed(map(load_stack, stack_names()), _STACK)
+    return _listed(map(hardware.load_stack, hardware.stack_names()), _STACK)
 
 
 def _listed(profiles: Iterable[object], columns: Columns) -> Report:
@@ -96,7 +86,7 @@ def models_report(models: Sequence[Any]) -> Report:
     return Report("", (Section(table=table(columns, rows)),), data_table(data, data[0] if data else ()))
 
 
-def cluster_report(cluster: Cluster, profile: Mapping[str, Any]) -> Report:
+def cluster_report(cluster: hardware.Cluster, profile: Mapping[str, Any]) -> Report:
     """A cluster: its levels from the outermost on, its devices, and the source of every figure.
 
     Args:
@@ -147,7 +137,7 @@ def _cited(item: Mapping[str, Any], profile: Mapping[str, Any], numbers: dict[st
     return number, "; ".join(note for note in notes if note)
 
 
-def _tree(cluster: Cluster) -> tuple[Line, ...]:
+def _tree(cluster: hardware.Cluster) -> tuple[Line, ...]:
     """The tree of levels, outermost first, with the devices at its end."""
     sizes, types = (1, *cluster.group_sizes()), cluster.device_types.tolist()
     names = [_level_line(level, sizes[i], cluster.node_size) for i, level in enumerate(cluster.levels)][::-1]
@@ -164,14 +154,14 @@ def _branch(depth: int, text: str) -> list[str]:
     return [f"{' ' * len(mark) if i else mark}{line}" for i, line in enumerate(wrap(text, TREE_WIDTH - len(mark)))]
 
 
-def half_peak(device: Device) -> tuple[str, float]:
+def half_peak(device: hardware.Device) -> tuple[str, float]:
     """A 16-bit format of a device and its peak in FLOP/s; the device's first format if it has none of 16 bits."""
     kinds = device.matrix_flop_per_s
     kind = next((k for k in ("bf16", "fp16") if k in kinds), next(iter(kinds)))
     return kind, kinds[kind]
 
 
-def _level_line(level: Level, child: int, node_size: int) -> str:
+def _level_line(level: hardware.Level, child: int, node_size: int) -> str:
     unit = "device" if child == 1 else "node" if child == node_size else f"group of {child}"
     several = unit.replace("group", "groups") if " " in unit else f"{unit}s"
     rate = f"{format_rate(level.byte_per_s, 4)} a {unit}"
@@ -185,7 +175,7 @@ def _level_line(level: Level, child: int, node_size: int) -> str:
     )
 
 
-def _device_line(device: Device, count: int) -> str:
+def _device_line(device: hardware.Device, count: int) -> str:
     kind, peak = half_peak(device)
     return (
         f"{count} x {device.name}: {format_bytes(device.memory_bytes)} "

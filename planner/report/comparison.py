@@ -1,4 +1,6 @@
-"""Reports of comparisons of systems: ranking, systems that change the training semantics, systems that do not fit."""
+"""Reports of comparisons of systems: ranking, systems that change the training semantics, systems that do not fit; the
+same as a picture by time and memory.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.costs import precision
-from planner.plans.figures import Headline, headline_of
+from planner.plans.figures import GIB, Headline, headline_of
 from planner.plans.files import plain
+from planner.report import svg
 from planner.report.tables import Cell, Form, Report, Section, Table, data_table, table
 from planner.systems import Comparison, Semantics, SystemRow
-from planner.units import format_bytes
+from planner.units import format_bytes, format_number, format_seconds
 
 MARK, OTHER_UPDATE = "*", "+"
 """Marks of systems that change the training semantics, and of systems whose updates differ from the others'."""
@@ -162,3 +165,30 @@ def _document(row: SystemRow) -> dict[str, Any]:
     """The fields of a row as plain data with its peak memory; of one that does not fit, those that have a value."""
     peak = {} if row.memory is None else {"peak_memory_bytes": row.memory.total}
     return (asdict(row) if row.feasible else plain(row)) | peak
+
+
+def comparison_svg(comparison: Comparison) -> str:
+    """Iteration time to the right, memory upwards; capacities of devices as dashed lines.
+
+    Filled points are synchronous, hollow ones change the training semantics. Systems that do not fit are named below.
+    """
+    points, capacities, notes = [], set(), []
+    for row in comparison.rows:
+        if row.feasible and row.memory is not None:
+            held, alters = max(row.memory.total, 1.0), "+" * bool(row.alters)
+            tip = f"{row.system}: {format_seconds(row.iteration_s)}, {format_bytes(held)}, {row.plan}"
+            kind = "second" if row.semantics is Semantics.ASYNC else "first"
+            points.append(svg.Dot(row.iteration_s, held / GIB, kind, tip, row.system + alters))
+            capacities.add(row.capacity_bytes / GIB)
+            notes += [f"+ {row.system}: {row.alters}"] * bool(row.alters)
+    failed = ", ".join(row.system for row in comparison.rows if not row.feasible)
+    return svg.scatter(
+        f"{comparison.model} on {comparison.hardware}, global batch {comparison.global_batch}",
+        points,
+        svg.Axis("time of an iteration", lambda seconds: format_seconds(seconds).removesuffix(" 0 s"), svg.time_ticks),
+        svg.Axis("memory of the fullest device", lambda gib: f"{format_number(gib)} GiB"),
+        nothing="no system can train this model on this cluster",
+        legend={"first": "synchronous", "second": "changes the training semantics"},
+        limits=sorted(capacities),
+        notes=[*([f"not possible: {failed}"] if failed else []), *notes],
+    )

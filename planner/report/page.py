@@ -14,9 +14,8 @@ from planner.graph import Graph
 from planner.hardware.types import Cluster
 from planner.plans import Plan
 from planner.plans.explain import Explanation, explain
+from planner.report import page_charts
 from planner.report.explanation import explanation_report
-from planner.report.page_charts import Chart, alternatives_chart, model_chart, roofline_chart
-from planner.report.page_timeline import kinds_chart, memory_chart, time_chart, timeline_chart
 from planner.report.tables import Form, Section, Table
 from planner.report.timeline import MOST_ROWS
 from planner.simulate import simulate
@@ -56,16 +55,20 @@ def plan_page(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = 
     spans = windows(timeline, 2 * FOCUSED_FORWARDS, int(FOCUSED_FORWARDS / 0.4))
     focus, lanes = spans[len(spans) // 2], fullest_lanes(timeline)
     charts = [
-        model_chart(plan),
-        timeline_chart(timeline, grouped, parts, focus),
-        memory_chart(timeline, lanes, focus),
-        time_chart(timeline, grouped, parts),
-        kinds_chart(plan, lanes),
-        alternatives_chart(plan, explanation.rivals),
+        page_charts.model_chart(plan),
+        page_charts.timeline_chart(timeline, grouped, parts, focus),
+        page_charts.memory_chart(timeline, lanes, focus),
+        page_charts.time_chart(timeline, grouped, parts),
+        page_charts.kinds_chart(plan, lanes),
+        page_charts.alternatives_chart(plan, explanation.rivals),
     ]
     if pricer is not None:
         ranks = max(stage.group_ranks for stage in plan.stages)
-        charts.append(roofline_chart(pricer.graph_at(size), pricer.profiles(size)[0], pricer.cluster.devices[0], ranks))
+        charts.append(
+            page_charts.roofline_chart(
+                pricer.graph_at(size), pricer.profiles(size)[0], pricer.cluster.devices[0], ranks
+            )
+        )
     shown = [*map(_figure, charts), *([_missing(lacking)] if pricer is None else [])]
     specs = {chart.name: chart.spec for chart in charts}
     contents = {
@@ -96,7 +99,7 @@ def _tile(figure: str) -> str:
     return f"<div><b>{escape(large)}</b>{escape(rest)}</div>"
 
 
-def _figure(chart: Chart) -> str:
+def _figure(chart: page_charts.Chart) -> str:
     """A chart under its heading, with the buttons that move the timeline."""
     buttons = "".join(f'<button value="{key}">{escape(word)}</button>' for key, word in BUTTONS.items())
     bar = f'<div id="zoom">{buttons}</div><p class="quiet">{HINT}</p>' if chart.name == "timeline" else ""

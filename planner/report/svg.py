@@ -1,11 +1,14 @@
-"""SVG elements as text: escaped, styled by class, with colours for light and dark schemes; scales of charts."""
+"""SVG elements as text: escaped, styled by class, with colours for light and dark schemes; scales; scatter charts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from planner.units import format_number
 
 Point = tuple[float, float]
 
@@ -152,3 +155,130 @@ def round_ticks(low: float, high: float) -> tuple[float, ...]:
     """Four to about ten round numbers between two."""
     unit = 10.0 ** -math.floor(math.log10(high))
     return tuple(float(f"{tick / unit:.6g}") for tick in time_ticks(low * unit, high * unit))
+
+
+SCATTER_STYLE = """
+.leader { stroke: #999 } .mark { stroke-width: 2 }
+.first { fill: #2563eb; stroke: #2563eb } .second { fill: #fff; stroke: #c2620a } .other { fill: #999; stroke: #999 }
+text.first { stroke: none; fill: #2563eb } text.second { stroke: none; fill: #a8540a }
+text.other { stroke: none; fill: #666 }
+@media (prefers-color-scheme: dark) {
+  .leader { stroke: #777 } .first { fill: #7aa7ff; stroke: #7aa7ff } .second { fill: #16181d; stroke: #f5a04a }
+  .other { fill: #777; stroke: #777 } text.first { fill: #7aa7ff } text.second { fill: #f5a04a }
+  text.other { fill: #aaa }
+}
+"""
+
+LETTER, LINE, FOOT_LETTERS = 6.8, 14.0, 125
+"""Width of a letter and height of a line in picture units; letters per line of the notes below."""
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960.0, 80.0, 700.0, 90.0, 520.0
+"""Width of the picture, and the edges of the chart in it; names stand to the right of the chart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A point of a picture.
+
+    Attributes:
+        x, y: its values, above 0.
+        kind: "first", "second" or "other", by which it is coloured.
+        tip: its tooltip.
+        name: what stands beside the chart, joined to the point by a line; "" for nothing.
+    """
+
+    x: float
+    y: float
+    kind: str
+    tip: str
+    name: str = ""
+
+
+def _six_digits(value: float) -> str:
+    return format_number(value, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A logarithmic axis: what it shows, how a tick is written, and which ticks lie between two values."""
+
+    words: str
+    label: Callable[[float], str] = _six_digits
+    ticks: Callable[[float, float], tuple[float, ...]] = round_ticks
+
+    def scale(self, values: Sequence[float], start: float, end: float) -> Scale:
+        """A scale that covers some values with a margin."""
+        margin = max(max(values) / min(values), 1.2) ** 0.08
+        low, high = min(values) / margin, max(values) * margin
+        return Scale(low, high, start, end, self.ticks(low, high))
+
+
+def scatter(
+    title: str,
+    points: Sequence[Dot],
+    x: Axis,
+    y: Axis,
+    *,
+    nothing: str,
+    legend: Mapping[str, str] | None = None,
+    limits: Sequence[float] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """A picture of points, later ones above earlier ones; colours follow the viewer's light or dark scheme.
+
+    Args:
+        title: above the chart.
+        points: the points.
+        x: the axis to the right.
+        y: the axis upwards.
+        nothing: what stands in place of the chart if there are no points.
+        legend: meaning by kind of point.
+        limits: values of `y` with a dashed line.
+        notes: lines below the chart.
+    """
+    foot = [words for note in notes for words in textwrap.wrap(note, FOOT_LETTERS, break_on_hyphens=False)]
+    parts = [text(LEFT, 24, title, "title")]
+    if points:
+        right = x.scale([point.x for point in points], LEFT, RIGHT)
+        up = y.scale([*(point.y for point in points), *limits], BOTTOM, TOP)
+        parts += [*_legend(legend or {}), *_axes(right, up, x, y, limits), *_names(points, right, up)]
+        parts += [circle(f"mark {p.kind}", right.at(p.x), up.at(p.y), 5, p.tip) for p in points]
+    else:
+        parts.append(text(LEFT, TOP + 40, nothing))
+    parts += [text(LEFT, BOTTOM + 52 + LINE * i, words, "quiet") for i, words in enumerate(foot)]
+    return svg(WIDTH, BOTTOM + 58 + LINE * len(foot), SCATTER_STYLE, parts)
+
+
+def _legend(legend: Mapping[str, str]) -> list[str]:
+    parts, x = [], LEFT + 6
+    for kind, meaning in legend.items():
+        parts += [circle(f"mark {kind}", x, 42, 5), text(x + 11, 46, meaning, "quiet")]
+        x += 36 + LETTER * len(meaning)
+    return parts
+
+
+def _axes(right: Scale, up: Scale, x: Axis, y: Axis, limits: Sequence[float]) -> list[str]:
+    """Grid lines with labels, what the axes show, and a line at each limit."""
+    parts = [
+        *horizontal_lines(right, up, y.label),
+        *vertical_lines(right, up, x.label, 16),
+        text(LEFT - 60, TOP - 14, f"{y.words}, logarithmic", "quiet"),
+        text((LEFT + RIGHT) / 2, BOTTOM + 34, f"{x.words}, logarithmic", "quiet", "middle"),
+    ]
+    for limit in limits:
+        parts.append(line("limit", LEFT, up.at(limit), RIGHT, up.at(limit)))
+        parts.append(text(LEFT + 6, up.at(limit) - 4, f"limit {y.label(limit)}", "over"))
+    return parts
+
+
+def _names(points: Sequence[Dot], right: Scale, up: Scale) -> list[str]:
+    """The names in a column beside the chart, in the order of their points' heights, each with a line to its point."""
+    named = sorted((point for point in points if point.name), key=lambda point: -point.y)
+    parts, at, step = [], TOP, min(LINE, (BOTTOM - TOP) / max(1, len(named)))
+    for number, point in enumerate(named):
+        lowest = BOTTOM - step * (len(named) - number - 1)
+        at = max(at, min(up.at(point.y), lowest))
+        parts.append(line("leader", right.at(point.x), up.at(point.y), RIGHT + 12, at - 4))
+        parts.append(text(RIGHT + 16, at, point.name, point.kind))
+        at += step
+    return parts

@@ -15,15 +15,7 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
-from planner.units import (
-    format_bytes,
-    format_flop_rate,
-    format_flops,
-    format_number,
-    format_rate,
-    format_seconds,
-    short_count,
-)
+from planner import units
 
 BAR_WIDTH = 20
 
@@ -128,13 +120,13 @@ def bar(fraction: float, width: int = BAR_WIDTH) -> str:
 
 
 _FORMATS: Mapping[Form, Callable[[Any], str]] = {
-    Form.NUMBER: lambda value: f"{value:,}" if isinstance(value, int) else format_number(value),
-    Form.COUNT: short_count,
-    Form.SECONDS: format_seconds,
-    Form.BYTES: format_bytes,
-    Form.BYTE_RATE: format_rate,
-    Form.FLOPS: format_flops,
-    Form.FLOP_RATE: format_flop_rate,
+    Form.NUMBER: lambda value: f"{value:,}" if isinstance(value, int) else units.format_number(value),
+    Form.COUNT: units.short_count,
+    Form.SECONDS: units.format_seconds,
+    Form.BYTES: units.format_bytes,
+    Form.BYTE_RATE: units.format_rate,
+    Form.FLOPS: units.format_flops,
+    Form.FLOP_RATE: units.format_flop_rate,
     Form.SHARE: "{:.1%}".format,
     Form.CHANGE: "{:+.1%}".format,
     Form.BAR: bar,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -25,28 +26,36 @@ class HostMemory:
 
     def __init__(self, operators: Collection[str], resident: Iterable[torch.Tensor], device: Device) -> None:
         self._operators, self._device = operators, device
-        self._resident = {_place(x) for x in resident}
+        self._resident = {place_of(x) for x in resident}
         self.moved_bytes = 0
 
     def keeping(self, operator: str) -> AbstractContextManager[object]:
         """What autograd keeps within goes to the host, if the operator is one of those whose tensors move."""
         if operator not in self._operators:
             return nullcontext()
-        hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(self._away, self._back)
+        hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(
+            functools.partial(self.away, operator), self.back
+        )
         return hooks
 
-    def _away(self, x: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        if _place(x) in self._resident:
+    def is_resident(self, x: torch.Tensor) -> bool:
+        """Whether a tensor stays on the device all the time."""
+        return place_of(x) in self._resident
+
+    def away(self, operator: str, x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """What an operator keeps: moved, if it is one of those, and whether it was."""
+        if operator not in self._operators or self.is_resident(x):
             return x, False
         self.moved_bytes += x.numel() * x.element_size()
         return self._device.to_host(x), True
 
-    def _back(self, kept: tuple[torch.Tensor, bool]) -> torch.Tensor:
+    def back(self, kept: tuple[torch.Tensor, bool]) -> torch.Tensor:
+        """The tensor again, from what `away` gave."""
         x, away = kept
         return self._device.from_host(x) if away else x
 
 
-def _place(x: torch.Tensor) -> int:
+def place_of(x: torch.Tensor) -> int:
     """Which storage a tensor has; without data it has no address."""
     return int(x.untyped_storage()._cdata)
 

@@ -100,6 +100,7 @@ def run(
     reads_left = Counter(name for step in steps for name in step.inputs if name)
     known = dict(values)
     for step in steps:
+        context.begin(step, known.__getitem__)
         if isinstance(step, Step):
             context.before(step.inputs)
             results = run_step(step, known, context)
@@ -109,6 +110,7 @@ def run(
         for name, value in zip(step.outputs, results, strict=False):
             if name and value is not None:
                 known[name] = fitted(name, value) if fitted and isinstance(value, torch.Tensor) else value
+        context.end(step, known.__getitem__)
         for name in step.inputs:
             if name and kept:
                 reads_left[name] -= 1

@@ -61,6 +61,7 @@ class ModelFile:
         folder: folder of external data.
         input_types: of each input the ONNX element type and its fixed sizes.
         resized: for tensors with another number of samples than in the file, sizes by dimension.
+        source: the file as it was read.
     """
 
     steps: tuple[Step, ...]
@@ -72,6 +73,7 @@ class ModelFile:
     folder: Path = Path()
     input_types: Mapping[str, tuple[int, tuple[int | None, ...]]] = field(default_factory=dict)
     resized: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    source: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.producer = {name: i for i, step in enumerate(self.steps) for name in step.outputs if name}
@@ -263,6 +265,7 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
             raise ModelError(
                 f"cannot be read as ONNX: {error}", where=str(model), hint="give the plan's ONNX file"
             ) from error
+    source = proto
     if proto.functions:
         proto = inline_local_functions(proto)
     versions = {("" if e.domain == "ai.onnx" else e.domain): e.version for e in proto.opset_import}
@@ -275,7 +278,7 @@ def read_model(model: object, *, seed: int = 0) -> ModelFile:
         name: (kind.elem_type, tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim))
         for name, kind in kinds.items()
     }
-    return ModelFile(steps, inputs, outputs, weights, {}, seed, folder, types)
+    return ModelFile(steps, inputs, outputs, weights, {}, seed, folder, types, source=source)
 
 
 def _step(node: Any, versions: Mapping[str, int]) -> Step:  # noqa: ANN401

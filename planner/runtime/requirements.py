@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from planner.errors import PlanError
-from planner.plans import Fault, Plan, Requirement, validate
+from planner.errors import PlanError, ShardplanError
+from planner.importers import graph_from_proto
+from planner.operators import rebatch
+from planner.plans import Fault, Finding, Plan, Requirement, validate
 from planner.runtime.model_file import ModelFile
 from planner.units import plural
 
@@ -52,7 +54,7 @@ EXECUTED: Mapping[Requirement, str] = {
     Requirement.BOUNDED_STALENESS: "a copy waits for the waves that its order names and has no newer ones",
     Requirement.MIXED_RECOMPUTE: "as it stands",
     Requirement.LAYER_RECOMPUTE: "the layers behind are repeated, too: the same values, more time",
-    Requirement.MODULE_RECOMPUTE: "the modules are kept: the same values, more memory",
+    Requirement.MODULE_RECOMPUTE: "as it stands; kept in files of before minor version 5, which list no operators",
     Requirement.OFFLOAD: "copied to the host by operator; operators that keep the same tensor have a copy each",
     Requirement.EXCHANGE_SCHEME: "as one reduction of all gradients of a stage",
     Requirement.MIXED_SHARDINGS: "as it stands",
@@ -91,17 +93,20 @@ def require_executable(plan: Plan) -> None:
     Raises:
         PlanError: names the first contradiction and counts the others, or names all reasons against execution.
     """
-    contradictions = [finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED]
-    if contradictions:
-        first = contradictions[0]
-        more = f", and {plural(len(contradictions) - 1, 'further finding')}" if contradictions[1:] else ""
-        raise PlanError(f"{first.fault}: {first.message}{more}", where="plan", hint="`shardplan check` tells all")
+    _refuse([finding for finding in validate(plan) if finding.fault not in _NOT_EXECUTED])
     reasons = refusals(plan)
     if reasons:
         raise PlanError(
             f"cannot be run: {'; '.join(reasons)}", where=f"schedule {plan.schedule.name}",
             hint="plan with another --schedule, such as 1f1b or interleaved, without --shard-over",
         )  # fmt: skip
+
+
+def _refuse(findings: Sequence[Finding]) -> None:
+    if findings:
+        more = f", and {plural(len(findings) - 1, 'further finding')}" if findings[1:] else ""
+        message = f"{findings[0].fault}: {findings[0].message}{more}"
+        raise PlanError(message, where="plan", hint="`shardplan check` tells all")
 
 
 def require_model(plan: Plan, model: ModelFile) -> None:
@@ -129,6 +134,26 @@ def require_model(plan: Plan, model: ModelFile) -> None:
         if stored != shape and (1, *stored[1:]) != shape:  # an entry for each sample, all alike, counts once
             message = f"the weight {name!r} is {list(stored)}, in the plan {list(shape)}"
             raise PlanError(message, where=plan.model.name, hint=_OTHER_MODEL)
+    require_legal(plan, model)
+
+
+def require_legal(plan: Plan, model: ModelFile) -> None:
+    """Refuse splits of operators, layouts, and tensors between stages that are not as the model has them. O(nodes).
+
+    Nothing is said of a model that planning reads otherwise, as where sizes of its axes were given.
+
+    Raises:
+        PlanError: names the first operator or tensor.
+    """
+    if model.source is None:
+        return
+    try:
+        graph = rebatch(graph_from_proto(model.source), plan.micro_batches.size)
+    except ShardplanError:
+        return
+    if graph.fingerprint == plan.model.fingerprint:
+        sent = {boundary.tensor for boundary in plan.boundaries}
+        _refuse([f for f in validate(plan, graph) if f.fault is Fault.SHARDINGS or f.tensor in sent])
 
 
 _OTHER_MODEL = "is this the model that the plan was made for?"

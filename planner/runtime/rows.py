@@ -199,6 +199,10 @@ class BlocksAtWork:
         if needed := self._rows_of(names):
             self._enter(needed)
 
+    def again(self, names: Iterable[str]) -> None:
+        """Note what an operator reads that runs again for the backward of another, whose rows stay as they are."""
+        self._gather(sorted(self._rows_of(names)))
+
     def after(self, names: Iterable[str], outputs: Iterable[str], results: Iterable[object]) -> None:
         """Note what an operator made. A result that is a view of a weight stands for the weight from now on."""
         needed = self._rows_of(names)
@@ -221,13 +225,16 @@ class BlocksAtWork:
         ahead = (at + step * (k + 1) for k in range(self._ahead))
         wanted = [*sorted(needed), *(k for k in ahead if 0 <= k < len(self._rows))]
         self._close(wanted, needed)
+        self._gather(wanted)
+        for k in sorted(needed - self._summing) if sums else ():
+            self._rows[k].open_sums()
+            self._summing.add(k)
+
+    def _gather(self, wanted: Iterable[int]) -> None:
         for k in wanted:
             if self._rows[k].apart and k not in self._gathered:
                 self._rows[k].gather()
                 self._gathered.add(k)
-        for k in sorted(needed - self._summing) if sums else ():
-            self._rows[k].open_sums()
-            self._summing.add(k)
 
     def _close(self, gathered: Iterable[int], summing: Iterable[int] = ()) -> None:
         """Close all rows but those that stay gathered, and those whose gradients are being added up."""

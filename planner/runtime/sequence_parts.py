@@ -10,6 +10,7 @@ from planner.runtime.data import Batch, Loss
 from planner.runtime.device import settled
 from planner.runtime.interpreter import Values, run_step
 from planner.runtime.model_file import ModelFile, Step
+from planner.runtime.modules import Module, find_modules
 from planner.runtime.operators import Context
 from planner.runtime.operators.attention import window
 from planner.runtime.sequence_cuts import SequenceCuts
@@ -26,6 +27,7 @@ class PartedStage:
     Attributes:
         carried: names of tensors that later parts of the micro-batch read, too: keys, values, and the model's outputs,
             from which the last part computes the loss of the whole micro-batch.
+        modules: operators that run again in backward.
     """
 
     def __init__(self, cuts: SequenceCuts, model: ModelFile, program: StageProgram, device: torch.device) -> None:
@@ -40,6 +42,7 @@ class PartedStage:
                     if any(cut.past and d in own and not own[d].past for d, cut in wanted.items()):
                         carried[name] = None
         self.carried: tuple[str, ...] = tuple(carried)
+        self.modules = find_modules(program.steps, program.repeated)
 
     def run(
         self, values: Values, batch: Batch, loss: Loss, context: Context, part: int, earlier: Carried
@@ -63,15 +66,7 @@ class PartedStage:
             known[name] = batch[name]
             for dim, cut in self._cuts.cuts(name).items():
                 known[name] = self._cuts.taken(known[name], dim, cut, part)
-        for step in self._program.steps:
-            if step.name in self._cuts.constants:
-                continue
-            context.before(step.inputs)
-            results = self._results(step, known, context, part, earlier)
-            context.after(step.inputs, step.outputs, results)
-            for name, value in zip(step.outputs, results, strict=False):
-                if name and value is not None:
-                    known[name] = self._model.fitted(name, value)
+        self._run_steps(self._program.steps, known, context, part, earlier)
         carried = {name: known[name].view_as(known[name]) for name in self.carried}
         sent = {b.tensor: known[b.tensor] for b in self._program.sent}
         if not self._outputs or part < self._cuts.parts - 1:
@@ -81,6 +76,25 @@ class PartedStage:
             for name, dim in self._outputs.items()
         }
         return sent, loss(whole, batch), carried
+
+    def again(self, module: Module[Step], values: Values, context: Context, part: int, earlier: Carried) -> Values:
+        """Run a module of a part again, from what it reads."""
+        known = {**self._constants, **values}
+        self._run_steps(module.units, known, context, part, earlier)
+        return {name: known[name] for name in module.wanted}
+
+    def _run_steps(self, steps: Sequence[Step], known: Values, context: Context, part: int, earlier: Carried) -> None:
+        for step in steps:
+            if step.name in self._cuts.constants:
+                continue
+            context.begin(step, known.__getitem__)
+            context.before(step.inputs)
+            results = self._results(step, known, context, part, earlier)
+            context.after(step.inputs, step.outputs, results)
+            for name, value in zip(step.outputs, results, strict=False):
+                if name and value is not None:
+                    known[name] = self._model.fitted(name, value)
+            context.end(step, known.__getitem__)
 
     def _results(self, step: Step, known: Values, context: Context, part: int, earlier: Carried) -> list[torch.Tensor]:
         if step.name not in self._cuts.read:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,6 +30,7 @@ from planner.runtime.layouts import (
 )
 from planner.runtime.local_operators import CutOperator, Shapes, local_form
 from planner.runtime.model_file import ModelFile, Step
+from planner.runtime.modules import Module, find_modules
 from planner.runtime.operators import Context, torch_type
 from planner.runtime.operators.kernels import repeated
 from planner.runtime.shared_loss import shared_cross_entropy
@@ -128,6 +129,7 @@ class ShardedStage:
 
     Attributes:
         computed_whole: operators that every rank computes whole though the plan cuts them, by first output.
+        modules: operators that run again in backward.
     """
 
     def __init__(self, plan: Plan, model: ModelFile, program: StageProgram, mesh: Mesh, shapes: Shapes) -> None:
@@ -146,6 +148,8 @@ class ShardedStage:
             read = tuple(dict.fromkeys(n for operator in own for n in operator.inputs if n not in made))
             units += [_Layer(tuple(own), read, tuple(results))] if layer else own
         self._units = _with_last_reads(in_order(units), wanted)
+        self.modules = find_modules([unit for unit, _ in self._units], program.repeated)
+        self._read_at: dict[str, tuple[Layout, Layout]] = {}
 
     def _layouts(self, tensor: str) -> tuple[Layout, Layout]:
         """Layouts of a tensor and of its gradient between operators; replicated where the plan gives none."""
@@ -225,7 +229,7 @@ class ShardedStage:
         return tuple(sorted(found.values(), key=lambda s: ranked.index(s.name)))
 
     def run(self, values: Values, batch: Batch, loss: Loss, context: Context) -> tuple[Values, torch.Tensor | None]:
-        """Run the forward of the stage on this rank's pieces; arguments and results as of `run_stage`."""
+        """Run the forward of the stage on this rank's pieces; arguments and results as of `WholeStage.run`."""
         tensors = {
             name: _RestingTensor(piece, *self.layouts(name)) for name, piece in values.items() if name not in batch
         }
@@ -245,7 +249,13 @@ class ShardedStage:
 
     def _run_units(self, units: _Units, tensors: dict[str, _RestingTensor], context: Context) -> None:
         """Run operators and layers in order; what none of them reads any longer is dropped."""
+
+        def piece(name: str) -> torch.Tensor:
+            self._read_at[name] = tensors[name].value, tensors[name].gradient
+            return tensors[name].piece
+
         for unit, done in units:
+            context.begin(unit, piece)
             if isinstance(unit, _Layer):
                 self._run_layer(unit, tensors, context)
             else:
@@ -253,8 +263,15 @@ class ShardedStage:
                 self._run_operator(unit, tensors, context)
                 made = [tensors[name].piece if name in tensors else None for name in unit.outputs]
                 context.after(unit.inputs, unit.outputs, made)
+            context.end(unit, piece)
             for name in done:
                 tensors.pop(name, None)
+
+    def again(self, module: Module[Any], values: Values, context: Context) -> Values:
+        """Run a module again on this rank's pieces of what it reads, with all that its ranks exchange."""
+        tensors = {name: _RestingTensor(x, *self._read_at[name]) for name, x in values.items()}
+        self._run_units(_with_last_reads(module.units, module.wanted), tensors, context)
+        return {name: tensors[name].piece for name in module.wanted}
 
     def _run_layer(self, layer: _Layer, tensors: dict[str, _RestingTensor], context: Context) -> None:
         """Run a layer that runs again in backward, with all that its ranks exchange."""

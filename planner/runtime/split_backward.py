@@ -22,6 +22,13 @@ End: TypeAlias = torch.Tensor | torch.autograd.graph.GradientEdge
 """Where a backward pass begins: a tensor, or its place in the autograd graph, which holds no data."""
 
 
+@dataclass(slots=True)
+class Box:
+    """Holds what an operator keeps for its backward, until it is emptied."""
+
+    kept: object
+
+
 @dataclass
 class WaitingProducts:
     """The products of one pass whose weights' gradients can wait, and what they wait with.
@@ -31,20 +38,30 @@ class WaitingProducts:
     """
 
     early: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    _products: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
+    _products: list[tuple[End, list[torch.Tensor], list[Box]]] = field(default_factory=list)
+    _boxes: list[Box] = field(default_factory=list)
+    _new: list[Box] = field(default_factory=list)
     _ends: set[object] = field(default_factory=set)
     _uses: Counter[int] = field(default_factory=Counter)
-    _waiting: list[tuple[torch.Tensor, tuple[str, ...], torch.Tensor]] = field(default_factory=list)
+    _waiting: list[tuple[End, tuple[str, ...], torch.Tensor]] = field(default_factory=list)
+
+    def boxed(self, kept: object) -> Box:
+        """What an operator keeps, in a box that is emptied after the first half unless the operator waits."""
+        self._new.append(Box(kept))
+        return self._new[-1]
 
     def saw(self, op: str, operands: Sequence[torch.Tensor | None], result: object) -> None:
         """Note an operator of the forward pass, as `Context.saw` is told of it."""
+        boxes, self._new = self._new, []
         if not isinstance(result, torch.Tensor) or not result.requires_grad:
             return
         made_from = None if op in PRODUCTS else self._leaf_behind(result)
+        if made_from is None:  # else it may be on the way from a product to its weight
+            self._boxes += boxes
         leaves = [leaf for x in operands if (leaf := self._leaf_behind(x)) is not None and leaf is not made_from]
         self._uses.update(map(id, leaves))
         if op in PRODUCTS and leaves:
-            self._products.append((result, leaves))
+            self._products.append((torch.autograd.graph.get_gradient_edge(result), leaves, boxes))
             self._ends.add(result.grad_fn)
 
     def first_half(
@@ -61,21 +78,25 @@ class WaitingProducts:
         """
         names = {id(weight): name for name, weight in weights.items()}
         waiting = [
-            (result, tuple(names[id(x)] for x in leaves if id(x) in names and self._uses[id(x)] == 1))
-            for result, leaves in self._products
+            (end, tuple(names[id(x)] for x in leaves if id(x) in names and self._uses[id(x)] == 1), boxes)
+            for end, leaves, boxes in self._products
         ]
-        waiting = [(result, own) for result, own in waiting if own]
-        late = {name for _, own in waiting for name in own}
+        waiting = [product for product in waiting if product[1]]
+        late = {name for _, own, _ in waiting for name in own}
         now = {name: weight for name, weight in weights.items() if name not in late}
-        wanted = [*inputs, *now.values(), *(result for result, _ in waiting)]
+        wanted: list[End] = [*inputs, *now.values(), *(end for end, _, _ in waiting)]
         found = gradients(ends, seeds, wanted, keep=True)
         self.early = dict(zip(now, found[len(inputs) :], strict=False))
         self._waiting = [
-            (result, own, gradient)
-            for (result, own), gradient in zip(waiting, found[len(inputs) + len(now) :], strict=True)
+            (end, own, gradient)
+            for (end, own, _), gradient in zip(waiting, found[len(inputs) + len(now) :], strict=True)
             if gradient is not None
         ]
-        self._products, self._ends = [], set()
+        needed = {id(box) for _, _, boxes in waiting for box in boxes}
+        for box in (*self._boxes, *self._new):
+            if id(box) not in needed:
+                box.kept = None
+        self._products, self._ends, self._boxes, self._new = [], set(), [], []
         return found[: len(inputs)]
 
     def second_half(self, weights: Values) -> Iterator[Mapping[str, torch.Tensor | None]]:
@@ -83,8 +104,8 @@ class WaitingProducts:
         yield self.early
         self.early = {}
         while self._waiting:
-            result, names, gradient = self._waiting.pop()
-            yield dict(zip(names, gradients([result], [gradient], [weights[n] for n in names]), strict=True))
+            end, names, gradient = self._waiting.pop()
+            yield dict(zip(names, gradients([end], [gradient], [weights[n] for n in names]), strict=True))
 
     def _leaf_behind(self, x: torch.Tensor | None) -> torch.Tensor | None:
         """The only leaf of autograd that a tensor is made from, by moves and functions of one tensor."""
@@ -105,14 +126,14 @@ class WaitingProducts:
 
 
 def gradients(
-    ends: Sequence[End], seeds: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], *, keep: bool = False
+    ends: Sequence[End], seeds: Sequence[torch.Tensor], wanted: Sequence[End], *, keep: bool = False
 ) -> list[torch.Tensor | None]:
     """Gradients of tensors; None for those that no end follows from.
 
     Args:
         ends: where the backward pass begins.
         seeds: their gradients.
-        wanted: tensors whose gradients are asked for.
+        wanted: tensors, or their places in the graph, whose gradients are asked for.
         keep: true to keep what the forward pass saved.
     """
     if not ends or not wanted:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -13,11 +15,12 @@ from planner.runtime.host import HostMemory, moved
 from planner.runtime.interpreter import Values
 from planner.runtime.layouts import Mesh
 from planner.runtime.model_file import ModelFile
+from planner.runtime.modules import Again, KeptTensors, Module
 from planner.runtime.operators import Context
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage
 from planner.runtime.split_backward import End, gradients_in_place
-from planner.runtime.stages import Pass, StageProgram, run_stage
+from planner.runtime.stages import Pass, StageProgram, WholeStage
 from planner.runtime.transfers import Unit
 from planner.runtime.weights import StageWeights
 
@@ -55,6 +58,7 @@ class StageRun:
         constants: initializers that are not trained.
         replica: number of the replica that this rank belongs to.
         mesh: the tensor-parallel group of the replica.
+        whole_stage: runs the stage where the rank does all of its work.
         sharded: runs the stage on this rank's pieces of tensors; None in a group of one rank.
         parted: runs the stage on parts of a sequence; None where micro-batches are whole.
         splits: whether orders compute gradients of products' weights apart from those of inputs.
@@ -70,6 +74,7 @@ class StageRun:
     constants: Values
     replica: int
     mesh: Mesh
+    whole_stage: WholeStage
     sharded: ShardedStage | None
     parted: PartedStage | None
     splits: bool
@@ -124,30 +129,35 @@ class StageRun:
         settings, program = self.settings, self.program
         named = {name: current.parameters[parameter] for name, parameter in program.parameters.items()}
         values = {**self.constants, **current.received, **named}
-        context = self._context(current)
         if self.parted is not None:
-            sent, total, current.carried = self.parted.run(
-                values, batch, settings.loss, context, current.unit.part, current.earlier
-            )
+            part, earlier = current.unit.part, current.earlier
+            again = functools.partial(self.parted.again, part=part, earlier=earlier)
+            context = self._context(current, self.parted.modules, again)
+            sent, total, current.carried = self.parted.run(values, batch, settings.loss, context, part, earlier)
             return sent, total
-        if self.sharded is None:
-            return run_stage(program, settings.model, values, batch, settings.loss, context)
-        return self.sharded.run(values, batch, settings.loss, context)
+        stage = self.sharded or self.whole_stage
+        return stage.run(values, batch, settings.loss, self._context(current, stage.modules, stage.again))
 
-    def _context(self, current: Pass) -> Context:
+    def _context(self, current: Pass, modules: Sequence[Module[Any]], again: Again) -> Context:
         settings, program, moving = self.settings, self.program, self.program.offloaded
         if self.offloads:
             moving = moving.union(*program.layers)
         resident = (*current.parameters.values(), *self.constants.values())
-        host = HostMemory(moving, resident if moving else (), settings.device)
+        host = HostMemory(moving, resident if moving or modules else (), settings.device)
         context = Context(
             settings.dtype, settings.seed, current.unit.micro_batch, host.keeping, device=settings.device.name,
             adds_in_place=not self.splits,
         )  # fmt: skip
         if self.splits:
             context = replace(context, saw=current.waiting.saw)
+        inside = context.inside
         if (blocks := self.weights.at_work) is not None:
             context = replace(context, before=blocks.before, after=blocks.after)
+            inside = replace(inside, before=blocks.again)
+        if modules or self.splits:
+            boxed = current.waiting.boxed if self.splits else None
+            kept = KeptTensors(modules, program.repeated.blocks, again, host, inside, boxed)
+            context = replace(context, keeping=kept.keeping, begin=kept.begin, end=kept.end)
         return context
 
     def backward(self, current: Pass, *, split: bool) -> None:

@@ -16,6 +16,7 @@ from planner.runtime.fusing import Kernel, by_layer
 from planner.runtime.host import steps_of
 from planner.runtime.interpreter import Values, run
 from planner.runtime.model_file import ModelFile, Step, require_rules
+from planner.runtime.modules import Module, RepeatedOperators, find_modules
 from planner.runtime.operators import Context
 from planner.runtime.split_backward import WaitingProducts
 from planner.runtime.transfers import Unit
@@ -39,6 +40,7 @@ class StageProgram:
         parameters: for each trained weight, by its name in the file, the parameter that it is tied to (itself mostly).
         constants: other initializers.
         offloaded: operators, by first output, that keep their tensors in the host's memory.
+        repeated: operators whose forward is repeated by module.
     """
 
     index: int
@@ -50,6 +52,7 @@ class StageProgram:
     parameters: Mapping[str, str]
     constants: tuple[str, ...]
     offloaded: frozenset[str]
+    repeated: RepeatedOperators
     kernels: tuple[Kernel, ...]
     layers: tuple[frozenset[str], ...]
 
@@ -100,7 +103,7 @@ def stage_program(plan: Plan, model: ModelFile, index: int) -> StageProgram:
     return StageProgram(
         index, steps, received, sent, tuple(name for name in model.inputs if name in read or name in wanted),
         stage.outputs, parameters, tuple(name for name in weights if name not in parameters),
-        steps_of(stage.offloaded, nodes, steps), kernels, layers,
+        steps_of(stage.offloaded, nodes, steps), repeated_operators(plan, index), kernels, layers,
     )  # fmt: skip
 
 
@@ -120,6 +123,13 @@ def repeated_layers(plan: Plan, index: int) -> tuple[frozenset[str], ...]:
         if block not in stage.kept_blocks:
             layers.setdefault(max(stage.blocks[0], starts[block]), set()).update(plan.block_table[block].nodes)
     return tuple(map(frozenset, layers.values()))
+
+
+def repeated_operators(plan: Plan, index: int) -> RepeatedOperators:
+    """What a stage repeats by module; nothing in files of before minor version 5, which do not list the operators."""
+    stage = plan.stages[index]
+    blocks = {node: block for block in range(*stage.blocks) for node in plan.block_table[block].nodes}
+    return RepeatedOperators(blocks, frozenset(stage.repeated), frozenset(stage.dropped))
 
 
 def runs_gates(plan: Plan) -> bool:
@@ -163,29 +173,35 @@ class Pass:
     waiting: WaitingProducts = field(default_factory=WaitingProducts)
 
 
-def run_stage(
-    program: StageProgram,
-    model: ModelFile,
-    values: Values,
-    batch: Batch,
-    loss: Loss,
-    context: Context,
-) -> tuple[Values, torch.Tensor | None]:
-    """Run the forward of a stage on a rank that does all of its work.
+class WholeStage:
+    """Runs a stage on a rank that does all of its work.
 
-    Args:
-        program: program of the stage.
-        model: the model file.
-        values: received tensors, parameters by their name in the file, and constants.
-        batch: the micro-batch.
-        loss: computes the loss from the model's outputs.
-        context: types and seeds of the pass.
-
-    Returns:
-        The tensors to send to other stages, by name; the loss, where the stage makes outputs.
+    Attributes:
+        modules: operators that run again in backward.
     """
-    fed = {name: batch[name] for name in program.fed}
-    wanted = dict.fromkeys((*(b.tensor for b in program.sent), *program.outputs))
-    results = run(program.kernels, {**values, **fed}, context, wanted=wanted, fitted=model.fitted)
-    outputs = {name: results[name] for name in program.outputs}
-    return {b.tensor: results[b.tensor] for b in program.sent}, loss(outputs, batch) if outputs else None
+
+    def __init__(self, program: StageProgram, model: ModelFile) -> None:
+        self._program, self._model = program, model
+        self.modules = find_modules(program.kernels, program.repeated)
+
+    def run(self, values: Values, batch: Batch, loss: Loss, context: Context) -> tuple[Values, torch.Tensor | None]:
+        """Run the forward of a micro-batch.
+
+        Args:
+            values: received tensors, parameters by their name in the file, and constants.
+            batch: the micro-batch.
+            loss: computes the loss from the model's outputs.
+            context: types and seeds of the pass.
+
+        Returns:
+            The tensors to send to other stages, by name; the loss, where the stage makes outputs.
+        """
+        program, fed = self._program, {name: batch[name] for name in self._program.fed}
+        wanted = dict.fromkeys((*(b.tensor for b in program.sent), *program.outputs))
+        results = run(program.kernels, {**values, **fed}, context, wanted=wanted, fitted=self._model.fitted)
+        outputs = {name: results[name] for name in program.outputs}
+        return {b.tensor: results[b.tensor] for b in program.sent}, loss(outputs, batch) if outputs else None
+
+    def again(self, module: Module[Kernel], values: Values, context: Context) -> Values:
+        """Run a module again, from what it reads."""
+        return run(module.units, values, context, wanted=module.wanted, fitted=self._model.fitted)

@@ -22,7 +22,7 @@ from planner.runtime.sequence_cuts import SequenceCuts
 from planner.runtime.sequence_parts import PartedStage
 from planner.runtime.sharded import ShardedStage, whole_shapes
 from planner.runtime.stage_run import PassSettings, StageRun
-from planner.runtime.stages import Pass, stage_program
+from planner.runtime.stages import Pass, WholeStage, stage_program
 from planner.runtime.transfers import Transfers, Unit
 from planner.runtime.waves import WaveWeights
 from planner.runtime.weights import MakeOptimizer, StageWeights
@@ -116,8 +116,9 @@ class Worker:
         stored_constants = {name: self.model.weight(name, self._dtype) for name in program.constants}
         constants = {name: settled(x, self.device.name) for name, x in stored_constants.items()}
         parted = PartedStage(self._cuts, self.model, program, self.device.name) if self._cuts else None
+        whole = WholeStage(program, self.model)
         return StageRun(
-            self._settings, program, weights, tied, constants, replica, mesh, sharded, parted,
+            self._settings, program, weights, tied, constants, replica, mesh, whole, sharded, parted,
             splits=(ActionKind.WEIGHT_GRAD, index) in self._explicit,
             repeats=stage.recompute and not program.layers, offloads=bool(stage.offload),
         )  # fmt: skip

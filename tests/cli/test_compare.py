@@ -17,7 +17,7 @@ import planner
 from cli.check import command as check
 from cli.compare import command
 from cli.main import main
-from cli.simulate import command as simulate
+from cli.plan_files import simulate
 from planner import comparison_report
 from planner.report import report_to_text
 from planner.space import MemoryBytes

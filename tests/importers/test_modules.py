@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.importers import graph_from_proto
-from planner.importers.onnx_graph.attributes import scope_of
+from planner.importers.onnx_graph.nodes import scope_of
 from tests.importers.build import model, node, scoped, value
 
 

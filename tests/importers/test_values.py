@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from planner.importers.onnx_graph.attributes import plain_attributes
+from planner.importers.onnx_graph.nodes import plain_attributes
 from planner.operators import evaluate
 from tests.importers.build import model, node, value
 

@@ -46,6 +46,29 @@ GEMMA3 = {
     },
     "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
 }  # fmt: skip
+GEMMA4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "tie_word_embeddings": True,
+    "text_config": {
+        "attention_k_eq_v": True, "enable_moe_block": False, "final_logit_softcapping": 30.0, "global_head_dim": 512,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 5376,
+        "hidden_size_per_layer_input": 0, "intermediate_size": 21504,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10, "model_type": "gemma4_text",
+        "num_attention_heads": 32, "num_experts": None, "num_global_key_value_heads": 4, "num_hidden_layers": 60,
+        "num_key_value_heads": 16, "num_kv_shared_layers": 0,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+        "sliding_window": 1024, "use_double_wide_mlp": False, "vocab_size": 262144,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "gemma4_vision"},
+}  # fmt: skip
+GEMMA4_PARAMETERS = (
+    262144 * 5376 + 60 * (4 * 5376 + 3 * 5376 * 21504) + 50 * (5376 * 256 * (32 + 16 + 16 + 32) + 2 * 256)
+    + 10 * (5376 * 512 * (32 + 4 + 32) + 2 * 512) + 5376
+)  # fmt: skip
+"""Words; 60 layers with four normalisations and three matrices; in 50 of them queries, keys, values and output of 32,
+16, 16 and 32 heads, in 10 queries, keys and output of 32, 4 and 32, and norms of heads; a last normalisation."""
 NANO = {
     "model_type": "nemotron_h", "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "expand": 2,
     "head_dim": 128, "hidden_size": 2688, "intermediate_size": 1856, "layer_norm_epsilon": 1e-05,
@@ -92,6 +115,7 @@ def _notes(path: Path, **dims: int) -> list[str]:
         (QWEN3_MOE, 30_532_122_624, ()),
         (DEEPSEEK, 671_026_419_200 + 11_610_068_224, ("predictors of further tokens are built",)),
         (GEMMA3, 11_765_788_416, ("only the language model is built; left out: vision_config",)),
+        (GEMMA4, GEMMA4_PARAMETERS, ("only the language model is built; left out: vision_config",)),
         (NANO, 31_577_940_288, ()),
         (GPT2, 124_439_808, ()),
     ],

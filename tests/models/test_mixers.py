@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from models._attention import Attention, LatentAttention, Rotary, Shared, rotary_tables
 from models._decoder import Block
 from models._graph import ElementType, GraphBuilder
-from models._scan import DeltaNet, Mamba2
+from models._mixers import Attention, DeltaNet, LatentAttention, Mamba2, Rotary, Shared, rotary_tables
 from tests.models.graphs import check, run, values, with_scans_written_out
 
 pytest.importorskip("onnxruntime")

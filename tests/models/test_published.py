@@ -154,6 +154,7 @@ def _scan(layers: int, heads: int, width: int, groups: int, state: int, chunk: i
     [
         ("llama3-8b", 128256 * 4096, _attention(32, 32, 4096, 2 * 128)),
         ("gemma3-12b", 0, _attention(8, 16, 4096, 2 * 256) + _attention(40, 16, 1024, 2 * 256)),
+        ("gemma4-26b", 0, _attention(5, 16, 4096, 2 * 512) + _attention(25, 16, 1024, 2 * 256)),
         ("mixtral-8x7b", 32000 * 4096, _attention(32, 32, 4096, 2 * 128)),
         ("qwen3-235b-a22b", 151936 * 4096, _attention(94, 64, 4096, 2 * 128)),
         ("gpt-oss-20b", 201088 * 2880, _attention(12, 64, 4096, 2 * 64) + _attention(12, 64, 128, 2 * 64)),

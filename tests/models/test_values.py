@@ -220,6 +220,10 @@ LLAMA4 = {
     "interleave_moe_layer_step": 2, "num_hidden_layers": 4,
 }  # fmt: skip
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 3}
+GEMMA4 = {
+    "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "sliding_window": 3, "num_hidden_layers": 6, "top_k_experts": 2, "moe_intermediate_size": 12,
+}  # fmt: skip
 
 
 def _newer(experts: int) -> dict[str, Any]:
@@ -233,6 +237,8 @@ def _newer(experts: int) -> dict[str, Any]:
         "gemma": _decoder("gemma", head_dim=8),
         "gemma 2": _decoder("gemma2", **GEMMA),
         "gemma 3": _decoder("gemma3_text", **GEMMA, num_hidden_layers=6),
+        "gemma 4": _decoder("gemma4_text", **GEMMA4),
+        "gemma 4, experts": _decoder("gemma4_text", **GEMMA4, enable_moe_block=True, num_experts=experts),
         "gpt-oss": _decoder("gpt_oss", head_dim=8, num_local_experts=experts, num_experts_per_tok=2, sliding_window=3),
         "llama 4": _decoder("llama4_text", **LLAMA4, num_local_experts=experts),
         "deepseek": _decoder("deepseek_v3", **LATENT, n_routed_experts=experts),

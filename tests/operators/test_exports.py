@@ -61,8 +61,9 @@ def test_an_optimised_export_of_untrained_gpt_neox_merges_its_norms() -> None:
     assert kept[1] - kept[0] == 3 * (normalised + statistics)
 
 
+@functools.cache
 def planned(name: str, stages: tuple[int, ...]) -> Plan:
-    job = Job(global_batch=64, backends=("any",), pipeline_stages=stages)
+    job = Job(global_batch=64, backends=("any",), pipeline_stages=stages, devices=4)
     return planner.plan(imported(name), planner.load_cluster("dgx-a100"), job)
 
 

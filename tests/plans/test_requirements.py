@@ -83,6 +83,28 @@ def test_stages_that_differ_are_named() -> None:
     graph, cluster = planner.graph_from_proto(cases.model("gpt")), planner.load_cluster("dgx-a100")
     found = planner.predict(graph, cluster, plan.options, mixed).plan
     assert {"recompute", "module_recompute", "mixed_recompute"} <= set(found.requires)
+    assert found.minor == 5
+
+
+def test_operators_that_a_stage_repeats_are_listed() -> None:
+    graph = planner.graph_from_proto(cases.model("gpt"))
+    plan = cases.plan(cases.Case("", "gpt", 2, {"pipeline": 2, "repeats": ("mlp_norm", "act", "core_attn")}))
+    for number, stage in enumerate(plan.stages):
+        layers = range(4 * number, 4 * number + 4)
+        norms = [f"transformer.h.{k}.ln_2.layernormalization" for k in layers]
+        acts = [name for name in stage.repeated if "mlp" in name]
+        assert stage.dropped == tuple(name for name in stage.repeated if "attn" not in name)
+        assert set(stage.dropped) == {*norms, *acts}
+        assert len(acts) == len(norms)
+        assert len(stage.repeated) > len(stage.dropped)  # attention keeps its results
+    assert not validate(plan, graph)
+    old = json.loads(dumps(plan))
+    for entry in old["stages"]:
+        del entry["repeated"], entry["dropped"]
+    unlisted = seal(loads(json.dumps(old)))
+    assert "stages[0].repeated" in validate(unlisted, graph)[0].message
+    old["minor"] = 4
+    assert not validate(seal(loads(json.dumps(old))), graph)
 
 
 def test_a_file_of_minor_0_is_not_held_to_the_flags_of_1() -> None:

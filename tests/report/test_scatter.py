@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from planner.ask.sweeps import SweepRow
 from planner.plans.figures import Headline
-from planner.report.scatter import LETTER, comparison_svg, sweep_svg
-from planner.report.svg import time_ticks
+from planner.report import comparison_svg, sweep_svg
+from planner.report.svg import LETTER, time_ticks
 from planner.space import MemoryBytes
 from planner.systems import Comparison, Semantics, SystemRow
 

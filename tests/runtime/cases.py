@@ -128,6 +128,24 @@ _OFFLOADED: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
+_NORMS, _ALL = ("layernorm", "act"), ("layernorm", "mlp", "core_attn")
+_REPEATED: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    ("norms and activations repeated", "gpt", 1, {"repeats": _NORMS}),
+    ("sums repeated by pattern", "gpt, untied", 1, {"repeats": ("Add",)}),
+    ("all operators repeated by pattern", "llama", 1, {"repeats": ("*",)}),
+    ("zb-h1, modules repeated", "gpt", 2, {"pipeline": 2, "schedule": "zb-h1", "repeats": _ALL}),
+    ("zb-v, modules repeated", "llama", 2, {"pipeline": 2, "schedule": "zb-v", "repeats": _NORMS}),
+    ("interleaved, modules repeated", "gpt", 2, {"pipeline": 2, "schedule": "interleaved", "repeats": _ALL}),
+    ("2 parts of a sequence, modules repeated", "llama", 2,
+     {"pipeline": 2, "schedule": "seq1f1b:splits=2", "repeats": _ALL}),
+    ("2 replicas, ZeRO-3, modules repeated", "gpt", 2, {"zero": 3, "repeats": _ALL}),
+    ("tensor 2, modules repeated", "gpt, wide", 2, {"tensor": 2, "repeats": _NORMS}),
+    ("tensor 2, ZeRO-3, modules repeated", "gpt, wide", 4, {"tensor": 2, "zero": 3, "repeats": _ALL}),
+    ("experts and projections repeated", "deepseek", 2, {"pipeline": 2, "repeats": ("mla_up_proj", "moe")}),
+    ("repeated and offloaded", "gpt", 1, {"repeats": ("act", "mlp_norm"), "offload": ("attn_norm", "mlp")}),
+)  # fmt: skip
+
+
 def _cases() -> list[Case]:
     found = [Case(f"{name}, 2 stages", "gpt", 2, {"pipeline": 2, "schedule": name}) for name in SYNCHRONOUS]
     found += [Case(f"{name}, 4 stages", "gpt", 4, {"pipeline": 4, "schedule": name}) for name in SYNCHRONOUS]
@@ -148,7 +166,7 @@ def _cases() -> list[Case]:
         Case("tensor 2, 2 stages, gpipe", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "gpipe"}),
         Case("tensor 2, 2 stages, zb-h1", "gpt, wide", 4, {"tensor": 2, "pipeline": 2, "schedule": "zb-h1"}),
     ]
-    found += [Case(name, of, ranks, degrees, 2) for name, of, ranks, degrees in _OFFLOADED]
+    found += [Case(name, of, ranks, degrees, 2) for name, of, ranks, degrees in (*_OFFLOADED, *_REPEATED)]
     for splits in (2, 4):
         parts = {"pipeline": 2, "schedule": f"seq1f1b:splits={splits}"}
         found += [

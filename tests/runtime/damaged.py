@@ -16,6 +16,9 @@ GONE = object()
 BASES = {
     "pipeline": cases.Case("", "gpt", 2, {"pipeline": 2}, 4),
     "groups": cases.Case("", "gpt, wide", 4, {"tensor": 2, "pipeline": 2}, 4),
+    "repeated": cases.Case(
+        "", "gpt", 2, {"pipeline": 2, "repeats": ("layernorm", "mlp"), "offload": ("core_attn",)}, 4
+    ),
     "stale": cases.Case("", "gpt, untied", 2, {"pipeline": 2, "schedule": "pipedream"}, 4),
 }
 
@@ -77,6 +80,9 @@ DAMAGES = [
     Damage("pipeline", "blocks.0.repeat", 2, "block 19"),
     Damage("pipeline", "blocks.0.blocks.0.nodes", ["lm_head.matmul"], "lm_head.matmul"),
     Damage("pipeline", "model.operators", 7, "operators"),
+    Damage("repeated", "stages.0.repeated.0", "lm_head.matmul", "stages[0].repeated"),
+    Damage("repeated", "stages.1.dropped.0", "nothing", "stages[1].dropped"),
+    Damage("repeated", "stages.1.offloaded.0", "", "stages[1].offloaded"),
     Damage("pipeline", "configuration.stages.0.stop", 3, "configuration"),
     Damage("pipeline", "configuration.schedule", "gpipe", "schedule.name"),
     Damage("pipeline", "configuration.micro_batches", 2, "configuration"),
@@ -156,6 +162,9 @@ DAMAGES = [
     Damage("groups", "shardings.0.blocks.0.of.0.first", 99, "block 0"),
     Damage("groups", "shardings.0.boundaries", ["diagonal"], "boundaries"),
     Damage("groups", "boundaries.0.layout", "S0S1S2", "S0S1S2"),
+    Damage("groups", "shardings.0.blocks.5.tensors.4.optimizer", "S2", "S2 cuts a dimension"),
+    Damage("pipeline", "schedule.orders.0.actions", " ", "rank 0"),
+    Damage("pipeline", "schedule.orders", [], "rank 0"),
     Damage("groups", "boundaries.0.received", [], "received"),
 ]  # fmt: skip
 

@@ -34,6 +34,7 @@ def test_a_damaged_plan_is_refused_by_place(damage: damaged.Damage) -> None:
         ("stages.1.outputs", [], "no output 'lm_head.matmul'"),
         ("model.outputs", [], "lists no output"),
         ("blocks.0.blocks.1.parameters.0.name", "table", "no weight 'table'"),
+        ("boundaries.0.shape", [1, 8, 16, 1], "boundaries[0].shape"),
     ],
 )
 def test_a_plan_of_another_model_is_refused_before_a_process_starts(
@@ -44,6 +45,37 @@ def test_a_plan_of_another_model_is_refused_before_a_process_starts(
     plan = damaged.plan_of(damaged.Damage("pipeline", path, value, named))
     with pytest.raises(planner.ShardplanError) as error:
         runtime.run(plan, cases.model("gpt"))
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+_OPERATOR = "shardings.0.blocks.3.operators."
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (_OPERATOR + "0.reads.0", "S1", "cannot be split"),
+        (_OPERATOR + "0.reads.0", damaged.GONE, "cannot be split"),
+        (_OPERATOR + "2.writes.0", "S1", "cannot be split"),
+        (_OPERATOR + "2.writes.0", "S2~3", "cannot be split"),
+        (_OPERATOR + "4.writes.0", "S1", "cannot be split"),
+        (_OPERATOR + "4.writes", [], "cannot be split"),
+        (_OPERATOR + "4.splits.0", "sideways", "cannot be split"),
+        ("shardings.0.blocks.3.collectives", [], "needed but not listed"),
+        ("shardings.0.blocks.3.tensors.2.value", "P", "ln_2.bias"),
+        ("shardings.0.blocks.3.tensors.7.gradient", "S3", "c_fc.add"),
+    ],
+)
+def test_layouts_that_the_model_does_not_allow_are_refused(
+    path: str, value: Any, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: pytest.fail("a process is started"))
+    plan = damaged.plan_of(damaged.Damage("groups", path, value, named))
+    with pytest.raises(planner.PlanError) as error:
+        runtime.run(plan, cases.model("gpt, wide"))
+    assert f"shardings: {plan.shardings[0].name!r}, block" in str(error.value)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
 

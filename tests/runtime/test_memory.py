@@ -70,6 +70,32 @@ def test_weights_and_gradients_of_one_block_are_there_at_a_time(name: str, degre
     assert 0.85 < sharded < 1.001
 
 
+@pytest.mark.parametrize(
+    ("name", "degrees"),
+    [
+        ("gpt", {"repeats": ("layernorm", "act")}), ("gpt", {"repeats": ("mlp", "core_attn")}),
+        ("gpt", {"repeats": ("Add",)}), ("gpt", {"repeats": ("*.mlp.*",)}),
+        ("llama", {"repeats": ("layernorm", "act", "core_attn")}), ("llama", {"repeats": ("mlp",)}),
+        ("mixtral", {"repeats": ("moe_act", "layernorm")}), ("mixtral", {"repeats": ("moe",)}),
+        ("gpt", {"pipeline": 2, "repeats": ("layernorm", "act")}), ("gpt", {"tensor": 2, "repeats": ("mlp",)}),
+        ("llama", {"data": 4, "zero": 3, "repeats": ("layernorm", "mlp")}),
+        ("gpt", {"pipeline": 2, "schedule": "interleaved", "chunks": 2, "repeats": ("layernorm", "act")}),
+    ],
+)  # fmt: skip
+def test_modules_that_are_repeated_are_not_kept(name: str, degrees: dict[str, Any]) -> None:
+    kept = {key: value for key, value in degrees.items() if key != "repeats"}
+    for without, ratio in zip(_ratios(name, kept), _ratios(name, degrees), strict=True):
+        assert abs(ratio - without) < 0.03, (ratio, without)
+        assert ratio < 1.03
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_products_alone_wait_for_the_second_half_of_a_backward(name: str) -> None:
+    # with the gradients of their results, which a plan does not count
+    for ratio in _ratios(name, {"pipeline": 2, "schedule": "zb-h1"}):
+        assert 0.93 < ratio < 1.2, ratio
+
+
 def test_ranks_that_share_operators_take_what_the_plan_says() -> None:
     for degrees in ({"tensor": 2}, {"tensor": 2, "recompute": True}):
         assert 0.9 < _ratios("gpt", degrees)[0] < 1.1

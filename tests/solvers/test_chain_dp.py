@@ -93,7 +93,7 @@ def test_two_ranks_a_replica_and_the_users_limits_equal_brute_force(
         assert all(stage.ranks == 2 and stage.sharding == 3 for stage in found.decisions[0][0].stages)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([0, 1, 2, 3]), st.booleans())
 def test_stages_that_keep_activations_in_hosts_equal_brute_force(
     seed: int, schedule: str, zero: int, alike: bool
@@ -124,7 +124,7 @@ def with_hosts(machine: Cluster, rates: np.ndarray, memory_factor: float) -> Clu
     return dataclasses.replace(machine, devices=tuple(devices))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([0, 1, 2, 3]))
 def test_every_stage_picks_its_own_sharding_as_brute_force_does(seed: int, schedule: str, zero: int) -> None:
     fast, machine, job = shared_instance(seed)

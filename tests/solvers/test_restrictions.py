@@ -8,7 +8,7 @@ from benchmarks.restrictions import Comparison, compare
 
 def test_no_restricted_search_beats_the_default() -> None:
     graph, cluster = planner.load_graph("gpt2"), planner.load_cluster("dgx-a100")
-    compared = compare(lambda job: planner.plan(graph, cluster, job), planner.Job(512))
+    compared = compare(lambda job: planner.plan(graph, cluster, job), planner.Job(512, devices=4))
     assert {"--schedule interleaved", "--tp 2", "--pp 2"} <= compared.restricted_s.keys()
     assert compared.faster == {}
 

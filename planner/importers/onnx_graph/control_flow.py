@@ -16,8 +16,7 @@ import numpy as np
 
 from planner.errors import ModelError
 from planner.importers.formats import damaged
-from planner.importers.onnx_graph.attributes import plain_attributes
-from planner.importers.onnx_graph.order import node_label, subgraphs
+from planner.importers.onnx_graph.nodes import node_label, plain_attributes, subgraphs
 from planner.importers.onnx_graph.sequences import price_as_bags
 from planner.importers.onnx_graph.work import TensorType, WorkNode
 

@@ -14,7 +14,7 @@ import numpy as np
 from planner.errors import ModelError
 from planner.graph import Tensor, TensorKind
 from planner.importers.formats import damaged
-from planner.importers.onnx_graph.signature import check_call, contradiction, schema_of
+from planner.importers.onnx_graph.nodes import check_call, contradiction, schema_of
 from planner.importers.onnx_graph.work import (
     ELEMENT_TYPES,
     MAX_CONSTANT_ELEMENTS,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import ModelError
 from planner.importers.formats import in_file
-from planner.importers.onnx_graph.signature import MOST_VERSION, newest_version
+from planner.importers.onnx_graph.nodes import MOST_VERSION, newest_version
 from planner.importers.onnx_graph.work import MAX_CONSTANT_ELEMENTS
 
 if TYPE_CHECKING:

@@ -17,17 +17,10 @@ from planner.errors import ModelError
 from planner.graph import AttributeValue, DType
 from planner.importers.formats import damaged
 from planner.importers.onnx_graph import dims as axis_binding
-from planner.importers.onnx_graph.attributes import (
-    constant_value,
-    plain_attributes,
-    scope_of,
-    string_list,
-    tensor_value,
-)
+from planner.importers.onnx_graph import nodes as onnx_nodes
 from planner.importers.onnx_graph.control_flow import HANDLERS as CONTROL_FLOW
 from planner.importers.onnx_graph.control_flow import call_function, loop_names
 from planner.importers.onnx_graph.inference import Inference, plain_domain
-from planner.importers.onnx_graph.order import in_order, live_nodes, node_label
 from planner.importers.onnx_graph.sequences import HANDLERS as SEQUENCES
 from planner.importers.onnx_graph.weights import is_anonymous, is_path
 from planner.importers.onnx_graph.work import (
@@ -60,7 +53,7 @@ class Frame:
 
     def scope_of(self, node: onnx.NodeProto) -> Scope:
         """The module of a node: from its metadata, else the frame's."""
-        scope = scope_of(node)
+        scope = onnx_nodes.scope_of(node)
         return self.scope if scope.module is None else scope
 
 
@@ -113,9 +106,11 @@ class Resolver:
         for node in graph.node:
             for name in node.output:
                 if name in self.work.types:
-                    raise damaged(f"{node_label(node)} computes {name!r}, which {self._origin(name)} already")
-        nodes = in_order(list(graph.node))
-        live = live_nodes(nodes, work.outputs)
+                    raise damaged(
+                        f"{onnx_nodes.node_label(node)} computes {name!r}, which {self._origin(name)} already"
+                    )
+        nodes = onnx_nodes.in_order(list(graph.node))
+        live = onnx_nodes.live_nodes(nodes, work.outputs)
         work.fates["dead"] += len(nodes) - len(live)
         work.total_nodes += len(nodes) - len(live)
         self._walk_in_order(live, Frame(self.versions))
@@ -145,7 +140,7 @@ class Resolver:
                 if entry.key.endswith("InputSpec.kind"):
                     self.work.kinds[value.name] = entry.value
                 elif entry.key.endswith("folded_from"):
-                    names = string_list(entry.value)
+                    names = onnx_nodes.string_list(entry.value)
                     self.work.origins[value.name] = tuple(name for name in names if is_path(name))
                     if all(is_anonymous(name) or name in self.work.inputs for name in names):
                         self.work.kinds.setdefault(value.name, "CONSTANT_TENSOR")
@@ -154,7 +149,7 @@ class Resolver:
 
     def walk(self, nodes: Iterable[onnx.NodeProto], frame: Frame) -> None:
         """Process nodes in dependency order."""
-        self._walk_in_order(in_order(list(nodes)), frame)
+        self._walk_in_order(onnx_nodes.in_order(list(nodes)), frame)
 
     def _walk_in_order(self, nodes: Sequence[onnx.NodeProto], frame: Frame) -> None:
         for node in nodes:
@@ -267,7 +262,7 @@ class Resolver:
         domain = plain_domain(node.domain)
         return WorkNode(
             f"{domain}.{node.op_type}" if domain else node.op_type,
-            list(node.input), list(node.output), plain_attributes(node), node.name,
+            list(node.input), list(node.output), onnx_nodes.plain_attributes(node), node.name,
             frame.scope_of(node), frame.repeat,
         )  # fmt: skip
 
@@ -287,7 +282,7 @@ class Resolver:
 
     def constant(self, node: onnx.NodeProto, frame: Frame) -> None:
         """Store the tensor of a Constant node."""
-        constant = constant_value(node)
+        constant = onnx_nodes.constant_value(node)
         if constant is None:
             raise ModelError(f"Constant {node.output[0]!r} has no value", hint="export it again")
         shape, element, content = constant
@@ -312,7 +307,7 @@ class Resolver:
         for attribute in node.attribute:
             if attribute.name == "value":
                 element = attribute.t.data_type
-                given = tensor_value(attribute.t)
+                given = onnx_nodes.tensor_value(attribute.t)
                 content = content if given is None else given
         kind = self._stored_type(node.output[0], tuple(int(d) for d in dims.reshape(-1)), element)
         small = kind.elements <= MAX_CONSTANT_ELEMENTS
@@ -449,7 +444,7 @@ class Resolver:
         entries = sum(len(getattr(tensor, field)) for field in _DATA)
         if entries and kind.dtype in _ONE_ENTRY and entries != kind.elements:
             raise damaged(f"{name!r} holds {entries:,} numbers, its shape {list(kind.shape)} needs {kind.elements:,}")
-        return tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None
+        return onnx_nodes.tensor_value(tensor) if kind.elements <= MAX_CONSTANT_ELEMENTS else None
 
 
 _DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import ModelError
-from planner.importers.onnx_graph.attributes import plain_attributes
-from planner.importers.onnx_graph.order import node_label, subgraphs
+from planner.importers.onnx_graph.nodes import node_label, plain_attributes, subgraphs
 from planner.importers.onnx_graph.work import TensorType, WorkNode
 
 if TYPE_CHECKING:

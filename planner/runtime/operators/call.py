@@ -24,10 +24,12 @@ class Context:
         float_dtype: type of all floating-point work; the file's float types (but bool and integers) give way to it.
         seed: of dropout masks and random tensors.
         micro_batch: number of the micro-batch, so that a repeated pass draws the same numbers.
-        keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`HostMemory.keeping`).
+        keeping: gives, by operator, what its rule runs in: where autograd keeps its tensors (`KeptTensors.keeping`).
         saw: told each operator's name, operands and first result (`WaitingProducts.saw`).
         before: told the names that an operator reads, before it runs (`BlocksAtWork.before`).
         after: told these, the names of its results, and the results.
+        begin: told what runs next, an operator or several as one, and what gives the tensor of a name that it reads.
+        end: told the same when it has run, with what gives the tensor of a name that it made (`KeptTensors`).
         device: where the pass runs.
         adds_in_place: whether a backward adds gradients of weights to those that are there, all at once.
     """
@@ -39,13 +41,16 @@ class Context:
     saw: Callable[[str, Sequence[torch.Tensor | None], object], None] = lambda op, operands, result: None
     before: Callable[[Sequence[str]], None] = lambda names: None
     after: Callable[[Sequence[str], Sequence[str], Sequence[object]], None] = lambda names, outputs, results: None
+    begin: Callable[[Any, Callable[[str], torch.Tensor]], None] = lambda unit, value: None
+    end: Callable[[Any, Callable[[str], torch.Tensor]], None] = lambda unit, value: None
     device: torch.device = HOST
     adds_in_place: bool = False
 
     @property
     def inside(self) -> Context:
         """That of operators that run again as one: nothing of what happens inside is kept or told of."""
-        return replace(self, keeping=nullcontext, saw=lambda op, operands, result: None)
+        nothing = Context()
+        return replace(self, keeping=nullcontext, saw=nothing.saw, begin=nothing.begin, end=nothing.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,13 +192,13 @@ def _itself(x: torch.Tensor) -> torch.Tensor:
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x @ w, with the gradient of weights added in place where it can be."""
     alike = x.dim() > 1 if w.dim() == 2 else x.dim() == w.dim() == 3 and len(x) == len(w)
-    leaf = _leaf_of(w) if alike and torch.is_grad_enabled() else None
+    leaf = leaf_of(w) if alike and torch.is_grad_enabled() else None
     return x @ w if leaf is None else cast(torch.Tensor, Product.apply(x, w, _Held(leaf)))
 
 
 def lookup(w: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Rows of a matrix, with the gradient of weights added in place where it can be."""
-    leaf = _leaf_of(w) if torch.is_grad_enabled() else None
+    leaf = leaf_of(w) if torch.is_grad_enabled() else None
     return F.embedding(places, w) if leaf is None else cast(torch.Tensor, Lookup.apply(w, places, _Held(leaf)))
 
 
@@ -206,7 +206,7 @@ _VIEWS = ("PermuteBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0
 """Functions whose gradient is a view of the one that they are given; others may exchange it between ranks, too."""
 
 
-def _leaf_of(w: torch.Tensor) -> torch.Tensor | None:
+def leaf_of(w: torch.Tensor) -> torch.Tensor | None:
     """The contiguous leaf of autograd that a tensor is, or is a view of."""
     node = w.grad_fn
     if node is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.errors import JobError, Problem
 from planner.graph import Graph
-from planner.plans.requirement import Requirement
+from planner.plans.types import Requirement
 from planner.registry import Registry
 from planner.sharding import attention_heads
 from planner.space.job_options import given

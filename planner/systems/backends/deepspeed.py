@@ -1,6 +1,6 @@
 """DeepSpeed: ZeRO, its pipeline engine and AutoTP; and ZeRO-3 alone, as most use it."""
 
-from planner.plans.requirement import Requirement
+from planner.plans.types import Requirement
 from planner.space.types import Structure
 from planner.systems.backends import GROUPS, PIPELINE, REPLICAS, Backend, register
 

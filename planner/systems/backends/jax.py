@@ -1,6 +1,6 @@
 """JAX: a mesh, a sharding for each array, no pipelines."""
 
-from planner.plans.requirement import Requirement
+from planner.plans.types import Requirement
 from planner.space.types import Structure
 from planner.systems.backends import GROUPS, REPLICAS, Backend, register
 

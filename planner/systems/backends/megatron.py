@@ -1,6 +1,6 @@
 """Megatron-LM and Megatron-Core."""
 
-from planner.plans.requirement import Requirement
+from planner.plans.types import Requirement
 from planner.space.types import Structure
 from planner.systems.backends import GROUPS, PIPELINE, REPLICAS, Backend, register
 

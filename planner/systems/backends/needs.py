@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.graph import Graph
 from planner.plans import Plan
-from planner.plans.requirement import OF_MINOR_1, Requirement
 from planner.plans.shardings import ShardedBlock, Sharding
+from planner.plans.types import OF_MINOR_1, Requirement
 from planner.sharding import AxisRole
 from planner.sharding.layout import parse_layout
 from planner.sharding.limits import SMALL, STEP_SPLITS, attention_heads, deals_heads

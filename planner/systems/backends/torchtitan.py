@@ -1,6 +1,6 @@
 """torchtitan: PyTorch's own parallel layers, FSDP2 and pipelining."""
 
-from planner.plans.requirement import Requirement
+from planner.plans.types import Requirement
 from planner.space.types import Structure
 from planner.systems.backends import GROUPS, PIPELINE, REPLICAS, Backend, register
 

@@ -1,4 +1,4 @@
-"""LLaMA, and families whose layers differ from LLaMA's by a few sizes or one block.
+"""Decoders by their `config.json`: LLaMA, and families whose layers differ from LLaMA's by a few sizes or one block.
 
 - Mistral, Mixtral, Qwen2, Qwen3 with and without experts;
 - Qwen3-Next: gated DeltaNet in three of four layers, gated attention in the fourth, many small experts. Attention
@@ -10,7 +10,13 @@
   experts' activation and its factor 1.702 are left out: no weight and no product depends on them;
 - GPT-NeoX and Pythia: LayerNorm, biases, a quarter of each head rotated, attention and feed-forward side by side;
 - Phi, GPT-J, Cohere, StableLM, Falcon: the same with one normalisation for both; StarCoder 2 and Nemotron-4: LayerNorm
-  in layers one after the other; OLMo 2 and 3 normalise what a block makes, GLM 4 also what it reads.
+  in layers one after the other; OLMo 2 and 3 normalise what a block makes, GLM 4 also what it reads;
+- Gemma 1 to 4: a scaled embedding tied to the head, wide heads, gated GELU; windows and norms after blocks from 2 on.
+  RMSNorm's scale is written as one weight, where Gemma 1 to 3 add 1 to it. Of Gemma 4 constant factors on a layer's
+  result, on the router's input and on experts' weights are left out, and the router reads what the experts read;
+- DeepSeek-V2 and V3, Kimi K2: latent attention, many small experts beside a shared one, further tokens predicted; the
+  same experts with grouped-query attention: GLM 4.5, dots.llm1, MiniMax M2, ERNIE 4.5;
+- Nemotron-H and 3: a pattern of Mamba-2, attention, feed-forward and experts; Mamba-2 alone.
 
 `types.toml` states which of these a type does; `stacked` builds what it states. Implementations that join queries, keys
 and values, or both inner matrices, into one weight (Phi-3, Falcon) are written with one weight each.
@@ -18,16 +24,16 @@ and values, or both inner matrices, into one weight (Phi-3, Falcon) are written 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ._attention import Attention, Rotary
 from ._config import Config, ModelBuildError, size_from, typed
-from ._decoder import NORMS, Block, DecoderSize, Experts, FeedForward, Layer, transformer_layer
+from ._decoder import NORMS, Block, Branch, DecoderSize, Experts, FeedForward, Layer, ParallelFeeds, transformer_layer
 from ._layers import ACTIVATIONS, NORMALISATIONS
+from ._mixers import Attention, DeltaNet, LatentAttention, Mamba2, Rotary
 from ._moe import MoE
-from ._scan import DeltaNet
 
 
 def named(c: Config, key: str, known: Collection[str]) -> str:
@@ -152,16 +158,32 @@ def rotated_layers(c: Config) -> tuple[bool, ...]:
     return tuple(bool(listed[i]) if listed else not every or (i + 1) % every != 0 for i in range(count))
 
 
-def stacked(c: Config, feeds: Sequence[Block], **changes: Any) -> DecoderSize:  # noqa: ANN401
-    """A decoder of attention and the given feed-forward blocks, one a layer; `changes` replaces fields."""
-    attention, window = attention_of(c), c.get("sliding_window") or 0
+def stacked(
+    c: Config,
+    feeds: Sequence[Block],
+    attention: Attention | None = None,
+    near: Attention | None = None,
+    **changes: Any,  # noqa: ANN401
+) -> DecoderSize:
+    """A decoder of attention and the given feed-forward blocks, one a layer.
+
+    Args:
+        c: the configuration.
+        feeds: the feed-forward block of each layer.
+        attention: attention of all layers; by default the configuration's.
+        near: attention of the layers with a window, which is added; by default that of the others.
+        changes: replaced fields of the decoder.
+    """
+    attention = attention or attention_of(c)
+    near = replace(near or attention, window=c.get("sliding_window") or 0)
     norms = named({"norms": "before", **c}, "norms", NORMS)
     if norms == "shared" and not c["use_parallel_residual"]:
         norms = "before"
     layers = []
     for feed, is_local, is_rotated in zip(feeds, windowed_layers(c), rotated_layers(c), strict=True):
-        rotary = attention.rotary if is_rotated and (is_local or not c.get("rope_in_windows_only")) else None
-        mixer = replace(attention, window=window if is_local else 0, rotary=rotary)
+        mixer = near if is_local else attention
+        if not is_rotated or (not is_local and c.get("rope_in_windows_only")):
+            mixer = replace(mixer, rotary=None)
         layers.append(transformer_layer(mixer, feed, norms=norms))
     return decoder_of(c, tuple(layers), **changes)
 
@@ -171,13 +193,16 @@ def _dense(c: Config) -> DecoderSize:
 
 
 def _sparse(c: Config) -> DecoderSize:
-    """Experts in every layer, or those that `sparse_layers` chooses; a shared one beside them if it has a width."""
-    top_k, width = c["num_experts_per_tok"], c["moe_intermediate_size"]
-    moe = MoE(c["num_experts"], top_k, gated=True, renormalise=c["norm_topk_prob"])
+    """Experts in every layer, or those that `sparse_layers` chooses."""
+    return stacked(c, sparse_layers(c, feed_forward_of(c), _experts_of(c)))
+
+
+def _experts_of(c: Config) -> Experts:
+    """The experts of a configuration; a shared one beside them if it has a width."""
+    moe = MoE(c["num_experts"], c["num_experts_per_tok"], gated=True, renormalise=c["norm_topk_prob"])
     shared = c.get("shared_expert_intermediate_size")
     beside = FeedForward(shared, activation(c)) if shared else None
-    experts = Experts(moe, width, activation(c), beside, c.get("shared_expert_gate", False))
-    return stacked(c, sparse_layers(c, feed_forward_of(c), experts))
+    return Experts(moe, c["moe_intermediate_size"], activation(c), beside, c.get("shared_expert_gate", False))
 
 
 def sparse_layers(c: Config, dense: FeedForward | Experts, sparse: Experts) -> tuple[FeedForward | Experts, ...]:
@@ -188,10 +213,8 @@ def sparse_layers(c: Config, dense: FeedForward | Experts, sparse: Experts) -> t
 
 def _gpt_oss(c: Config) -> DecoderSize:
     moe = MoE(c["num_local_experts"], c["num_experts_per_tok"], gated=True, bias=True)
-    experts = Experts(moe, c["intermediate_size"], activation(c))
-    full, local = (attention_of(c, sinks=True, window=window) for window in (0, c["sliding_window"] or 0))
-    layers = tuple(transformer_layer(local if is_local else full, experts) for is_local in local_layers(c, 2))
-    return decoder_of(c, layers)
+    feeds = (Experts(moe, c["intermediate_size"], activation(c)),) * c["num_hidden_layers"]
+    return stacked({**c, "sliding_window_pattern": 2}, feeds, attention_of(c, sinks=True))
 
 
 def _llama4(c: Config) -> DecoderSize:
@@ -210,9 +233,7 @@ def _llama4(c: Config) -> DecoderSize:
 
 
 def _qwen3_next(c: Config) -> DecoderSize:
-    moe = MoE(c["num_experts"], c["num_experts_per_tok"], gated=True, renormalise=c["norm_topk_prob"])
-    shared = FeedForward(c["shared_expert_intermediate_size"], activation(c))
-    experts = Experts(moe, c["moe_intermediate_size"], activation(c), shared, shared_gate=True)
+    experts = _experts_of({**c, "shared_expert_gate": True})
     attention = attention_of(c, qk_norm=True, gated=True)
     scan = size_from(DeltaNet, c)
     layers = tuple(
@@ -233,6 +254,140 @@ def _falcon(c: Config) -> DecoderSize:
     return _dense({**c, "num_key_value_heads": kv_heads, "norms": norms})
 
 
+def _gemma(
+    c: Config, attention: Attention | None = None, near: Attention | None = None, cap: float = 0.0
+) -> DecoderSize:
+    dense = FeedForward(c["intermediate_size"], activation(c, "hidden_activation"))
+    feeds: Sequence[Block] = (dense,) * c["num_hidden_layers"]
+    if c.get("enable_moe_block"):
+        experts = Experts(MoE(c["num_experts"], c["top_k_experts"], gated=True), c["moe_intermediate_size"])
+        feeds = (ParallelFeeds(dense, replace(experts, activation=dense.activation)),) * len(feeds)
+        c = {**c, "norms": "inside"}
+    return stacked(c, feeds, attention, near, embedding_scale=math.sqrt(c["hidden_size"]), softcap=cap)
+
+
+def _gemma1(c: Config) -> DecoderSize:
+    return _gemma({**c, "layer_types": None})
+
+
+def _gemma2(c: Config) -> DecoderSize:
+    scale, cap = c["query_pre_attn_scalar"] ** -0.5, float(c["attn_logit_softcapping"] or 0.0)
+    attention = attention_of(c, scale=scale, softcap=cap)
+    c = {**c, "norms": "both", "sliding_window_pattern": 2}
+    return _gemma(c, attention, cap=float(c["final_logit_softcapping"] or 0.0))
+
+
+def _gemma3(c: Config) -> DecoderSize:
+    attention = attention_of(c, qk_norm=True, scale=c["query_pre_attn_scalar"] ** -0.5)
+    near = replace(attention, rotary=Rotary(float(c["rope_local_base_freq"]), head_width(c)))
+    return _gemma({**c, "norms": "both"}, attention, near)
+
+
+def _gemma4(c: Config) -> DecoderSize:
+    for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
+        if c[key]:
+            raise ModelBuildError(f"{key} is {c[key]}", "layers that read keys or words of others: export the model")
+    same, shared = {"qk_norm": True, "value_unit": True, "scale": 1.0}, c["attention_k_eq_v"]
+    near = attention_of(c, rotary=Rotary(float(c["rope_local_base_freq"]), head_width(c)), **same)
+    width, kv_heads = c["global_head_dim"], c["num_global_key_value_heads"] if shared else None
+    rotary = Rotary(c["rope_theta"], int(width * c["partial_rotary_factor"]))
+    sizes = {"head_dim": width, "kv_heads": kv_heads or near.kv_heads, "rotary": rotary, "keys_as_values": shared}
+    return _gemma({**c, "norms": "both"}, attention_of(c, **sizes, **same), near, float(c["final_logit_softcapping"]))
+
+
+def _dealt_feeds(c: Config) -> tuple[FeedForward | Experts, ...]:
+    """The feed-forward block of each layer: experts in every so-many-th from a first one on."""
+    dense, sparse, first, step = feed_forward_of(c), _routed_experts(c), c["first_k_dense_replace"], c["moe_layer_freq"]
+    return tuple(sparse if i >= first and i % step == 0 else dense for i in range(c["num_hidden_layers"]))
+
+
+def _latent(c: Config) -> DecoderSize:
+    attention = size_from(LatentAttention, c, rotary=Rotary(float(c["rope_theta"]), c["qk_rope_head_dim"]))
+    layers = tuple(transformer_layer(attention, feed) for feed in _dealt_feeds(c))
+    predictor = (transformer_layer(attention, _routed_experts(c)),)
+    return decoder_of(c, layers, predictors=(predictor,) * c["num_nextn_predict_layers"])
+
+
+def _grouped(c: Config) -> DecoderSize:
+    """Grouped-query attention in place of latent attention."""
+    predictor = stacked({**c, "num_hidden_layers": 1, "layer_types": None}, (_routed_experts(c),)).layers
+    return stacked(c, _dealt_feeds(c), predictors=(predictor,) * c["num_nextn_predict_layers"])
+
+
+def _routed_experts(c: Config) -> Experts:
+    if c["scoring_func"] not in ("sigmoid", "softmax", "noaux_tc"):
+        raise ModelBuildError(f"scoring_func {c['scoring_func']!r} is not known", "known: sigmoid, softmax")
+    moe = MoE(
+        c["n_routed_experts"],
+        c["num_experts_per_tok"],
+        gated=True,
+        renormalise=c["norm_topk_prob"],
+        sigmoid=c["scoring_func"] != "softmax",
+        correction=c["topk_method"] == "noaux_tc",
+        scale=float(c["routed_scaling_factor"]),
+    )
+    width = c["moe_intermediate_size"]
+    shared = FeedForward(width * c["n_shared_experts"], activation(c)) if c["n_shared_experts"] else None
+    return Experts(moe, width, activation(c), shared)
+
+
+def _blocks_by_letter(c: Config) -> Mapping[str, Block]:
+    """The block that each letter of the pattern stands for."""
+    act = activation(c, "mlp_hidden_act")
+    mamba = size_from(Mamba2, c, bias=c["mamba_proj_bias"] or c["use_bias"])
+    width = head_width({**c, "head_dim": c["head_dim"] or c["attention_head_dim"]})
+    attention = attention_of(c, head_dim=width)
+    blocks: dict[str, Block] = {"M": mamba, "*": attention}
+    if c["intermediate_size"]:
+        blocks["-"] = FeedForward(c["intermediate_size"], act, gated=False, bias=c["mlp_bias"])
+    if c["n_routed_experts"] and c["moe_intermediate_size"]:
+        moe = MoE(
+            c["n_routed_experts"],
+            c["num_experts_per_tok"],
+            renormalise=c["norm_topk_prob"],
+            sigmoid=True,
+            correction=True,
+            scale=float(c["routed_scaling_factor"]),
+            latent=c["moe_latent_size"] or 0,
+        )
+        width = c["moe_shared_expert_intermediate_size"] * c["n_shared_experts"]
+        shared = FeedForward(width, act, gated=False) if width else None
+        blocks["E"] = Experts(moe, c["moe_intermediate_size"], act, shared)
+    return blocks
+
+
+def _layers_of_pattern(pattern: str, blocks: Mapping[str, Block]) -> tuple[Layer, ...]:
+    unknown = [letter for letter in pattern if letter not in blocks]
+    if unknown:
+        raise ModelBuildError(
+            f"the pattern of layers holds {unknown[0]!r}, which has no sizes",
+            "M: Mamba-2, *: attention, -: feed-forward (intermediate_size), "
+            "E: experts (n_routed_experts, moe_intermediate_size)",
+        )
+    return tuple((Branch("norm", "mixer", blocks[letter]),) for letter in pattern)
+
+
+def _nemotron_h(c: Config) -> DecoderSize:
+    blocks, pattern = _blocks_by_letter(c), c["hybrid_override_pattern"].replace("|", "")
+    if len(pattern) != c["num_hidden_layers"]:
+        raise ModelBuildError(
+            f"hybrid_override_pattern has {len(pattern)} letters for {c['num_hidden_layers']} layers",
+            "give one letter for each layer",
+        )
+    predictors = (c["mtp_hybrid_override_pattern"],) * c["num_nextn_predict_layers"]
+    return decoder_of(
+        c,
+        _layers_of_pattern(pattern, blocks),
+        predictors=tuple(_layers_of_pattern(part, blocks) for part in predictors),
+        one_predictor=c["mtp_use_repeated_layer"],
+    )
+
+
+def _mamba2(c: Config) -> DecoderSize:
+    layer = (Branch("norm", "mixer", size_from(Mamba2, c, bias=c["use_bias"])),)
+    return decoder_of({**c, "rms_norm_eps": c["layer_norm_epsilon"]}, (layer,) * c["num_hidden_layers"])
+
+
 _DENSE = (
     "llama", "mistral", "qwen2", "qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_vl", "smollm3", "seed_oss", "granite",
     "phi3", "internlm2", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere2", "ernie4_5", "gpt_neox", "gptj", "phi",
@@ -243,4 +398,8 @@ MODEL_TYPES = {
     **typed(dict.fromkeys(_DENSE, _dense) | dict.fromkeys(_SPARSE, _sparse) | {"falcon": _falcon}),
     **typed({"gpt_oss": _gpt_oss, "llama4_text": _llama4, "llama4": _llama4}),
     **typed({"qwen3_next": _qwen3_next}, DeltaNet),
+    **typed({"gemma": _gemma1, "gemma2": _gemma2, "gemma3_text": _gemma3, "gemma3": _gemma3, "gemma4": _gemma4}),
+    **typed(dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _latent), LatentAttention),
+    **typed(dict.fromkeys(("glm4_moe", "dots1", "minimax_m2", "ernie4_5_moe"), _grouped)),
+    **typed({"nemotron_h": _nemotron_h, "mamba2": _mamba2}, Mamba2),
 }

@@ -1,0 +1,291 @@
+"""Commands on one plan file: explain, simulate, report, export, migrate; and the schemas of files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+import planner
+
+from . import _options, _partition
+from ._report import progress_line, show, terminal_width
+from .run import model_of_plan
+
+
+@click.command("explain")
+@click.argument("plan_file", metavar="PLAN")
+@_options.against_options
+@_options.set_option
+@_options.price_option
+@click.option(
+    "--why-not", metavar="CHOICE",
+    help="Price this choice and compare it with the plan: tp=4,pp=8; also cp, ep, dp, interleave, micro-batch, zero, "
+    "schedule and recompute (never, always, or modules as mlp+act). Values that are left open are chosen best. Uses "
+    "the model and the hardware that the plan names, unless others are given.",
+)  # fmt: skip
+@_options.flag(
+    "--worth",
+    help="Plan the job again with 1 GiB more memory, with each link twice as fast, with one more node and without each "
+    "limit, and show the gains. Takes a search each; uses --model and --hardware, or those that the plan names.",
+)
+@_options.format_option("text", "json", "markdown")
+@click.pass_context
+def explain(
+    ctx: click.Context,
+    /,
+    plan_file: str,
+    price: float | None,
+    why_not: str | None,
+    worth: bool,
+    form: str,
+    **against: Any,  # noqa: ANN401
+) -> None:
+    """Explain PLAN: bottleneck, memory, alternatives and their cost, what is proven, what is not modelled.
+
+    With --model and --hardware, also explain how operators are split over the ranks of a group, with the cost of other
+    splits.
+
+    \b
+    Examples:
+      shardplan explain model.plan.json
+      shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2
+      shardplan explain 70b.plan.json --why-not tp=4,pp=8
+      shardplan explain model.plan.json --model model.onnx --hardware dgx-a100 --nodes 2 --worth
+      shardplan explain model.plan.json --format markdown >> summary.md
+    """
+    if planner.partitions.is_partition_plan(plan_file):
+        _partition.explain(ctx, plan_file, form)
+        return
+    plan = planner.read_plan(plan_file)
+    if why_not:
+        planner.ask.read_choice(why_not)
+    if why_not or worth:
+        against = _options.own_inputs(plan, plan_file, against)
+    if bool(against["model"]) is not bool(against["hardware"]):
+        raise click.UsageError("--model and --hardware must be given together: splits are priced for both")
+    if price:
+        plan = planner.with_price(plan, price)
+    graph, cluster = _options.load_against(plan.hardware.stack, against)
+    if why_not:
+        answer = planner.explain_why_not(plan, graph, cluster, why_not)
+        show(planner.report.why_not_report(answer), answer, form)
+        return
+    if worth:
+        found = _worth(plan, graph, cluster, against)
+        show(planner.report.worth_report(plan, found), found, form)
+        return
+    if graph is not None and graph.fingerprint == plan.model.fingerprint:
+        graph = planner.rebatch(graph, plan.micro_batches.size)
+    explanation = planner.plans.explain_plan(plan, graph, cluster)
+    show(planner.report.explanation_report(explanation), explanation, form)
+
+
+def _worth(plan: Any, graph: Any, cluster: Any, against: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """The gains of changes; with one more node only if the cluster has nodes."""
+
+    def larger() -> Any:  # noqa: ANN401
+        nodes = cluster.device_count // cluster.node_size + 1
+        return _options.load_hardware(against, nodes=nodes, stack=against["stack"] or plan.hardware.stack)
+
+    with progress_line(False, counted=False, doing="planning with more of everything"):
+        return planner.find_worth(plan, graph, cluster, larger if cluster.node_size else None)
+
+
+PLAIN_WIDTH = 110
+"""Columns of the timeline if the output is no terminal."""
+
+
+@click.command("simulate")
+@click.argument("plan_file", metavar="PLAN")
+@_options.format_option("text", "json")
+@_options.file_to_write("--svg", "svg_file", help="Also draw the timeline to this SVG file.")
+@_options.file_to_write(
+    "--trace", "trace_file", help="Also write a trace of every action, for ui.perfetto.dev or chrome://tracing."
+)
+@click.option(
+    "--overlap-transfers/--blocking-transfers",
+    "overlap",
+    default=None,
+    help="Whether transfers between stages overlap with computation or block the stage. [default: as in the plan]",
+)
+@click.option("--width", type=click.IntRange(min=40), help="Columns of the timeline. [default: the terminal's]")
+@click.pass_context
+def simulate(
+    ctx: click.Context,
+    /,
+    plan_file: str,
+    form: str,
+    svg_file: str | None,
+    trace_file: str | None,
+    overlap: bool | None,
+    width: int | None,
+) -> None:
+    """Simulate PLAN's schedule: step time, bubble, memory over time, and the error of the plan's prediction.
+
+    \b
+    Examples:
+      shardplan simulate model.plan.json
+      shardplan simulate model.plan.json --svg model.svg --trace model.trace.json
+      shardplan simulate model.plan.json --overlap-transfers --format json
+    """
+    if form == "json":
+        _options.refuse_others(ctx, set(ctx.params) - {"width"}, "--format json, which has no timeline")
+    transfers = None
+    if overlap is not None:
+        transfers = planner.Transfers.OVERLAPPED if overlap else planner.Transfers.BLOCKING
+    timeline = planner.simulate_plan(planner.read_plan(plan_file), transfers=transfers)
+    if svg_file:
+        planner.files.write_whole(svg_file, planner.draw_svg(timeline))
+    if trace_file:
+        planner.files.write_whole(trace_file, planner.trace_json(timeline))
+    if form == "json":
+        click.echo(json.dumps(planner.simulate.timeline_document(timeline)))
+        return
+    show(planner.report.timeline_report(timeline, width=width or terminal_width() or PLAIN_WIDTH))
+    for what, file in (("picture", svg_file), ("trace", trace_file)):
+        if file:
+            click.echo(f"wrote {what} to {file}")
+
+
+@click.command("report")
+@click.argument("plan_file", metavar="PLAN")
+@_options.file_to_write("--output", "-o", required=True, help="HTML file to write; `-` is standard output.")
+@_options.against_options
+@_options.set_option
+@_options.price_option
+def report(plan_file: str, output: str, price: float | None, **against: Any) -> None:  # noqa: ANN401
+    """Write PLAN as a self-contained HTML page: model, timeline, memory, time by kind, alternatives.
+
+    The page needs no network and no other file. The roofline of the costliest operators needs the model and the
+    hardware: those that the plan names are used if they can be found and are unchanged; else give --model and
+    --hardware.
+
+    \b
+    Examples:
+      shardplan report model.plan.json -o report.html
+      shardplan report model.plan.json -o report.html --model model.onnx --hardware dgx-a100 --nodes 2
+      shardplan plan gpt2 -H dgx-a100 -o - | shardplan report - -o - > report.html
+    """
+    plan = planner.load_plan(_options.read_file(plan_file), name=_options.shown_name(plan_file))
+    if price:
+        plan = planner.with_price(plan, price)
+    named = not (against["model"] or against["hardware"])
+    try:
+        inputs = _options.own_inputs(plan, plan_file, against) if named else against
+        page = planner.report.plan_page(plan, *_options.load_against(plan.hardware.stack, inputs))
+    except (planner.ModelError, planner.HardwareError, planner.UsageError) as error:
+        if not named:
+            raise
+        page = planner.report.plan_page(plan, lacking=str(error))
+    planner.files.write_whole(output, page)
+
+
+@click.command("export")
+@click.argument("plan_file", metavar="PLAN")
+@click.option(
+    "--to",
+    "name",
+    required=True,
+    metavar="NAME",
+    help="Target framework: megatron, torchtitan, deepspeed, torch, jax, transformers, galvatron or onnx.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    required=True,
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Folder for the files; created if missing, existing files are replaced.",
+)
+@click.option(
+    "--model",
+    "-m",
+    help="The plan's model file or bundled model, to check that the ranks divide its attention heads; onnx writes a "
+    "copy of it.",
+)
+@_options.dims_option
+@_options.format_option("text", "json")
+def export(plan_file: str, name: str, folder: str, model: str | None, dims: tuple[str, ...], form: str) -> None:
+    """Write PLAN as launch script and configuration of a training framework.
+
+    EXPORT.md in the same folder lists how each part of the plan was mapped, and what could not be mapped. A plan that
+    the framework cannot express is refused with all reasons and what avoids them; the exit code is 7 then.
+
+    \b
+    Examples:
+      shardplan export model.plan.json --to megatron -o megatron
+      shardplan export model.plan.json --to torchtitan -o titan --model model.onnx
+    """
+    plan = planner.read_plan(plan_file)
+    if dims and not model:
+        raise click.UsageError("--dim needs --model")
+    graph = _options.load_graph(model, dims, None) if model else None
+    exported = planner.export.export(plan, name, graph, model_of_plan(plan, model) if model else None)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise planner.OutputError(
+            f"cannot make the folder: {error.strerror or error}", where=folder, hint="name another with -o"
+        ) from error
+    paths = [Path(folder, file) for file in exported.files]
+    for path, text in zip(paths, exported.files.values(), strict=True):
+        planner.files.write_whole(str(path), text)
+    if form == "json":
+        files = [str(path) for path in paths]
+        click.echo(json.dumps({"files": files, "mapped": exported.mapped, "left_out": exported.left_out}, indent=2))
+        return
+    for path in paths:
+        click.echo(f"wrote {path}")
+    click.echo(
+        f"{planner.units.plural(len(exported.left_out), 'thing')} not mapped: see {Path(folder, planner.export.PAGE)}"
+    )
+
+
+@click.command("migrate")
+@click.argument("old")
+@click.option("--output", "-o", metavar="NEW", help="File to write; - is standard output. [default: replace OLD]")
+def migrate(old: str, output: str | None) -> None:
+    """Convert the plan file OLD to this version; `-` reads standard input.
+
+    Decisions and predictions do not change. A file of this version is written as it is. A plan with a wrong digest
+    keeps a wrong digest, so that `check` still detects that it was edited.
+
+    \b
+    Examples:
+      shardplan migrate old.plan.json -o new.plan.json
+      shardplan migrate - < old.plan.json > new.plan.json
+    """
+    plan = planner.load_plan(_options.read_file(old), name=_options.shown_name(old))
+    if not output and old != "-" and not os.path.exists(old):
+        raise planner.UsageError(f"{old} cannot be written over", hint="name the new file with -o, or - with it")
+    target = output or old
+    if target == "-":
+        click.echo(planner.dump_plan(plan), nl=False)
+        return
+    planner.write_plan(plan, target)
+    click.echo(f"plan written to {target}")
+
+
+@click.command("schema")
+@click.argument("subject", type=click.Choice(["plan", "configuration", "partition", "hardware"]))
+def schema(subject: str) -> None:
+    """Print the JSON Schema of plan files, configuration files, partition plans or hardware profiles.
+
+    \b
+    Examples:
+      shardplan schema plan > plan.schema.json
+      shardplan schema hardware > hardware.schema.json
+    """
+    schemas = {
+        "plan": planner.plans.plan_schema,
+        "configuration": planner.plans.configuration_schema,
+        "partition": planner.partitions.partition_schema,
+        "hardware": planner.hardware.profile_json_schema,
+    }
+    click.echo(json.dumps(schemas[subject](), indent=1, ensure_ascii=False))
