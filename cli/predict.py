@@ -141,6 +141,7 @@ def command(
             )
         else:
             framework_degrees, sequence = _framework_degrees(framework, options) if framework else ({}, 0)
+            options["backends"] = framework[:1] if framework else None
             configuration = dataclasses.replace(_degrees(options), **framework_degrees)
         job = _job(options, configuration)
         provenance = planner.default_provenance(model, options["hardware"])
@@ -172,8 +173,8 @@ def _job(options: dict[str, Any], configuration: Any) -> Any:  # noqa: ANN401
     Raises:
         click.UsageError: the global batch is not given.
     """
-    names = ("precision", "optimizer", "overlap", "devices", "headroom")
-    fields = {name: options[name] for name in names if options[name] is not None}
+    names = ("precision", "optimizer", "overlap", "devices", "headroom", "backends")
+    fields = {name: options[name] for name in names if options.get(name) is not None}
     batch = options["global_batch"]
     if isinstance(configuration, planner.Plan):
         return dataclasses.replace(

@@ -45,10 +45,12 @@ from planner.space.job_options import LIMITS, allowing, without
 from planner.space.jobs import settled
 from planner.space.named import Degrees
 from planner.space.pricer import Pricer
+from planner.space.structure import UNRESTRICTED, Structure
 from planner.space.terms import TermCache
 from planner.space.timing import MOST_MICRO_BATCHES, played_s
 from planner.space.types import BlockCosts, Evaluation, Job, MemoryBytes
 from planner.space.workers import pipeline_of
+from planner.systems.backends import backends_of, structure_of
 
 _FOLLOWED = ("devices", "forbid")
 """Limits that say what there is, not what is decided."""
@@ -172,8 +174,9 @@ def predict(
     Args:
         graph: the model (`load_graph`).
         cluster: the hardware (`load_cluster`).
-        job: global batch, precision, optimizer and memory options, devices that may be used, splits that are forbidden;
-            its other limits are not read. Its headroom is reported, and nothing is refused for it.
+        job: global batch, precision, optimizer and memory options, devices that may be used, splits that are forbidden,
+            frameworks as whose layers operators are shared (`backends`); its other limits are not read. Its headroom is
+            reported, and nothing is refused for it.
         configuration: by its degrees, in full, or of a plan. A plan's shardings are taken where it is for this model;
             of a configuration without them, `sharding` must be 0.
         fewest_weights: take the fastest of the ways to share operators that leave the fewest weights on a rank
@@ -187,7 +190,12 @@ def predict(
         ModelError: the model's batch cannot be set to the micro-batch.
     """
     headroom = settled(job, cluster).headroom
-    job = dataclasses.replace(_with_decided_formats(without_limits(job, cluster), configuration, cluster), headroom=0.0)
+    shared = structure_of(backends_of(job)) if job.backends else UNRESTRICTED
+    job = dataclasses.replace(
+        _with_decided_formats(without_limits(job, cluster), configuration, cluster),
+        headroom=0.0,
+        structure=Structure(axes=shared.axes, between_layers=shared.between_layers),
+    )
     pricer = Pricer(graph, cluster, job, strict_ops=strict_ops)
     shardings = list(ways_to_share(pricer, job, configuration))
     chosen, evaluation = _best_sharding(

@@ -178,9 +178,7 @@ def _left_out(plan: Plan) -> Iterator[str]:
     yield "Fused kernels, CUDA graphs and the way of attention: Megatron's defaults."
     if readings.degrees(plan).expert > 1 and readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
         yield "Tensors between layers whole on all ranks of a group: Megatron cuts them by the sequence beside experts."
-    columns = {h.weight for s in plan.shardings for e in s.blocks for h in e.holdings if h.what == "columns"}
-    if columns:
-        yield f"Columns of {', '.join(sorted(columns))} on different ranks: Megatron cuts embeddings by the vocabulary."
+    yield from readings.other_times(plan, "Megatron")
 
 
 def _write(plan: Plan) -> Export:

@@ -319,6 +319,31 @@ def module_styles(plan: Plan) -> Iterator[tuple[str, str]]:
             yield from _styles_of(plan.block_table[at], sharding, entry, own_names, logits=logits)
 
 
+def split_otherwise(plan: Plan) -> tuple[str, ...]:
+    """Modules whose weights a plan cuts otherwise than tensor-parallel layers of frameworks do, and how.
+
+    There the words of an embedding are cut, and of the linear layers of a module the last by rows, the others by
+    columns.
+    """
+    modules: dict[str, list[tuple[str, str]]] = {}
+    for module, style in module_styles(plan):
+        modules.setdefault(module.rpartition(".")[0], []).append((module, style))
+    found = []
+    for own in modules.values():
+        linear = [module for module, style in own if style in ("colwise", "rowwise")]
+        rows = {module for module, style in own if style == "rowwise"}
+        found += [f"{module} by rows" for module in linear[:-1] if module in rows]
+        found += [f"{module} by columns" for module, style in own if style == "embedding columns"]
+    return tuple(found)
+
+
+def other_times(plan: Plan, title: str) -> tuple[str, ...]:
+    """A sentence about what a framework's layers split otherwise than the plan; none where they do as it says."""
+    if not (unusual := split_otherwise(plan)):
+        return ()
+    return (f"Weights cut as {some_of(unusual)}: layers of {title} cut them otherwise, and take other times.",)
+
+
 def _styles_of(
     block: Block, sharding: Sharding, entry: ShardedBlock, own_names: Mapping[str, str], *, logits: bool
 ) -> Iterator[tuple[str, str]]:

@@ -143,6 +143,7 @@ def _write(plan: Plan) -> Export:
         "Types of weights: torchtitan keeps them in float32, casts them for the passes, and reduces gradients in "
         "float32, whatever else the plan's precision says.",
         f"The optimizer {plan.options.optimizer} and its settings: `[optimizer]`.",
+        *readings.other_times(plan, "torchtitan"),
     ]
     if readings.degrees(plan).tensor > 1 and not readings.cuts_sequence(plan):
         left_out.append("Tensors between layers whole on all ranks of a group: torchtitan cuts them by the sequence.")

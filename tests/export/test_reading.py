@@ -9,10 +9,13 @@ import pytest
 
 import planner
 from planner import export
+from planner.export import readings
 from planner.plans import Plan
 from tests.cli.plan_files import run
 from tests.export.plans import graph, plan
+from tests.runtime import cases
 
+TITLES = {"megatron": "Megatron", "torchtitan": "torchtitan"}
 CONFIGURATION = {"megatron": "arguments.txt", "torchtitan": "config.toml", "deepspeed": "ds_config.json"}
 
 
@@ -20,8 +23,9 @@ def again(found: Plan, name: str, model: str, nodes: int = 1) -> Plan:
     """The plan of what the exported configuration says."""
     read = export.read_job(export.export(found, name).files[CONFIGURATION[name]], name)
     job = planner.Job(
-        global_batch=read.global_batch or 0, precision=read.precision, optimizer=read.optimizer, overlap=read.overlap
-    )
+        global_batch=read.global_batch or 0, precision=read.precision, optimizer=read.optimizer, overlap=read.overlap,
+        backends=(name,),
+    )  # fmt: skip
     cluster = planner.load_cluster("dgx-h100", nodes=nodes)
     return planner.predict(graph(model), cluster, job, read.degrees, fewest_weights=True).plan
 
@@ -55,6 +59,45 @@ def test_what_was_exported_reads_back_as_the_same_configuration(name: str, model
     assert read.configuration == found.configuration
     assert read.options.precision == found.options.precision
     assert read.micro_batches == found.micro_batches
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("megatron", {"tensor_parallel": (4,), "pipeline_stages": (2,)}),
+        ("megatron", {"tensor_parallel": (2,), "pipeline_stages": (1,), "zero": (1,)}),
+        ("torchtitan", {"tensor_parallel": (2,), "zero": (3,)}),
+        ("deepspeed", {"pipeline_stages": (1,), "zero": (3,)}),
+    ],
+)
+def test_a_plan_for_a_framework_is_predicted_alike_from_its_files(name: str, limits: dict[str, Any]) -> None:
+    job = planner.Job(64, precision="bf16", backends=(name,), **limits)
+    found = planner.plan(graph("llama3.2-1b"), planner.load_cluster("dgx-h100"), job)
+    read = again(found, name, "llama3.2-1b")
+    assert read.predictions.reached_s == pytest.approx(found.predictions.reached_s, rel=1e-3)
+    weights = [stage.rank_parameters for stage in found.stages]
+    assert [stage.rank_parameters for stage in read.stages] == weights
+
+
+def test_what_layers_of_frameworks_split_otherwise_is_named() -> None:
+    cluster, job, degrees = (
+        planner.load_cluster("dgx-h100"),
+        planner.Job(64, precision="bf16"),
+        planner.Degrees(tensor=2),
+    )
+    named, unusual = set(), set()
+    for way in range(10, 17):
+        with cases.only(way):
+            found = planner.predict(graph("llama3.2-1b"), cluster, job, degrees).plan
+        unusual.update(readings.split_otherwise(found))
+        takers = [each for each in ("megatron", "torchtitan") if not export.lacking(found, each)]
+        for name, title in zip(takers, map(TITLES.get, takers), strict=True):
+            lines = [line for line in export.export(found, name).left_out if f"layers of {title} cut" in line]
+            assert len(lines) < 2
+            named.update(line.removeprefix("Weights cut as ").split(":")[0] for line in lines)
+    assert named == {"model.embed_tokens by columns"}
+    assert "model.layers.0.self_attn.q_proj by rows" in unusual
+    assert not any("o_proj" in module or "down_proj" in module for module in unusual)
 
 
 SCRIPT = """#!/bin/bash

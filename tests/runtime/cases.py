@@ -75,7 +75,7 @@ def model(name: str) -> Any:
     return models.build_custom(families.TINY[name][0], batch=families.BATCH, seq=families.SEQ, seed=1)
 
 
-def _only(way: int) -> Any:
+def only(way: int) -> Any:
     """Takes one of the ways to share operators that a prediction tries."""
     tried = prediction.ways_to_share
 
@@ -107,7 +107,7 @@ def plan(case: Case) -> planner.Plan:
         )  # fmt: skip
     if case.way < 0:
         return planner.predict(model_graph, cluster, job, asked, fewest_weights=True).plan
-    with _only(case.way):
+    with only(case.way):
         return planner.predict(model_graph, cluster, job, asked).plan
 
 

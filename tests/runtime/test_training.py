@@ -106,41 +106,64 @@ def test_waves_follow_the_published_recurrence(wave: int, distance: int) -> None
     assert set(weights) == set(start)
 
 
-MOVES = [
-    ("one process", {}, 1),
-    ("2 stages, 2 replicas, ZeRO-1", {"pipeline": 2, "zero": 1}, 4),
-    ("tensor 2, ZeRO-3", {"tensor": 2, "zero": 3}, 4),
-    ("chimera, ZeRO-1", {"pipeline": 2, "schedule": "chimera", "zero": 1}, 2),
-    ("chimera, 2 copies, ZeRO-3", {"pipeline": 2, "schedule": "chimera", "zero": 3}, 4),
-]
+MOVES: dict[str, list[tuple[int, dict[str, Any]]]] = {
+    "gpt, wide": [
+        (1, {}),
+        (4, {"pipeline": 2, "zero": 1}),
+        (4, {"tensor": 2, "zero": 3}),
+        (2, {"pipeline": 2, "schedule": "chimera", "zero": 1}),
+        (4, {"pipeline": 2, "schedule": "chimera", "zero": 3}),
+    ],
+    "gpt, wide, 2 samples": [
+        (1, {}),
+        (4, {"pipeline": 2, "schedule": "interleaved", "zero": 1}),
+        (4, {"context": 2, "zero": 3}),
+        (4, {"pipeline": 2, "schedule": "zb-v", "zero": 2}),
+        (2, {"tensor": 2, "repeats": ("layernorm", "act")}),
+    ],
+    "mixtral": [
+        (1, {}),
+        (4, {"expert": 2, "zero": 1}),
+        (4, {"context": 2, "pipeline": 2}),
+        (4, {"expert": 2, "zero": 3}),
+    ],
+}
+"""By model, ranks and degrees of the plans under which it is trained one after the other."""
 
 
 def _adam(weights: Any) -> Any:
     return torch.optim.Adam(list(weights), lr=0.01)
 
 
-def test_training_goes_on_under_another_plan(tmp_path: Path) -> None:
-    model = runtime.read_model(cases.model("gpt, wide"))
-    plans = [cases.plan(cases.Case("", "gpt, wide", ranks, degrees, 4)) for _, degrees, ranks in MOVES]
-    expected, weights = train(plans[0], model, 2 * len(plans), optimizer=_adam)
+@pytest.mark.parametrize("name", MOVES)
+def test_training_goes_on_under_another_plan(name: str, tmp_path: Path) -> None:
+    model = runtime.read_model(cases.model(name))
+    plans = [cases.plan(cases.Case("", name, ranks, degrees, 4)) for ranks, degrees in MOVES[name]]
+    samples = plans[0].micro_batches.global_batch
+    batch = {"input_ids": torch.randint(30, (samples, 8), generator=torch.Generator().manual_seed(3))}
+
+    def trained(plan: planner.Plan, steps: int, begin: Path | None, end: Path | None) -> Any:
+        def body(rank: int, link: Any) -> Any:
+            trainer = runtime.Trainer(plan, model, rank, dtype=torch.float64, optimizer=_adam, report=link.at)
+            if begin is not None:
+                trainer.load(begin)
+            losses = [trainer.step(batch) for _ in range(steps)]
+            if end is not None:
+                trainer.save(end)
+            return losses, {name: x.numpy() for name, x in trainer.weights().items()}
+
+        return runtime.run_ranks(plan, body)
+
+    ((expected, weights),) = trained(plans[0], 2 * len(plans), None, None)
     losses: list[float] = []
     for k, plan in enumerate(plans):
-        data = runtime.synthetic(plan, model, torch.float64)
-
-        def body(rank: int, link: Any, k: int = k, plan: planner.Plan = plan, data: Any = data) -> Any:
-            trainer = runtime.Trainer(plan, model, rank, dtype=torch.float64, optimizer=_adam, report=link.at)
-            if k:
-                trainer.load(tmp_path / str(k - 1))
-            found = [trainer.step(data), trainer.step(data)]
-            trainer.save(tmp_path / str(k))
-            return found, {name: x.numpy() for name, x in trainer.weights().items()}
-
-        results = runtime.run_ranks(plan, body)
+        results = trained(plan, 2, tmp_path / str(k - 1) if k else None, tmp_path / str(k))
         losses += results[0][0]
     assert losses == pytest.approx(expected, rel=1e-10)
+    assert {name for _, held in results for name in held} == set(weights)
     for _, held in results:
         for name, x in held.items():
-            torch.testing.assert_close(torch.from_numpy(x), weights[name], rtol=1e-9, atol=1e-11)
+            np.testing.assert_allclose(x, weights[name], rtol=1e-9, atol=1e-11)
 
 
 def _momentum(weights: Any) -> Any:
