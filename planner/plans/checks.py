@@ -445,15 +445,21 @@ def _splits(rebuilt: RebuiltSharding, entry: ShardedBlock, decision: Mapping[str
 
 
 def _between(plan: Plan, rebuilt: RebuiltSharding) -> Iterator[Finding]:
-    """Tensors between blocks lie as the sharding says, or where it leaves them free the same for all blocks."""
+    """Tensors between blocks lie as the sharding says, or where it leaves them free the same for all blocks.
+
+    What duplicated operators make lies in each block as that block makes it.
+    """
     graph, sharding = rebuilt.graph, rebuilt.sharding
     free, known = "free" in sharding.boundaries, dict[str, tuple[str, str]]()
     treatment = tuple(Treatment(each) for each in sharding.boundaries)
+    side = {key for group in plan.duplicated for key in group.nodes}
     for stage in (stage for stage in plan.stages if stage.sharding == sharding.name):
         for block, entry, names in plan.sharded_blocks(stage.index):
             crossing = set(rebuilt.crossing(entry, names))
             places = {names[place.tensor]: place for place in entry.tensors}
-            for name in places.keys() & crossing:
+            own = {names[o.operator] for o in entry.operators} & side
+            made = {name for key in own for name in graph.nodes[graph.producer[key]].outputs}
+            for name in (places.keys() & crossing) - made:
                 said = places[name].value, places[name].gradient
                 if not free:
                     sizes = rebuilt.mesh.sizes

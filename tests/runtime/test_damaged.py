@@ -10,6 +10,7 @@ import models
 import planner
 from models import gpt
 from planner import runtime
+from planner.plans import validate
 from tests.runtime import cases, damaged
 
 
@@ -78,6 +79,14 @@ def test_layouts_that_the_model_does_not_allow_are_refused(
     assert f"shardings: {plan.shardings[0].name!r}, block" in str(error.value)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_each_block_cuts_duplicated_operators_as_it_likes() -> None:
+    plan = cases.plan(cases.Case("", "bert", 2, {"tensor": 2}, 2, way=3))
+    places = {t.value for s in plan.shardings for e in s.blocks for t in e.tensors if t.tensor == "bert.unsqueeze_1"}
+    assert "bert.unsqueeze_1" in plan.duplicated[0].nodes
+    assert places == {"R", "S0"}
+    assert not validate(plan, cases.graph("bert"))
 
 
 def test_a_model_of_other_sizes_is_refused() -> None:
