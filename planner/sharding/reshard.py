@@ -34,7 +34,6 @@ from planner.sharding.layout import (
 )
 from planner.sharding.mesh import Mesh
 
-
 _ROUNDING = 1e-15
 """Fraction by which a sequence of steps must be quicker than another to count as quicker."""
 
